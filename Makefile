@@ -1,0 +1,36 @@
+# `make train`, `make test` and `make check` work on a fresh machine that has Python 3.11 or newer: each sets up first.
+
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup train test check
+
+setup: $(READY)
+
+train: $(READY)
+	$(BIN)/elastic-train recipes/barlow.py --min-nodes 1 --max-nodes 4
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+# The stamp comes last, so that a setup that was interrupted is done again. `uv sync` would write a lock file; this does not.
+$(READY): pyproject.toml
+	@set -e; if command -v uv >/dev/null; then \
+	  test -x $(BIN)/python || uv venv --python '>=3.11' .venv; \
+	  uv pip install --python $(BIN)/python --group dev --editable .; \
+	else \
+	  python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "expected Python 3.11 or newer, found $$(python3 --version 2>&1); install one, or uv"; exit 1; }; \
+	  test -x $(BIN)/python || python3 -m venv .venv; \
+	  $(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip; \
+	  $(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'; \
+	  $(BIN)/python -m pip install --group dev --editable .; \
+	fi
+	@touch $(READY)

@@ -1,0 +1,111 @@
+"""A checkpoint is what a commit record names, and its bytes are handed out only after they were compared with the record.
+
+It does not promise that what it lists will load: a payload is looked at when it is read. It never changes the store.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastic.checkpoint.record import CommitRecord, parse, parse_commit_name
+from elastic.checkpoint.store import Entry, ObjectMissing, Store, read_small, reading
+from elastic.clock import Clock
+from elastic.errors import CheckpointDamaged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    step: int
+    reason: str
+
+
+def committed(store: Store, clock: Clock) -> tuple[list[CommitRecord], list[Damage]]:
+    """The commit records of the store, newest step first (of one step the latest replacement first), and those that do not parse.
+
+    Raises StoreFailed when the store cannot be asked: that is not the same as finding nothing.
+    """
+    return records_in(reading(store.list, clock), store, clock)
+
+
+def records_in(entries: list[Entry], store: Store, clock: Clock) -> tuple[list[CommitRecord], list[Damage]]:
+    """As `committed`, of a listing that was made before."""
+    records: list[CommitRecord] = []
+    damages: list[Damage] = []
+    names = [(*place, entry.name) for entry in entries if (place := parse_commit_name(entry.name))]
+    for step, _, name in sorted(names, reverse=True):
+        try:
+            record = read_record(store, name, step, clock)
+        except CheckpointDamaged as error:
+            damages.append(Damage(step=step, reason=str(error)))
+        else:
+            # One that was deleted since the listing is no damage: retention was at work.
+            records += [record] if record else []
+    return records, damages
+
+
+def read_record(store: Store, name: str, step: int, clock: Clock) -> CommitRecord | None:
+    """The commit record under `name`, None when there is none. Raises CheckpointDamaged, or StoreFailed."""
+    data = read_small(store, name, clock)
+    if data is None:
+        return None
+    record = parse(data)
+    if record.step != step:
+        raise CheckpointDamaged(
+            f"{name} holds the commit record of step {record.step}, expected {step}: it was copied there"
+        )
+    return record
+
+
+def read_payload(store: Store, record: CommitRecord, clock: Clock) -> memoryview:
+    """The image, as uint8 [size_bytes], in new memory. Raises CheckpointDamaged when it is missing or not what was committed."""
+
+    def whole() -> memoryview:
+        image = bytearray()
+        _stream(store, record, image.extend)
+        return memoryview(image)
+
+    return reading(whole, clock)
+
+
+def check_payload(store: Store, record: CommitRecord, clock: Clock) -> None:
+    """Raises as `read_payload`; keeps no bytes."""
+    reading(lambda: _stream(store, record, _forget), clock)
+
+
+def verify(store: Store, clock: Clock) -> list[Damage]:
+    """Read every committed payload; what is damaged, newest first. Raises StoreFailed."""
+    records, damages = committed(store, clock)
+    for record in records:
+        try:
+            check_payload(store, record, clock)
+        except CheckpointDamaged as error:
+            damages.append(Damage(step=record.step, reason=str(error)))
+    return sorted(damages, key=lambda damage: -damage.step)
+
+
+def _stream(store: Store, record: CommitRecord, take: Callable[[bytes], None]) -> None:
+    digest, size_bytes = hashlib.sha256(), 0
+    try:
+        for chunk in store.read(record.payload):
+            digest.update(chunk)
+            size_bytes += len(chunk)
+            if size_bytes > record.size_bytes:
+                break
+            take(chunk)
+    except ObjectMissing as error:
+        raise CheckpointDamaged(
+            f"the payload {record.payload} is missing, its commit record is there"
+        ) from error
+    if size_bytes != record.size_bytes:
+        found = "more" if size_bytes > record.size_bytes else f"{size_bytes}"
+        raise CheckpointDamaged(
+            f"the payload {record.payload} has {found} bytes, expected {record.size_bytes}"
+        )
+    if digest.hexdigest() != record.sha256:
+        raise CheckpointDamaged(
+            f"the payload {record.payload} has sha256 {digest.hexdigest()[:16]}, expected {record.sha256[:16]}: its bytes were changed"
+        )
+
+
+def _forget(_chunk: bytes) -> None:
+    pass

@@ -1,0 +1,199 @@
+"""Handing an image to the uploader costs a message, never an upload; afterwards the image is the uploader's.
+
+It does not promise that the image is saved: what became of it comes back as an answer, also when the uploader dies.
+"""
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Any
+
+from elastic.checkpoint.wire import Lines, UploaderConfig, to_line
+from elastic.clock import SystemClock
+from elastic.errors import StoreFailed, UsageError
+
+OFFER_LIMIT_S = 1.0
+READY_LIMIT_S = 60.0
+_RECEIVE_BYTES = 64 * 1024
+_CLOCK = SystemClock()
+
+
+class Uploads:
+    """A worker's side of the uploader's socket. Connects at the first offer, and anew when the uploader was restarted."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._path = socket_path
+        self._connection: socket.socket | None = None
+        self._lines = Lines()
+        self._unanswered: list[int] = []
+        self._answers: list[dict[str, Any]] = []
+
+    def offer(self, fd: int, meta: dict[str, Any], *, final: bool = False) -> None:
+        """Hand over the image behind `fd`, which may be closed afterwards; `meta` has the fields of `wire.Offer`.
+
+        Takes 1 s at most. Raises StoreFailed when no uploader takes it.
+        """
+        deadline = _CLOCK.monotonic() + OFFER_LIMIT_S
+        line = to_line(meta | {"final": final})
+        self._receive()
+        try:
+            connection = self._connected(deadline)
+            connection.settimeout(_left_s(deadline))
+            sent_bytes = socket.send_fds(connection, [line], [fd])
+            connection.sendall(line[sent_bytes:])
+        except OSError as error:
+            self._lose(f"the uploader's connection broke: {error}")
+            raise StoreFailed(
+                f"expected an uploader at {self._path} to take step {meta.get('step')} within {OFFER_LIMIT_S:.0f} s, "
+                f"found none ({error}); was it killed?"
+            ) from error
+        self._unanswered.append(int(meta["step"]))
+
+    def poll(self) -> list[dict[str, Any]]:
+        """The answers that have come since the last call, each with step, state (committed, failed, dropped) and reason."""
+        self._receive()
+        answers, self._answers = self._answers, []
+        return answers
+
+    def wait(self, step: int, timeout_s: float) -> dict[str, Any] | None:
+        """The answer for `step`, or None when it does not come in time; the others stay for `poll`."""
+        deadline = _CLOCK.monotonic() + timeout_s
+        while True:
+            self._receive()
+            for answer in self._answers:
+                if answer["step"] == step:
+                    self._answers.remove(answer)
+                    return answer
+            if _CLOCK.monotonic() >= deadline or self._connection is None:
+                return None
+            select.select([self._connection], [], [], _left_s(deadline))
+
+    def close(self) -> None:
+        """Leave; saves that were handed over go on."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connected(self, deadline: float) -> socket.socket:
+        if self._connection is None:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.settimeout(_left_s(deadline))
+                connection.connect(self._path)
+            except OSError:
+                connection.close()
+                raise
+            self._connection, self._lines = connection, Lines()
+        return self._connection
+
+    def _receive(self) -> None:
+        while self._connection is not None:
+            self._connection.setblocking(False)
+            try:
+                data = self._connection.recv(_RECEIVE_BYTES)
+                messages = self._lines.feed(data)
+            except BlockingIOError:
+                return
+            except (OSError, ValueError) as error:
+                self._lose(f"the uploader's connection broke: {error}")
+                return
+            for message in messages:
+                self._take(message)
+            if not data:
+                self._lose(
+                    "the uploader ended before it answered; the checkpoint may be committed all the same"
+                )
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message.get("step") in self._unanswered:
+            self._unanswered.remove(message["step"])
+        if "state" in message:
+            self._answers.append(message)
+
+    def _lose(self, reason: str) -> None:
+        self.close()
+        self._answers += [{"step": step, "state": "failed", "reason": reason} for step in self._unanswered]
+        self._unanswered.clear()
+
+
+class UploaderProcess:
+    """The owner's side: as long as it holds the process's standard input open, the uploader stays."""
+
+    def __init__(self, config: UploaderConfig, process: "subprocess.Popen[bytes]") -> None:
+        self._config = config
+        self._process = process
+
+    @staticmethod
+    def start(config: UploaderConfig) -> "UploaderProcess":
+        """Spawn it, in a session of its own so that a terminal's signals pass it by; `wait_ready` says whether it serves."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "elastic.checkpoint.uploader", config.to_json()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        return UploaderProcess(config, process)
+
+    @property
+    def socket_path(self) -> str:
+        return self._config.socket_path
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_ready(self, timeout_s: float = READY_LIMIT_S) -> None:
+        """Return when clients can connect. Raises UsageError for a store that cannot be used, StoreFailed when it does not start."""
+        said = self._process.stdout
+        assert said is not None, "it is spawned with a pipe"
+        readable, _, _ = select.select([said], [], [], timeout_s)
+        line = said.readline() if readable else b""
+        said.close()
+        message = json.loads(line) if line.endswith(b"\n") else {}
+        if "error" in message:
+            raise UsageError(message["error"])
+        if "ready" not in message:
+            raise StoreFailed(
+                f"expected the uploader to be ready within {timeout_s:.0f} s, found it silent; see its messages above"
+            )
+
+    def flush(self, timeout_s: float) -> bool:
+        """True once nothing is in flight or waits; False when that does not happen in time or the uploader is gone."""
+        deadline = _CLOCK.monotonic() + timeout_s
+        lines = Lines()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(OSError, ValueError):
+            connection.settimeout(_left_s(deadline))
+            connection.connect(self._config.socket_path)
+            connection.sendall(to_line({"flush": True}))
+            while _CLOCK.monotonic() < deadline:
+                connection.settimeout(_left_s(deadline))
+                data = connection.recv(_RECEIVE_BYTES)
+                if any(message.get("flushed") is True for message in lines.feed(data)):
+                    return True
+                if not data:
+                    break
+        return False
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ask it to finish and leave; kill it when it has not after `timeout_s`. True when it finished everything."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            return self._process.wait(timeout_s) == os.EX_OK
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return False
+
+
+def _left_s(deadline: float) -> float:
+    """Seconds until `deadline`; never 0, which would make a socket non-blocking."""
+    return max(0.001, deadline - _CLOCK.monotonic())

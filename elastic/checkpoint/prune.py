@@ -1,0 +1,113 @@
+"""Deleting never makes a committed checkpoint unloadable: its commit record goes first, and only what nobody can commit is swept.
+
+It does not promise to delete anything: what a failed or interrupted pruning leaves is taken up by a later one, from the listing alone.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from elastic.checkpoint.catalog import committed, records_in
+from elastic.checkpoint.record import (
+    CommitRecord,
+    parse_attempt_dir,
+    parse_commit_name,
+    parse_step_dir,
+    step_dir,
+)
+from elastic.checkpoint.retention import counted, to_delete, to_sweep
+from elastic.checkpoint.store import Entry, Store, reading
+from elastic.clock import Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Keep the newest `keep` checkpoints and the multiples of `every` steps; attempts are swept after two `save_deadline_s`."""
+
+    keep: int
+    every: int | None
+    save_deadline_s: float
+
+
+class Pruning:
+    """Remembers since when it has seen each uncommitted attempt: ages by its own clock need no comparing of clocks."""
+
+    def __init__(self, store: Store, policy: Policy, clock: Clock) -> None:
+        self._store = store
+        self._policy = policy
+        self._clock = clock
+        self._first_seen: dict[str, float] = {}
+
+    def after_commit(self, *, generation: int, resumed_from: int | None) -> list[int]:
+        """Apply the policy on behalf of `generation`; the steps that were deleted, oldest first. Raises StoreFailed."""
+        entries = reading(self._store.list, self._clock)
+        records, _ = records_in(entries, self._store, self._clock)
+        present = {(entry.name, entry.size_bytes) for entry in entries}
+        whole = [record for record in records if (record.payload, record.size_bytes) in present]
+        steps = to_delete(
+            counted(whole, generation=generation, resumed_from=resumed_from),
+            keep=self._policy.keep,
+            every=self._policy.every,
+            resumed_from=resumed_from,
+        )
+        for step in steps:
+            self._delete_step(step, entries)
+        self._sweep([e for e in entries if _step_of(e) not in steps], records, generation)
+        return steps
+
+    def _delete_step(self, step: int, entries: list[Entry]) -> None:
+        names = [entry.name for entry in entries if _step_of(entry) == step]
+        # In this order a crash leaves data without a record, which is no checkpoint; in the other, a record without data.
+        for name in sorted(names, key=lambda name: parse_commit_name(name) is None):
+            self._delete(name)
+
+    def _sweep(self, entries: list[Entry], records: list[CommitRecord], generation: int) -> None:
+        attempts = _attempts(entries)
+        named = {_folder(record) for record in records}
+        uncommitted = {
+            folder: written_by
+            for folder in attempts
+            if folder not in named and (written_by := parse_attempt_dir(folder.split("/")[1])) is not None
+        }
+        now = self._clock.monotonic()
+        self._first_seen = {folder: self._first_seen.get(folder, now) for folder in uncommitted}
+        abandoned = to_sweep(
+            uncommitted,
+            self._first_seen,
+            now=now,
+            generation=generation,
+            save_deadline_s=self._policy.save_deadline_s,
+        )
+        if abandoned:
+            # A record may have been created since the listing; one that is damaged may have named any attempt of its step.
+            records, damages = committed(self._store, self._clock)
+            named = {_folder(record) for record in records}
+            unclear = {step_dir(damage.step) for damage in damages}
+            for folder in abandoned:
+                if folder not in named and folder.partition("/")[0] not in unclear:
+                    for name in attempts[folder]:
+                        self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        reading(lambda: self._store.delete(name), self._clock)
+
+
+def _folder(record: CommitRecord) -> str:
+    return record.payload.rpartition("/")[0]
+
+
+def _step_of(entry: Entry) -> int | None:
+    return parse_step_dir(entry.name.partition("/")[0])
+
+
+def _attempts(entries: list[Entry]) -> dict[str, list[str]]:
+    """Names below each attempt's folder, which is spelled `step/attempt`."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for entry in entries:
+        parts = entry.name.split("/")
+        if (
+            len(parts) > 2
+            and parse_step_dir(parts[0]) is not None
+            and parse_attempt_dir(parts[1]) is not None
+        ):
+            found["/".join(parts[:2])].append(entry.name)
+    return dict(found)

@@ -1,0 +1,175 @@
+"""A commit record says everything that is needed to trust a checkpoint, and anything less is not parsed into one.
+
+It does not promise that the payload is there or whole: whoever reads the payload compares it with the record.
+Names of everything below the checkpoints' URL are made and taken apart here and nowhere else.
+"""
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from elastic.errors import CheckpointDamaged
+
+FORMAT = 1
+PAYLOAD = "state.safetensors"
+RECORD_LIMIT_BYTES = 64 * 1024
+RECORDS_PER_STEP = 8
+
+_STEP_DIR = re.compile(r"[0-9]{12}")
+_ATTEMPT_DIR = re.compile(r"a-([0-9]{6,12})-[0-9a-f]{8}")
+_COMMIT = re.compile(r"COMMIT(?:-([1-7]))?\.json")
+_HEX_64 = re.compile(r"[0-9a-f]{64}")
+_HEX_32 = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """What the training side says about one image: it is turned into a record once the image is stored.
+
+    `step` counts completed updates from 1 (0: the untrained state), `digest` is the sha256 of the training state in hex.
+    """
+
+    run_id: str
+    step: int
+    epoch: int
+    generation: int
+    digest: str
+    world_size: int
+    torch: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRecord:
+    """`sha256` is of the payload's bytes, `digest` of the training state; `created` is in seconds since 1970."""
+
+    format: int
+    run_id: str
+    step: int
+    epoch: int
+    generation: int
+    write_id: str
+    attempt: str
+    size_bytes: int
+    sha256: str
+    digest: str
+    world_size: int
+    torch: str
+    created: float
+
+    @property
+    def payload(self) -> str:
+        """Name of the payload relative to the checkpoints' URL."""
+        return payload_name(self.step, self.attempt)
+
+    def to_json(self) -> bytes:
+        body = asdict(self)
+        return json.dumps(body | {"self_sha256": _checksum(body)}, sort_keys=True, indent=1).encode() + b"\n"
+
+
+def parse(data: bytes) -> CommitRecord:
+    """Raise CheckpointDamaged unless `data` is a whole commit record, as written, that names nothing outside its step."""
+    if len(data) > RECORD_LIMIT_BYTES:
+        raise CheckpointDamaged(
+            f"the commit record has {len(data)} bytes, expected at most {RECORD_LIMIT_BYTES}"
+        )
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointDamaged(f"the commit record is not JSON ({len(data)} bytes: {error})") from error
+    if not isinstance(body, dict):
+        raise CheckpointDamaged(f"the commit record is a JSON {type(body).__name__}, expected an object")
+    claimed = body.pop("self_sha256", None)
+    if claimed != _checksum(body):
+        raise CheckpointDamaged(
+            "the commit record does not match its own checksum: it was changed after it was written"
+        )
+    _check_fields(body)
+    return CommitRecord(**body)
+
+
+def step_dir(step: int) -> str:
+    """12000 is 000000012000, so that names sort as steps do."""
+    if not 0 <= step < 10**12:
+        raise ValueError(f"a step is a number from 0 to 10**12 - 1, found {step}")
+    return f"{step:012d}"
+
+
+def parse_step_dir(name: str) -> int | None:
+    return int(name) if _STEP_DIR.fullmatch(name) else None
+
+
+def attempt_dir(generation: int, write_id: str) -> str:
+    return f"a-{generation:06d}-{write_id[:8]}"
+
+
+def parse_attempt_dir(name: str) -> int | None:
+    """The generation that wrote the attempt, or None for a name that is no attempt's."""
+    found = _ATTEMPT_DIR.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def payload_name(step: int, attempt: str) -> str:
+    return f"{step_dir(step)}/{attempt}/{PAYLOAD}"
+
+
+def commit_name(step: int, number: int = 0) -> str:
+    """COMMIT.json; a checkpoint that replaces a damaged one of the same step is COMMIT-1.json, and so on."""
+    if not 0 <= number < RECORDS_PER_STEP:
+        raise ValueError(f"a step has at most {RECORDS_PER_STEP} commit records, found number {number}")
+    return f"{step_dir(step)}/COMMIT{f'-{number}' if number else ''}.json"
+
+
+def parse_commit_name(name: str) -> tuple[int, int] | None:
+    """Step and number of a commit record's name, or None for any other name."""
+    folder, _, file = name.partition("/")
+    step, found = parse_step_dir(folder), _COMMIT.fullmatch(file)
+    if step is None or found is None:
+        return None
+    return step, int(found[1] or 0)
+
+
+def _checksum(body: dict[str, Any]) -> str:
+    try:
+        canonical = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    except (ValueError, RecursionError) as error:
+        raise CheckpointDamaged(f"the commit record cannot be written down again: {error}") from error
+    return hashlib.sha256(canonical).hexdigest()
+
+
+def _check_fields(body: dict[str, Any]) -> None:
+    expected = {field.name for field in fields(CommitRecord)}
+    if body.keys() != expected:
+        raise CheckpointDamaged(
+            f"the commit record lacks {sorted(expected - body.keys())} and has unknown {sorted(body.keys() - expected)}"
+        )
+    bad = [name for name, value in body.items() if not _is_valid(name, value)]
+    if bad:
+        raise CheckpointDamaged(
+            f"the commit record holds a value that cannot be: {bad[0]}={body[bad[0]]!r:.80}"
+        )
+    if parse_attempt_dir(body["attempt"]) != body["generation"]:
+        raise CheckpointDamaged(
+            f"attempt {body['attempt']} is not of generation {body['generation']}, as its record says"
+        )
+
+
+def _is_valid(name: str, value: object) -> bool:
+    match name:
+        case "format":
+            return value == FORMAT and type(value) is int
+        case "run_id" | "torch":
+            return isinstance(value, str)
+        case "created":
+            return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+        case "write_id":
+            return isinstance(value, str) and _HEX_32.fullmatch(value) is not None
+        case "sha256" | "digest":
+            return isinstance(value, str) and _HEX_64.fullmatch(value) is not None
+        case "attempt":
+            return isinstance(value, str) and parse_attempt_dir(value) is not None
+        case _:
+            lowest = 1 if name == "world_size" else 0
+            return type(value) is int and lowest <= value < 10**12

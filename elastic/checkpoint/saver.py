@@ -1,0 +1,120 @@
+"""Each save ends in one outcome with a reason, whatever its storage does, and pruning never changes that outcome.
+
+It does not promise to return in time: a hung storage call holds its thread, and the deadline is watched from outside.
+"""
+
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from elastic.checkpoint.commit import Committed, Guard, commit
+from elastic.checkpoint.prune import Policy, Pruning
+from elastic.checkpoint.record import Save
+from elastic.checkpoint.store import Payload, Store
+from elastic.checkpoint.wire import Offer, UploaderConfig
+from elastic.clock import Clock
+from elastic.errors import Fenced, StoreFailed
+
+
+class State(Enum):
+    COMMITTED = "committed"
+    FAILED = "failed"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """`is_ours`: this save wrote the checkpoint; otherwise, when committed, another writer had done so before."""
+
+    state: State
+    reason: str
+    is_ours: bool = False
+    seconds: float = 0.0
+
+
+class Saver:
+    def __init__(
+        self, store: Store, config: UploaderConfig, clock: Clock, reached: Callable[[str, int], None]
+    ) -> None:
+        """reached: called with a point of the commit protocol and the step, where faults can be injected."""
+        self._store = store
+        self._config = config
+        self._clock = clock
+        self._reached = reached
+        policy = Policy(keep=config.keep, every=config.every, save_deadline_s=config.save_deadline_s)
+        self._pruning = Pruning(store, policy, clock)
+
+    def save(self, offer: Offer, fd: int) -> Outcome:
+        began_at = self._clock.monotonic()
+        try:
+            done = self._commit(offer, fd, began_at)
+        except Fenced as error:
+            return Outcome(state=State.DROPPED, reason=str(error))
+        except StoreFailed as error:
+            return Outcome(state=State.FAILED, reason=str(error))
+        except Exception as error:
+            # This is the edge of a thread: a save that ended without an outcome would be waited for for ever.
+            complain(traceback.format_exc())
+            return Outcome(state=State.FAILED, reason=f"{type(error).__name__}: {error}")
+        seconds = self._clock.monotonic() - began_at
+        self._prune(offer)
+        return Outcome(state=State.COMMITTED, reason=done.reason, is_ours=done.is_ours, seconds=seconds)
+
+    def _commit(self, offer: Offer, fd: int, began_at: float) -> Committed:
+        save = Save(
+            run_id=self._config.run_id,
+            step=offer.step,
+            epoch=offer.epoch,
+            generation=offer.generation,
+            digest=offer.digest,
+            world_size=offer.world_size,
+            torch=offer.torch,
+        )
+        guard = Guard(
+            deadline=began_at + self._config.save_deadline_s,
+            is_fenced=lambda: is_fenced(self._config.fence_path, offer.generation),
+        )
+        return commit(
+            self._store,
+            Payload(fd=fd, size_bytes=offer.size_bytes),
+            save,
+            guard=guard,
+            clock=self._clock,
+            reached=lambda point: self._reached(point, offer.step),
+        )
+
+    def _prune(self, offer: Offer) -> None:
+        try:
+            self._pruning.after_commit(generation=offer.generation, resumed_from=offer.resumed_from)
+        except Exception as error:
+            # The checkpoint is committed; an old one that stays must not turn it into a failure, nor end this thread unseen.
+            complain(f"old checkpoints could not be deleted ({error}); trying again after the next save")
+
+
+def complain(text: str) -> None:
+    """For people, on standard error; whoever read it may be dead, and that must not end a save."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def is_fenced(fence_path: str | None, generation: int) -> bool:
+    """True when the file names a newer generation. Raises StoreFailed when it holds no number."""
+    if fence_path is None:
+        return False
+    try:
+        text = Path(fence_path).read_text().strip()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StoreFailed(
+            f"the fence {fence_path} cannot be read ({error}); nothing is committed without it"
+        ) from error
+    if not text.isdecimal():
+        raise StoreFailed(
+            f"expected the number of the newest generation in {fence_path}, found {text[:40]!r}"
+        )
+    return int(text) > generation

@@ -1,0 +1,112 @@
+"""What uploader, workers and owner say to each other is one JSON object a line, parsed into values or refused; never pickle.
+
+It does not promise who is at the other end: the socket's folder and mode decide that.
+"""
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+LINE_LIMIT_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploaderConfig:
+    """`every`, in steps, may be None; `fence_path` names a file holding the newest generation as decimal text, or is None.
+
+    The file must be replaced as a whole when the generation grows; while it does not exist nobody is fenced.
+    """
+
+    checkpoints_url: str
+    run_id: str
+    node: str
+    keep: int
+    every: int | None
+    save_deadline_s: float
+    socket_path: str
+    events_path: str
+    fence_path: str | None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def parse(text: str) -> "UploaderConfig":
+        return UploaderConfig(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One image to save, of exactly `size_bytes` bytes. `is_final`: the last save of its generation, which no other may replace."""
+
+    step: int
+    epoch: int
+    generation: int
+    digest: str
+    size_bytes: int
+    world_size: int
+    torch: str
+    resumed_from: int | None
+    is_final: bool
+
+    @staticmethod
+    def parse(message: dict[str, Any]) -> "Offer":
+        """Raises ValueError that says which value is wrong. Other keys are ignored."""
+        return Offer(
+            step=_number(message, "step", 0),
+            epoch=_number(message, "epoch", 0),
+            generation=_number(message, "generation", 0),
+            digest=_digest(message),
+            size_bytes=_number(message, "size_bytes", 1),
+            world_size=_number(message, "world_size", 1),
+            torch=_text(message, "torch"),
+            resumed_from=None if message.get("resumed_from") is None else _number(message, "resumed_from", 0),
+            is_final=message.get("final") is True,
+        )
+
+
+class Lines:
+    """Cuts a stream of bytes into JSON objects."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        """The objects of the lines that `data` completes. Raises ValueError for what is not an object or is too long."""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LINE_LIMIT_BYTES:
+            raise ValueError(f"a line is longer than {LINE_LIMIT_BYTES} bytes")
+        return [_object(line) for line in whole]
+
+
+def to_line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    found = json.loads(line)
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a JSON object, found {line[:80]!r}")  # noqa: TRY004 - like any other malformed line
+    return found
+
+
+def _number(message: dict[str, Any], name: str, lowest: int) -> int:
+    value = message.get(name)
+    if type(value) is not int or not lowest <= value < 10**12:
+        raise ValueError(f"expected {name} to be a whole number from {lowest} to 10**12 - 1, found {value!r}")
+    return value
+
+
+def _text(message: dict[str, Any], name: str) -> str:
+    value = message.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"expected {name} to be text, found {value!r}")  # noqa: TRY004 - as above
+    return value
+
+
+def _digest(message: dict[str, Any]) -> str:
+    value = _text(message, "digest")
+    if not re.fullmatch(r"[0-9a-f]{64}", value):
+        raise ValueError(f"expected digest to be a sha256 in hexadecimal, found {value[:80]!r}")
+    return value

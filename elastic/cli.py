@@ -1,0 +1,198 @@
+"""Every way to call `elastic-train` ends in one of the documented exit codes, and a mistake of the caller in a sentence, not a traceback.
+
+It does not promise anything about training itself: that is the agent's, which is imported only when a recipe is to run.
+"""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from elastic.clock import SystemClock
+from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
+from elastic.options import COMMANDS, Inspection, asks_for, options_help, parse, parse_inspection
+from elastic.run_dir import RunDir
+
+EXIT_CTRL_C = 130  # what a shell reports for a program that SIGINT ended
+
+_HELP = """\
+Train a PyTorch recipe on nodes that may come, go and fail. The same recipe, arguments and seed give the same weights.
+
+  elastic-train RECIPE [options] [-- recipe arguments]      train; the same command resumes
+  elastic-train report RUN [--json]                         what a run did: steps, losses of time, recoveries
+  elastic-train status RUN [--json]                         where a run stands now
+  elastic-train verify RUN [--json]                         read every checkpoint and list the damage
+  elastic-train diff   RUN RUN [--json]                     the first step at which two runs differ
+
+examples:
+  elastic-train recipes/barlow.py                           one node, runs/barlow
+  elastic-train recipes/barlow.py --run-dir /shared/b --min-nodes 2 --max-nodes 4 -- --epochs 100
+                                                            the same command on every node that shares the folder
+  elastic-train report runs/barlow
+
+{options}
+
+what survives what:
+  a worker or a node dies      the others start a new generation and resume from the newest checkpoint
+  SIGTERM, Ctrl-C              all finish the same step and commit a checkpoint within --grace: exit 75, 0 steps lost
+  everything dies              the same command resumes; the steps since the last checkpoint are done again
+
+exit codes:
+  0   complete (diff: the same; verify: no damage)
+  1   training failed; the first failing worker's traceback is printed last (diff: different; verify: damage)
+  2   the command line, the recipe or the run directory is not as expected
+  75  interrupted, checkpoint committed: the same command resumes
+  76  checkpoints were committed but none loads: elastic-train verify RUN lists why
+
+{version}"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the command line says; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except ElasticError as error:
+        print(f"elastic-train: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_CTRL_C
+    except BrokenPipeError:
+        # `report RUN | head` closed its end; the interpreter would complain once more when it flushes stdout on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def _dispatch(words: list[str]) -> int:
+    if asks_for(words, "-h", "--help"):
+        print(_HELP.format(options=options_help(), version=_version()))
+        return EXIT_COMPLETE
+    if asks_for(words, "--version"):
+        print(_version())
+        return EXIT_COMPLETE
+    if words and words[0] in COMMANDS:
+        return _inspect(parse_inspection(words))
+    return _train(words)
+
+
+def _version() -> str:
+    return f"elastic-train {importlib.metadata.version('elastic-train')}"
+
+
+def _train(words: list[str]) -> int:
+    options = parse(words)
+    if not Path(options.recipe).is_file():
+        commands = ", ".join(COMMANDS)
+        raise UsageError(
+            f"expected a recipe file or one of the commands {commands}, found {options.recipe!r}, which is no file"
+        )
+    # Only here: torch takes a second to import, and the other commands do without it.
+    from elastic.agent.launch import launch
+
+    return launch(options)
+
+
+def _inspect(wanted: Inspection) -> int:
+    runs = [RunDir.parse(text) for text in wanted.runs]
+    match wanted.command:
+        case "report":
+            return _report(wanted, _existing(runs[0]))
+        case "status":
+            return _status(wanted, _existing(runs[0]))
+        case "diff":
+            return _diff(wanted, *(_existing(run) for run in runs))
+        case _:
+            return _verify(wanted, runs[0])
+
+
+def _existing(run: RunDir) -> RunDir:
+    if not run.local.is_dir():
+        raise UsageError(
+            f"expected a run directory, found nothing at {run.local}; elastic-train RECIPE --run-dir names one"
+        )
+    return run
+
+
+def _report(wanted: Inspection, run: RunDir) -> int:
+    from elastic.observe.tables import report_tables
+
+    report = _summary(run)
+    _show(wanted, report, report_tables(run.url, report))
+    return EXIT_COMPLETE
+
+
+def _status(wanted: Inspection, run: RunDir) -> int:
+    from elastic.observe.log import read_events
+    from elastic.observe.metrics import newest
+    from elastic.observe.status import status
+    from elastic.observe.tables import status_tables
+
+    now = SystemClock().wall()
+    value = status(read_events(run.events), newest(run.metrics), _beat_ages_s(run, now), now)
+    _show(wanted, value, status_tables(run.url, value))
+    return EXIT_COMPLETE
+
+
+def _beat_ages_s(run: RunDir, now: float) -> dict[str, float]:
+    ages_s = {}
+    for beat in run.rendezvous.glob("beat-*"):
+        # A file may be taken away between our two looks.
+        with contextlib.suppress(FileNotFoundError):
+            ages_s[unquote(beat.name.removeprefix("beat-"))] = now - beat.stat().st_mtime
+    return ages_s
+
+
+def _diff(wanted: Inspection, a: RunDir, b: RunDir) -> int:
+    from elastic.observe.diff import compare
+    from elastic.observe.metrics import read
+    from elastic.observe.tables import diff_text
+
+    value = compare(_summary(a), read(a.metrics), _summary(b), read(b.metrics))
+    _show(wanted, value, diff_text(value))
+    return EXIT_COMPLETE if value["same"] else EXIT_FAILED
+
+
+def _verify(wanted: Inspection, run: RunDir) -> int:
+    from elastic.checkpoint.catalog import committed, verify
+    from elastic.checkpoint.fsspec_store import open_store
+    from elastic.observe.tables import verify_text
+
+    if not run.is_remote:
+        _existing(run)
+    store, clock = open_store(run.checkpoints_url), SystemClock()
+    records, _ = committed(store, clock)
+    value = {
+        "committed": sorted({record.step for record in records}),
+        "damage": [dataclasses.asdict(item) for item in verify(store, clock)],
+    }
+    _show(wanted, value, verify_text(run.url, value))
+    return EXIT_FAILED if value["damage"] else EXIT_COMPLETE
+
+
+def _summary(run: RunDir) -> dict[str, Any]:
+    from elastic.observe.log import read_events
+    from elastic.observe.metrics import read
+    from elastic.observe.report import summarise
+
+    return summarise(read_events(run.events), read(run.metrics))
+
+
+def _show(wanted: Inspection, value: dict[str, Any], for_people: Any) -> None:
+    from rich.console import Console
+
+    if wanted.as_json:
+        print(json.dumps(value, indent=2))
+    else:
+        Console(highlight=False).print(for_people, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

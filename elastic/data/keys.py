@@ -1,0 +1,50 @@
+"""A key is a pure function of what it is for: the same words and numbers give the same 64 bits on every machine and version.
+
+The mixing is SplitMix64's finaliser (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014), chained over the parts.
+It does not promise anything cryptographic.
+"""
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix(value: int) -> int:
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & MASK
+    return value ^ (value >> 31)
+
+
+def key(*parts: int | str) -> int:
+    """64 bits for a purpose: key(seed, "order", epoch). Order and number of parts matter."""
+    state = 0
+    for part in parts:
+        number = (
+            int.from_bytes(hashlib.sha256(part.encode()).digest()[:8])
+            if isinstance(part, str)
+            else part & MASK
+        )
+        state = mix((state + GOLDEN & MASK) ^ mix(number + GOLDEN & MASK))
+    return state
+
+
+def bits(base: NDArray[np.uint64] | int, counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """uint64 words at the given counters of the stream(s) `base`; shapes broadcast."""
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is the point
+        value = np.asarray(base, dtype=np.uint64) + (counters + np.uint64(1)) * np.uint64(GOLDEN)
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed: NDArray[np.uint64] = value ^ (value >> np.uint64(31))
+        return mixed
+
+
+def uniform(base: int, samples: NDArray[np.int64], first_draw: int, count: int) -> NDArray[np.float32]:
+    """float32 [len(samples), count] in [0, 1): draws first_draw.. of each sample's own stream under `base`."""
+    streams = bits(base, samples.astype(np.uint64))[:, None]
+    words = bits(streams, np.arange(first_draw, first_draw + count, dtype=np.uint64)[None, :])
+    # 24 bits are what a float32 holds exactly, so that no value rounds up to 1.
+    return (words >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)

@@ -1,0 +1,153 @@
+"""Everything noteworthy that can happen to a run, one frozen record each.
+
+The log adds `time` (seconds since 1970), `node` and `generation` to each record and writes it as one JSON line;
+console, report, status and tests read these records and nothing else. A field is only ever added, never renamed.
+"""
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    @property
+    def name(self) -> str:
+        """GenerationStarted is written as generation_started."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
+
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted(Event):
+    """Written by rank 0 of every generation; `steps` is the last step of the run."""
+
+    steps: int
+    epochs: int
+    seed: int
+    global_batch: int
+    shards: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationStarted(Event):
+    """Written by the agent of rank 0. `cause`: start, resume, failure, node lost, node joined or node left."""
+
+    world_size: int
+    nodes: list[str]
+    cause: str
+    restarts: int  # consecutive restarts without a new step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationEnded(Event):
+    """Written by each agent when it sees that its generation is over; `step` is the last its own workers finished."""
+
+    cause: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStarted(Event):
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExited(Event):
+    """`code` is None when `signal` is set. `victim`: it was killed, or broke, because another one died first."""
+
+    rank: int
+    pid: int
+    code: int | None
+    signal: str | None
+    victim: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFailed(Event):
+    """The traceback of a worker that raised, as its own process told it."""
+
+    rank: int
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequested(Event):
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained(Event):
+    """All ranks stopped after the same step; written by rank 0 after the checkpoint of that step was committed or failed."""
+
+    step: int
+    committed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored(Event):
+    """Written by rank 0. `source`: checkpoint, or none for a start from the seed; `lost_steps` were done before and come again."""
+
+    step: int
+    source: str
+    lost_steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStep(Event):
+    """Rank 0 finished the first step of its generation."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted(Event):
+    step: int
+    size_bytes: int
+    seconds: float
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed(Event):
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRejected(Event):
+    """A committed checkpoint that did not load; the next older one is used and this one is left where it is."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultInjected(Event):
+    fault: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFinished(Event):
+    steps: int
+    epochs: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFailed(Event):
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInterrupted(Event):
+    """This node's agent leaves with exit 75; `step` is the newest committed checkpoint."""
+
+    step: int

@@ -1,0 +1,93 @@
+"""The only door to the environment: the launcher's variables become one value, and nothing else reads them.
+
+torchrun's variables say who this worker is. `ELASTIC_AGENT`, one JSON object, says what our own agent adds; without it the process runs
+under plain python or torchrun. `ELASTIC_PREFLIGHT` is set where the agent only asks what the recipe is going to do.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+
+from elastic.errors import UsageError
+
+AGENT = "ELASTIC_AGENT"
+PREFLIGHT = "ELASTIC_PREFLIGHT"
+RUN_DIR = "ELASTIC_RUN_DIR"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLink:
+    """What an agent tells its workers beside torchrun's variables."""
+
+    pid: int
+    node: str
+    run_dir: str
+    generation: int
+    recipe: str
+    arguments: tuple[str, ...]
+    control_page: str
+    uploader: str  # path of the uploader's socket
+    save_every: str
+    error_file: str  # directory of this generation's error files
+    faults: str | None
+
+    def to_env(self) -> dict[str, str]:
+        return {AGENT: json.dumps(asdict(self))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    agent: AgentLink | None
+    preflight: str | None  # path that the recipe's declaration is written to
+    run_dir: str | None
+
+    @property
+    def is_distributed(self) -> bool:
+        return "MASTER_ADDR" in os.environ and self.preflight is None
+
+
+def read() -> Launch:
+    """Raises UsageError for a variable that is not a number."""
+    link = os.environ.get(AGENT)
+    agent = None
+    if link is not None:
+        fields = json.loads(link)
+        agent = AgentLink(**fields | {"arguments": tuple(fields["arguments"])})
+    return Launch(
+        rank=_number("RANK", 0),
+        world_size=_number("WORLD_SIZE", 1),
+        local_rank=_number("LOCAL_RANK", 0),
+        local_world_size=_number("LOCAL_WORLD_SIZE", 1),
+        agent=agent,
+        preflight=os.environ.get(PREFLIGHT),
+        run_dir=os.environ.get(RUN_DIR),
+    )
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise UsageError(
+            f"expected a number in the environment variable {name}, found {text!r}; the launcher sets it"
+        )
+    return int(text)
+
+
+def pin_threads() -> int:
+    """Fix the intra-op threads of this process's children to OMP_NUM_THREADS, one where it is not set, and return the number.
+
+    CPU kernels split their sums by threads: another number of threads is another result.
+    """
+    threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if not threads.isdecimal() or int(threads) < 1:
+        raise UsageError(
+            f"expected a number of threads in OMP_NUM_THREADS, found {threads!r}; unset it to use 1"
+        )
+    os.environ.setdefault("MKL_NUM_THREADS", threads)
+    # cuBLAS is deterministic only with a fixed workspace (its documentation, section 2.1.4).
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    return int(threads)

@@ -1,0 +1,254 @@
+"""What workers print appears on the agent's console, whole lines in each worker's order, each with its prefix, above the progress.
+
+It does not promise the order of lines across workers, nor lines longer than `LINE_LIMIT`, which are cut.
+A slow or closed console never holds up training: one thread reads the workers' log files, and nobody waits for it for long.
+"""
+
+import os
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from elastic.clock import Clock
+from elastic.observe.log import read_events
+from elastic.observe.metrics import newest
+from elastic.run_dir import RunDir
+
+LINE_LIMIT = 4000
+POLL_S = 0.1
+PROGRESS_EVERY_S = 5.0
+STOP_WITHIN_S = 5.0
+_READ_BYTES = 256 * 1024
+_READS_AT_THE_END = 64
+
+
+class Screen(Protocol):
+    """Where lines and progress go: a terminal or a plain stream."""
+
+    def line(self, text: str) -> None: ...
+
+    def progress(self, newest: dict[str, Any], steps: int | None, now: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PlainScreen:
+    """Progress as lines: the first, then at most one per `PROGRESS_EVERY_S`, then the last."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._printed_at: float | None = None
+        self._waiting: str | None = None
+
+    def line(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+    def progress(self, newest: dict[str, Any], steps: int | None, now: float) -> None:
+        self._waiting = progress_line(newest, steps)
+        if self._printed_at is None or now - self._printed_at >= PROGRESS_EVERY_S:
+            self._printed_at = now
+            self._print_waiting()
+
+    def close(self) -> None:
+        self._print_waiting()
+
+    def _print_waiting(self) -> None:
+        if self._waiting is not None:
+            self.line(self._waiting)
+        self._waiting = None
+
+
+class BarScreen:
+    """A bar at the bottom of a terminal; lines scroll above it."""
+
+    def __init__(self, out: TextIO) -> None:
+        columns = (
+            TextColumn("step"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+        )
+        # No refresh thread of its own: the bar moves when there is something to show.
+        self._progress = Progress(*columns, console=Console(file=out), auto_refresh=False)
+        self._task: TaskID | None = None
+
+    def line(self, text: str) -> None:
+        self._progress.console.print(Text.from_ansi(text), soft_wrap=True)
+
+    def progress(self, newest: dict[str, Any], steps: int | None, now: float) -> None:
+        if self._task is None:
+            self._progress.start()
+            self._task = self._progress.add_task("", total=steps)
+        self._progress.update(self._task, completed=newest["step"], total=steps, description=_details(newest))
+        self._progress.refresh()
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def open_screen(out: TextIO) -> Screen:
+    return BarScreen(out) if out.isatty() else PlainScreen(out)
+
+
+def progress_line(newest: dict[str, Any], steps: int | None) -> str:
+    return f"step {newest['step']}{'' if steps is None else f'/{steps}'} {_details(newest)}"
+
+
+class Tail:
+    """The thread that follows this node's worker logs and the run's metrics; start it with `start`, end it with `stop`.
+
+    Lines of metrics that are there at the start belong to an earlier life of the run and are not shown as progress.
+    """
+
+    def __init__(self, run: RunDir, screen: Screen, clock: Clock) -> None:
+        self._run = run
+        self._screen = screen
+        self._clock = clock
+        self._followed: dict[str, LogReader] = {}
+        self._asked: deque[tuple[str, LogReader | None]] = deque()
+        self._ending = threading.Event()
+        self._drain = True
+        self._shown = newest(run.metrics)
+        self._steps: int | None = None
+        self._thread = threading.Thread(target=self._work, name="console", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def follow(self, path: Path, prefix: str) -> None:
+        """Print the lines of a log that may not exist yet. An older log of the same prefix is read to its end first."""
+        self._asked.append((prefix, LogReader(path)))
+
+    def say(self, text: str) -> None:
+        """Print a line of the agent itself, in order with the workers' lines."""
+        self._asked.append((text, None))
+
+    def stop(self, *, drain: bool = True) -> None:
+        """End the thread; with `drain` what the logs hold by now is printed first, but not for longer than `STOP_WITHIN_S`."""
+        self._drain = drain
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join(STOP_WITHIN_S)
+
+    def _work(self) -> None:
+        try:
+            while not self._ending.wait(POLL_S):
+                self._poll()
+            if self._drain:
+                self._poll()
+                for prefix in self._followed:
+                    self._read_to_end(prefix)
+            self._screen.close()
+        except Exception as error:
+            # A closed pipe or a full disk behind stdout ends the console only. Without this line it would fall silent
+            # with a bare thread traceback, and the person would take a training that goes on for one that hangs.
+            _complain(f"console output ends here ({error}); training goes on, see {self._run.local / 'logs'}")
+
+    def _poll(self) -> None:
+        for _ in range(len(self._asked)):
+            name, log = self._asked.popleft()
+            if log is None:
+                self._screen.line(name)
+            else:
+                self._read_to_end(name)
+                self._followed[name] = log
+        for prefix, log in self._followed.items():
+            self._print(prefix, log.lines())
+        self._show_progress()
+
+    def _read_to_end(self, prefix: str) -> None:
+        log = self._followed.get(prefix)
+        if log is None:
+            return
+        for _ in range(_READS_AT_THE_END):
+            if log.at_end():
+                break
+            self._print(prefix, log.lines())
+        self._print(prefix, log.rest())
+
+    def _print(self, prefix: str, lines: list[str]) -> None:
+        for line in lines:
+            self._screen.line(f"[{prefix}] {line}")
+
+    def _show_progress(self) -> None:
+        record = newest(self._run.metrics)
+        if record is None or record == self._shown:
+            return
+        self._shown = record
+        if self._steps is None:
+            self._steps = _steps(self._run.events)
+        self._screen.progress(record, self._steps, self._clock.monotonic())
+
+
+class LogReader:
+    """The lines of a growing file, in order; a file that is missing or unreadable has none yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self._pending = b""
+
+    def lines(self) -> list[str]:
+        """The lines that were completed since the last call, of at most `_READ_BYTES` bytes."""
+        self._pending += self._read()
+        *complete, self._pending = self._pending.split(b"\n")
+        if len(self._pending) > LINE_LIMIT:
+            # What follows of an endless line is printed as lines of its own; memory stays bounded.
+            complete.append(self._pending)
+            self._pending = b""
+        return [_shown(line) for line in complete]
+
+    def rest(self) -> list[str]:
+        """The last line, if its writer died before its end."""
+        pending, self._pending = self._pending, b""
+        return [_shown(pending)] if pending else []
+
+    def at_end(self) -> bool:
+        try:
+            return self._position >= self._path.stat().st_size
+        except OSError:
+            return True
+
+    def _read(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                data = file.read(_READ_BYTES)
+        except OSError:
+            return b""
+        self._position += len(data)
+        return data
+
+
+def _shown(line: bytes) -> str:
+    """A progress bar of the recipe redraws one line with carriage returns; its last drawing is the one to show."""
+    text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
+    return (
+        text
+        if len(text) <= LINE_LIMIT
+        else f"{text[:LINE_LIMIT]} (cut, {len(text) - LINE_LIMIT} more characters in the log)"
+    )
+
+
+def _details(newest: dict[str, Any]) -> str:
+    loss = newest.get("loss")
+    shown = f"{loss:.4g}" if isinstance(loss, float | int) else "-"
+    return f"loss {shown} world {newest.get('world_size', '-')} generation {newest.get('generation', '-')}"
+
+
+def _steps(events: Path) -> int | None:
+    return next((int(e["steps"]) for e in reversed(read_events(events)) if e["event"] == "run_started"), None)
+
+
+def _complain(message: str) -> None:
+    try:
+        os.write(sys.stderr.fileno(), f"{message}\n".encode())
+    except (OSError, ValueError):
+        return

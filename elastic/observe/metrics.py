@@ -1,0 +1,141 @@
+"""metrics.jsonl holds one line per step that counts, in the order of the steps, written by one process at a time.
+
+It does not promise that the newest lines survive a power cut before `sync`, nor that two live writers stay apart: a
+generation calls `rewind` first, and from then on a writer of an older one appends to a file that nobody reads.
+"""
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from elastic.observe.log import read_lines
+
+_TAIL_BYTES = 64 * 1024
+
+
+class Metrics:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = None
+        self._torn = False
+        self._complained = False
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Write one line; a float that is not finite becomes null, because JSON has no word for it.
+
+        A full or failing disk costs the line, not the training: it is told once on stderr. Raises TypeError if a value
+        is not JSON (a tensor, say).
+        """
+        line = json.dumps(_finite(record), allow_nan=False) + "\n"
+        # After a short write the next line starts on a fresh one, so that a full disk costs one line and not two.
+        data = (("\n" if self._torn else "") + line).encode()
+        try:
+            self._torn = os.write(self._open(), data) < len(data)
+        except OSError as error:
+            self._complain(error)
+
+    def rewind(self, step: int) -> int:
+        """Keep only the complete lines of steps up to `step`; returns the highest step that was there before, 0 if none.
+
+        Raises OSError: a step that stayed in the file would be there twice after the replay.
+        """
+        data = self._path.read_bytes() if self._path.exists() else b""
+        cut, highest = _cut(data, step)
+        fresh = self._path.with_name(f"{self._path.name}.{os.getpid()}.rewound")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with fresh.open("wb") as file:
+            file.write(data[:cut])
+            file.flush()
+            os.fsync(file.fileno())
+        # A new file under the old name: whoever still holds a descriptor of the old one can no longer spoil the record.
+        fresh.replace(self._path)
+        self.close()
+        return highest
+
+    def sync(self) -> None:
+        """Make the lines so far durable."""
+        try:
+            os.fsync(self._open())
+        except OSError as error:
+            self._complain(error)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd, self._torn = None, False
+
+    def _open(self) -> int:
+        if self._fd is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return self._fd
+
+    def _complain(self, error: OSError) -> None:
+        if not self._complained:
+            print(
+                f"metrics not written to {self._path} ({error}); training goes on without them",
+                file=sys.stderr,
+            )
+        self._complained = True
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of all steps that count, in order; a missing file has none."""
+    return [record for record in read_lines(path) if isinstance(record.get("step"), int)]
+
+
+def newest(path: Path) -> dict[str, Any] | None:
+    """The newest complete line, read from the end of the file alone; None if there is none or it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size_bytes = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size_bytes - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).split(b"\n")[:-1]
+    except OSError:
+        return None
+    for line in reversed(lines):
+        record = _record(line)
+        if record is not None:
+            return record
+    return None
+
+
+def _cut(data: bytes, step: int) -> tuple[int, int]:
+    """Where the lines of steps up to `step` end, and the highest step of the file.
+
+    Lines stand in the order of steps, so the walk goes back from the end and is as long as what is dropped.
+    """
+    highest = 0
+    end = data.rfind(b"\n") + 1
+    while end > 0:
+        start = data.rfind(b"\n", 0, end - 1) + 1
+        record = _record(data[start : end - 1])
+        if record is not None:
+            highest = max(highest, record["step"])
+            if record["step"] <= step:
+                return end, highest
+        end = start
+    return 0, highest
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _finite(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_finite(inner) for inner in value]
+        case float() if not math.isfinite(value):
+            return None
+        case _:
+            return value

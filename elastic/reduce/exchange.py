@@ -1,0 +1,120 @@
+"""Every rank gets the root of the tree sum, bit for bit the same at every world size.
+
+Where each rank holds exactly one subtree of equal size (world size a power of two that divides the shards evenly) partners exchange halves,
+neighbours first, so that the levels of the exchange are the levels of the tree; otherwise each rank finishes the tree for
+its own chunk. Both move 2·(W-1)/W of the vector per rank and block. A world of two is one plain all-reduce: a sum of two is exact in either order.
+
+It does not promise to survive the death of a peer: that raises PeerLost, and the agent starts a new generation.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from elastic.errors import PeerLost
+from elastic.reduce.tree import Block, blocks, fold, span
+
+
+@contextmanager
+def peers_may_die(what: str) -> Iterator[None]:
+    """Collectives report a dead peer as RuntimeError; this turns it into the error that says who is to blame."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(f"another worker went away during {what}: {error}") from error
+
+
+class Exchange:
+    """The tree sum over the ranks of one process group (None: this process is the whole world)."""
+
+    def __init__(self, *, shards: int, world_size: int, rank: int, group: dist.ProcessGroup | None) -> None:
+        self.shards = shards
+        self.world_size = world_size
+        self.rank = rank
+        self.leaves = span(shards, world_size, rank)
+        self._group = group
+        self._blocks = [blocks(span(shards, world_size, r)) for r in range(world_size)]
+        sizes = {block.size for of_rank in self._blocks for block in of_rank}
+        one_each = all(len(of_rank) == 1 for of_rank in self._blocks)
+        self._halves = one_each and len(sizes) == 1 and world_size & (world_size - 1) == 0
+        self._is_gloo = group is not None and dist.get_backend(group) == "gloo"
+
+    def sum(self, parts: dict[Block, Tensor], what: str) -> Tensor:
+        """The root of the tree over all ranks' parts.
+
+        parts: one contiguous vector per own block, all of one length and dtype; they are overwritten.
+        Raises PeerLost when another rank is gone.
+        """
+        if self.world_size == 1:
+            return fold(parts, self.shards, Tensor.add_)
+        device = next(iter(parts.values())).device
+        if self._is_gloo and device.type != "cpu":  # gloo sends from host memory
+            parts = {block: part.cpu() for block, part in parts.items()}
+        with peers_may_die(what):
+            total = self._sum(parts)
+        return total.to(device)
+
+    def _sum(self, parts: dict[Block, Tensor]) -> Tensor:
+        if not self._halves:
+            return self._by_chunks(parts)
+        (vector,) = parts.values()
+        if self.world_size == 2:
+            dist.all_reduce(vector, group=self._group)
+            return vector
+        return self._by_halves(vector)
+
+    def _by_halves(self, vector: Tensor) -> Tensor:
+        """Recursive halving, then doubling; chunks of a length that world_size does not divide are padded with zeros."""
+        length = vector.numel()
+        padded = torch.nn.functional.pad(vector, (0, -length % self.world_size))
+        low, high = 0, padded.numel()
+        path: list[tuple[int, slice, slice]] = []
+        distance = 1
+        while distance < self.world_size:
+            middle = (low + high) // 2
+            lower, upper = slice(low, middle), slice(middle, high)
+            mine, theirs = (upper, lower) if self.rank & distance else (lower, upper)
+            received = torch.empty_like(padded[mine])
+            self._swap(self.rank ^ distance, send=padded[theirs], receive=received)
+            padded[mine].add_(received)
+            path.append((self.rank ^ distance, mine, theirs))
+            low, high = mine.start, mine.stop
+            distance *= 2
+        for partner, mine, theirs in reversed(path):
+            self._swap(partner, send=padded[mine], receive=padded[theirs])
+        return padded[:length]
+
+    def _swap(self, partner: int, *, send: Tensor, receive: Tensor) -> None:
+        peer = dist.get_global_rank(self._group, partner) if self._group is not None else partner
+        operations = [
+            dist.P2POp(dist.isend, send, peer, self._group),
+            dist.P2POp(dist.irecv, receive, peer, self._group),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    def _by_chunks(self, parts: dict[Block, Tensor]) -> Tensor:
+        """Each rank receives its chunk of every block of every rank, finishes the tree for it, and all gather the chunks."""
+        mine = self._blocks[self.rank]
+        length = parts[mine[0]].numel()
+        chunk = -(-length // self.world_size)
+        padding = chunk * self.world_size - length
+        stacked = torch.stack([torch.nn.functional.pad(parts[block], (0, padding)) for block in mine])
+        send = stacked.view(len(mine), self.world_size, chunk).transpose(0, 1).contiguous().view(-1)
+        counts = [len(of_rank) for of_rank in self._blocks]
+        receive = send.new_empty(sum(counts) * chunk)
+        dist.all_to_all_single(
+            receive,
+            send,
+            [count * chunk for count in counts],
+            [len(mine) * chunk] * self.world_size,
+            group=self._group,
+        )
+        every = [block for of_rank in self._blocks for block in of_rank]
+        root = fold(dict(zip(every, torch.split(receive, chunk), strict=True)), self.shards, Tensor.add_)
+        gathered = send.new_empty(chunk * self.world_size)
+        dist.all_gather_into_tensor(gathered, root, group=self._group)
+        return gathered[:length]

@@ -1,0 +1,290 @@
+"""A node acts for a generation only while its last look at the group found it there: fenced is seen before anything is done.
+
+One object is one node's live view. Its own thread only beats; everything else happens in the caller's thread, one poll at
+a time. It does not start or stop workers, and does not decide how often a run may fail.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from elastic.clock import Clock
+from elastic.errors import EXIT_INTERRUPTED, ElasticError, GroupEnded, UsageError
+from elastic.rendezvous import core
+from elastic.rendezvous.backend import Backend, BackendFailed, PublishesGeneration
+from elastic.rendezvous.core import Action, Policy, Timing
+from elastic.rendezvous.liveness import NEVER_BEATEN, Liveness
+from elastic.rendezvous.membership import Failure, Group, Node, Verdict
+
+POLL_S = 0.02
+BEATS_PER_KEEP_ALIVE = 5
+CHANGE_TRIES = 200
+
+
+class RendezvousTimeout(ElasticError):  # noqa: N818 - a pair with Interrupted
+    """No generation could be formed in time: this node leaves; the same command tries again."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
+class Interrupted(ElasticError):  # noqa: N818 - nothing went wrong
+    """The caller asked to stop waiting."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """The generation that this node is in; `base_rank` is the rank of its first worker, `world_size` counts all workers."""
+
+    number: int
+    members: tuple[Node, ...]
+    rank_of_node: int
+    endpoint: str
+    cause: str
+    restarts: int
+    world_size: int
+    base_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """One look at the generation that this node entered last.
+
+    `fenced`: the group went on without it; stop the workers and join. `newcomers` could be admitted now. `lost` stopped
+    answering. `cause` and `failure` tell why it was closed, once `open` is False and `fenced` is not True.
+    """
+
+    open: bool
+    fenced: bool
+    newcomers: tuple[str, ...]
+    lost: tuple[str, ...]
+    ended: Verdict | None
+    cause: str
+    failure: Failure | None
+
+
+class Rendezvous:
+    def __init__(  # noqa: PLR0913 - the seam of a node to everything outside it
+        self,
+        backend: Backend,
+        me: Node,
+        policy: Policy,
+        *,
+        keep_alive_s: float,
+        clock: Clock,
+        open_endpoint: Callable[[], str],
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        """`open_endpoint` starts a fresh TCPStore on this node and gives its "host:port"; `say` takes each new reason."""
+        if policy.max_workers is not None and me.nproc > policy.max_workers:
+            raise UsageError(
+                f"a node may bring at most {policy.max_workers} workers, the most that the run has shards for, but this one"
+                f" has {me.nproc}; lower --nproc-per-node"
+            )
+        self._backend = backend
+        self._me = me
+        self._policy = policy
+        self._clock = clock
+        self._open_endpoint = open_endpoint
+        self._say = say
+        self._publish = backend.publish_generation if isinstance(backend, PublishesGeneration) else None
+        self._keep_alive_s = keep_alive_s
+        self._liveness = Liveness(keep_alive_s=keep_alive_s)
+        self._timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
+        self._entered = 0
+        self._reason = ""
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def join(self, interrupted: Callable[[], bool]) -> Generation:
+        """Block, polling, until a new generation has this node; its workers must be stopped.
+
+        Raises GroupEnded, RendezvousTimeout after `policy.timeout_s` in a group that cannot form, Interrupted as soon as
+        `interrupted()`, and BackendFailed if the backend could not be used for `policy.timeout_s`. This node has left
+        the group then, except after BackendFailed.
+        """
+        self._start_beating()
+        self._timing = replace(self._timing, closed_since_s=None)
+        worked_s = self._clock.monotonic()
+        while not interrupted():
+            try:
+                generation = self.poll_join()
+                worked_s = self._clock.monotonic()
+            except BackendFailed as error:
+                self._tell(str(error))
+                if self._clock.monotonic() - worked_s > self._policy.timeout_s:
+                    raise
+                generation = None
+            if generation is not None:
+                return generation
+            self._clock.sleep(POLL_S)
+        self.leave()
+        raise Interrupted("interrupted while waiting for a generation")
+
+    def poll_join(self) -> Generation | None:
+        """One look and one action of `join`; None means not yet. Raises what `join` raises, but never Interrupted."""
+        version, group = self._look()
+        alive = self._alive
+        decision = core.decide(group, self._me, alive=alive, timing=self._timing, policy=self._policy)
+        self._tell(decision.reason)
+        match decision.action:
+            case Action.WAIT:
+                pass
+            case Action.JOIN:
+                # The first beat goes before the name, so that nobody meets a member that never beat.
+                self._backend.beat(self._me.id)
+                self._set(version, core.join(group, self._me))
+            case Action.EVICT:
+                self._set(version, core.evict(group, alive=alive))
+            case Action.FORM:
+                endpoint = self._open_endpoint()
+                self._set(version, core.form(group, alive=alive, endpoint=endpoint, policy=self._policy))
+            case Action.ENTER:
+                return self._enter(group)
+            case Action.GIVE_UP:
+                self.leave()
+                raise RendezvousTimeout(decision.reason)
+            case Action.STOP:
+                assert group.ended is not None
+                raise GroupEnded(group.ended.exit_code, group.ended.reason)
+        return None
+
+    def watch(self, *, step: int = 0) -> Watch:
+        """One cheap poll, which also evicts members that stopped answering; `step` is the last that own workers finished.
+
+        Raises BackendFailed: nothing was learned, the workers may go on, look again.
+        """
+        version, group = self._look()
+        alive = self._alive
+        lost = core.lost_members(group, alive=alive)
+        if group.ended is None and (lost or group.waiting_ids - alive):
+            evicted = core.evict(group, alive=alive, step=step)
+            group = evicted if self._set(version, evicted) else group
+        mine = group.generation == self._entered and self._me.id in group.member_ids
+        watch = Watch(
+            open=mine and group.open,
+            fenced=not mine,
+            newcomers=tuple(n.id for n in core.newcomers(group, alive=alive, policy=self._policy)),
+            lost=lost,
+            ended=group.ended,
+            cause=group.cause,
+            failure=group.failure,
+        )
+        self._tell(_watch_reason(watch, self._entered))
+        return watch
+
+    def close(self, cause: str, *, step: int, counts: bool, failure: Failure | None = None) -> Group:
+        """End the generation that this node entered last, and give the group as it is then; a newer one stays untouched."""
+        entered = self._entered
+        return self._change(
+            lambda group: core.close(
+                group, generation=entered, cause=cause, step=step, counts=counts, failure=failure
+            )
+        )
+
+    def leave(self) -> Group:
+        """Go for good; ends the open generation if this node is in it."""
+        return self._change(lambda group: core.leave(group, self._me.id))
+
+    def done(self) -> Group:
+        """All workers of this node finished; the last member to say so ends the run as complete."""
+        return self._change(lambda group: core.done(group, generation=self._entered, node_id=self._me.id))
+
+    def end(self, verdict: Verdict) -> Group:
+        """End the run for all nodes; changes nothing if the group went on without this node."""
+        return self._change(lambda group: core.end(group, generation=self._entered, verdict=verdict))
+
+    def reopen(self) -> Group:
+        """Before the first join: let a failed or interrupted run form again because a person started it again."""
+        return self._change(core.reopen)
+
+    def stop(self) -> None:
+        """End the beat thread; others take this node for dead after their keep-alive, unless it left."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _look(self) -> tuple[int | None, Group]:
+        found = self._backend.read()
+        version, group = (None, Group.empty()) if found is None else (found[0], Group.parse(found[1]))
+        if self._publish is not None:
+            self._publish(group.generation)
+        now_s = self._clock.monotonic()
+        beats = self._backend.beats()
+        others = (group.member_ids | group.waiting_ids) - {self._me.id}
+        self._liveness = self._liveness.look({i: beats.get(i, NEVER_BEATEN) for i in others}, now_s=now_s)
+        self._timing = core.timed(self._timing, group, alive=self._alive, now_s=now_s, policy=self._policy)
+        return version, group
+
+    @property
+    def _alive(self) -> frozenset[str]:
+        return self._liveness.alive | {self._me.id}
+
+    def _enter(self, group: Group) -> Generation:
+        if group.generation == self._entered or group.endpoint is None:
+            raise AssertionError(f"generation {group.generation} must be closed before it is joined again")
+        self._entered = group.generation
+        rank = [node.id for node in group.members].index(self._me.id)
+        return Generation(
+            number=group.generation,
+            members=group.members,
+            rank_of_node=rank,
+            endpoint=group.endpoint,
+            cause=group.cause,
+            restarts=group.restarts,
+            world_size=sum(node.nproc for node in group.members),
+            base_rank=sum(node.nproc for node in group.members[:rank]),
+        )
+
+    def _set(self, version: int | None, group: Group) -> bool:
+        return self._backend.compare_and_set(version, group.to_json())
+
+    def _change(self, transition: Callable[[Group], Group]) -> Group:
+        """Get `transition` through against all who write at the same time; raises BackendFailed after many tries."""
+        for _ in range(CHANGE_TRIES):
+            version, group = self._look()
+            changed = transition(group)
+            if changed == group or self._set(version, changed):
+                return changed
+            self._clock.sleep(POLL_S / 10)
+        raise BackendFailed(
+            f"the group's state changed under {self._me.id} {CHANGE_TRIES} times in a row; try again"
+        )
+
+    def _start_beating(self) -> None:
+        if self._thread is None:
+            self._backend.beat(self._me.id)
+            self._thread = threading.Thread(
+                target=self._beat_until_stopped, name="rendezvous-beat", daemon=True
+            )
+            self._thread.start()
+
+    def _beat_until_stopped(self) -> None:
+        while not self._stopped.wait(self._keep_alive_s / BEATS_PER_KEEP_ALIVE):
+            try:
+                self._backend.beat(self._me.id)
+            except Exception as error:
+                # This is the thread's edge: were it to die of one failed write, the others would take a healthy node for
+                # dead some seconds later, with nothing in this node's log.
+                self._tell(f"heartbeat failed: {error}")
+
+    def _tell(self, reason: str) -> None:
+        if reason != self._reason:
+            self._reason = reason
+            if self._say is not None:
+                self._say(reason)
+
+
+def _watch_reason(watch: Watch, generation: int) -> str:
+    if watch.ended is not None:
+        return f"the run has ended: {watch.ended.reason}"
+    if watch.fenced:
+        return f"generation {generation} is over and the group went on without this node"
+    if watch.lost:
+        return f"{', '.join(watch.lost)} of generation {generation} stopped answering"
+    if not watch.open:
+        return f"generation {generation} was closed: {watch.cause}"
+    if watch.newcomers:
+        return f"{', '.join(watch.newcomers)} can be admitted to the next generation after {generation}"
+    return f"generation {generation} is training"

@@ -1,0 +1,175 @@
+"""A group is one frozen value, its generation number only grows, and its JSON form reads back as the same value or not at all.
+
+It does not promise that a value is current: whoever read it may be holding yesterday's.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elastic.errors import ElasticError
+
+FORMAT = 1
+TRACEBACK_LIMIT_BYTES = 8192
+
+
+class GroupDamaged(ElasticError):  # noqa: N818 - the name says what is wrong, as elsewhere in the tree of errors
+    """The shared state of the rendezvous cannot be read: stop; a person removes it, which loses no training state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One agent process. `id` belongs to that process alone; `nproc` is the number of its workers."""
+
+    id: str
+    address: str
+    nproc: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What the first failing worker of a generation said, for the agents that print it last."""
+
+    node: str
+    rank: int
+    message: str
+    traceback: str
+
+    def __post_init__(self) -> None:
+        # The end of a traceback names the error; its beginning is only the way there.
+        tail = self.traceback.encode()[-TRACEBACK_LIMIT_BYTES:].decode(errors="ignore")
+        object.__setattr__(self, "traceback", tail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How the run ended, for every node."""
+
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The whole shared state.
+
+    While `open`, `members` (in rank order) train as `generation` and meet at `endpoint`, "host:port" of its TCPStore.
+    While not open, `members` are those of the generation that was closed, less those who left, and `waiting` are those
+    who stopped their workers, in order of arrival. `restarts` counts consecutive failures without a step above
+    `high_step`. `cause` says why this generation exists (open) or why it ended (not open).
+    """
+
+    generation: int
+    open: bool
+    members: tuple[Node, ...]
+    waiting: tuple[Node, ...]
+    done: tuple[str, ...]
+    endpoint: str | None
+    cause: str
+    restarts: int
+    high_step: int
+    failure: Failure | None
+    ended: Verdict | None
+
+    @staticmethod
+    def empty() -> "Group":
+        """Before anybody came; generation 0 is never open."""
+        return Group(
+            generation=0,
+            open=False,
+            members=(),
+            waiting=(),
+            done=(),
+            endpoint=None,
+            cause="start",
+            restarts=0,
+            high_step=0,
+            failure=None,
+            ended=None,
+        )
+
+    @property
+    def member_ids(self) -> frozenset[str]:
+        return frozenset(node.id for node in self.members)
+
+    @property
+    def waiting_ids(self) -> frozenset[str]:
+        return frozenset(node.id for node in self.waiting)
+
+    def to_json(self) -> bytes:
+        return json.dumps({"format": FORMAT} | asdict(self), indent=1).encode()
+
+    @staticmethod
+    def parse(data: bytes) -> "Group":
+        """Raises GroupDamaged, naming the first field that is not what `to_json` writes."""
+        try:
+            return _group(json.loads(data))
+        except ValueError as error:
+            raise GroupDamaged(
+                f"the rendezvous state should be JSON of format {FORMAT}, but {error}; stop all agents and remove the"
+                f" rendezvous folder (it holds no training state), then start them again"
+            ) from error
+
+
+_NODE_FIELDS = {"id": str, "address": str, "nproc": int}
+_FAILURE_FIELDS = {"node": str, "rank": int, "message": str, "traceback": str}
+_VERDICT_FIELDS = {"exit_code": int, "reason": str}
+_GROUP_FIELDS = {
+    "format": int,
+    "generation": int,
+    "open": bool,
+    "members": list,
+    "waiting": list,
+    "done": list,
+    "endpoint": (str, type(None)),
+    "cause": str,
+    "restarts": int,
+    "high_step": int,
+    "failure": (dict, type(None)),
+    "ended": (dict, type(None)),
+}
+
+
+def _fields(record: object, types: dict[str, Any], what: str) -> dict[str, Any]:
+    """`record` as a dict that has exactly these fields, of these types."""
+    if not isinstance(record, dict) or set(record) != set(types):
+        found = sorted(record) if isinstance(record, dict) else type(record).__name__
+        raise ValueError(f"{what} should have the fields {sorted(types)}, found {found}")
+    for name, kind in types.items():
+        # To Python, True is an int; to the format it is not.
+        if not isinstance(record[name], kind) or (kind is int and isinstance(record[name], bool)):
+            raise ValueError(f"{what}.{name} has the wrong type: {record[name]!r}")
+        if kind is int and record[name] < 0:
+            raise ValueError(f"{what}.{name} is negative: {record[name]}")
+    return record
+
+
+def _nodes(records: list[object], what: str) -> tuple[Node, ...]:
+    nodes = tuple(Node(**_fields(record, _NODE_FIELDS, what)) for record in records)
+    if len({node.id for node in nodes}) != len(nodes):
+        raise ValueError(f"{what} names a node twice")
+    return nodes
+
+
+def _group(record: object) -> Group:
+    if isinstance(record, dict) and record.get("format") != FORMAT:
+        raise ValueError(f"its format is {record.get('format')!r} (was it written by another version?)")
+    fields = dict(_fields(record, _GROUP_FIELDS, "group"))
+    del fields["format"]
+    if not all(isinstance(node_id, str) for node_id in fields["done"]):
+        raise ValueError("group.done should be a list of node ids")
+    if fields["open"] and not (fields["members"] and fields["endpoint"] and fields["generation"]):
+        raise ValueError("an open generation needs a number, members and an endpoint")
+    failure, ended = fields["failure"], fields["ended"]
+    return Group(
+        **fields
+        | {
+            "members": _nodes(fields["members"], "group.members"),
+            "waiting": _nodes(fields["waiting"], "group.waiting"),
+            "done": tuple(fields["done"]),
+            "failure": None
+            if failure is None
+            else Failure(**_fields(failure, _FAILURE_FIELDS, "group.failure")),
+            "ended": None if ended is None else Verdict(**_fields(ended, _VERDICT_FIELDS, "group.ended")),
+        }
+    )

@@ -1,0 +1,211 @@
+"""Each generation's TCPStore is a fresh server on the agent of rank 0, so nothing of an older generation can be read in it.
+
+This is torch's RendezvousHandler over our rendezvous: for our agent, and for `torchrun --rdzv-backend elastic
+--rdzv-endpoint DIR`. Under torchrun it does not know steps or the number of workers of a node, so there it neither
+counts progress nor limits workers, and membership changes stop the workers as torchrun does, at once.
+"""
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import quote
+
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined] # public by its documentation
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from elastic.clock import SystemClock
+from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, GroupEnded, UsageError
+from elastic.rendezvous.address import new_node_id, node_address
+from elastic.rendezvous.core import FAILURE, NODE_JOINED, NODE_LOST, Policy
+from elastic.rendezvous.directory import DirectoryBackend
+from elastic.rendezvous.group import Generation, Rendezvous, RendezvousTimeout, Watch
+from elastic.rendezvous.membership import Node, Verdict
+
+BACKEND_NAME = "elastic"
+CONNECT_TIMEOUT = timedelta(seconds=10)
+STORE_TIMEOUT = timedelta(seconds=300)
+CONNECT_TRIES = 3
+DEFAULT_LAST_CALL_S = 2.0
+DEFAULT_JOIN_TIMEOUT_S = 600.0
+DEFAULT_KEEP_ALIVE_S = 5.0
+
+# torch's agent counts itself off in the generation's store when its workers succeeded; the last one sets this key.
+_ALL_SUCCEEDED_KEY = "torchelastic/agent/terminal_state/last_member"
+
+
+class RunEnded(GroupEnded, RendezvousClosedError):  # noqa: N818 - named as its parents are
+    """GroupEnded in the words of both libraries."""
+
+
+class JoinTimedOut(RendezvousTimeout, RendezvousTimeoutError):  # noqa: N818 - named as its parents are
+    """RendezvousTimeout in the words of both libraries."""
+
+
+class EndpointHost:
+    """Serves the TCPStores of the generations that this node forms; the newest, and the one before until it is dropped."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._stores: dict[str, TCPStore] = {}
+
+    def open(self) -> str:
+        """Start a server on a free port of all interfaces and give its "host:port"."""
+        store = TCPStore(self._address, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
+        endpoint = f"{self._address}:{store.port}"
+        self._stores[endpoint] = store
+        return endpoint
+
+    def enter(self, endpoint: str) -> TCPStore:
+        """The store at `endpoint`, own or another node's; servers of other generations end here. Raises torch's DistError."""
+        own = self._stores.get(endpoint)
+        self._stores = {} if own is None else {endpoint: own}
+        if own is not None:
+            return own
+        host, port = endpoint.rsplit(":", 1)
+        store = TCPStore(host, int(port), is_master=False, timeout=CONNECT_TIMEOUT)
+        store.set_timeout(STORE_TIMEOUT)
+        return store
+
+
+class ElasticRendezvous(RendezvousHandler):
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        host: EndpointHost,
+        *,
+        run_id: str,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`host.open` must be the `open_endpoint` of `rendezvous`; `interrupted` is asked while waiting."""
+        self._rendezvous = rendezvous
+        self._host = host
+        self._run_id = run_id
+        self._interrupted = interrupted
+        self._store: Store | None = None
+        self.generation: Generation | None = None
+
+    def get_backend(self) -> str:
+        return BACKEND_NAME
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Close the generation that this node is in, if nobody did, and wait for the next; its workers must be stopped.
+
+        Raises RunEnded, JoinTimedOut, elastic's Interrupted and BackendFailed, and RendezvousConnectionError if the
+        store of three generations in a row could not be reached.
+        """
+        self._close_own()
+        for _ in range(CONNECT_TRIES):
+            generation = self._join()
+            try:
+                store = self._host.enter(generation.endpoint)
+            except RuntimeError:
+                # The node of rank 0 died before its keep-alive told; those who did reach it will see this and follow.
+                self._rendezvous.close(NODE_LOST, step=0, counts=False)
+                continue
+            return self._entered(generation, store)
+        raise RendezvousConnectionError(
+            f"the TCPStore of {CONNECT_TRIES} generations in a row should answer within {CONNECT_TIMEOUT}, but did not; is"
+            f" the address that nodes publish (--local-addr, GLOO_SOCKET_IFNAME) reachable from here?"
+        )
+
+    def num_nodes_waiting(self) -> int:
+        """How many reasons there are to meet again: nodes that can be admitted, or one for a generation that is over."""
+        watch = self._rendezvous.watch()
+        if watch.ended is not None:
+            return 0 if watch.ended.exit_code == EXIT_COMPLETE else 1
+        if watch.lost or watch.fenced or not watch.open:
+            return max(1, len(watch.lost))
+        return len(watch.newcomers)
+
+    def is_closed(self) -> bool:
+        return self._rendezvous.watch().ended is not None
+
+    def set_closed(self) -> None:
+        self._rendezvous.end(Verdict(exit_code=EXIT_FAILED, reason="closed by the launcher"))
+
+    def shutdown(self) -> bool:
+        """End the run if the workers of all nodes succeeded, else only leave it; the others go on."""
+        if not self.is_closed():
+            if self._all_succeeded():
+                self._rendezvous.end(Verdict(exit_code=EXIT_COMPLETE, reason="complete"))
+            else:
+                self._rendezvous.leave()
+        self._rendezvous.stop()
+        return True
+
+    def _join(self) -> Generation:
+        try:
+            return self._rendezvous.join(self._interrupted)
+        except GroupEnded as error:
+            raise RunEnded(error.exit_code, str(error)) from error
+        except RendezvousTimeout as error:
+            raise JoinTimedOut(str(error)) from error
+
+    def _close_own(self) -> None:
+        """Tell the others that this node stopped; torch's agent does not say why, what the group looks like does."""
+        if self.generation is None:
+            return
+        watch: Watch = self._rendezvous.watch()
+        if watch.open and not watch.fenced:
+            cause = NODE_JOINED if watch.newcomers else FAILURE
+            self._rendezvous.close(cause, step=0, counts=cause == FAILURE)
+
+    def _entered(self, generation: Generation, store: TCPStore) -> RendezvousInfo:
+        self.generation = generation
+        self._store = PrefixStore(f"generation-{generation.number}", store)
+        host, port = generation.endpoint.rsplit(":", 1)
+        where = RendezvousStoreInfo(host, int(port))
+        return RendezvousInfo(self._store, generation.rank_of_node, len(generation.members), where)
+
+    def _all_succeeded(self) -> bool:
+        try:
+            return self._store is not None and self._store.check([_ALL_SUCCEEDED_KEY])
+        except RuntimeError:
+            return False  # Its server went with rank 0; had all succeeded, that node would have ended the run first.
+
+
+def creator() -> Callable[[RendezvousParameters], RendezvousHandler]:
+    """The entry point of `torchrun.handlers`."""
+    return _from_torchrun
+
+
+def _from_torchrun(params: RendezvousParameters) -> RendezvousHandler:
+    """`endpoint` is a folder that all nodes share; runs with different --rdzv-id do not meet in it.
+
+    Takes join_timeout, last_call_timeout and keep_alive, in seconds, from --rdzv-conf.
+    """
+    if not params.endpoint:
+        raise UsageError("--rdzv-backend elastic needs --rdzv-endpoint DIR, a folder that all nodes share")
+    policy = Policy(
+        min_nodes=params.min_nodes,
+        max_nodes=params.max_nodes,
+        last_call_s=float(params.get("last_call_timeout", DEFAULT_LAST_CALL_S)),
+        timeout_s=float(params.get("join_timeout", DEFAULT_JOIN_TIMEOUT_S)),
+    )
+    address = params.local_addr or node_address(os.environ)
+    host = EndpointHost(address)
+    rendezvous = Rendezvous(
+        DirectoryBackend(Path(params.endpoint) / quote(params.run_id, safe="")),
+        Node(id=new_node_id(), address=address, nproc=1),
+        policy,
+        keep_alive_s=float(params.get("keep_alive", DEFAULT_KEEP_ALIVE_S)),
+        clock=SystemClock(),
+        open_endpoint=host.open,
+    )
+    return ElasticRendezvous(rendezvous, host, run_id=params.run_id)

@@ -1,0 +1,57 @@
+"""Names of everything inside a run directory; nothing else spells such a path.
+
+A run directory is a local or shared folder, or any fsspec URL. Checkpoints and `run.json` live under the URL itself.
+What is appended line by line (metrics, events, logs) and the `dir` rendezvous need a file system: with a remote URL they live in
+a local folder named after it, below `runs/`.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDir:
+    url: str
+    local: Path
+
+    @staticmethod
+    def parse(text: str) -> "RunDir":
+        if text.startswith("file://"):
+            text = text.removeprefix("file://")
+        if "://" not in text:
+            path = Path(text).absolute()
+            return RunDir(url=str(path), local=path)
+        folder = re.sub(r"[^A-Za-z0-9._-]+", "-", text.replace("://", "-")).strip("-")
+        return RunDir(url=text.rstrip("/"), local=Path("runs").absolute() / folder)
+
+    @property
+    def is_remote(self) -> bool:
+        return self.url != str(self.local)
+
+    @property
+    def identity_url(self) -> str:
+        return f"{self.url}/run.json"
+
+    @property
+    def checkpoints_url(self) -> str:
+        return f"{self.url}/checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.local / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.local / "events"
+
+    @property
+    def rendezvous(self) -> Path:
+        return self.local / "rendezvous"
+
+    @property
+    def faults(self) -> Path:
+        return self.local / "faults"
+
+    def log(self, *, generation: int, rank: int) -> Path:
+        return self.local / "logs" / f"{generation:06d}" / f"rank{rank}.log"

@@ -1,0 +1,23 @@
+"""Ranks never go on with different states: their digests are compared, and a difference names the first tensor that differs."""
+
+from elastic.errors import StatesDiffer
+from elastic.train.state import Parts, digests
+from elastic.train.world import World
+
+
+def agree(world: World, parts: Parts, when: str) -> str:
+    """The digest that all ranks share. Raises StatesDiffer on every rank when they do not."""
+    digest, entries = digests(parts)
+    everyone = world.gather(digest)
+    if len(set(everyone)) == 1:
+        return digest
+    details = world.gather(entries)
+    different = [name for name in sorted(details[0]) if len({of_rank.get(name) for of_rank in details}) > 1]
+    groups: dict[str, list[int]] = {}
+    for rank, of_rank in enumerate(everyone):
+        groups.setdefault(of_rank, []).append(rank)
+    raise StatesDiffer(
+        f"{when}: expected the same training state on every rank, found {len(groups)} different ones "
+        f"(ranks {' | '.join(str(ranks) for ranks in groups.values())}); the first entry that differs is {different[0] if different else '?'} "
+        f"({len(different)} in all). Every rank must build its objects alike, from the run's seed or the same files"
+    )

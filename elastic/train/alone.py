@@ -1,0 +1,81 @@
+"""Without an agent (plain python, or torchrun) a recipe runs all the same: rank 0 owns the uploader, each worker its own control page.
+
+There is nobody to restart workers here but torchrun, and no memory tier. SIGTERM and the first Ctrl-C ask for a drain.
+"""
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from elastic.checkpoint.catalog import committed
+from elastic.checkpoint.fsspec_store import open_store
+from elastic.checkpoint.handoff import UploaderProcess
+from elastic.checkpoint.wire import UploaderConfig
+from elastic.clock import SystemClock
+from elastic.control_page import ControlPage
+from elastic.identity import Identity
+from elastic.launch_env import AgentLink, Launch
+from elastic.run_dir import RunDir
+from elastic.train.world import World
+
+SAVE_DEADLINE_S = 600.0
+STOP_S = 30.0
+KEEP = 3
+
+
+def link_without_agent(launch: Launch, world: World, ours: Identity) -> AgentLink:
+    """What an agent would have told this worker, from defaults and ELASTIC_RUN_DIR."""
+    run = RunDir.parse(launch.run_dir or f"runs/{Path(ours.recipe).stem}")
+    page = ControlPage.create()
+    generation, socket_path = 0, ""
+    if world.rank == 0:
+        records, _ = committed(open_store(run.checkpoints_url), SystemClock())
+        generation = 1 + max((record.generation for record in records), default=0)
+        socket_path = _own_uploader(run, ours)
+    signal.signal(signal.SIGINT, lambda _number, _frame: _ask_drain(page))
+    return AgentLink(
+        pid=os.getpid(),
+        node=socket.gethostname(),
+        run_dir=run.url,
+        generation=int(world.from_first(generation)),
+        recipe=sys.argv[0],
+        arguments=tuple(sys.argv[1:]),
+        control_page=page.path,
+        uploader=socket_path,
+        save_every="auto",
+        error_file="",
+        faults=None,
+    )
+
+
+def _ask_drain(page: ControlPage) -> None:
+    if page.drain:
+        raise KeyboardInterrupt
+    page.drain = True
+    print("stopping after this step; once more to stop at once", file=sys.stderr)
+
+
+def _own_uploader(run: RunDir, ours: Identity) -> str:
+    scratch = Path(tempfile.mkdtemp(prefix="elastic-"))
+    uploader = UploaderProcess.start(
+        UploaderConfig(
+            checkpoints_url=run.checkpoints_url,
+            run_id=ours.run_id,
+            node=socket.gethostname(),
+            keep=KEEP,
+            every=None,
+            save_deadline_s=SAVE_DEADLINE_S,
+            socket_path=str(scratch / "uploader"),
+            events_path=str(run.events / f"{socket.gethostname()}-uploader.jsonl"),
+            fence_path=None,
+        )
+    )
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    atexit.register(uploader.stop, STOP_S)
+    uploader.wait_ready()
+    return str(scratch / "uploader")

@@ -1,0 +1,75 @@
+"""Every shard's forward starts from the step's opening buffers, and a step ends with the mean over shards of what they became.
+
+For BatchNorm's running averages that is exactly one update with the mean of the shards' statistics. Integer buffers, such as the number of batches
+seen, are taken from shard 0. A buffer that no forward changed keeps its bits.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+class Buffers:
+    def __init__(self, modules: Iterable[nn.Module], shards: int, device: torch.device) -> None:
+        unique = {id(b): b for module in modules for b in module.buffers() if b is not None}
+        self._floats = [b for b in unique.values() if b.is_floating_point()]
+        self._ints = [b for b in unique.values() if not b.is_floating_point() and not b.is_complex()]
+        # The mean of equal values is exact in float64 for every narrower dtype, not for float64 itself.
+        self._wide = [b for b in self._floats if b.dtype == torch.float64]
+        self._shards = shards
+        self._device = device
+        self._opening: list[Tensor] = []
+
+    @property
+    def length(self) -> int:
+        """Numbers that a shard contributes."""
+        return sum(b.numel() for b in [*self._floats, *self._ints]) + len(self._wide)
+
+    def open(self) -> None:
+        """A step begins: what the buffers hold now is where each of its shards starts."""
+        self._opening = [b.detach().clone() for b in self._all]
+
+    def save(self) -> list[Tensor]:
+        return [b.detach().clone() for b in self._all]
+
+    def load(self, values: list[Tensor] | None = None) -> None:
+        """Give the buffers these values, by default the opening ones."""
+        for buffer, value in zip(self._all, self._opening if values is None else values, strict=True):
+            # .data keeps autograd's version counter: graphs of earlier shards that saved this buffer stay valid, and in
+            # training mode none of them reads it in its backward.
+            buffer.data.copy_(value)
+
+    def contribution(self, values: list[Tensor], shard: int) -> Tensor:
+        """float64 [length]: what one shard adds to the sum."""
+        if not values:
+            return torch.zeros(0, dtype=torch.float64, device=self._device)
+        split = len(self._floats)
+        floats = [value.reshape(-1).double() for value in values[:split]]
+        ints = [value.reshape(-1).double() * (shard == 0) for value in values[split:]]
+        changed = [
+            (value != opening).any().double().reshape(1)
+            for value, opening in zip(values[:split], self._opening, strict=False)
+            if value.dtype == torch.float64
+        ]
+        return torch.cat([part.to(self._device) for part in [*floats, *ints, *changed]])
+
+    def close(self, total: Tensor) -> None:
+        """A step ends: set every buffer from the sum over all shards, float64 [length]."""
+        changed = dict(
+            zip(map(id, self._wide), total[total.numel() - len(self._wide) :].tolist(), strict=True)
+        )
+        offset = 0
+        for buffer, opening in zip(self._all, self._opening, strict=True):
+            value = total[offset : offset + buffer.numel()].view_as(buffer)
+            offset += buffer.numel()
+            if changed.get(id(buffer)) == 0:
+                value = opening
+            elif buffer.is_floating_point():
+                value = value / self._shards
+            with torch.no_grad():
+                buffer.copy_(value)
+
+    @property
+    def _all(self) -> list[Tensor]:
+        return [*self._floats, *self._ints]

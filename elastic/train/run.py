@@ -1,0 +1,167 @@
+"""What a recipe holds: one run, the same under `elastic-train`, torchrun and plain python, on however many workers there are.
+
+It gives a recipe its device, its data in order, its steps, and a place for what it prints and writes. It does not decide when to stop or what to
+save: the loop does.
+"""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elastic.checkpoint.fsspec_store import open_store
+from elastic.checkpoint.handoff import Uploads
+from elastic.clock import SystemClock
+from elastic.control_page import ControlPage
+from elastic.data import streams
+from elastic.data.loader import Loader
+from elastic.data.order import Order, Tail
+from elastic.errors import UsageError
+from elastic.faults import plan
+from elastic.faults.inject import Faults
+from elastic.identity import Identity
+from elastic.launch_env import AgentLink
+from elastic.observe.log import EventLog
+from elastic.observe.metrics import Metrics
+from elastic.options import SaveEvery
+from elastic.run_dir import RunDir
+from elastic.train.loop import Diary, Loop, Surroundings
+from elastic.train.saving import Saving
+from elastic.train.state import State
+from elastic.train.step import Step
+from elastic.train.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """A dataset in the run's order; made by `Run.data`."""
+
+    order: Order
+    loader: Loader
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.order.steps_per_epoch
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return self.order.steps
+
+
+class Run:
+    """Made by `elastic.start`. `device` is this worker's; `rank`, `world_size` and `is_first` describe the current generation."""
+
+    def __init__(self, world: World, link: AgentLink, ours: Identity, log: EventLog) -> None:
+        self.device = world.device
+        self.rank = world.rank
+        self.world_size = world.size
+        self.is_first = world.rank == 0
+        self._world = world
+        self._link = link
+        self._identity = ours
+        self._log = log
+        self._dir = RunDir.parse(link.run_dir)
+        self._page = ControlPage.open(link.control_page)
+        # A drain may be asked of a worker directly, by a scheduler that signals every process.
+        signal.signal(signal.SIGTERM, self._asked_to_stop)
+
+    def data(
+        self,
+        dataset: Any,
+        *,
+        epochs: int,
+        tail: str = "drop",
+        workers: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> Data:
+        """A map-style dataset (with __len__ and __getitem__) in the run's order.
+
+        epochs: passes over the data. tail: what becomes of the samples that do not fill a global batch, `drop` (left out of this epoch) or `pad`
+        (filled up from the epoch's first samples). workers: data-loading processes of each rank, 0 to load in this one. collate: list of
+        samples → batch, torch's default_collate where it is None.
+        Raises UsageError when there are fewer samples than one global batch, or for an unknown tail.
+        """
+        if tail not in (Tail.DROP.value, Tail.PAD.value):
+            raise UsageError(f"expected tail='drop' or 'pad', found {tail!r}")
+        order = Order(
+            seed=self._identity.seed,
+            samples=len(dataset),
+            global_batch=self._identity.global_batch,
+            shards=self._identity.shards,
+            epochs=epochs,
+            tail=Tail(tail),
+        )
+        if order.steps < 1:
+            raise UsageError(
+                f"expected at least one epoch of at least one global batch, found {epochs} epochs of {len(dataset)} samples "
+                f"and a global batch of {order.global_batch}; take a smaller global batch, more data or tail='pad'"
+            )
+        return Data(order=order, loader=Loader(dataset, order, workers=workers, collate=collate))
+
+    def steps(self, data: Data, state: State) -> Iterator[Step]:
+        """The steps of the run that are not done yet; resumes by itself, ends after the last step or, by SystemExit, at a drain.
+
+        Raises NothingLoads, StatesDiffer, PeerLost or StoreFailed; none of them is for a recipe to catch.
+        """
+        with ExitStack() as stack:
+            around = self._surroundings(stack)
+            yield from Loop(around, data.order, data.loader, state).run()
+        streams.enter(self._identity.seed, "after")
+
+    def mean(self, value: float) -> float:
+        """The mean of a number over ranks, the same on every rank; for metrics, not for anything that reaches the state."""
+        values = self._world.gather(float(value))
+        return float(sum(values) / len(values))
+
+    def print(self, *words: object) -> None:
+        """print, on the first rank only."""
+        if self.is_first:
+            print(*words, flush=True)
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Add a record of the recipe's own to the run's events, from the first rank; fields must be JSON."""
+        if self.is_first:
+            self._log.record_named(name, fields)
+
+    def path(self, name: str) -> Path:
+        """Where a file of the recipe's own belongs in the run directory (its local part, when the run directory is a URL)."""
+        path = self._dir.local / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _surroundings(self, stack: ExitStack) -> Surroundings:
+        clock = SystemClock()
+        diary = None
+        if self.is_first:
+            uploads = Uploads(self._link.uploader)
+            stack.callback(uploads.close)
+            facts: dict[str, object] = {
+                "generation": self._link.generation,
+                "world_size": self.world_size,
+                "torch": torch.__version__,
+            }
+            saving = Saving(uploads, SaveEvery.parse(self._link.save_every), clock, facts)
+            diary = Diary(log=self._log, metrics=Metrics(self._dir.metrics), saving=saving)
+        return Surroundings(
+            world=self._world,
+            store=open_store(self._dir.checkpoints_url),
+            clock=clock,
+            generation=self._link.generation,
+            diary=diary,
+            page=self._page,
+            faults=self._faults(),
+        )
+
+    def _faults(self) -> Faults | None:
+        if self._link.faults is None:
+            return None
+        mine = tuple(fault for fault in plan.parse(self._link.faults) if fault.rank == self.rank)
+        return Faults(mine, self._dir.faults, self._log) if mine else None
+
+    def _asked_to_stop(self, _signal: int, _frame: object) -> None:
+        self._page.drain = True

@@ -1,0 +1,28 @@
+"""When a checkpoint is due, as a function of steps, seconds and what a save costs.
+
+`auto` is Young's interval, sqrt(2 · cost · time between faults) (Young 1974; Daly 2006), for a fault every half hour, which is what
+preemptible machines see at their worst; a save that costs training w seconds is then repeated every sqrt(3600 w) seconds.
+"""
+
+import math
+
+from elastic.options import SaveEvery
+
+FAULT_EVERY_S = 1800.0
+MIN_INTERVAL_S, MAX_INTERVAL_S = 5.0, 600.0
+
+
+def interval_s(cost_s: float) -> float:
+    """Seconds between saves that cost training `cost_s` each."""
+    return min(max(math.sqrt(2 * cost_s * FAULT_EVERY_S), MIN_INTERVAL_S), MAX_INTERVAL_S)
+
+
+def is_due(every: SaveEvery, *, step: int, since_s: float, cost_s: float) -> bool:
+    """Whether the state after `step` is to be saved; `since_s` seconds passed since the last save began."""
+    match every.kind:
+        case "steps":
+            return step % int(every.value) == 0
+        case "seconds":
+            return since_s >= every.value
+        case "auto":
+            return since_s >= interval_s(cost_s)

@@ -1,0 +1,97 @@
+"""`start` fixes what the result of a run is a function of, before anything is written, drawn or sent.
+
+Seed, global batch and shards come from the recipe; the launcher adds recipe, arguments and threads. A run directory that holds another run is
+refused with what differs. When the agent only asks (preflight), the answer is written down and the process ends here.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import torch
+
+from elastic import identity, launch_env
+from elastic.checkpoint.fsspec_store import open_store
+from elastic.checkpoint.store import create_or_read
+from elastic.clock import SystemClock
+from elastic.data import streams
+from elastic.errors import UsageError
+from elastic.identity import Identity
+from elastic.launch_env import Launch
+from elastic.observe.log import EventLog
+from elastic.run_dir import RunDir
+from elastic.train.alone import link_without_agent
+from elastic.train.run import Run
+from elastic.train.world import World, open_world
+
+
+def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None = None) -> Run:
+    """Begin or resume the run of this recipe.
+
+    seed: of everything random. global_batch: samples of one step, over all workers. shards: how many slices a global batch is cut into; the
+    largest world size there can be, and part of the result (another number is another trajectory). backend: nccl or gloo for gradients;
+    None takes nccl where every worker has its own GPU.
+    Deterministic kernels are switched on; a recipe that needs an operation without one may switch them off after this call.
+    Raises UsageError when the numbers do not fit, or when the run directory holds another run.
+    """
+    launch = launch_env.read()
+    if shards < 1 or global_batch < 1 or global_batch % shards:
+        nearest = max(1, round(global_batch / max(1, shards))) * max(1, shards)
+        raise UsageError(
+            f"expected a global batch that {shards} shards divide, found {global_batch}; try {nearest}"
+        )
+    if launch.world_size > shards:
+        raise UsageError(
+            f"expected at most as many workers as shards ({shards}), found {launch.world_size}; start fewer, or begin a run with more shards"
+        )
+    ours = _identity(launch, seed, global_batch, shards)
+    if launch.preflight is not None:
+        Path(launch.preflight).write_bytes(ours.to_json())
+        raise SystemExit(0)
+    _be_deterministic(ours.threads)
+    world = open_world(launch, backend)
+    link = launch.agent or link_without_agent(launch, world, ours)
+    _claim(world, ours, link.run_dir)
+    events = RunDir.parse(link.run_dir).events / f"{link.node}-{link.generation:06d}-rank{world.rank}.jsonl"
+    log = EventLog(events, node=link.node, clock=SystemClock())
+    log.generation = link.generation
+    streams.enter(seed, "start")
+    return Run(world, link, ours, log)
+
+
+def _identity(launch: Launch, seed: int, global_batch: int, shards: int) -> Identity:
+    recipe = Path(sys.argv[0])
+    return Identity(
+        recipe=recipe.name,
+        recipe_sha256=hashlib.sha256(recipe.read_bytes()).hexdigest() if recipe.is_file() else "",
+        arguments=tuple(sys.argv[1:]),
+        seed=seed,
+        global_batch=global_batch,
+        shards=shards,
+        torch=torch.__version__,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        threads=launch_env.pin_threads(),
+    )
+
+
+def _be_deterministic(threads: int) -> None:
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(mode=True)
+    # Filling fresh memory with NaN finds reads of it, which is a debugging aid and costs a pass over every tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
+
+
+def _claim(world: World, ours: Identity, run_dir: str) -> None:
+    """Write the identity down if nobody did; every rank compares itself with what is there."""
+    there = None
+    if world.rank == 0:
+        store = open_store(RunDir.parse(run_dir).url)
+        there = create_or_read(store, identity.NAME, ours.to_json(), SystemClock()).decode()
+    found = identity.parse(world.from_first(there).encode())
+    identity.check(found, ours, run_dir)
+    if world.rank == 0 and found.recipe_sha256 != ours.recipe_sha256:
+        print(
+            f"{ours.recipe} was edited since this run began: what follows is no longer the trajectory of its first version",
+            file=sys.stderr,
+        )

@@ -1,0 +1,151 @@
+"""State is everything that must survive: objects with `state_dict`, taken apart into tensors and JSON, and put together again exactly.
+
+Taking a state apart draws no random numbers and changes nothing. Ranks hold identical states, which digests check. What cannot be kept
+without pickle is refused with the name of the entry.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from elastic.checkpoint.image import tensor_bytes
+from elastic.errors import CheckpointDamaged, StateNotSavable, UsageError
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A state taken apart: tensors by name, and the rest as one JSON value that refers to them."""
+
+    tensors: dict[str, Tensor]
+    document: Any
+
+
+class State:
+    """The objects whose state is saved, restored and compared, each under its keyword's name.
+
+    Models, optimizers, schedulers, EMA copies, GradScalers, and whatever else has `state_dict` and `load_state_dict`.
+    Raises UsageError for an object that has not.
+    """
+
+    def __init__(self, **objects: Stateful) -> None:
+        if not objects:
+            raise UsageError("expected at least one object in State(model=..., optimizer=...), found none")
+        for name, thing in objects.items():
+            if not isinstance(thing, Stateful):
+                raise UsageError(
+                    f"State({name}=...): expected an object with state_dict and load_state_dict, found {type(thing).__name__}"
+                )
+        self.objects = objects
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        return [thing for thing in self.objects.values() if isinstance(thing, nn.Module)]
+
+    def take_apart(self) -> Parts:
+        """Tensors are references, not copies. Raises StateNotSavable with the name of the entry that needs pickle."""
+        tensors: dict[str, Tensor] = {}
+        seen: dict[tuple[Any, ...], str] = {}
+        document = {
+            name: _encode(thing.state_dict(), name, tensors, seen)
+            for name, thing in sorted(self.objects.items())
+        }
+        return Parts(tensors=dict(sorted(tensors.items())), document=document)
+
+    def put_together(self, parts: Parts) -> None:
+        """Load every object; each copies onto its own device (torch's map_location, done by load_state_dict).
+
+        Raises CheckpointDamaged when the parts belong to other objects.
+        """
+        if set(parts.document) != set(self.objects):
+            raise CheckpointDamaged(
+                f"expected the state of {sorted(self.objects)}, found that of {sorted(parts.document)}; "
+                "the recipe's State must have the same entries as when the run began"
+            )
+        for name, thing in self.objects.items():
+            try:
+                thing.load_state_dict(cast("dict[str, Any]", _decode(parts.document[name], parts.tensors)))
+            except (RuntimeError, KeyError, ValueError) as error:
+                raise CheckpointDamaged(f"{name} does not take the saved state: {error}") from error
+
+
+def digests(parts: Parts) -> tuple[str, dict[str, str]]:
+    """(sha256 of the whole state in a canonical order, sha256 of each entry), in hexadecimal."""
+    entries = {}
+    for name, tensor in parts.tensors.items():
+        digest = hashlib.sha256(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor_bytes(tensor).numpy().data)
+        entries[name] = digest.hexdigest()
+    for name, value in parts.document.items():
+        entries[f"{name} (values)"] = hashlib.sha256(json.dumps(value).encode()).hexdigest()
+    whole = hashlib.sha256(json.dumps(sorted(entries.items())).encode()).hexdigest()
+    return whole, entries
+
+
+def _encode(value: Any, path: str, tensors: dict[str, Tensor], seen: dict[tuple[Any, ...], str]) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, Tensor):
+        return {"tensor": _name(value, path, tensors, seen)}
+    if isinstance(value, dict):
+        for name in value:
+            if not isinstance(name, str | int) or isinstance(name, bool):
+                raise StateNotSavable(
+                    f"state entry {path}: expected str or int keys, found {type(name).__name__}"
+                )
+        # Sorted, so that the digest does not depend on the order of insertion; ints before strings.
+        names = sorted(value, key=lambda name: (isinstance(name, str), name))
+        return {"dict": [[name, _encode(value[name], f"{path}.{name}", tensors, seen)] for name in names]}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_encode(item, f"{path}.{i}", tensors, seen) for i, item in enumerate(value)]}
+    raise StateNotSavable(
+        f"state entry {path}: expected tensors, numbers, strings, lists and dicts, found {type(value).__module__}."
+        f"{type(value).__qualname__}, which only pickle could keep; leave it out of state_dict or turn it into one of these"
+    )
+
+
+def _name(tensor: Tensor, path: str, tensors: dict[str, Tensor], seen: dict[tuple[Any, ...], str]) -> str:
+    """Tied tensors are kept once: the second name refers to the first."""
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise StateNotSavable(
+            f"state entry {path}: expected a dense tensor, found {tensor.layout}; convert it in state_dict"
+        )
+    place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+    if tensor.numel() and place in seen:
+        return seen[place]
+    seen[place] = path
+    tensors[path] = tensor
+    return path
+
+
+def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    (kind, content), *rest = value.items()
+    if rest:
+        raise CheckpointDamaged(f"expected one tagged value, found the keys {sorted(value)}")
+    if kind == "tensor":
+        # A copy: Optimizer.load_state_dict may keep what it is given, and two names may refer to one tensor.
+        return tensors[content].clone()
+    if kind == "float":
+        return float(content)
+    if kind == "dict":
+        return {name: _decode(item, tensors) for name, item in content}
+    if kind in ("list", "tuple"):
+        items = [_decode(item, tensors) for item in content]
+        return items if kind == "list" else tuple(items)
+    raise CheckpointDamaged(f"expected a known kind of value, found {kind!r}")

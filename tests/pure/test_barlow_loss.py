@@ -1,0 +1,182 @@
+"""The recipe's mathematics beside plain restatements: loss, gradient by shards, LARS, learning rates."""
+
+import math
+from typing import Any
+
+import barlow
+import pytest
+import torch
+from barlow_lars import LARS
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+LAMBD = 0.005
+
+
+def plain_loss(a: Tensor, b: Tensor) -> Tensor:
+    """The paper's formula on all samples at once: batch norm without affine, correlation, two sums; over D."""
+    norm = nn.BatchNorm1d(a.shape[1], affine=False).double()
+    c = norm(a.double()).T @ norm(b.double()) / len(a)
+    on = sum((c[i, i] - 1) ** 2 for i in range(len(c)))
+    off = sum(c[i, j] ** 2 for i in range(len(c)) for j in range(len(c)) if i != j)
+    total: Tensor = (on + LAMBD * off) / len(c)
+    return total
+
+
+def network(widths: str = "12-6") -> barlow.BarlowTwins:
+    settings = barlow.Settings.parse(["--projector", widths])
+    return barlow.build_model(settings, channels=1, small_images=True)
+
+
+def gradients(model: nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def test_loss_equals_the_formula_of_the_paper() -> None:
+    """Embeddings far from zero mean: a variance computed as a difference of float32 sums would be visibly wrong here."""
+    torch.manual_seed(0)
+    a, b = torch.randn(64, 5) + 300, torch.randn(64, 5) - 300
+    sums = barlow.correlation_sums(a, b)
+    found = barlow.barlow_loss(sums, count=64, dim=5, lambd=LAMBD)
+    torch.testing.assert_close(found.loss, plain_loss(a, b), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(found.loss, found.on_diag + LAMBD * found.off_diag)
+
+
+@pytest.mark.parametrize("shards", [1, 3, 8])
+def test_gradient_by_shards_is_the_gradient_of_the_whole_batch(shards: int) -> None:
+    """Done as the trainer does it: sums of each shard, dL/dsums into each shard, gradients added; W never appears."""
+    torch.manual_seed(0)
+    one, other = torch.rand(24, 1, 8, 8), torch.rand(24, 1, 8, 8)
+    whole, parts = network(), network()
+    expected = plain_loss(whole(one), whole(other))
+    torch.autograd.backward(expected)
+
+    outputs = [
+        barlow.correlation_sums(parts(x), parts(y))
+        for x, y in zip(one.chunk(shards), other.chunk(shards), strict=True)
+    ]
+    total = torch.stack(outputs).sum(0).detach().requires_grad_()
+    loss = barlow.barlow_loss(total, count=24, dim=6, lambd=LAMBD).loss
+    torch.autograd.backward(loss)
+    torch.autograd.backward(outputs, [total.grad] * shards)
+
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
+    difference = (gradients(parts) - gradients(whole)).norm() / gradients(whole).norm()
+    assert difference < 1e-4
+
+
+def test_loss_of_a_constant_feature_is_finite() -> None:
+    """A dead feature has no variance; without the added 1e-5 the correlation would be 0 / 0."""
+    a = torch.randn(16, 4)
+    a[:, 2] = 7.0
+    found = barlow.barlow_loss(barlow.correlation_sums(a, a), count=16, dim=4, lambd=LAMBD)
+    assert all(math.isfinite(value) for value in found)
+
+
+def restated_lars(p: Tensor, grads: list[Tensor], *, lr: float, decay: float, adapt: bool) -> Tensor:
+    mu = torch.zeros_like(p)
+    for grad in grads:
+        d = grad + decay * p
+        if adapt and float(p.norm()) > 0 and float(d.norm()) > 0:
+            d = d * (0.001 * p.norm() / d.norm())
+        mu = 0.9 * mu + d
+        p = p - lr * mu
+    return p
+
+
+@pytest.mark.parametrize("adapt", [True, False])
+@pytest.mark.parametrize("start", [0.0, 1.0])
+def test_lars_moves_as_its_restatement(adapt: bool, start: float) -> None:
+    """Several steps, so that momentum shows; from zero too, where the trust ratio has no meaning and must be 1."""
+    torch.manual_seed(0)
+    p = nn.Parameter(torch.randn(3, 4) * start)
+    grads = [torch.randn(3, 4) for _ in range(4)] + [torch.zeros(3, 4)]
+    expected = restated_lars(p.detach().clone(), grads, lr=0.3, decay=0.01, adapt=adapt)
+    optimizer = LARS([{"params": [p], "weight_decay": 0.01, "adapt": adapt}], lr=0.3)
+    for grad in grads:
+        p.grad = grad
+        optimizer.step()
+    torch.testing.assert_close(p.detach(), expected)
+
+
+def test_lars_resumes_from_its_state_dict() -> None:
+    """Half the steps, a new optimizer from the state, the other half: a forgotten momentum would show at once."""
+    torch.manual_seed(0)
+    start, grads = torch.randn(3, 4), [torch.randn(3, 4) for _ in range(6)]
+    straight, broken = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    optimizer, first, second = (LARS([p], lr=0.1) for p in (straight, broken, broken))
+    for number, grad in enumerate(grads):
+        straight.grad, broken.grad = grad.clone(), grad.clone()
+        optimizer.step()
+        if number == 3:
+            second.load_state_dict(first.state_dict())
+        (first if number < 3 else second).step()
+    assert torch.equal(straight, broken)
+
+
+def test_biases_and_norms_get_neither_decay_nor_adaptation() -> None:
+    settings = barlow.Settings.parse(["--optimizer", "lars"])
+    weights, biases = barlow.build_optimizer(network(), settings).param_groups
+    assert all(p.ndim > 1 for p in weights["params"]) and all(p.ndim == 1 for p in biases["params"])
+    assert (weights["weight_decay"], weights["adapt"]) == (1e-4, True)
+    assert (biases["weight_decay"], biases["adapt"]) == (0.0, False)
+
+
+def test_learning_rate_at_the_corners_of_the_schedule() -> None:
+    share = barlow.lr_share
+    assert share(0.0, warmup=0.1) == 0
+    assert share(0.05, warmup=0.1) == pytest.approx(0.5)
+    assert share(0.1, warmup=0.1) == 1
+    assert share(0.55, warmup=0.1) == pytest.approx(0.5 + 0.5 * 0.001)
+    assert share(1.0, warmup=0.1) == pytest.approx(0.001)
+    assert share(0.0, warmup=0.0) == 1
+
+
+@given(st.floats(0, 0.99), st.floats(0, 1), st.floats(0, 1))
+def test_learning_rate_only_rises_in_the_warm_up_and_only_falls_after(
+    warmup: float, one: float, other: float
+) -> None:
+    low, high = sorted((one, other))
+    first, second = (barlow.lr_share(fraction, warmup=warmup) for fraction in (low, high))
+    assert 0 <= min(first, second) <= max(first, second) <= 1
+    if high < warmup:
+        assert first <= second
+    if low >= warmup:
+        assert first >= second
+
+
+def test_set_learning_rates_scales_lars_with_the_batch() -> None:
+    settings = barlow.Settings.parse(["--optimizer", "lars", "--global-batch", "512", "--warmup", "0"])
+    optimizer = barlow.build_optimizer(network(), settings)
+    assert barlow.set_learning_rates(optimizer, 0.0, settings) == pytest.approx((0.4, 2.4))
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.4, 2.4])
+
+
+def same_weights(one: nn.Module, other: nn.Module) -> bool:
+    pairs: list[tuple[Any, Any]] = list(
+        zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    )
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+def test_initial_network_is_a_function_of_the_seed() -> None:
+    """The probe makes it again after the run, when any number of random numbers has been drawn; nor may it disturb those."""
+    first = network()
+    torch.manual_seed(99)
+    torch.rand(17)
+    before = torch.get_rng_state()
+    assert same_weights(first, network())
+    assert torch.equal(before, torch.get_rng_state())
+    other = barlow.build_model(
+        barlow.Settings.parse(["--seed", "1", "--projector", "12-6"]), channels=1, small_images=True
+    )
+    assert not same_weights(first, other)
+
+
+@pytest.mark.parametrize(("small", "stem"), [(True, (64, 3, 3, 3)), (False, (64, 3, 7, 7))])
+def test_resnet_has_the_stem_for_its_images(small: bool, stem: tuple[int, ...]) -> None:
+    settings = barlow.Settings.parse(["--arch", "resnet18", "--projector", "16-16"])
+    model = barlow.build_model(settings, channels=3, small_images=small)
+    assert tuple(model.backbone.state_dict()["conv1.weight"].shape) == stem
+    assert model(torch.rand(4, 3, 32, 32)).shape == (4, 16)

@@ -1,0 +1,82 @@
+"""The probe measures features and nothing else; the backbone's file is whole and needs no pickle to be trusted."""
+
+from pathlib import Path
+
+import barlow
+import barlow_data
+import barlow_probe
+import numpy as np
+import pytest
+import torch
+import torchvision
+
+LABELS = np.repeat(np.arange(4), 30)
+
+
+def clusters(spread: float) -> np.ndarray:
+    """Four groups of points on the corners of a square."""
+    corners = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=np.float64)
+    return corners[LABELS] + spread * np.random.default_rng(0).standard_normal((len(LABELS), 2))
+
+
+def test_separable_features_score_one_and_noise_scores_chance() -> None:
+    good = barlow_probe.few_shot((clusters(0.01), LABELS), (clusters(0.01), LABELS))
+    assert (good.linear, good.knn) == (1.0, 1.0)
+    noise = np.random.default_rng(1).standard_normal((len(LABELS), 2))
+    bad = barlow_probe.few_shot(
+        (noise, LABELS), (np.random.default_rng(2).standard_normal(noise.shape), LABELS)
+    )
+    assert bad.linear < 0.45 and bad.knn < 0.45
+
+
+def test_label_draws_are_fixed_and_five_of_each_class() -> None:
+    first = barlow_probe.draw_labels(LABELS, 3)
+    np.random.default_rng(0).random(5)
+    assert np.array_equal(first, barlow_probe.draw_labels(LABELS, 3))
+    assert not np.array_equal(first, barlow_probe.draw_labels(LABELS, 4))
+    assert np.bincount(LABELS[first]).tolist() == [5, 5, 5, 5]
+
+
+def test_a_class_with_fewer_labels_gives_what_it_has() -> None:
+    labels = np.array([0] * 9 + [1] * 2)
+    assert np.bincount(labels[barlow_probe.draw_labels(labels, 0)]).tolist() == [5, 2]
+
+
+def test_probe_leaves_a_training_backbone_training_and_unchanged() -> None:
+    """A probe in training mode would move BatchNorm's averages, and so change what it measures."""
+    source = barlow_data.load_data("digits", Path())
+    backbone = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 8))
+    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    score = barlow_probe.probe_backbone(backbone, source, torch.device("cpu"))
+    assert backbone.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in backbone.state_dict().items())
+    assert score == barlow_probe.probe_backbone(backbone, source, torch.device("cpu"))
+    assert 0.1 < score.linear < 1
+
+
+def test_saved_resnet_fits_torchvision(tmp_path: Path) -> None:
+    settings = barlow.Settings.parse(["--arch", "resnet18", "--projector", "8-8"])
+    model = barlow.build_model(settings, channels=3, small_images=False)
+    path = tmp_path / "resnet18.pth"
+    barlow_probe.save_backbone(model.backbone, path)
+    network = torchvision.models.resnet18()
+    missing, unexpected = network.load_state_dict(torch.load(path, weights_only=True), strict=False)
+    assert sorted(missing) == ["fc.bias", "fc.weight"] and unexpected == []
+    name = "layer4.1.conv2.weight"
+    assert torch.equal(network.state_dict()[name], model.backbone.state_dict()[name])
+
+
+def test_a_save_that_breaks_off_keeps_the_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The write dies half way: a reader must still find the file of before, whole."""
+    path = tmp_path / "tiny.pth"
+    barlow_probe.save_backbone(barlow.tiny_backbone(1), path)
+    before = path.read_bytes()
+
+    def torn(_weights: object, temporary: Path) -> None:
+        temporary.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", torn)
+    with pytest.raises(OSError, match="No space"):
+        barlow_probe.save_backbone(barlow.tiny_backbone(1), path)
+    assert path.read_bytes() == before

@@ -1,0 +1,401 @@
+"""The commit protocol over a store that crashes, lies and interleaves, without a disk and without time."""
+
+import os
+import queue
+import threading
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic.checkpoint.catalog import committed, read_payload, verify
+from elastic.checkpoint.commit import Guard, commit
+from elastic.checkpoint.fakes import FakeClock, FakeStore
+from elastic.checkpoint.prune import Policy, Pruning
+from elastic.checkpoint.record import Save, commit_name
+from elastic.checkpoint.store import Payload, StoreUnsteady, create_or_read
+from elastic.errors import Fenced, StoreFailed
+
+
+class Crash(BaseException):
+    """The process is gone: nothing of it runs any more, no cleaning up either."""
+
+
+def save_of(step, generation=1, digest="d"):
+    return Save(
+        run_id="r",
+        step=step,
+        epoch=0,
+        generation=generation,
+        digest=digest.encode().hex().ljust(64, "0"),
+        world_size=1,
+        torch="2",
+    )
+
+
+def image_of(step, generation=1):
+    return f"image of step {step} by generation {generation}".encode() * 3
+
+
+def run_commit(
+    store, save, *, clock=None, is_fenced=lambda: False, reached=lambda point: None, deadline_s=100.0
+):
+    clock = clock or FakeClock()
+    image = image_of(save.step, save.generation)
+    fd = os.memfd_create("image")
+    try:
+        os.write(fd, image)
+        guard = Guard(deadline=clock.monotonic() + deadline_s, is_fenced=is_fenced)
+        return commit(
+            store, Payload(fd=fd, size_bytes=len(image)), save, guard=guard, clock=clock, reached=reached
+        )
+    finally:
+        os.close(fd)
+
+
+def run_prune(store, *, keep, generation=1, resumed_from=None, clock=None):
+    policy = Policy(keep=keep, every=None, save_deadline_s=100.0)
+    return Pruning(store, policy, clock or FakeClock()).after_commit(
+        generation=generation, resumed_from=resumed_from
+    )
+
+
+def loadable_steps(store):
+    """Steps of all records; every one of them must load and hold its own image."""
+    clock = FakeClock()
+    records, damages = committed(store, clock)
+    assert damages == []
+    for record in records:
+        assert bytes(read_payload(store, record, clock)) == image_of(record.step, record.generation)
+    return [record.step for record in records]
+
+
+def crash_at(store, operation):
+    """Crash before the operation with this number; also within a write, which counts twice."""
+    count = iter(range(1_000_000))
+
+    def before(verb, name):
+        if next(count) >= operation:
+            raise Crash
+
+    store.before = before
+
+
+@given(st.integers(0, 40))
+def test_a_crash_anywhere_leaves_the_last_committed_checkpoint_loadable(operation):
+    """Saves and prunes step by step and crashes before the n-th operation of the store, or half-way through a write."""
+    store = FakeStore()
+    run_commit(store, save_of(1))
+    crash_at(store, operation)
+    acknowledged = 1
+    try:
+        for step in (2, 3):
+            run_commit(store, save_of(step))
+            acknowledged = step
+            run_prune(store, keep=1)
+    except Crash:
+        pass
+    steps = loadable_steps(FakeStore(store.objects))
+    assert steps
+    assert steps[0] >= acknowledged
+
+
+@given(st.integers(0, 40))
+def test_pruning_that_was_interrupted_is_finished_later(operation):
+    """Crashes a pruning between a record and its data; a later one, of a newer generation and after the deadlines, leaves nothing over."""
+    store = FakeStore()
+    for step in (1, 2, 3):
+        run_commit(store, save_of(step))
+    crash_at(store, operation)
+    with suppress(Crash):
+        run_prune(store, keep=1)
+    after, clock = FakeStore(store.objects), FakeClock()
+    assert loadable_steps(after)[0] == 3
+    pruning = Pruning(after, Policy(keep=1, every=None, save_deadline_s=100.0), clock)
+    pruning.after_commit(generation=2, resumed_from=3)
+    clock.now += 201.0
+    pruning.after_commit(generation=2, resumed_from=3)
+    assert len(after.objects) == 2
+    assert loadable_steps(after) == [3]
+
+
+class Turns:
+    """Runs functions as threads that take one store operation at a time, in an order that the test chooses."""
+
+    def __init__(self, bodies):
+        self._permits = [queue.SimpleQueue() for _ in bodies]
+        self._arrived = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, args=(i, body), daemon=True) for i, body in enumerate(bodies)
+        ]
+
+    def gate(self, index):
+        def before(verb, name):
+            self._arrived.put((index, True))
+            if not self._permits[index].get(timeout=60):
+                raise Crash
+
+        return before
+
+    def _run(self, index, body):
+        try:
+            body(self.gate(index))
+        except (Crash, StoreFailed, Fenced):
+            pass
+        finally:
+            self._arrived.put((index, False))
+
+    def play(self, order, kill_after):
+        """`order` yields who goes next; from operation `kill_after[i]` on, thread i crashes."""
+        waiting, taken = set(), [0] * len(self._threads)
+        for thread in self._threads:
+            thread.start()
+        alive = len(self._threads)
+        expected = alive
+        while alive:
+            for _ in range(expected):
+                index, is_waiting = self._arrived.get(timeout=60)
+                if is_waiting:
+                    waiting.add(index)
+                else:
+                    alive -= 1
+            if waiting:
+                index = sorted(waiting)[next(order) % len(waiting)]
+                waiting.discard(index)
+                taken[index] += 1
+                self._permits[index].put(taken[index] <= kill_after[index])
+            expected = 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 1), min_size=60, max_size=60),
+    st.tuples(st.integers(0, 25), st.integers(0, 25)),
+    st.booleans(),
+)
+def test_two_writers_of_one_step_never_make_a_checkpoint_that_does_not_load(order, kill_after, is_exclusive):
+    """A zombie of generation 1 and its successor save and prune the same steps, operation by operation in any order, and may crash.
+
+    Also over a store that ignores the create-only header. A save that was acknowledged must be there afterwards.
+    """
+    objects, acknowledged = {}, []
+    run_commit(FakeStore(objects), save_of(1))
+
+    def writer(generation):
+        def body(gate):
+            store = FakeStore(objects, is_exclusive=is_exclusive)
+            store.before = gate
+            run_commit(store, save_of(2, generation))
+            acknowledged.append(2)
+            run_prune(store, keep=1, generation=generation)
+
+        return body
+
+    def in_turn():
+        yield from order
+        while True:
+            yield 0
+
+    Turns([writer(1), writer(2)]).play(in_turn(), kill_after)
+    steps = loadable_steps(FakeStore(objects))
+    assert steps
+    assert steps[0] >= max(acknowledged, default=1)
+
+
+def fail_once(*verbs, error=None):
+    """Raise at the first call of each verb."""
+    left = list(verbs)
+
+    def act(verb, name):
+        if verb in left:
+            left.remove(verb)
+            raise error or StoreUnsteady(f"{verb} timed out")
+
+    return act
+
+
+def test_a_lost_answer_to_a_successful_create_is_a_commit():
+    """The record is created and then the call raises, as a timeout on the way back does; reading it back shows our write_id."""
+    store = FakeStore()
+    store.after = fail_once("create")
+    done = run_commit(store, save_of(1))
+    assert done.is_ours
+    assert loadable_steps(store) == [1]
+
+
+def test_exists_after_our_own_retried_create_is_a_commit():
+    """The storage library retries by itself and reports that the name is taken: by us."""
+
+    class Library(FakeStore):
+        def create(self, name, data):
+            super().create(name, data)
+            return super().create(name, data)
+
+    assert run_commit(Library(), save_of(1)).is_ours
+
+
+@pytest.mark.parametrize("verb", ["write", "write-half", "create", "read"])
+def test_a_call_that_fails_once_is_tried_again(verb):
+    """One timeout before each verb takes effect; the read is the one that settles a lost answer."""
+    store = FakeStore()
+    store.before = fail_once(verb)
+    store.after = fail_once("create") if verb == "read" else store.after
+    assert run_commit(store, save_of(1)).is_ours
+    assert loadable_steps(store) == [1]
+
+
+def test_a_store_that_stays_unsteady_fails_the_save_at_its_deadline():
+    """Every write times out; the fake clock moves only by the pauses between tries."""
+    store, clock = FakeStore(), FakeClock()
+
+    def before(verb, name):
+        raise StoreUnsteady("down")
+
+    store.before = before
+    with pytest.raises(StoreFailed, match="down"):
+        run_commit(store, save_of(1), clock=clock, deadline_s=100.0)
+    assert 1000.0 < clock.now <= 1100.0
+
+
+def test_a_full_disk_is_not_tried_again():
+    """A final failure at the first write: the clock has not moved, so nobody paused for another try."""
+    store, clock = FakeStore(), FakeClock()
+    store.before = fail_once("write", error=StoreFailed("No space left on device"))
+    with pytest.raises(StoreFailed, match="No space"):
+        run_commit(store, save_of(1), clock=clock)
+    assert clock.now == 1000.0
+    assert store.objects == {}
+
+
+def test_a_writer_that_was_fenced_during_its_upload_commits_nothing():
+    """A newer generation appears while the payload is written; the attempt is withdrawn."""
+    store, points = FakeStore(), []
+    with pytest.raises(Fenced):
+        run_commit(store, save_of(1), is_fenced=lambda: "upload" in points, reached=points.append)
+    assert points == ["upload", "before-commit"]
+    assert store.objects == {}
+
+
+def test_a_fenced_writer_does_not_even_upload():
+    """The newer generation is there before the save begins."""
+    store, points = FakeStore(), []
+    with pytest.raises(Fenced):
+        run_commit(store, save_of(1), is_fenced=lambda: True, reached=points.append)
+    assert points == []
+
+
+def test_a_writer_past_its_deadline_commits_nothing():
+    """The process was stopped between payload and record for longer than the deadline: others may have swept its payload."""
+    store, clock = FakeStore(), FakeClock()
+
+    def reached(point):
+        clock.now += 101.0 if point == "before-commit" else 0.0
+
+    with pytest.raises(StoreFailed, match="deadline"):
+        run_commit(store, save_of(1), clock=clock, reached=reached)
+    assert loadable_steps(store) == []
+
+
+def test_a_step_that_somebody_else_committed_stays_theirs():
+    """The second writer finds a good checkpoint under its step: that is as good as its own, and its own is withdrawn."""
+    store = FakeStore()
+    first = run_commit(store, save_of(1, generation=1))
+    second = run_commit(store, save_of(1, generation=2))
+    assert not second.is_ours
+    assert second.record == first.record
+    assert len(store.objects) == 2
+
+
+def test_another_state_at_the_same_step_is_said_loudly():
+    """Two trajectories that differ: the outcome names both digests."""
+    store = FakeStore()
+    run_commit(store, save_of(1, digest="one"))
+    assert "another state" in run_commit(store, save_of(1, generation=2, digest="two")).reason
+
+
+@pytest.mark.parametrize("what", ["record", "payload", "missing"])
+def test_a_damaged_checkpoint_of_the_same_step_is_replaced_and_not_touched(what):
+    """The run fell back behind a damaged step and reaches it again. Taking the old record for a commit would leave nothing to load."""
+    store = FakeStore()
+    old = run_commit(store, save_of(5)).record
+    if what == "record":
+        store.objects[commit_name(5)] = b"{}"
+    elif what == "payload":
+        store.objects[old.payload] = b"x" + store.objects[old.payload][1:]
+    else:
+        del store.objects[old.payload]
+    before = dict(store.objects)
+    new = run_commit(store, save_of(5, generation=2))
+    assert new.is_ours
+    assert before.items() <= store.objects.items()
+    newest = committed(store, FakeClock())[0][0]
+    assert newest == new.record
+    assert bytes(read_payload(store, newest, FakeClock())) == image_of(5, 2)
+    assert [damage.step for damage in verify(store, FakeClock())] == [5]
+
+
+def test_a_payload_that_the_store_reports_shorter_is_not_committed():
+    """A gateway accepts the upload and keeps half of it."""
+
+    class Lossy(FakeStore):
+        def write(self, name, payload, midway):
+            return super().write(name, payload, midway) // 2
+
+    store = Lossy()
+    with pytest.raises(StoreFailed, match="reports"):
+        run_commit(store, save_of(1))
+    assert loadable_steps(store) == []
+
+
+def test_an_attempt_in_doubt_is_left_for_the_sweep():
+    """Every create times out and nothing can be read back: the record may appear later, so its payload must stay."""
+    store = FakeStore()
+
+    def before(verb, name):
+        if verb in {"create", "read"}:
+            raise StoreUnsteady("down")
+
+    store.before = before
+    with pytest.raises(StoreFailed):
+        run_commit(store, save_of(1))
+    assert len(store.objects) == 1
+
+
+def test_sweeping_spares_an_attempt_that_was_committed_after_the_listing():
+    """The sweeper's first listing is stale: the record appears right after it. Its payload must not be deleted."""
+    store, clock = FakeStore(), FakeClock()
+    run_commit(store, save_of(1))
+    record = store.objects.pop(commit_name(1))
+    run_commit(store, save_of(2, generation=2))
+    pruning = Pruning(store, Policy(keep=3, every=None, save_deadline_s=100.0), clock)
+    pruning.after_commit(generation=2, resumed_from=None)
+    clock.now += 201.0
+    listings = []
+
+    def after(verb, name):
+        if verb == "list" and not listings:
+            listings.append(name)
+            store.objects[commit_name(1)] = record
+
+    store.after = after
+    pruning.after_commit(generation=2, resumed_from=None)
+    assert loadable_steps(store) == [2, 1]
+
+
+def test_pruning_does_not_count_a_checkpoint_without_its_payload():
+    """The newest record has lost its payload; with keep=1 the older, whole one must stay."""
+    store = FakeStore()
+    run_commit(store, save_of(1))
+    del store.objects[run_commit(store, save_of(2)).record.payload]
+    assert run_prune(store, keep=1) == []
+    assert commit_name(1) in store.objects
+
+
+@given(st.integers(0, 4))
+def test_of_many_creators_all_see_the_first_ones_object(loser):
+    """run.json is created by whoever comes first, and a lost answer to its creation changes nothing."""
+    store = FakeStore()
+    store.after = fail_once("create")
+    assert create_or_read(store, "run.json", b"first", FakeClock()) == b"first"
+    assert create_or_read(store, "run.json", f"{loser}".encode(), FakeClock()) == b"first"

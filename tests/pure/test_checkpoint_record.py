@@ -1,0 +1,136 @@
+"""A record that parses is one that was written whole, by us, for a place inside the run directory."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.checkpoint import record as names
+from elastic.checkpoint.record import CommitRecord, parse
+from elastic.errors import CheckpointDamaged
+
+hex_32 = st.text("0123456789abcdef", min_size=32, max_size=32)
+hex_64 = st.text("0123456789abcdef", min_size=64, max_size=64)
+numbers = st.integers(0, 10**12 - 1)
+
+
+@st.composite
+def records(draw):
+    generation, write_id = draw(st.integers(0, 10**9)), draw(hex_32)
+    return CommitRecord(
+        format=names.FORMAT,
+        run_id=draw(st.text(max_size=20)),
+        step=draw(numbers),
+        epoch=draw(numbers),
+        generation=generation,
+        write_id=write_id,
+        attempt=names.attempt_dir(generation, write_id),
+        size_bytes=draw(numbers),
+        sha256=draw(hex_64),
+        digest=draw(hex_64),
+        world_size=draw(st.integers(1, 10**6)),
+        torch=draw(st.text(max_size=20)),
+        created=draw(st.floats(0, 1e12)),
+    )
+
+
+def forged(record, **changes):
+    """A record whose checksum is right and whose fields are not."""
+    body = json.loads(record.to_json())
+    del body["self_sha256"]
+    body |= changes
+    return json.dumps(body | {"self_sha256": names._checksum(body)}).encode()
+
+
+@given(records())
+def test_what_was_written_is_what_is_read(record):
+    """Writes any record and parses it."""
+    assert parse(record.to_json()) == record
+
+
+@given(records(), st.data())
+def test_any_flipped_bit_is_noticed(record, data):
+    """Flips one bit anywhere. Only bits that do not change the JSON's meaning (white space) may go unnoticed."""
+    whole = bytearray(record.to_json())
+    place = data.draw(st.integers(0, len(whole) - 1))
+    whole[place] ^= 1 << data.draw(st.integers(0, 7))
+    with suppress(CheckpointDamaged):
+        assert parse(bytes(whole)) == record
+
+
+@given(records(), st.data())
+def test_any_truncation_is_noticed(record, data):
+    """Cuts the record anywhere before its closing brace, as a full disk would."""
+    whole = record.to_json().rstrip()
+    with pytest.raises(CheckpointDamaged):
+        parse(whole[: data.draw(st.integers(0, len(whole) - 1))])
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_damage_and_nothing_else(data):
+    """Feeds noise: any other exception would stop the search for an older checkpoint."""
+    with pytest.raises(CheckpointDamaged):
+        parse(data)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attempt": "../../../etc"},
+        {"attempt": "a-000001-0123456g"},
+        {"attempt": "a-000001-01234567/../../x"},
+        {"attempt": "a-000002-01234567\n"},
+        {"attempt": 7},
+        {"step": -1},
+        {"step": True},
+        {"step": 1.0},
+        {"step": 10**12},
+        {"world_size": 0},
+        {"created": float("nan")},
+        {"created": "now"},
+        {"sha256": "A" * 64},
+        {"digest": ""},
+        {"format": 2},
+        {"generation": 3},
+        {"surprise": 1},
+        {"torch": None},
+    ],
+)
+def test_a_right_checksum_does_not_excuse_a_wrong_field(changes):
+    """Forges records with a matching checksum and one field that cannot be, paths that leave the directory among them."""
+    good = CommitRecord(
+        format=names.FORMAT,
+        run_id="r",
+        step=3,
+        epoch=0,
+        generation=1,
+        write_id="0123456789abcdef" * 2,
+        attempt="a-000001-01234567",
+        size_bytes=1,
+        sha256="0" * 64,
+        digest="0" * 64,
+        world_size=1,
+        torch="2",
+        created=1.0,
+    )
+    assert parse(forged(good)) == good
+    with pytest.raises(CheckpointDamaged):
+        parse(forged(good, **changes))
+
+
+@given(numbers, st.integers(0, names.RECORDS_PER_STEP - 1), st.integers(0, 10**9), hex_32)
+def test_names_are_taken_apart_into_what_they_were_made_of(step, number, generation, write_id):
+    """Makes each kind of name and parses it back."""
+    assert names.parse_step_dir(names.step_dir(step)) == step
+    assert names.parse_commit_name(names.commit_name(step, number)) == (step, number)
+    assert names.parse_attempt_dir(names.attempt_dir(generation, write_id)) == generation
+
+
+@pytest.mark.parametrize(
+    "name", ["COMMIT.json", "12/COMMIT.json", "000000000012/COMMIT-0.json", "000000000012/x/COMMIT.json"]
+)
+def test_a_name_of_another_shape_is_no_commit_record(name):
+    """Names that a person or another program may have left there."""
+    assert names.parse_commit_name(name) is None

@@ -1,0 +1,359 @@
+"""One contract for every store: a local folder, fsspec's memory, and S3 as a real server on the loopback speaks it."""
+
+import errno
+import logging
+import os
+import uuid
+
+import fsspec
+import pytest
+from moto.server import ThreadedMotoServer
+
+from elastic.checkpoint import fsspec_store, local_store
+from elastic.checkpoint.catalog import check_payload, committed, read_payload, verify
+from elastic.checkpoint.commit import Guard, commit
+from elastic.checkpoint.fakes import FakeClock
+from elastic.checkpoint.fsspec_store import open_store
+from elastic.checkpoint.record import Save, commit_name
+from elastic.checkpoint.store import (
+    CHUNK_BYTES,
+    Entry,
+    ObjectMissing,
+    Payload,
+    StoreUnsteady,
+    as_store_failure,
+    create_or_read,
+    read_small,
+)
+from elastic.clock import SystemClock
+from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint():
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def url(request, tmp_path, monkeypatch):
+    if request.param == "local":
+        return str(tmp_path / "run" / "checkpoints")
+    if request.param == "memory":
+        return f"memory://{uuid.uuid4().hex}/checkpoints"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3_endpoint"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    bucket = f"b-{uuid.uuid4().hex}"
+    fsspec.filesystem("s3", skip_instance_cache=True).mkdir(bucket)
+    return f"s3://{bucket}/run/checkpoints"
+
+
+@pytest.fixture
+def image():
+    fd = os.memfd_create("image")
+
+    def image_of(data):
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, data, 0)
+        return Payload(fd=fd, size_bytes=len(data))
+
+    yield image_of
+    os.close(fd)
+
+
+def whole(store, name):
+    return b"".join(store.read(name))
+
+
+def save_now(store, payload, step, *, reached=lambda point: None, clock=None):
+    clock = clock or SystemClock()
+    save = Save(run_id="r", step=step, epoch=0, generation=1, digest="0" * 64, world_size=1, torch="2")
+    guard = Guard(deadline=clock.monotonic() + 60.0, is_fenced=lambda: False)
+    return commit(store, payload, save, guard=guard, clock=clock, reached=reached)
+
+
+def test_what_was_written_is_listed_and_read(url, image):
+    """A payload of three chunks and an odd byte through a fresh instance, as another process would see it."""
+    data = os.urandom(1000) * (3 * CHUNK_BYTES // 1000) + b"x"
+    assert open_store(url).write("a/b/payload", image(data), lambda: None) == len(data)
+    store = open_store(url)
+    assert store.list() == [Entry(name="a/b/payload", size_bytes=len(data))]
+    assert whole(store, "a/b/payload") == data
+
+
+def test_a_store_that_nobody_has_written_to_is_empty(url):
+    """Nothing was created, not even the folder."""
+    assert open_store(url).list() == []
+
+
+def test_an_object_is_created_once(url):
+    """Two instances create the same name: the first one's bytes stay, the second one is told."""
+    assert open_store(url).create("s/COMMIT.json", b"first")
+    assert not open_store(url).create("s/COMMIT.json", b"second")
+    assert whole(open_store(url), "s/COMMIT.json") == b"first"
+    assert [entry.name for entry in open_store(url).list()] == ["s/COMMIT.json"]
+
+
+def test_a_missing_object_is_an_answer(url):
+    """Reads what is not there, also beside something that is."""
+    store = open_store(url)
+    store.create("s/there", b"x")
+    with pytest.raises(ObjectMissing):
+        whole(store, "s/absent")
+    assert read_small(store, "t/absent", SystemClock()) is None
+
+
+def test_what_was_deleted_is_gone_for_an_instance_that_listed_it_before(url):
+    """A listing that was kept from before would still show it; deleting twice is fine."""
+    reader, writer = open_store(url), open_store(url)
+    writer.create("s/one", b"1")
+    writer.create("s/two", b"2")
+    assert len(reader.list()) == 2
+    writer.delete("s/one")
+    writer.delete("s/one")
+    assert [entry.name for entry in reader.list()] == ["s/two"]
+    writer.delete("s/two")
+    assert reader.list() == []
+
+
+def test_midway_comes_before_the_payload_is_complete(url, image):
+    """Looks at the store from inside the callback: the object must not be whole yet."""
+    seen = []
+    store = open_store(url)
+    store.write(
+        "a/p",
+        image(b"0123456789"),
+        lambda: seen.append({e.name: e.size_bytes for e in open_store(url).list()}),
+    )
+    assert len(seen) == 1
+    assert seen[0].get("a/p", 0) < 10
+
+
+def test_a_checkpoint_is_saved_listed_and_loaded(url, image):
+    """The whole protocol, each part through an instance of its own."""
+    done = save_now(open_store(url), image(b"state" * 1000), 7)
+    records, damages = committed(open_store(url), SystemClock())
+    assert (records, damages) == ([done.record], [])
+    assert bytes(read_payload(open_store(url), records[0], SystemClock())) == b"state" * 1000
+    assert verify(open_store(url), SystemClock()) == []
+
+
+def rewrite(store, name, data, image):
+    store.delete(name)
+    if data is not None:
+        store.write(name, image(data), lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lambda data: data[:-1], "999 bytes, expected 1000"),
+        (lambda data: data + b"x", "more bytes, expected 1000"),
+        (lambda data: data[:500] + bytes([data[500] ^ 1]) + data[501:], "sha256"),
+        (lambda data: None, "missing"),
+    ],
+    ids=["truncated", "longer", "bit flipped", "missing"],
+)
+def test_a_harmed_payload_is_damage_and_never_handed_out(url, image, harm, reason):
+    """Changes the stored payload behind the record's back."""
+    data, store = os.urandom(1000), open_store(url)
+    record = save_now(store, image(data), 7).record
+    rewrite(store, record.payload, harm(data), image)
+    for read in (read_payload, check_payload):
+        with pytest.raises(CheckpointDamaged, match=reason):
+            read(store, record, SystemClock())
+    assert [damage.step for damage in verify(store, SystemClock())] == [7]
+
+
+@pytest.mark.parametrize(
+    "data", [b" ", b"{}", b"\0" * 700, b"[" * 100_000], ids=["blank", "empty object", "zeros", "huge"]
+)
+def test_a_harmed_commit_record_is_damage_and_the_older_one_is_listed(url, image, data):
+    """Replaces the newest record; the listing must go on to the older checkpoint."""
+    store = open_store(url)
+    save_now(store, image(b"one"), 1)
+    save_now(store, image(b"two"), 2)
+    rewrite(store, commit_name(2), data, image)
+    records, damages = committed(store, SystemClock())
+    assert [record.step for record in records] == [1]
+    assert [damage.step for damage in damages] == [2]
+
+
+def test_a_record_that_was_copied_to_another_step_is_damage(url, image):
+    """A person restores a backup into the wrong folder."""
+    store = open_store(url)
+    save_now(store, image(b"one"), 1)
+    store.create(commit_name(2), whole(store, commit_name(1)))
+    _, damages = committed(store, SystemClock())
+    assert [damage.step for damage in damages] == [2]
+
+
+def test_the_identity_of_a_run_is_created_once(url):
+    """Two starters of one run: both see the first one's object."""
+    assert create_or_read(open_store(url), "run.json", b"first", SystemClock()) == b"first"
+    assert create_or_read(open_store(url), "run.json", b"second", SystemClock()) == b"first"
+
+
+def test_an_interrupted_local_write_can_be_tried_again(tmp_path, image):
+    """The first write breaks half-way with an I/O error; its torn file must not stand in the way of the second."""
+    store = open_store(str(tmp_path / "c"))
+
+    def broken():
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(StoreUnsteady, match="Input/output"):
+        store.write("a/p", image(b"0123456789"), broken)
+    assert store.list() == []
+    assert store.write("a/p", image(b"0123456789"), lambda: None) == 10
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOSPC, "full"),
+        (errno.EDQUOT, "full"),
+        (errno.EROFS, "allowed to write"),
+        (errno.EACCES, "allowed to write"),
+    ],
+)
+def test_a_disk_that_refuses_fails_the_save_at_once(tmp_path, image, monkeypatch, number, said):
+    """Every fsync of a file answers with the error, as a full or read-only disk does at the latest then. Nobody pauses and tries again."""
+    store, clock = open_store(str(tmp_path / "c")), FakeClock()
+
+    def refuse(fd):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(local_store.os, "fsync", refuse)
+    with pytest.raises(StoreFailed, match=said):
+        save_now(store, image(b"state"), 1, clock=clock)
+    assert clock.now == 1000.0
+    monkeypatch.undo()
+    assert committed(store, SystemClock()) == ([], [])
+
+
+def test_an_input_output_error_is_tried_again(tmp_path, image, monkeypatch):
+    """The first fsync fails with EIO and the later ones work: the save succeeds after a pause."""
+    store, clock, calls = open_store(str(tmp_path / "c")), FakeClock(), []
+    real = os.fsync
+
+    def flaky(fd):
+        calls.append(fd)
+        if len(calls) == 3:
+            raise OSError(errno.EIO, "Input/output error")
+        real(fd)
+
+    monkeypatch.setattr(local_store.os, "fsync", flaky)
+    record = save_now(store, image(b"state"), 1, clock=clock).record
+    assert clock.now > 1000.0
+    assert bytes(read_payload(store, record, clock)) == b"state"
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_store(tmp_path, monkeypatch):
+    """Taking an error for nothing would start the training over silently."""
+    store = open_store(str(tmp_path))
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(local_store.os, "scandir", refuse)
+    with pytest.raises(StoreFailed, match="permissions"):
+        committed(store, FakeClock())
+
+
+def test_a_remote_store_that_cannot_be_listed_is_not_an_empty_store():
+    """fsspec's own `find` leaves out what raises; the store must not."""
+    store = open_store(f"memory://{uuid.uuid4().hex}/c")
+    store.create("s/one", b"1")
+
+    def refuse(path, **options):
+        raise PermissionError("Access Denied")
+
+    store._fs.ls = refuse
+    with pytest.raises(StoreFailed, match="permissions"):
+        store.list()
+
+
+def test_a_run_directory_that_is_a_file_is_said_so(tmp_path, image):
+    """A person names a file where a folder is expected."""
+    (tmp_path / "c").write_text("not a folder")
+    with pytest.raises(StoreFailed):
+        open_store(str(tmp_path / "c")).write("a/p", image(b"x"), lambda: None)
+
+
+def test_a_missing_bucket_is_final_and_says_what_to_do(s3_endpoint, monkeypatch, image):
+    """The bucket was never made: trying for minutes would not make it."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    with pytest.raises(StoreFailed, match="bucket") as caught:
+        open_store("s3://b-never-made/c").create("s/one", b"1")
+    assert not isinstance(caught.value, StoreUnsteady)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_worth_another_try"),
+    [
+        (TimeoutError("read timed out"), True),
+        (OSError(errno.EIO, "409 ConditionalRequestConflict"), True),
+        (ConnectionResetError("reset"), True),
+        (RuntimeError("a library's own class"), True),
+        (PermissionError("AccessDenied"), False),
+        (OSError(errno.ENOSPC, "full"), False),
+        (TypeError("our own mistake"), False),
+        (type("NoCredentialsError", (Exception,), {})("Unable to locate credentials"), False),
+    ],
+)
+def test_only_what_may_pass_is_worth_another_try(error, is_worth_another_try):
+    """What storage libraries raise, by class and errno."""
+    assert isinstance(as_store_failure("writing x", error), StoreUnsteady) is is_worth_another_try
+
+
+def test_a_library_error_of_its_own_class_becomes_a_sentence():
+    """botocore's exceptions share no base with OSError; one that got through would end the uploader's thread."""
+    store = open_store(f"memory://{uuid.uuid4().hex}/c")
+
+    def explode(*arguments, **options):
+        raise type("EndpointConnectionError", (Exception,), {})("Could not connect")
+
+    store._fs.pipe_file = explode
+    with pytest.raises(StoreUnsteady, match="Could not connect"):
+        store.create("s/one", b"1")
+
+
+def test_an_unknown_protocol_is_the_persons_to_correct():
+    """A misspelled URL."""
+    with pytest.raises(UsageError, match="expected a path or a URL"):
+        open_store("s33://bucket/run")
+
+
+def test_a_missing_extra_names_the_command_that_installs_it(monkeypatch):
+    """s3fs is not installed; fsspec raises ImportError when it looks for the class."""
+
+    def missing(url, **options):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec_store.fsspec.core, "url_to_fs", missing)
+    with pytest.raises(UsageError, match=r"pip install elastic-train\[s3\]"):
+        open_store("s3://bucket/run")
+
+
+def test_an_image_that_was_cut_while_it_was_saved_is_not_committed(tmp_path, image):
+    """The worker truncates its memory after the offer: fewer bytes than promised."""
+    payload = image(b"state")
+    store = open_store(str(tmp_path / "c"))
+    with pytest.raises(StoreFailed, match="expected 5"):
+        save_now(store, payload, 1, reached=lambda point: os.ftruncate(payload.fd, 1))
+    assert committed(store, SystemClock()) == ([], [])
+
+
+def test_an_image_of_another_size_than_promised_is_not_uploaded(tmp_path, image):
+    """Storage libraries upload whole files: bytes behind the image would be stored, too."""
+    payload = image(b"state and more")
+    with pytest.raises(StoreFailed, match="expected 5"):
+        save_now(open_store(str(tmp_path / "c")), Payload(fd=payload.fd, size_bytes=5), 1)

@@ -1,0 +1,63 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.observe.diff import compare, first_difference
+
+
+def run(chains, *, finished=True, digest="d"):
+    metrics = [{"step": step, "chain": chain} for step, chain in enumerate(chains, start=1)]
+    return {"finished": finished, "steps": len(chains), "final_digest": digest if finished else None}, metrics
+
+
+def compared(a, b):
+    return compare(*a, *b)
+
+
+@given(st.text("ab", max_size=12), st.text("ab", max_size=12))
+def test_first_difference_is_the_first_pair_that_differs(a, b):
+    expected = next((n for n, (x, y) in enumerate(zip(a, b, strict=False), start=1) if x != y), None)
+
+    assert first_difference(run(a)[1], run(b)[1]) == expected
+    assert first_difference(run(b)[1], run(a)[1]) == expected
+
+
+def test_equal_runs_are_the_same():
+    assert compared(run("abc"), run("abc"))["same"]
+
+
+def test_a_difference_names_its_step():
+    found = compared(run("abcd"), run("abxd"))
+
+    assert not found["same"]
+    assert found["first_difference"] == 3
+    assert "differ is 3" in found["reason"]
+
+
+def test_an_unfinished_run_is_the_same_as_far_as_it_went():
+    found = compared(run("ab", finished=False), run("abcd"))
+
+    assert found["same"]
+    assert found["common_steps"] == 2
+    assert "A not finished" in found["reason"]
+
+
+def test_a_run_that_finished_earlier_differs():
+    for other_finished in (True, False):
+        found = compared(run("abcd", finished=other_finished), run("ab"))
+
+        assert not found["same"]
+        assert "B ends at step 2" in found["reason"]
+
+
+def test_equal_steps_with_different_final_digests_differ():
+    """Something that no loss shows, such as a buffer, went another way."""
+    found = compared(run("ab", digest="x"), run("ab", digest="y"))
+
+    assert not found["same"]
+    assert "final digests differ: x and y" in found["reason"]
+
+
+def test_runs_without_a_common_step_are_not_called_the_same():
+    """Empty metrics, or lines without a chain, must not pass for agreement."""
+    assert not compared(run(""), run(""))["same"]
+    assert not compared(run([None, None]), run([None, None]))["same"]

@@ -1,0 +1,123 @@
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.observe.metrics import Metrics, _cut, newest, read
+
+
+def lines(steps) -> bytes:
+    return b"".join(json.dumps({"step": step, "loss": 0.5}).encode() + b"\n" for step in steps)
+
+
+def dumb_cut(data: bytes, step: int) -> list[int]:
+    """Keep the complete lines of steps up to `step`, looking at every one of them."""
+    records = [
+        json.loads(line) for line in data.split(b"\n")[:-1] if line.startswith(b"{") and line.endswith(b"}")
+    ]
+    return [record["step"] for record in records if record["step"] <= step]
+
+
+@given(st.integers(0, 30), st.integers(1, 10), st.integers(0, 45), st.integers(0, 40), st.data())
+def test_rewind_keeps_what_looking_at_every_line_would_keep(first, count, step, torn_bytes, data):
+    """The cut walks back from the end; its twin reads all lines. The last line may be torn at any byte."""
+    steps = list(range(first, first + count))
+    whole = lines(steps)
+    content = whole + lines([first + count])[: min(torn_bytes, len(lines([first + count])) - 1)]
+
+    cut, highest = _cut(content, step)
+
+    assert dumb_cut(content[:cut], 10**9) == dumb_cut(content, step)
+    assert highest == steps[-1]
+    assert cut == 0 or content[cut - 1 : cut] == b"\n"
+
+
+def test_a_zombie_with_the_old_descriptor_cannot_spoil_the_record(tmp_path):
+    """A writer of the generation before keeps its descriptor open and appends after the new one has rewound."""
+    path = tmp_path / "metrics.jsonl"
+    zombie, current = Metrics(path), Metrics(path)
+    for step in (1, 2, 3):
+        zombie.append({"step": step, "by": "old"})
+
+    assert current.rewind(2) == 3
+    zombie.append({"step": 4, "by": "old"})
+    current.append({"step": 3, "by": "new"})
+
+    assert [(r["step"], r["by"]) for r in read(path)] == [(1, "old"), (2, "old"), (3, "new")]
+
+
+def test_rewind_drops_a_torn_line_and_goes_on_after_it(tmp_path):
+    """A kill in the middle of a write leaves half a line; the next line must not be glued to it."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(lines([1, 2]) + b'{"step": 3, "lo')
+    metrics = Metrics(path)
+
+    assert metrics.rewind(2) == 2
+    metrics.append({"step": 3})
+    assert [r["step"] for r in read(path)] == [1, 2, 3]
+
+
+def test_rewind_of_a_missing_file_starts_one(tmp_path):
+    metrics = Metrics(tmp_path / "new" / "metrics.jsonl")
+
+    assert metrics.rewind(0) == 0
+    metrics.append({"step": 1})
+    assert [r["step"] for r in read(tmp_path / "new" / "metrics.jsonl")] == [1]
+
+
+def test_rewind_raises_where_it_cannot_write(tmp_path):
+    """The parent is a file, so no new file can be made: going on would leave steps in the record twice."""
+    (tmp_path / "blocked").write_text("")
+
+    with pytest.raises(OSError):
+        Metrics(tmp_path / "blocked" / "metrics.jsonl").rewind(0)
+
+
+def test_a_failing_disk_is_told_once_and_training_goes_on(tmp_path, capsys):
+    (tmp_path / "blocked").write_text("")
+    metrics = Metrics(tmp_path / "blocked" / "metrics.jsonl")
+
+    metrics.append({"step": 1})
+    metrics.append({"step": 2})
+    metrics.sync()
+
+    assert capsys.readouterr().err.count("metrics not written") == 1
+
+
+def test_a_full_disk_costs_one_line_and_not_the_next(tmp_path, monkeypatch):
+    """The write of step 2 stops half way, as on a full disk; by step 3 there is room again."""
+    path = tmp_path / "metrics.jsonl"
+    metrics = Metrics(path)
+    metrics.append({"step": 1})
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) // 2]))
+    metrics.append({"step": 2})
+    monkeypatch.undo()
+
+    metrics.append({"step": 3})
+
+    assert [r["step"] for r in read(path)] == [1, 3]
+
+
+def test_a_loss_that_is_not_finite_is_null_for_every_json_reader(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    Metrics(path).append({"step": 1, "loss": float("nan"), "norms": [float("inf"), 1.0]})
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    assert json.loads(path.read_text(), parse_constant=refuse) == {
+        "step": 1,
+        "loss": None,
+        "norms": [None, 1.0],
+    }
+
+
+def test_newest_reads_past_a_torn_end_and_far_into_a_long_file(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert newest(path) is None
+    path.write_bytes(lines(range(1, 9001)) + b'{"step": 9001')
+
+    assert newest(path) == {"step": 9000, "loss": 0.5}

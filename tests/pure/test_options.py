@@ -1,0 +1,173 @@
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.errors import UsageError
+from elastic.options import Options, SaveEvery, asks_for, options_help, parse, parse_inspection
+
+words = st.text("abcxyz019./:-_ ", min_size=1).filter(lambda text: not text.startswith("-") and text.strip())
+seconds = st.integers(0, 10**6).map(lambda thousandths: thousandths / 1000)
+save_every = st.one_of(
+    st.just(SaveEvery(kind="auto", value=0.0)),
+    st.integers(1, 10**9).map(lambda n: SaveEvery(kind="steps", value=float(n))),
+    st.integers(1, 10**6).map(lambda n: SaveEvery(kind="seconds", value=n / 1000)),
+)
+
+
+@st.composite
+def all_options(draw) -> Options:
+    low, high = sorted(draw(st.tuples(st.integers(1, 99), st.integers(1, 99))))
+    return Options(
+        recipe=draw(words),
+        recipe_args=tuple(draw(st.lists(st.text(max_size=5), max_size=4))),
+        run_dir=draw(words),
+        fresh=draw(st.booleans()),
+        min_nodes=low,
+        max_nodes=high,
+        nproc_per_node=draw(st.one_of(st.just("auto"), st.integers(1, 64))),
+        rdzv_endpoint=draw(st.none() | words),
+        rdzv_id=draw(st.none() | words),
+        max_restarts=draw(st.integers(0, 99)),
+        save_every=draw(save_every),
+        keep=draw(st.integers(1, 99)),
+        grace_s=draw(seconds),
+        faults=draw(st.none() | words),
+        last_call_s=draw(seconds),
+        keep_alive_s=draw(seconds),
+        rdzv_timeout_s=draw(seconds),
+        local_addr=draw(st.none() | words),
+    )
+
+
+def flag(field: str) -> str:
+    return "--" + field.removesuffix("_s").replace("_", "-")
+
+
+def written(options: Options) -> list[list[str]]:
+    """Every option that is set, as the words a person would type."""
+    parts = [["--fresh"]] if options.fresh else []
+    for field in fields(Options):
+        value = getattr(options, field.name)
+        if field.name not in ("recipe", "recipe_args", "fresh") and value is not None:
+            parts.append([flag(field.name), str(value)])
+    return parts
+
+
+@given(all_options(), st.randoms(use_true_random=False))
+def test_options_mean_the_same_in_any_order_and_on_both_sides_of_the_recipe(options, random):
+    """Every option is typed, shuffled, and the recipe put at a random place between them."""
+    parts = [*written(options), [options.recipe]]
+    random.shuffle(parts)
+    argv = [word for part in parts for word in part] + ["--", *options.recipe_args]
+
+    assert parse(argv) == options
+
+
+def test_defaults_are_those_of_the_published_table():
+    assert parse(["recipes/barlow.py"]) == Options(
+        recipe="recipes/barlow.py",
+        run_dir="runs/barlow",
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node="auto",
+        max_restarts=3,
+        keep=3,
+        grace_s=30.0,
+        save_every=SaveEvery(kind="auto", value=0.0),
+    )
+
+
+def test_the_help_names_every_option():
+    """A field that is added to Options without its line in the help fails here."""
+    text = options_help()
+
+    missing = [f.name for f in fields(Options)[2:] if f"  {flag(f.name)}" not in text]
+    assert missing == []
+
+
+@given(save_every)
+def test_save_every_survives_being_written_and_read(value):
+    assert SaveEvery.parse(str(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("500steps", "steps", 500),
+        ("1step", "steps", 1),
+        ("10min", "seconds", 600),
+        ("1.5min", "seconds", 90),
+        ("30s", "seconds", 30),
+    ],
+)
+def test_save_every_reads_the_published_grammar(text, kind, value):
+    assert SaveEvery.parse(text) == SaveEvery(kind=kind, value=float(value))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "0steps", "0s", "-5steps", "1.5steps", "10 min", "min", "steps", "1e3s", "off"]
+)
+def test_save_every_refuses_what_it_would_have_to_guess(text):
+    with pytest.raises(UsageError, match="expected 500steps"):
+        SaveEvery.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ([], "expected a recipe, found none"),
+        (["--keep", "3"], "expected a recipe, found none"),
+        (["a.py", "b.py"], "expected one recipe, found a.py and b.py"),
+        (["a.py", "--epochs", "3"], "unknown option --epochs; an option of the recipe comes after --"),
+        (["a.py", "--minnodes=2"], "did you mean --min-nodes?"),
+        (["a.py", "--min-nodes", "2"], "found 2 and 1; give --max-nodes 2 or more"),
+        (["a.py", "--keep", "0"], "--keep: expected a whole number of at least 1, found '0'"),
+        (["a.py", "--max-restarts", "-1"], "--max-restarts: expected a whole number"),
+        (["a.py", "--grace", "soon"], "--grace: expected seconds"),
+        (["a.py", "--grace", "nan"], "--grace: expected seconds"),
+        (["a.py", "--nproc-per-node", "gpu"], "--nproc-per-node: expected a whole number"),
+        (["a.py", "--save-every", "often"], "--save-every: expected 500steps"),
+        (["a.py", "--rdzv-backend", "etcd"], "not in this version"),
+        (["a.py", "--run-dir"], "--run-dir: expected one argument"),
+        (["a.py", "--min", "1"], "unknown option --min"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_was_expected_and_found(argv, says):
+    with pytest.raises(UsageError) as caught:
+        parse(argv)
+    assert says in str(caught.value)
+
+
+def test_options_after_the_double_dash_are_the_recipes():
+    options = parse(["a.py", "--", "--keep", "9", "--", "--help"])
+
+    assert options.keep == 3
+    assert options.recipe_args == ("--keep", "9", "--", "--help")
+
+
+def test_a_recipes_help_is_not_ours():
+    assert asks_for(["a.py", "--help"], "-h", "--help")
+    assert not asks_for(["a.py", "--", "--help"], "-h", "--help")
+
+
+def test_commands_take_runs_and_json_in_any_order():
+    wanted = parse_inspection(["diff", "--json", "a", "b"])
+
+    assert (wanted.command, wanted.runs, wanted.as_json) == ("diff", ("a", "b"), True)
+    assert parse_inspection(["report", "a"]).as_json is False
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["report"], "report needs 1 run directory, found 0"),
+        (["report", "a", "b"], "report needs 1 run directory, found 2"),
+        (["diff", "a"], "diff needs 2 run directories, found 1"),
+        (["status", "a", "--watch"], "status knows --json and no other option, found --watch"),
+    ],
+)
+def test_a_command_says_what_it_lacks(argv, says):
+    with pytest.raises(UsageError, match=says):
+        parse_inspection(argv)

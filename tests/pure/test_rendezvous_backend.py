@@ -1,0 +1,207 @@
+"""The contract of a rendezvous backend, kept by every implementation, and what the folder adds to it."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from elastic.errors import UsageError
+from elastic.rendezvous import address, directory
+from elastic.rendezvous.backend import Backend, BackendFailed, PublishesGeneration
+from elastic.rendezvous.directory import DirectoryBackend, read_generation
+from elastic.rendezvous.memory import MemoryBackend
+
+Open = Callable[[], Backend]
+
+
+@pytest.fixture(params=["memory", "directory"])
+def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Each call gives another node's view of the same state, where the implementation has several."""
+    shared = MemoryBackend()
+    return (
+        (lambda: shared) if request.param == "memory" else lambda: DirectoryBackend(tmp_path / "rendezvous")
+    )
+
+
+def test_nothing_is_there_before_the_first_version(open_backend: Open) -> None:
+    """A fresh backend; a successor of a version that never was is refused."""
+    assert open_backend().read() is None
+    assert not open_backend().compare_and_set(3, b"x")
+    assert open_backend().read() is None
+
+
+def test_a_version_is_replaced_only_by_who_has_seen_it(open_backend: Open) -> None:
+    """A second writer still holds the older version, and a third believes that there is none."""
+    ours, theirs = open_backend(), open_backend()
+    assert ours.compare_and_set(None, b"one")
+    first = theirs.read()
+    assert first is not None and first[1] == b"one"
+    assert ours.compare_and_set(first[0], b"two")
+    assert not theirs.compare_and_set(first[0], b"late")
+    assert not theirs.compare_and_set(None, b"later")
+    second = theirs.read()
+    assert second is not None and second[0] > first[0] and second[1] == b"two"
+
+
+def test_of_racing_writers_exactly_one_wins_each_version(open_backend: Open) -> None:
+    """Six threads, released together at a barrier, try to succeed the same version, thirty times over."""
+    backends = [open_backend() for _ in range(6)]
+    barrier = threading.Barrier(len(backends))
+    wins: list[tuple[int, bytes]] = []
+
+    def race(me: int) -> None:
+        for round_ in range(30):
+            barrier.wait(timeout=60)
+            found = backends[me].read()
+            barrier.wait(timeout=60)
+            value = f"{round_} {me}".encode()
+            if backends[me].compare_and_set(None if found is None else found[0], value):
+                wins.append((round_, value))
+
+    threads = [threading.Thread(target=race, args=(me,)) for me in range(len(backends))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert [round_ for round_, _ in wins] == list(range(30))
+    newest = backends[0].read()
+    assert newest is not None and newest[1] == wins[-1][1]
+
+
+def test_every_beat_moves_the_counter(open_backend: Open) -> None:
+    """A node whose name would be a path beats three times; another one once."""
+    ours, theirs = open_backend(), open_backend()
+    seen = []
+    for _ in range(3):
+        ours.beat("../node a")
+        seen.append(theirs.beats()["../node a"])
+    theirs.beat("b")
+    assert len(set(seen)) == 3 and min(seen) >= 0
+    assert set(ours.beats()) == {"../node a", "b"}
+
+
+def test_beats_from_two_threads_of_a_node_all_count(open_backend: Open) -> None:
+    """The beat thread and a joining thread beat for one node at once."""
+    backend = open_backend()
+    threads = [threading.Thread(target=lambda: [backend.beat("a") for _ in range(50)]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    before = backend.beats()["a"]
+    backend.beat("a")
+    assert before == 100 and backend.beats()["a"] == 101
+
+
+def test_a_writer_that_slept_cannot_bring_back_a_deleted_version(tmp_path: Path) -> None:
+    """It read version 1 (or none) and sleeps until that version's successor has been deleted, so that its name is free."""
+    sleeper, busy = DirectoryBackend(tmp_path), DirectoryBackend(tmp_path)
+    assert busy.compare_and_set(None, b"1")
+    for version in range(1, 40):
+        assert busy.compare_and_set(version, str(version + 1).encode())
+    sleeper._versions = _blind_once(sleeper._versions)  # type: ignore[method-assign]
+    assert not sleeper.compare_and_set(1, b"zombie")
+    assert len(list(tmp_path.glob("state-*"))) == directory.KEPT_VERSIONS
+    assert DirectoryBackend(tmp_path).read() == (40, b"40")
+
+
+def _blind_once(list_versions: Callable[[], list[int]]) -> Callable[[], list[int]]:
+    """The listing before the link is as old as the sleeper; the one after it is today's."""
+    old: list[list[int]] = [[1]]
+    return lambda: old.pop() if old else list_versions()
+
+
+def test_a_lost_answer_to_a_successful_link_is_still_a_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file server makes the link, its answer is lost, and the repeated request is told that the file exists."""
+    link = os.link
+
+    def link_twice(source: Path, target: Path) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(directory.os, "link", link_twice)
+    backend = DirectoryBackend(tmp_path)
+    assert backend.compare_and_set(None, b"mine")
+    assert backend.read() == (1, b"mine")
+
+
+def test_a_listing_from_the_past_does_not_unsee_a_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system shows the folder as it was two versions ago."""
+    backend = DirectoryBackend(tmp_path)
+    for version in (None, 1, 2):
+        assert backend.compare_and_set(version, b"v")
+    assert backend.read() == (3, b"v")
+    monkeypatch.setattr(backend, "_versions", lambda: [1])
+    assert backend.read() == (3, b"v")
+
+
+def test_what_dead_processes_left_is_removed_and_the_living_are_kept(tmp_path: Path) -> None:
+    """A temporary file and a beat are made two hours older; another beat is fresh."""
+    backend = DirectoryBackend(tmp_path)
+    backend.beat("old")
+    backend.beat("live")
+    (tmp_path / ".tmp-dead").touch()
+    for name in ("beat-old", ".tmp-dead"):
+        before_s = (tmp_path / name).stat().st_mtime - 7200
+        os.utime(tmp_path / name, (before_s, before_s))
+    DirectoryBackend(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"beat-live"}
+
+
+def test_the_shown_generation_never_goes_back(tmp_path: Path) -> None:
+    """A sleeper of generation 3 shows its number after 5 was shown."""
+    backend = DirectoryBackend(tmp_path)
+    assert read_generation(tmp_path) == 0
+    for generation in (5, 3):
+        backend.publish_generation(generation)
+    assert read_generation(tmp_path) == 5
+    assert isinstance(backend, PublishesGeneration) and not isinstance(MemoryBackend(), PublishesGeneration)
+
+
+def test_a_path_that_is_a_file_is_a_usage_error(tmp_path: Path) -> None:
+    """The folder's name, or its parent's, belongs to a file."""
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "rendezvous"):
+        with pytest.raises(UsageError, match="should be a folder that this user may write"):
+            DirectoryBackend(path)
+
+
+def test_a_read_only_folder_is_a_usage_error() -> None:
+    """A file system in which nobody, not even root, can make files."""
+    for path in (Path("/proc"), Path("/proc/rendezvous")):
+        with pytest.raises(UsageError, match="may write"):
+            DirectoryBackend(path)
+
+
+def test_a_folder_that_vanishes_is_a_failure_of_the_backend(tmp_path: Path) -> None:
+    """It is removed under a live node: no OSError gets out, and the message names what was tried."""
+    backend = DirectoryBackend(tmp_path / "r")
+    (tmp_path / "r").rmdir()
+    for call in (
+        backend.read,
+        backend.beats,
+        lambda: backend.beat("a"),
+        lambda: backend.compare_and_set(None, b""),
+    ):
+        with pytest.raises(BackendFailed, match="could not"):
+            call()
+
+
+def test_the_address_is_that_of_the_interface_gloo_is_told_to_use() -> None:
+    """The loopback interface, alone and first of a list, and one that no machine has."""
+    assert address.node_address({"GLOO_SOCKET_IFNAME": "lo"}) == "127.0.0.1"
+    assert address.node_address({"GLOO_SOCKET_IFNAME": "lo,eth0"}) == "127.0.0.1"
+    with pytest.raises(UsageError, match=r"this machine has .*lo"):
+        address.node_address({"GLOO_SOCKET_IFNAME": "nope9"})
+
+
+def test_the_address_of_an_unknown_host_name_is_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container whose host name is in no hosts file."""
+    monkeypatch.setattr(address.socket, "gethostname", lambda: "no-such-host.invalid")
+    assert address.node_address({}) == "127.0.0.1"

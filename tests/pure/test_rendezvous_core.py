@@ -1,0 +1,258 @@
+"""Values of the rendezvous: each transition against a dumb twin or by the sentence that promises it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.rendezvous import core
+from elastic.rendezvous.core import Action, Policy, Timing
+from elastic.rendezvous.liveness import NEVER_BEATEN, Liveness
+from elastic.rendezvous.membership import Failure, Group, GroupDamaged, Node, Verdict
+
+POLICY = Policy(min_nodes=1, max_nodes=4, last_call_s=2.0, timeout_s=60.0)
+LONG_AGO = Timing(now_s=100.0, closed_since_s=90.0, enough_since_s=90.0)
+
+
+def node(name: str, nproc: int = 1) -> Node:
+    return Node(id=name, address="127.0.0.1", nproc=nproc)
+
+
+def waiting(*names: str) -> Group:
+    group = Group.empty()
+    for name in names:
+        group = core.join(group, node(name))
+    return group
+
+
+def formed(*names: str, policy: Policy = POLICY) -> Group:
+    return core.form(waiting(*names), alive=set(names), endpoint="h:1", policy=policy)
+
+
+def closed(group: Group, cause: str = core.FAILURE, step: int = 0, *, counts: bool = True) -> Group:
+    return core.close(group, generation=group.generation, cause=cause, step=step, counts=counts)
+
+
+def rejoined(group: Group, *names: str) -> Group:
+    for name in names:
+        group = core.join(group, node(name))
+    return group
+
+
+names = st.text(alphabet="abcdef-.0", min_size=1, max_size=5)
+nodes = st.lists(names, unique=True, max_size=4).map(lambda ids: tuple(node(i) for i in ids))
+failures = st.none() | st.builds(
+    Failure, node=names, rank=st.integers(0, 9), message=st.text(max_size=9), traceback=st.text(max_size=9)
+)
+groups = st.builds(
+    Group,
+    generation=st.integers(0, 9),
+    open=st.just(False),
+    members=nodes,
+    waiting=nodes,
+    done=st.lists(names, max_size=3).map(tuple),
+    endpoint=st.none() | names,
+    cause=names,
+    restarts=st.integers(0, 9),
+    high_step=st.integers(0, 9),
+    failure=failures,
+    ended=st.none() | st.builds(Verdict, exit_code=st.integers(0, 99), reason=names),
+)
+
+
+@given(groups)
+def test_a_group_reads_back_as_the_same_value(group: Group) -> None:
+    """Any group there can be goes through its JSON form."""
+    assert Group.parse(group.to_json()) == group
+
+
+@given(groups, st.data())
+def test_a_damaged_state_is_refused_or_is_another_valid_group(group: Group, data: st.DataObject) -> None:
+    """The JSON is cut short anywhere, or a field is dropped or gets a value of a wrong type."""
+    text = group.to_json()
+    with pytest.raises(GroupDamaged, match="remove the rendezvous folder"):
+        Group.parse(text[: data.draw(st.integers(0, len(text) - 1))])
+    record = json.loads(text)
+    field = data.draw(st.sampled_from(sorted(record)))
+    with pytest.raises(GroupDamaged):
+        Group.parse(json.dumps({k: v for k, v in record.items() if k != field}).encode())
+    with pytest.raises(GroupDamaged):
+        Group.parse(json.dumps(record | {field: 1.5}).encode())
+    with pytest.raises(GroupDamaged):
+        Group.parse(json.dumps(record | {"restarts": True}).encode())
+
+
+def test_a_state_with_a_node_twice_or_open_without_endpoint_is_refused() -> None:
+    """Fields of the right types that contradict each other."""
+    group = formed("a")
+    with pytest.raises(GroupDamaged, match="twice"):
+        Group.parse(replace(group, members=(node("a"), node("a"))).to_json())
+    with pytest.raises(GroupDamaged, match="endpoint"):
+        Group.parse(replace(group, endpoint=None).to_json())
+
+
+def test_a_long_traceback_keeps_its_end() -> None:
+    """The last line names the error; 8 KiB of it are kept, and no half character."""
+    failure = Failure(node="a", rank=0, message="m", traceback="é" * 9000 + "ValueError: end")
+    assert failure.traceback.endswith("ValueError: end") and len(failure.traceback.encode()) <= 8192
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=12))
+def test_restarts_are_the_failures_since_the_last_new_step(closings: list[tuple[int, bool]]) -> None:
+    """Any sequence of closings; the twin looks back over the whole history for the last one that brought a new step."""
+    group, high, since_progress = Group.empty(), 0, 0
+    for index, (step, counts) in enumerate(closings):
+        group = core.form(rejoined(group, "a"), alive={"a"}, endpoint="h:1", policy=POLICY)
+        group = closed(group, step=step, counts=counts)
+        if step > high:
+            high, since_progress = step, index
+    assert group.restarts == sum(counts for _, counts in closings[since_progress:])
+    assert group.high_step == high
+
+
+def test_closing_an_older_generation_changes_nothing() -> None:
+    """A node of generation 1 wakes in generation 2 and reports failure, completion and the end of the run."""
+    second = core.form(rejoined(closed(formed("a", "b")), "a"), alive={"a"}, endpoint="h:2", policy=POLICY)
+    assert second.generation == 2
+    assert core.close(second, generation=1, cause="failure", step=9, counts=True) == second
+    assert core.done(second, generation=1, node_id="b") == second
+    assert core.end(second, generation=1, verdict=Verdict(exit_code=1, reason="zombie")) == second
+    assert core.leave(second, "b") == second
+
+
+def test_the_culprit_may_tell_its_failure_after_a_victim_closed() -> None:
+    """The victim is first and knows no traceback; the second close adds one, counts nothing, and a third is not heard."""
+    first = Failure(node="b", rank=1, message="boom", traceback="tb")
+    group = closed(formed("a", "b"), step=5)
+    told = core.close(group, generation=1, cause="failure", step=6, counts=True, failure=first)
+    again = core.close(
+        told, generation=1, cause="x", step=6, counts=True, failure=replace(first, message="late")
+    )
+    assert again == replace(group, failure=first)
+    assert (group.restarts, group.high_step) == (1, 5)
+
+
+def test_previous_members_keep_their_order_and_newcomers_follow_by_arrival() -> None:
+    """A newcomer waits before any previous member does; those come back in the opposite order."""
+    group = rejoined(closed(formed("a", "b")), "z", "b", "c", "a")
+    third = core.form(group, alive=set("abcz"), endpoint="h:2", policy=POLICY)
+    assert [n.id for n in third.members] == ["a", "b", "z", "c"]
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 9))
+def test_spares_stay_waiting_and_never_ask_for_a_drain(
+    sizes: list[int], max_nodes: int, max_workers: int
+) -> None:
+    """Any sizes and limits: what was formed keeps within them, and forming at once again would admit nobody else."""
+    policy = replace(POLICY, max_nodes=max_nodes, max_workers=max_workers)
+    group = Group.empty()
+    for index, nproc in enumerate(sizes):
+        group = core.join(group, node(str(index), nproc))
+    alive = {n.id for n in group.waiting}
+    opened = core.form(group, alive=alive, endpoint="h:1", policy=policy)
+    assert len(opened.members) <= max_nodes and sum(n.nproc for n in opened.members) <= max_workers
+    assert core.newcomers(opened, alive=alive, policy=policy) == ()
+    if opened.open:
+        assert opened.member_ids | opened.waiting_ids == alive
+
+
+def test_a_spare_is_admitted_once_a_member_is_gone() -> None:
+    """max is 2; c waits; b leaves."""
+    policy = replace(POLICY, max_nodes=2)
+    group = core.leave(formed("a", "b", "c", policy=policy), "b")
+    assert (group.open, group.cause) == (False, core.NODE_LEFT)
+    opened = core.form(rejoined(group, "a"), alive=set("ac"), endpoint="h:2", policy=policy)
+    assert [n.id for n in opened.members] == ["a", "c"]
+
+
+def test_the_run_is_complete_when_the_last_member_is_done() -> None:
+    """Two members; the first says it twice."""
+    group = core.done(formed("a", "b"), generation=1, node_id="a")
+    group = core.done(group, generation=1, node_id="a")
+    assert group.ended is None and group.open
+    group = core.done(group, generation=1, node_id="b")
+    assert group.ended == Verdict(exit_code=0, reason="complete") and not group.open
+    assert core.reopen(group) == group
+    assert core.join(group, node("c")) == group
+
+
+def test_a_reopened_run_goes_on_counting_generations() -> None:
+    """A run that failed at generation 1 after two restarts is started again by a person."""
+    group = replace(closed(formed("a")), restarts=2)
+    group = core.end(group, generation=1, verdict=Verdict(exit_code=1, reason="failed"))
+    again = core.form(rejoined(core.reopen(group), "n"), alive={"n"}, endpoint="h:2", policy=POLICY)
+    assert (again.generation, again.cause, again.restarts, again.ended) == (2, core.RESUME, 0, None)
+
+
+def test_only_a_generation_that_continues_nobodys_waits_for_stragglers() -> None:
+    """One node of at most four waits, min is reached just now: at the start, after a failure, and after everybody left."""
+    just_now = Timing(now_s=10.0, closed_since_s=10.0, enough_since_s=9.0)
+
+    def action(group: Group, timing: Timing = just_now) -> Action:
+        return core.decide(group, node("a"), alive={"a"}, timing=timing, policy=POLICY).action
+
+    drained = core.leave(formed("a"), "a")
+    assert action(waiting("a")) == Action.WAIT
+    assert action(waiting("a"), replace(just_now, now_s=11.0)) == Action.FORM
+    assert action(rejoined(closed(formed("a")), "a")) == Action.FORM
+    assert action(rejoined(drained, "a")) == Action.WAIT
+    full = core.decide(
+        waiting("a"), node("a"), alive={"a"}, timing=just_now, policy=replace(POLICY, max_nodes=1)
+    )
+    assert full.action == Action.FORM
+
+
+def test_forming_waits_for_live_previous_members_only() -> None:
+    """b still stops its workers; then it is dead; then it has left."""
+    group = rejoined(closed(formed("a", "b")), "a")
+    for alive, expected in ((set("ab"), Action.WAIT), ({"a"}, Action.FORM)):
+        decision = core.decide(group, node("a"), alive=alive, timing=LONG_AGO, policy=POLICY)
+        assert decision.action == expected, decision.reason
+    left = core.decide(core.leave(group, "b"), node("a"), alive=set("ab"), timing=LONG_AGO, policy=POLICY)
+    assert left.action == Action.FORM
+
+
+def test_a_group_that_cannot_form_is_given_up_after_the_timeout() -> None:
+    """min is 2 and nobody else comes; or b is alive, but never stops its workers."""
+    late = Timing(now_s=151.0, closed_since_s=90.0, enough_since_s=None)
+    alone = core.decide(
+        waiting("a"), node("a"), alive={"a"}, timing=late, policy=replace(POLICY, min_nodes=2)
+    )
+    stuck = rejoined(closed(formed("a", "b")), "a")
+    blocked = core.decide(stuck, node("a"), alive=set("ab"), timing=late, policy=POLICY)
+    assert (alone.action, blocked.action) == (Action.GIVE_UP, Action.GIVE_UP)
+
+
+def test_a_starved_observer_takes_nobody_for_dead_at_its_first_look() -> None:
+    """The observer sleeps for an hour between two looks; then it keeps looking and the other really is silent."""
+    view = Liveness(keep_alive_s=2.0).look({"b": 1}, now_s=0.0).look({"b": 1}, now_s=3600.0)
+    assert view.alive == {"b"}
+    for second in range(1, 5):
+        view = view.look({"b": 1}, now_s=3600.0 + second)
+    assert view.alive == set()
+    assert view.look({"b": 2}, now_s=3605.0).alive == {"b"}
+
+
+def test_a_node_that_never_beats_is_dead_after_its_keep_alive() -> None:
+    """Its name is in the group, its counter never appears; a beat that vanishes for a moment is no sign of life."""
+    view = Liveness(keep_alive_s=1.0)
+    for tick in range(6):
+        view = view.look({"b": NEVER_BEATEN, "c": 3 if tick % 2 else NEVER_BEATEN}, now_s=tick * 0.25)
+    assert view.alive == {"c"}
+    for tick in range(6, 10):
+        view = view.look({"c": 3 if tick % 2 else NEVER_BEATEN}, now_s=tick * 0.25)
+    assert view.alive == set()
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 0.25), st.booleans()), max_size=40))
+def test_silence_is_the_time_since_the_last_new_beat(looks: list[tuple[float, bool]]) -> None:
+    """An observer that looks often enough; the twin remembers when the counter last moved."""
+    view, now_s, counter, moved_s = Liveness(keep_alive_s=1.0).look({"b": 0}, now_s=0.0), 0.0, 0, 0.0
+    for elapsed_s, beats in looks:
+        now_s += elapsed_s
+        counter += beats
+        moved_s = now_s if beats else moved_s
+        view = view.look({"b": counter}, now_s=now_s)
+        assert view.pulses["b"].silence_s == pytest.approx(now_s - moved_s)

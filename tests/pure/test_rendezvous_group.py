@@ -1,0 +1,294 @@
+"""Real Rendezvous objects on a real folder, each node in its own thread; then torch's handler over them."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
+
+from elastic.clock import SystemClock
+from elastic.errors import GroupEnded, UsageError
+from elastic.rendezvous import core
+from elastic.rendezvous.backend import BackendFailed
+from elastic.rendezvous.core import Policy
+from elastic.rendezvous.directory import DirectoryBackend, read_generation
+from elastic.rendezvous.group import BEATS_PER_KEEP_ALIVE, Generation, Interrupted, Rendezvous
+from elastic.rendezvous.membership import Failure, Group, Node, Verdict
+from elastic.rendezvous.memory import MemoryBackend
+from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost, creator
+
+PAIR = Policy(min_nodes=2, max_nodes=2, last_call_s=0.0, timeout_s=120.0)
+ALONE_OR_PAIR = Policy(min_nodes=1, max_nodes=2, last_call_s=0.0, timeout_s=120.0)
+KEEP_ALIVE_S = 60.0
+
+
+def never() -> bool:
+    return False
+
+
+class HandClock(SystemClock):
+    """Real sleep, but the time is what the test says."""
+
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class Nodes:
+    """Makes nodes on one folder and ends their threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.made: list[Rendezvous] = []
+        self.pool = ThreadPoolExecutor(4)
+
+    def make(self, name: str, policy: Policy, nproc: int = 1, clock: SystemClock | None = None) -> Rendezvous:
+        rendezvous = Rendezvous(
+            DirectoryBackend(self.folder),
+            Node(id=name, address=name, nproc=nproc),
+            policy,
+            keep_alive_s=KEEP_ALIVE_S,
+            clock=clock or SystemClock(),
+            open_endpoint=lambda: f"{name}:1",
+        )
+        self.made.append(rendezvous)
+        return rendezvous
+
+    def join(self, *nodes: Rendezvous) -> list[Generation]:
+        started: list[Future[Generation]] = [self.pool.submit(node.join, never) for node in nodes]
+        return [future.result(timeout=60) for future in started]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    made = Nodes(tmp_path / "rendezvous")
+    yield made
+    for node in made.made:
+        node.stop()
+    made.pool.shutdown()
+
+
+def test_two_nodes_form_close_and_form_again(nodes: Nodes) -> None:
+    """Both join at once, one reports a failure, both join again, both finish; a third comes too late."""
+    a, b = nodes.make("a", PAIR, nproc=2), nodes.make("b", PAIR, nproc=3)
+    first = nodes.join(a, b)
+    assert first[0].members == first[1].members and {g.rank_of_node for g in first} == {0, 1}
+    assert {(g.number, g.world_size, g.cause) for g in first} == {(1, 5, "start")}
+    leader = min(first, key=lambda g: g.rank_of_node)
+    assert leader.base_rank == 0 and leader.endpoint == f"{leader.members[0].id}:1"
+    assert max(g.base_rank for g in first) == leader.members[0].nproc
+    failure = Failure(node="b", rank=4, message="boom", traceback="tb")
+    assert b.close(core.FAILURE, step=3, counts=True, failure=failure).restarts == 1
+    watch = a.watch()
+    assert (watch.open, watch.fenced, watch.cause, watch.failure) == (False, False, core.FAILURE, failure)
+    second = nodes.join(a, b)
+    assert [g.rank_of_node for g in second] == [g.rank_of_node for g in first]
+    assert {(g.number, g.restarts, g.cause) for g in second} == {(2, 1, core.FAILURE)}
+    assert read_generation(nodes.folder) == 2
+    a.done()
+    assert a.watch().open
+    b.done()
+    assert a.watch().ended == Verdict(exit_code=0, reason="complete")
+    with pytest.raises(GroupEnded, match="complete") as raised:
+        nodes.join(nodes.make("c", PAIR))
+    assert raised.value.exit_code == 0
+
+
+def test_a_silent_member_is_evicted_and_fenced_when_it_comes_back(nodes: Nodes) -> None:
+    """b's beats end without a word; a's clock moves past the keep-alive; b then tries to close a's new generation."""
+    clock = HandClock()
+    a, b = nodes.make("a", ALONE_OR_PAIR, clock=clock), nodes.make("b", ALONE_OR_PAIR)
+    assert a.join(never).world_size == 1
+    admit(nodes, a, b)
+    b.stop()
+    watch = a.watch()
+    for _ in range(6):
+        assert not watch.lost
+        clock.now_s += KEEP_ALIVE_S / 5
+        watch = a.watch()
+    assert watch.lost == ("b",) and not watch.open and watch.cause == core.NODE_LOST
+    alone = a.join(never)
+    assert [n.id for n in alone.members] == ["a"]
+    b.close(core.FAILURE, step=9, counts=True)
+    assert a.watch().open and b.watch().fenced
+
+
+def admit(nodes: Nodes, a: Rendezvous, b: Rendezvous) -> None:
+    """`a` is in alone; as soon as `b` waits, it is taken in."""
+    waits = threading.Event()
+
+    def seen() -> bool:
+        if a.watch().newcomers:
+            waits.set()
+        return False
+
+    joining = nodes.pool.submit(b.join, seen)
+    assert waits.wait(timeout=60)
+    a.close(core.NODE_JOINED, step=0, counts=False)
+    assert a.join(never).world_size == 2
+    assert joining.result(timeout=60).cause == core.NODE_JOINED
+
+
+def test_an_interrupted_node_leaves_no_trace(nodes: Nodes) -> None:
+    """It waits for a second node; the request comes after its name is in the group."""
+    a = nodes.make("a", PAIR)
+
+    def is_in() -> bool:
+        found = DirectoryBackend(nodes.folder).read()
+        return found is not None and "a" in Group.parse(found[1]).waiting_ids
+
+    with pytest.raises(Interrupted):
+        a.join(is_in)
+    found = DirectoryBackend(nodes.folder).read()
+    assert found is not None and Group.parse(found[1]).waiting == ()
+
+
+def test_a_node_with_too_many_workers_is_refused_at_once(nodes: Nodes) -> None:
+    """Four workers, and a run of two shards."""
+    with pytest.raises(UsageError, match="at most 2 workers"):
+        nodes.make("a", Policy(min_nodes=1, max_nodes=1, last_call_s=0, timeout_s=1, max_workers=2), nproc=4)
+
+
+class Flaky(MemoryBackend):
+    """Fails on demand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = False
+        self.loses = False
+        self.failed = threading.Event()
+        self.beaten = threading.Event()
+
+    def beat(self, node_id: str) -> None:
+        if self.fails:
+            self.failed.set()
+            raise OSError("disk full")
+        super().beat(node_id)
+        self.beaten.set()
+
+    def read(self) -> tuple[int, bytes] | None:
+        if self.fails:
+            raise BackendFailed("unreachable")
+        return super().read()
+
+    def compare_and_set(self, version: int | None, value: bytes) -> bool:
+        return not self.loses and super().compare_and_set(version, value)
+
+
+def flaky_node(clock: SystemClock, say: Callable[[str], None]) -> tuple[Flaky, Rendezvous]:
+    backend = Flaky()
+    rendezvous = Rendezvous(
+        backend,
+        Node(id="a", address="a", nproc=1),
+        ALONE_OR_PAIR,
+        keep_alive_s=0.01 * BEATS_PER_KEEP_ALIVE,
+        clock=clock,
+        open_endpoint=lambda: "a:1",
+        say=say,
+    )
+    return backend, rendezvous
+
+
+def test_beating_survives_a_failing_backend() -> None:
+    """Beats fail for a while, with an error that no contract names; then the thread must beat again."""
+    said: list[str] = []
+    backend, rendezvous = flaky_node(SystemClock(), said.append)
+    try:
+        rendezvous.join(never)
+        backend.fails = True
+        assert backend.failed.wait(timeout=60)
+        backend.beaten.clear()
+        backend.fails = False
+        assert backend.beaten.wait(timeout=60)
+        assert any("heartbeat failed: disk full" in line for line in said)
+    finally:
+        rendezvous.stop()
+
+
+def test_an_unreachable_backend_ends_the_wait_after_the_timeout() -> None:
+    """Every read fails after the first beat; the clock moves past the timeout when that is said."""
+    clock = HandClock()
+
+    def say(reason: str) -> None:
+        assert reason == "unreachable"
+        clock.now_s = ALONE_OR_PAIR.timeout_s + 1
+
+    backend, rendezvous = flaky_node(clock, say)
+    backend.read = unreachable  # type: ignore[method-assign]
+    try:
+        with pytest.raises(BackendFailed):
+            rendezvous.join(never)
+    finally:
+        rendezvous.stop()
+
+
+def unreachable() -> None:
+    raise BackendFailed("unreachable")
+
+
+def test_a_change_that_never_gets_through_is_given_up() -> None:
+    """Every compare-and-set is lost to somebody else."""
+    backend, rendezvous = flaky_node(SystemClock(), lambda reason: None)
+    rendezvous.poll_join()
+    backend.loses = True
+    with pytest.raises(BackendFailed, match="times in a row"):
+        rendezvous.leave()
+
+
+def test_torch_meets_on_a_fresh_store_each_generation(nodes: Nodes) -> None:
+    """A key set in generation 1 must not be there in generation 2, and both nodes must reach the same store."""
+    pair = [torch_node(nodes, name, PAIR) for name in "ab"]
+    first = [f.result(timeout=60) for f in [nodes.pool.submit(h.next_rendezvous) for h in pair]]
+    assert sorted((i.rank, i.world_size) for i in first) == [(0, 2), (1, 2)]
+    first[0].store.set("key", "old")
+    assert first[1].store.get("key") == b"old"
+    assert pair[0].num_nodes_waiting() == 0
+    second = [f.result(timeout=60) for f in [nodes.pool.submit(h.next_rendezvous) for h in pair]]
+    ports = {info.bootstrap_store_info.master_port for info in second}  # type: ignore[union-attr]
+    assert len(ports) == 1
+    assert not second[0].store.check(["key"]) and not second[1].store.check(["key"])
+    assert pair[0].generation is not None and pair[0].generation.number == 2
+    pair[0].shutdown()
+    assert pair[1].num_nodes_waiting() == 1 and not pair[1].is_closed()
+    pair[1].set_closed()
+    assert pair[1].is_closed()
+    with pytest.raises(RendezvousClosedError) as raised:
+        torch_node(nodes, "c", PAIR).next_rendezvous()
+    assert isinstance(raised.value, GroupEnded)
+
+
+def torch_node(nodes: Nodes, name: str, policy: Policy) -> ElasticRendezvous:
+    host = EndpointHost("127.0.0.1")
+    rendezvous = Rendezvous(
+        DirectoryBackend(nodes.folder),
+        Node(id=name, address="127.0.0.1", nproc=1),
+        policy,
+        keep_alive_s=KEEP_ALIVE_S,
+        clock=SystemClock(),
+        open_endpoint=host.open,
+    )
+    nodes.made.append(rendezvous)
+    return ElasticRendezvous(rendezvous, host, run_id="r")
+
+
+def test_torchrun_options_reach_the_policy(tmp_path: Path) -> None:
+    """The wait for a second node ends after the join_timeout that --rdzv-conf gives; no endpoint is a usage error."""
+    make = creator()
+    params = RendezvousParameters(
+        "elastic", str(tmp_path), "run/1", 2, 2, local_addr="127.0.0.1", join_timeout="0.01"
+    )
+    handler = make(params)
+    assert handler.get_backend() == "elastic" and handler.get_run_id() == "run/1" and handler.use_agent_store
+    with pytest.raises(RendezvousTimeoutError, match="1 of at least 2"):
+        handler.next_rendezvous()
+    assert handler.shutdown()
+    assert [path.name for path in tmp_path.iterdir()] == ["run%2F1"]
+    with pytest.raises(UsageError, match="--rdzv-endpoint"):
+        make(RendezvousParameters("elastic", "", "r", 1, 1))

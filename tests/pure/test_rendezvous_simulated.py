@@ -1,0 +1,296 @@
+"""Several nodes, one fake clock, no threads: real Rendezvous objects are polled in turns, killed, frozen and woken.
+
+A run of the scenarios in tests/scenarios/rendezvous/*.txt replays their commands and must give back the same text.
+"""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from elastic.errors import GroupEnded
+from elastic.rendezvous import core
+from elastic.rendezvous.core import Policy
+from elastic.rendezvous.group import Generation, Rendezvous, RendezvousTimeout
+from elastic.rendezvous.membership import Group, Node
+from elastic.rendezvous.memory import MemoryBackend
+
+POLL_S = 0.25
+SCENARIOS = Path(__file__).parents[1] / "scenarios" / "rendezvous"
+
+
+@dataclass
+class FakeClock:
+    now_s: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def wall(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@dataclass
+class Machine:
+    """A node as its agent would run it: join, train while the watch says so, stop the workers, join again."""
+
+    rendezvous: Rendezvous
+    said: list[str]
+    is_frozen: bool = False
+    generation: Generation | None = None
+    over: str | None = None
+
+    def poll(self) -> None:
+        if self.generation is not None:
+            watch = self.rendezvous.watch()
+            if watch.open and watch.newcomers:
+                self.rendezvous.close(core.NODE_JOINED, step=0, counts=False)
+            elif not watch.open:
+                self.generation = None
+            return
+        try:
+            self.generation = self.rendezvous.poll_join()
+        except (GroupEnded, RendezvousTimeout) as error:
+            self.over = f"{type(error).__name__} {error.exit_code}: {error}"
+
+    def __str__(self) -> str:
+        frozen = "frozen, " if self.is_frozen else ""
+        if self.over is not None:
+            return frozen + self.over
+        if self.generation is None:
+            return f"{frozen}{self.said[-1] if self.said else 'starting'}"
+        return f"{frozen}in {self.generation.number} as node {self.generation.rank_of_node}"
+
+
+@dataclass
+class World:
+    policy: Policy
+    keep_alive_s: float = 3.0
+    backend: MemoryBackend = field(default_factory=MemoryBackend)
+    clock: FakeClock = field(default_factory=FakeClock)
+    machines: dict[str, Machine] = field(default_factory=dict)
+
+    @property
+    def group(self) -> Group:
+        found = self.backend.read()
+        return Group.empty() if found is None else Group.parse(found[1])
+
+    @property
+    def running(self) -> dict[str, Machine]:
+        return {i: m for i, m in self.machines.items() if not m.is_frozen and m.over is None}
+
+    def start(self, name: str) -> None:
+        said: list[str] = []
+        rendezvous = Rendezvous(
+            self.backend,
+            Node(id=name, address=name, nproc=1),
+            self.policy,
+            keep_alive_s=self.keep_alive_s,
+            clock=self.clock,
+            open_endpoint=lambda: f"{name}:1",
+            say=said.append,
+        )
+        self.machines[name] = Machine(rendezvous=rendezvous, said=said)
+
+    def kill(self, name: str) -> None:
+        del self.machines[name]
+
+    def leave(self, name: str) -> None:
+        self.machines.pop(name).rendezvous.leave()
+
+    def fail(self, name: str, step: int) -> None:
+        machine = self.machines[name]
+        machine.rendezvous.close(core.FAILURE, step=step, counts=True)
+        machine.generation = None
+
+    def tick(self, seconds: float) -> None:
+        for _ in range(round(seconds / POLL_S)):
+            self.clock.sleep(POLL_S)
+            self.poll_all()
+
+    def poll_all(self) -> None:
+        for name, machine in self.running.items():
+            self.backend.beat(name)
+            machine.poll()
+
+    def show(self) -> list[str]:
+        group = self.group
+        state = "ended" if group.ended else "open" if group.open else "closed"
+        members = ",".join(n.id for n in group.members) or "-"
+        spare = ",".join(n.id for n in group.waiting) or "-"
+        lines = [f"> generation {group.generation} {state}, cause {group.cause}, restarts {group.restarts}"]
+        lines += [f"> members {members}; waiting {spare}; endpoint {group.endpoint}"]
+        return lines + [f"> {name}: {machine}" for name, machine in sorted(self.machines.items())]
+
+
+def run_scenario(text: str) -> str:
+    """Replay the commands of a scenario and put what happens where the file has its `>` lines."""
+    lines: list[str] = []
+    world: World | None = None
+    for line in text.splitlines():
+        if line.startswith(">"):
+            continue
+        lines.append(line)
+        command, *words = line.split() or ["#"]
+        if command == "#":
+            continue
+        if command == "policy":
+            options = dict(word.split("=") for word in words)
+            policy = Policy(
+                min_nodes=int(options["min"]),
+                max_nodes=int(options["max"]),
+                last_call_s=float(options["last_call"]),
+                timeout_s=float(options["timeout"]),
+            )
+            world = World(policy=policy, keep_alive_s=float(options["keep_alive"]))
+            continue
+        assert world is not None, "a scenario begins with its policy"
+        lines += _run_command(world, command, words)
+    return "\n".join(lines) + "\n"
+
+
+def _run_command(world: World, command: str, words: list[str]) -> list[str]:
+    match command:
+        case "start":
+            for name in words:
+                world.start(name)
+        case "kill":
+            world.kill(words[0])
+        case "freeze" | "wake":
+            world.machines[words[0]].is_frozen = command == "freeze"
+        case "leave":
+            world.leave(words[0])
+        case "fail":
+            world.fail(words[0], step=int(words[1]))
+        case "done":
+            world.machines[words[0]].rendezvous.done()
+        case "tick":
+            world.tick(float(words[0]))
+        case "show":
+            return world.show()
+        case _:
+            raise ValueError(f"unknown command {command}")
+    return []
+
+
+@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.txt")), ids=lambda path: path.stem)
+def test_scenario_happens_as_written(path: Path) -> None:
+    """The commands of the file run against real Rendezvous objects; the whole text is compared."""
+    assert run_scenario(path.read_text()) == path.read_text()
+
+
+def test_there_are_scenarios() -> None:
+    """An empty folder would make the test above pass without testing."""
+    assert len(list(SCENARIOS.glob("*.txt"))) >= 7
+
+
+class Nodes(RuleBasedStateMachine):
+    """Anything happens to up to five nodes in any order; after each event the group and every belief are checked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(
+            policy=Policy(min_nodes=1, max_nodes=3, last_call_s=1.0, timeout_s=1e9), keep_alive_s=2.0
+        )
+        self.started = 0
+
+    def pick(self, data: st.DataObject, names: list[str]) -> str:
+        return data.draw(st.sampled_from(sorted(names)))
+
+    @precondition(lambda self: len(self.world.machines) < 5)
+    @rule()
+    def start(self) -> None:
+        self.started += 1
+        self.world.start(f"n{self.started}")
+
+    @precondition(lambda self: self.world.machines)
+    @rule(data=st.data())
+    def crash(self, data: st.DataObject) -> None:
+        self.world.kill(self.pick(data, list(self.world.machines)))
+
+    @precondition(lambda self: self.world.running)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        self.world.leave(self.pick(data, list(self.world.running)))
+
+    @precondition(lambda self: self.world.running)
+    @rule(data=st.data())
+    def freeze(self, data: st.DataObject) -> None:
+        self.world.machines[self.pick(data, list(self.world.running))].is_frozen = True
+
+    @precondition(lambda self: any(m.is_frozen for m in self.world.machines.values()))
+    @rule(data=st.data())
+    def wake(self, data: st.DataObject) -> None:
+        """The first thing that it does is its watch; another node's generation must end its belief right there."""
+        frozen = [name for name, m in self.world.machines.items() if m.is_frozen]
+        machine = self.world.machines[self.pick(data, frozen)]
+        machine.is_frozen = False
+        if machine.generation is None:
+            return
+        watch, group = machine.rendezvous.watch(), self.world.group
+        if machine.generation.number != group.generation:
+            before = self.world.backend.history()
+            assert watch.fenced and not watch.open
+            machine.rendezvous.close(core.FAILURE, step=99, counts=True)
+            machine.rendezvous.done()
+            assert self.world.backend.history() == before, "a fenced node changed the group"
+
+    @rule(data=st.data(), step=st.integers(0, 5))
+    def fail(self, data: st.DataObject, step: int) -> None:
+        inside = [name for name, m in self.world.running.items() if m.generation is not None]
+        if inside:
+            self.world.fail(self.pick(data, inside), step)
+
+    @rule(seconds=st.sampled_from([POLL_S, 1.0, 2.5]))
+    def tick(self, seconds: float) -> None:
+        self.world.tick(seconds)
+
+    @rule(data=st.data())
+    def poll_one(self, data: st.DataObject) -> None:
+        """Nodes do not poll in step: one acts while the clock stands still."""
+        if self.world.running:
+            self.world.running[self.pick(data, list(self.world.running))].poll()
+
+    @precondition(lambda self: self.world.running)
+    @rule()
+    def settle(self) -> None:
+        """Nothing happens for one keep-alive and the last call: all who live must be in, but for spares beyond max."""
+        keep_alive_s, last_call_s = self.world.keep_alive_s, self.world.policy.last_call_s
+        self.world.tick(keep_alive_s + last_call_s + 10 * POLL_S)
+        group, running = self.world.group, set(self.world.running)
+        assert group.open, group
+        assert group.member_ids <= running, "a dead node is a member"
+        assert len(group.members) == min(len(running), self.world.policy.max_nodes)
+        assert group.member_ids | group.waiting_ids == running
+        for name, machine in self.world.running.items():
+            assert (machine.generation is not None) == (name in group.member_ids)
+
+    @invariant()
+    def generations_only_grow_and_one_opens_at_a_time(self) -> None:
+        groups = [Group.parse(value) for value in self.world.backend.history()]
+        for before, after in pairwise(groups):
+            opens = after.open and after.generation != before.generation
+            assert after.generation == before.generation + opens
+            assert not (before.open and opens), "a generation opened before the last was closed"
+            if before.open and after.open:
+                assert before.members == after.members, "an open generation changed its members"
+
+    @invariant()
+    def believers_were_admitted(self) -> None:
+        """Whoever believes to be in generation g was formed into g, under the rank that it believes in."""
+        formed = {g.generation: g.members for g in map(Group.parse, self.world.backend.history()) if g.open}
+        for name, machine in self.world.machines.items():
+            if machine.generation is not None:
+                assert machine.generation.members == formed[machine.generation.number]
+                assert machine.generation.members[machine.generation.rank_of_node].id == name
+
+
+TestNodes = Nodes.TestCase
+TestNodes.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,219 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.observe.report import summarise
+
+
+def event(name, time, generation=1, node="n1", **fields):
+    return {"event": name, "time": time, "node": node, "generation": generation, **fields}
+
+
+def started(time, generation, cause, world_size=2):
+    return event(
+        "generation_started",
+        time,
+        generation,
+        world_size=world_size,
+        nodes=["n1", "n2"],
+        cause=cause,
+        restarts=0,
+    )
+
+
+def step(number, time, generation, seconds=1.0):
+    return {"step": number, "epoch": 0, "time": time, "generation": generation, "seconds": seconds}
+
+
+KILLED = [
+    started(100.0, 1, "start"),
+    event("run_started", 101.0, steps=20, epochs=4, seed=0, global_batch=8, shards=8),
+    event("restored", 101.0, step=0, source="none", lost_steps=0, seconds=0.1),
+    event("first_step", 102.0, step=1),
+    event("fault_injected", 110.0, fault="kill", step=9),
+    event("worker_exited", 110.1, rank=1, pid=7, code=None, signal="SIGKILL", victim=False),
+    event("generation_ended", 110.2, cause="failure", step=8),
+    started(110.5, 2, "failure", world_size=1),
+    event("restored", 111.0, 2, step=6, source="checkpoint", lost_steps=2, seconds=0.3),
+    event("first_step", 112.0, 2, step=7),
+    event("checkpoint_committed", 113.0, 2, step=8, size_bytes=1, seconds=0.1, digest="d"),
+    event("checkpoint_failed", 114.0, 2, step=9, reason="disk full"),
+]
+KILLED_STEPS = [step(n, 101.0 + n, 1) for n in range(1, 7)] + [step(n, 105.0 + n, 2) for n in range(7, 11)]
+
+
+def test_a_killed_worker_costs_what_its_phases_say():
+    report = summarise(KILLED, KILLED_STEPS)
+
+    assert report["recoveries"] == [
+        {
+            "cause": "failure",
+            "lost_steps": 2,
+            "source": "checkpoint",
+            "detect_s": pytest.approx(0.2),
+            "rendezvous_s": pytest.approx(0.3),
+            "restore_s": pytest.approx(0.5),
+            "first_step_s": pytest.approx(1.0),
+            "total_s": pytest.approx(2.0),
+        }
+    ]
+    assert report["lost_steps"] == 2
+    assert report["checkpoints"] == {"committed": 1, "failed": 1}
+    assert (report["finished"], report["steps"], report["epochs"], report["final_digest"]) == (
+        False,
+        10,
+        2,
+        None,
+    )
+
+
+def test_generations_tell_the_steps_of_theirs_that_count():
+    first, second = summarise(KILLED, KILLED_STEPS)["generations"]
+
+    assert first == {
+        "generation": 1,
+        "world_size": 2,
+        "nodes": ["n1", "n2"],
+        "first_step": 1,
+        "last_step": 6,
+        "cause": "start",
+    }
+    assert (second["world_size"], second["first_step"], second["last_step"]) == (1, 7, 10)
+
+
+def test_goodput_is_the_share_of_time_in_steps_that_count():
+    """Ten seconds of steps that count, from the first generation at 100 to the last step at 115."""
+    assert summarise(KILLED, KILLED_STEPS)["goodput"] == pytest.approx(10 / 15)
+
+
+def resumed(gap_s, *stop):
+    """Six steps, an end, and a resume `gap_s` later."""
+    begin = 107.0 + gap_s
+    events = [
+        started(100.0, 1, "start"),
+        *stop,
+        started(begin, 2, "resume"),
+        event("restored", begin + 1, 2, step=6, source="checkpoint", lost_steps=0, seconds=0.1),
+        event("first_step", begin + 2, 2, step=7),
+    ]
+    return summarise(events, [step(n, 100.0 + n, 1) for n in range(1, 7)] + [step(7, begin + 2, 2)])
+
+
+def test_the_night_between_a_planned_stop_and_its_resume_is_not_part_of_the_run():
+    stop = [event("drain_requested", 106.5, reason="SIGTERM"), event("run_interrupted", 107.0, step=6)]
+    short, long = resumed(1.0, *stop), resumed(36000.0, *stop)
+
+    assert short["goodput"] == long["goodput"] == pytest.approx(7 / 9)
+    assert long["recoveries"][0]["total_s"] == pytest.approx(2.0)
+    assert long["recoveries"][0]["detect_s"] is None
+
+
+def test_the_time_after_a_crash_of_all_nodes_counts():
+    """Nobody wrote run_interrupted: a power cut. What no event tells is null, not zero."""
+    report = resumed(93.0)
+
+    assert report["goodput"] == pytest.approx(7 / 102)
+    assert (report["recoveries"][0]["detect_s"], report["recoveries"][0]["rendezvous_s"]) == (None, None)
+
+
+def test_an_injected_fault_that_the_group_survived_is_not_the_cause_of_a_later_end():
+    """A slow disk is injected at step 1; the kill comes eight steps later without an injection."""
+    events = [e | {"time": 102.5, "step": 2} if e["event"] == "fault_injected" else e for e in KILLED]
+
+    recovery = summarise(sorted(events, key=lambda e: e["time"]), KILLED_STEPS)["recoveries"][0]
+
+    assert recovery["total_s"] == pytest.approx(1.9)
+
+
+def test_a_generation_that_died_before_its_first_step_has_no_total():
+    events = [
+        *KILLED[:8],
+        event("generation_ended", 110.7, 2, cause="failure", step=6),
+        started(110.9, 3, "failure"),
+    ]
+
+    first, _ = summarise(events, KILLED_STEPS[:6])["recoveries"]
+
+    assert (first["total_s"], first["source"], first["restore_s"]) == (None, None, None)
+
+
+def test_a_finished_run_reports_what_it_said_at_the_end():
+    end = event("run_finished", 120.0, 2, steps=20, epochs=4, digest="abc")
+
+    report = summarise([*KILLED, end], KILLED_STEPS)
+
+    assert (report["finished"], report["steps"], report["epochs"], report["final_digest"]) == (
+        True,
+        20,
+        4,
+        "abc",
+    )
+
+
+def test_step_times_are_the_median_and_the_slowest_of_a_hundred():
+    metrics = [step(n, 100.0 + n, 1, seconds=n / 100) for n in range(1, 101)]
+
+    assert summarise([], metrics)["step_time_s"] == {"median": pytest.approx(0.505), "p99": 0.99}
+
+
+def test_a_run_without_a_word_has_every_key():
+    assert summarise([], []) == {
+        "finished": False,
+        "steps": 0,
+        "epochs": 0,
+        "final_digest": None,
+        "lost_steps": 0,
+        "goodput": None,
+        "step_time_s": {"median": None, "p99": None},
+        "checkpoints": {"committed": 0, "failed": 0},
+        "generations": [],
+        "recoveries": [],
+    }
+
+
+NAMES = (
+    "fault_injected",
+    "worker_exited",
+    "generation_ended",
+    "drain_requested",
+    "run_interrupted",
+    "restored",
+    "first_step",
+)
+CAUSES = ("resume", "failure", "node lost", "node joined", "node left")
+
+
+@st.composite
+def histories(draw):
+    """Any events in any order, as clocks of several nodes may have it; generations start in their order."""
+    times = sorted(draw(st.lists(st.floats(0, 100), min_size=1, max_size=4)))
+    events = [
+        started(t, g, "start" if g == 1 else draw(st.sampled_from(CAUSES)))
+        for g, t in enumerate(times, start=1)
+    ]
+    for name in draw(st.lists(st.sampled_from(NAMES), max_size=14)):
+        fields = {"lost_steps": draw(st.integers(0, 5)), "source": "checkpoint", "step": 3}
+        events.append(event(name, draw(st.floats(0, 100)), draw(st.integers(1, len(times))), **fields))
+    metrics = [
+        step(n, draw(st.floats(0, 100)), draw(st.integers(1, len(times))), seconds=draw(st.floats(0, 50)))
+        for n in range(1, draw(st.integers(0, 5)) + 1)
+    ]
+    return sorted(events, key=lambda e: e["time"]), metrics
+
+
+@given(histories())
+def test_no_history_gives_a_negative_number_and_phases_add_up(history):
+    """Includes clocks that disagree, events that are missing, and steps that claim more time than passed."""
+    report = summarise(*history)
+
+    assert len(report["recoveries"]) == len(report["generations"]) - 1
+    assert report["lost_steps"] == sum(e["lost_steps"] for e in history[0] if e["event"] == "restored")
+    assert report["goodput"] is None or 0 <= report["goodput"] <= 1
+    for recovery in report["recoveries"]:
+        phases = [recovery[key] for key in ("detect_s", "rendezvous_s", "restore_s", "first_step_s")]
+        assert all(phase is None or phase >= 0 for phase in phases)
+        assert recovery["lost_steps"] >= 0
+        if recovery["total_s"] is not None:
+            assert recovery["total_s"] >= sum(phase or 0.0 for phase in phases) - 1e-9
+            if None not in phases:
+                assert recovery["total_s"] == pytest.approx(sum(phases))
