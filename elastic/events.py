@@ -148,6 +148,6 @@ class RunFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInterrupted(Event):
-    """This node's agent leaves with exit 75; `step` is the newest committed checkpoint."""
+    """An agent leaves with exit 75; `step` is the newest committed checkpoint."""
 
     step: int

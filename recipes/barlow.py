@@ -289,8 +289,8 @@ def finish(run: elastic.Run, model: BarlowTwins, settings: Settings, source: Dat
         knn_trained=trained.knn,
     )
     run.print(
-        f"5-shot probe | linear {init.linear:.3f} → {trained.linear:.3f} | kNN {init.knn:.3f} → {trained.knn:.3f}"
-        " | (at initialisation → trained)"
+        f"5-shot probe | linear {init.linear:.3f} -> {trained.linear:.3f} | kNN {init.knn:.3f} -> {trained.knn:.3f}"
+        " | (at initialisation -> trained)"
     )
 
 

@@ -152,6 +152,9 @@ class NodeAgent(LocalElasticAgent):
         self._log.generation = generation.number
         self._page.clear()
         self._drain_asked = self._is_done = False
+        self._console.say(
+            f"generation {generation.number} ({generation.cause}): {generation.world_size} workers on {len(generation.members)} nodes"
+        )
         if generation.rank_of_node == 0:
             nodes = [node.id for node in generation.members]
             self._log.record(
@@ -238,6 +241,10 @@ class NodeAgent(LocalElasticAgent):
 
     def _look(self) -> Watch | None:
         """None when the backend did not answer: workers that are healthy go on, and the next look comes soon."""
+        if self._uploader.revive():
+            self._console.say(
+                "the uploader died and was started anew; a save that was under way is lost, training goes on"
+            )
         try:
             return self._group.watch(step=self._step)
         except BackendFailed as error:
@@ -289,7 +296,7 @@ class NodeAgent(LocalElasticAgent):
         self._is_done = True
 
     def _end_generation(self, cause: str) -> None:
-        self._console.say(f"generation {self._log.generation} ends: {cause}")
+        self._console.say(f"generation {self._log.generation} ends after step {self._step}: {cause}")
         self._log.record(GenerationEnded(cause=cause, step=self._step))
 
     def _fail(self, decision: Decision) -> RunResult | None:

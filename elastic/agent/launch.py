@@ -217,6 +217,8 @@ def _start_uploader(
             socket_path=str(scratch / "uploader"),
             events_path=str(run.events / f"{node}-uploader.jsonl"),
             fence_path=str(run.rendezvous / "generation"),
+            faults=options.faults,
+            faults_path=str(run.faults),
         )
     )
     uploader.wait_ready()

@@ -17,6 +17,9 @@ from elastic.clock import SystemClock
 from elastic.errors import StoreFailed, UsageError
 
 OFFER_LIMIT_S = 1.0
+FINAL_OFFER_LIMIT_S = 15.0
+RECONNECT_PAUSE_S = 0.02
+MOST_REVIVALS = 20
 READY_LIMIT_S = 60.0
 _RECEIVE_BYTES = 64 * 1024
 _CLOCK = SystemClock()
@@ -35,20 +38,21 @@ class Uploads:
     def offer(self, fd: int, meta: dict[str, Any], *, final: bool = False) -> None:
         """Hand over the image behind `fd`, which may be closed afterwards; `meta` has the fields of `wire.Offer`.
 
-        Takes 1 s at most. Raises StoreFailed when no uploader takes it.
+        Takes 1 s at most; a final save waits longer for an uploader that is being started anew. Raises StoreFailed when none takes it.
         """
-        deadline = _CLOCK.monotonic() + OFFER_LIMIT_S
+        limit_s = FINAL_OFFER_LIMIT_S if final else OFFER_LIMIT_S
+        deadline = _CLOCK.monotonic() + limit_s
         line = to_line(meta | {"final": final})
         self._receive()
         try:
-            connection = self._connected(deadline)
+            connection = self._connected(deadline, is_patient=final)
             connection.settimeout(_left_s(deadline))
             sent_bytes = socket.send_fds(connection, [line], [fd])
             connection.sendall(line[sent_bytes:])
         except OSError as error:
             self._lose(f"the uploader's connection broke: {error}")
             raise StoreFailed(
-                f"expected an uploader at {self._path} to take step {meta.get('step')} within {OFFER_LIMIT_S:.0f} s, "
+                f"expected an uploader at {self._path} to take step {meta.get('step')} within {limit_s:.0f} s, "
                 f"found none ({error}); was it killed?"
             ) from error
         self._unanswered.append(int(meta["step"]))
@@ -78,15 +82,18 @@ class Uploads:
             self._connection.close()
             self._connection = None
 
-    def _connected(self, deadline: float) -> socket.socket:
-        if self._connection is None:
+    def _connected(self, deadline: float, *, is_patient: bool) -> socket.socket:
+        while self._connection is None:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 connection.settimeout(_left_s(deadline))
                 connection.connect(self._path)
             except OSError:
                 connection.close()
-                raise
+                if not is_patient or _CLOCK.monotonic() + RECONNECT_PAUSE_S >= deadline:
+                    raise
+                _CLOCK.sleep(RECONNECT_PAUSE_S)
+                continue
             self._connection, self._lines = connection, Lines()
         return self._connection
 
@@ -126,17 +133,20 @@ class UploaderProcess:
     def __init__(self, config: UploaderConfig, process: "subprocess.Popen[bytes]") -> None:
         self._config = config
         self._process = process
+        self._revivals = 0
 
     @staticmethod
     def start(config: UploaderConfig) -> "UploaderProcess":
         """Spawn it, in a session of its own so that a terminal's signals pass it by; `wait_ready` says whether it serves."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "elastic.checkpoint.uploader", config.to_json()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        return UploaderProcess(config, process)
+        return UploaderProcess(config, _spawn(config))
+
+    def revive(self) -> bool:
+        """Start it anew if it died, MOST_REVIVALS times in all; True if it had to. Its saves in flight were lost, and their clients told."""
+        if self.is_alive() or self._revivals >= MOST_REVIVALS:
+            return False
+        self._revivals += 1
+        self._process = _spawn(self._config)
+        return True
 
     @property
     def socket_path(self) -> str:
@@ -192,6 +202,15 @@ class UploaderProcess:
             self._process.kill()
             self._process.wait()
             return False
+
+
+def _spawn(config: UploaderConfig) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "elastic.checkpoint.uploader", config.to_json()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def _left_s(deadline: float) -> float:

@@ -61,7 +61,6 @@ class Saver:
             complain(traceback.format_exc())
             return Outcome(state=State.FAILED, reason=f"{type(error).__name__}: {error}")
         seconds = self._clock.monotonic() - began_at
-        self._prune(offer)
         return Outcome(state=State.COMMITTED, reason=done.reason, is_ours=done.is_ours, seconds=seconds)
 
     def _commit(self, offer: Offer, fd: int, began_at: float) -> Committed:
@@ -87,7 +86,8 @@ class Saver:
             reached=lambda point: self._reached(point, offer.step),
         )
 
-    def _prune(self, offer: Offer) -> None:
+    def prune(self, offer: Offer) -> None:
+        """Delete what the policy does not keep, after `offer` was committed; what goes wrong is only said."""
         try:
             self._pruning.after_commit(generation=offer.generation, resumed_from=offer.resumed_from)
         except Exception as error:

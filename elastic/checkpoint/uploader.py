@@ -22,6 +22,8 @@ from elastic.checkpoint.wire import Offer, UploaderConfig
 from elastic.checkpoint.work import OVERTIME_S, Client, Job, Work
 from elastic.clock import Clock, SystemClock
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, UsageError
+from elastic.faults import plan
+from elastic.faults.inject import Faults
 from elastic.observe.log import EventLog
 
 _MOST_CLIENTS = 64
@@ -40,7 +42,7 @@ class Uploader:
         self._num_clients = 0
         # poll, unlike epoll, takes any descriptor as standard input.
         self._selector = selectors.PollSelector()
-        self._watch(work.wake, work.take_outcome)
+        self._watch(work.wake, work.take_news)
         self._watch(listener, self._accept)
         self._watch(owner_fd, self._hear_owner)
 
@@ -163,13 +165,22 @@ def _no_faults(_point: str, _step: int) -> None:
     pass
 
 
+def _reached(config: UploaderConfig) -> Callable[[str, int], None]:
+    """What strikes this process according to the run's fault plan."""
+    mine = tuple(fault for fault in plan.parse(config.faults or "") if fault.rank is None)
+    if not mine or config.faults_path is None:
+        return _no_faults
+    log = EventLog(Path(config.events_path), node=config.node, clock=SystemClock())
+    return Faults(mine, Path(config.faults_path), log).reach
+
+
 def main(arguments: list[str]) -> int:
     # A terminal's Ctrl-C, or a kill of the whole group, reaches this process too; it leaves when its owner does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         config = UploaderConfig.parse(arguments[0])
-        is_done = serve(config, 0, reached=_no_faults, ready=lambda: _tell_owner({"ready": True}))
+        is_done = serve(config, 0, reached=_reached(config), ready=lambda: _tell_owner({"ready": True}))
     except UsageError as error:
         _tell_owner({"error": str(error)})
         return EXIT_USAGE

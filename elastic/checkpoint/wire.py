@@ -15,7 +15,8 @@ LINE_LIMIT_BYTES = 64 * 1024
 class UploaderConfig:
     """`every`, in steps, may be None; `fence_path` names a file holding the newest generation as decimal text, or is None.
 
-    The file must be replaced as a whole when the generation grows; while it does not exist nobody is fenced.
+    `faults` is a fault plan, `faults_path` the folder where those that struck are remembered.
+    The fence's file must be replaced as a whole when the generation grows; while it does not exist nobody is fenced.
     """
 
     checkpoints_url: str
@@ -27,6 +28,8 @@ class UploaderConfig:
     socket_path: str
     events_path: str
     fence_path: str | None
+    faults: str | None
+    faults_path: str | None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

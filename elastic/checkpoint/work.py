@@ -89,7 +89,7 @@ class Work:
         self._waiting: tuple[Job, ...] = ()
         self._in_flight: Job | None = None
         self._overdue_at: float | None = None
-        self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
+        self._news: SimpleQueue[Outcome | None] = SimpleQueue()
         self.wake, self._waker = socket.socketpair()
 
     @property
@@ -115,16 +115,19 @@ class Work:
             os.close(each.fd)
         self._start_next()
 
-    def take_outcome(self) -> None:
+    def take_news(self) -> None:
+        """Take up one message of the save in flight: its outcome, or that its thread is free."""
         self.wake.recv(1)
-        outcome = self._outcomes.get()
-        job, self._in_flight = self._in_flight, None
-        assert job is not None, "an outcome without a save"
+        outcome, job = self._news.get(), self._in_flight
+        assert job is not None, "news without a save"
+        if outcome is None:
+            self._in_flight = None
+            os.close(job.fd)
+            self._start_next()
+            return
         was_reported, self._overdue_at = self._overdue_at is None, None
-        os.close(job.fd)
         if not was_reported or outcome.state is State.COMMITTED:
             self._report(job, outcome)
-        self._start_next()
 
     def check_overdue(self) -> None:
         """Report a save whose storage call hangs; its thread cannot be stopped, and fences itself when it comes back."""
@@ -135,7 +138,10 @@ class Work:
             self._report(job, Outcome(state=State.FAILED, reason=reason))
 
     def give_up(self) -> None:
-        for job in (*filter(None, [self._in_flight]), *self._waiting):
+        unreported = (
+            (self._in_flight,) if self._in_flight is not None and self._overdue_at is not None else ()
+        )
+        for job in (*unreported, *self._waiting):
             self._report(
                 job, Outcome(state=State.FAILED, reason="the uploader had to leave before it was committed")
             )
@@ -150,7 +156,15 @@ class Work:
             ).start()
 
     def _run(self, job: Job) -> None:
-        self._outcomes.put(self._saver.save(job.offer, job.fd))
+        outcome = self._saver.save(job.offer, job.fd)
+        # The commit is told before old checkpoints are deleted: deleting may hang, and a committed save is no failed one.
+        self._tell(outcome)
+        if outcome.state is State.COMMITTED:
+            self._saver.prune(job.offer)
+        self._tell(None)
+
+    def _tell(self, news: Outcome | None) -> None:
+        self._news.put(news)
         self._waker.send(b"x")
 
     def _report(self, job: Job, outcome: Outcome) -> None:

@@ -20,7 +20,7 @@ def mix(value: int) -> int:
 
 
 def key(*parts: int | str) -> int:
-    """64 bits for a purpose: key(seed, "order", epoch). Order and number of parts matter."""
+    """64 bits for a purpose, such as (seed, "order", epoch). Order and number of parts matter."""
     state = 0
     for part in parts:
         number = (

@@ -13,8 +13,11 @@ from elastic.data.keys import key
 
 
 def enter(seed: int, *purpose: int | str) -> None:
-    """Seed all global generators for a purpose: enter(seed, "shard", step, shard)."""
+    """Seed all global generators for a purpose, such as (seed, "shard", step, shard)."""
     stream = key(seed, *purpose)
-    torch.manual_seed(stream >> 1)  # torch takes the 63 bits of a non-negative int64
+    # Not torch.manual_seed: before CUDA is initialised it queues a call, with a stack trace, at every use.
+    torch.default_generator.manual_seed(stream >> 1)  # the 63 bits of a non-negative int64
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed(stream >> 1)
     random.seed(stream)
     np.random.seed(stream & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is what old augmentation code draws from

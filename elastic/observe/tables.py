@@ -95,7 +95,7 @@ def _generations(generations: list[Record]) -> Table:
 def _recoveries(recoveries: list[Record]) -> Table:
     phases = ("detect_s", "rendezvous_s", "restore_s", "first_step_s", "total_s")
     words = [phase.removesuffix("_s").replace("_", " ") for phase in phases]
-    table = _table("recoveries, phases in seconds", "cause", "lost steps", "source", *words)
+    table = _table("recoveries: lost steps, phases in seconds", "cause", "lost", "source", *words)
     for r in recoveries:
         table.add_row(
             r["cause"], str(r["lost_steps"]), _known(r["source"]), *(_number(r[phase]) for phase in phases)
@@ -104,7 +104,9 @@ def _recoveries(recoveries: list[Record]) -> Table:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     for column in columns:
         table.add_column(column)
     return table

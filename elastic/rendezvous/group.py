@@ -127,7 +127,8 @@ class Rendezvous:
         version, group = self._look()
         alive = self._alive
         decision = core.decide(group, self._me, alive=alive, timing=self._timing, policy=self._policy)
-        self._tell(decision.reason)
+        if decision.action in (Action.WAIT, Action.EVICT, Action.GIVE_UP):
+            self._tell(decision.reason)  # the rest shows in what happens
         match decision.action:
             case Action.WAIT:
                 pass
@@ -171,7 +172,8 @@ class Rendezvous:
             cause=group.cause,
             failure=group.failure,
         )
-        self._tell(_watch_reason(watch, self._entered))
+        if lost:
+            self._tell(f"{', '.join(lost)} of generation {self._entered} stopped answering")
         return watch
 
     def close(self, cause: str, *, step: int, counts: bool, failure: Failure | None = None) -> Group:
@@ -274,17 +276,3 @@ class Rendezvous:
             self._reason = reason
             if self._say is not None:
                 self._say(reason)
-
-
-def _watch_reason(watch: Watch, generation: int) -> str:
-    if watch.ended is not None:
-        return f"the run has ended: {watch.ended.reason}"
-    if watch.fenced:
-        return f"generation {generation} is over and the group went on without this node"
-    if watch.lost:
-        return f"{', '.join(watch.lost)} of generation {generation} stopped answering"
-    if not watch.open:
-        return f"generation {generation} was closed: {watch.cause}"
-    if watch.newcomers:
-        return f"{', '.join(watch.newcomers)} can be admitted to the next generation after {generation}"
-    return f"generation {generation} is training"

@@ -51,22 +51,27 @@ class JoinTimedOut(RendezvousTimeout, RendezvousTimeoutError):  # noqa: N818 - n
 
 
 class EndpointHost:
-    """Serves the TCPStores of the generations that this node forms; the newest, and the one before until it is dropped."""
+    """Serves the TCPStores of the generations that this node forms; the newest, and the one entered last until the next is entered."""
 
     def __init__(self, address: str) -> None:
         self._address = address
+        self._entered = ""
         self._stores: dict[str, TCPStore] = {}
 
     def open(self) -> str:
         """Start a server on a free port of all interfaces and give its "host:port"."""
         store = TCPStore(self._address, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
         endpoint = f"{self._address}:{store.port}"
-        self._stores[endpoint] = store
+        # One that was opened for a generation which somebody else then formed is of no use to anybody.
+        self._stores = {name: old for name, old in self._stores.items() if name == self._entered} | {
+            endpoint: store
+        }
         return endpoint
 
     def enter(self, endpoint: str) -> TCPStore:
         """The store at `endpoint`, own or another node's; servers of other generations end here. Raises torch's DistError."""
         own = self._stores.get(endpoint)
+        self._entered = endpoint
         self._stores = {} if own is None else {endpoint: own}
         if own is not None:
             return own

@@ -73,6 +73,8 @@ def _own_uploader(run: RunDir, ours: Identity) -> str:
             socket_path=str(scratch / "uploader"),
             events_path=str(run.events / f"{socket.gethostname()}-uploader.jsonl"),
             fence_path=None,
+            faults=None,
+            faults_path=None,
         )
     )
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)

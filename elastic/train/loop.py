@@ -32,6 +32,8 @@ from elastic.train.state import State
 from elastic.train.step import Outcome, Requests, Shards, Step
 from elastic.train.world import World
 
+FINAL_TRIES = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diary:
@@ -96,7 +98,13 @@ class Loop:
         if diary is not None:
             about = {"steps": order.steps, "epochs": order.epochs, "seed": order.seed}
             diary.log.record(RunStarted(**about, global_batch=order.global_batch, shards=order.shards))
-        loaded = restore(world, self._around.store, self._state, diary.log if diary is not None else None, self._around.clock)
+        loaded = restore(
+            world,
+            self._around.store,
+            self._state,
+            diary.log if diary is not None else None,
+            self._around.clock,
+        )
         self.digest = agree(world, self._state.take_apart(), f"before step {loaded.step + 1}")
         self._chain = loaded.chain
         self._around.page.set_step(world.local_rank, loaded.step)
@@ -178,14 +186,23 @@ class Loop:
             self._around.diary.saving.save(parts, point, began_at=began_at, final=final)
 
     def _drain(self, step: Step) -> None:
-        self._save(step.number, step.epoch, final=True)
-        problem = self._commit(step.number)
+        problem = self._save_and_wait(step.number, step.epoch)
         if self._around.diary is not None:
             self._around.diary.log.record(Drained(step=step.number, committed=not problem))
         self._around.world.close()
         if problem:
             raise StoreFailed(f"stopped after step {step.number}, which could not be saved: {problem}")
         raise SystemExit(EXIT_INTERRUPTED)
+
+    def _save_and_wait(self, number: int, epoch: int) -> str:
+        """Save what no later save will make good, and see it committed; returns what went wrong, or nothing."""
+        problem = ""
+        for _ in range(FINAL_TRIES):
+            self._save(number, epoch, final=True)
+            problem = self._commit(number)
+            if not problem:
+                break
+        return problem
 
     def _commit(self, number: int) -> str:
         """Every rank learns whether rank 0's save of this step is committed; returns what went wrong."""
@@ -196,8 +213,7 @@ class Loop:
         last = self._order.steps
         if loaded.step == last:
             return
-        self._save(last, self._order.epochs - 1, final=True)
-        problem = self._commit(last)
+        problem = self._save_and_wait(last, self._order.epochs - 1)
         if problem:
             raise StoreFailed(f"trained to the last step, {last}, which could not be saved: {problem}")
 

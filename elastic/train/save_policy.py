@@ -9,7 +9,7 @@ import math
 from elastic.options import SaveEvery
 
 FAULT_EVERY_S = 1800.0
-MIN_INTERVAL_S, MAX_INTERVAL_S = 5.0, 600.0
+MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, 600.0
 
 
 def interval_s(cost_s: float) -> float:
@@ -17,12 +17,16 @@ def interval_s(cost_s: float) -> float:
     return min(max(math.sqrt(2 * cost_s * FAULT_EVERY_S), MIN_INTERVAL_S), MAX_INTERVAL_S)
 
 
-def is_due(every: SaveEvery, *, step: int, since_s: float, cost_s: float) -> bool:
-    """Whether the state after `step` is to be saved; `since_s` seconds passed since the last save began."""
+def is_due(every: SaveEvery, *, step: int, since_s: float, cost_s: float | None) -> bool:
+    """Whether the state after `step` is to be saved.
+
+    `since_s`: seconds since the last save began, or since this generation did. `cost_s` is None before its first save: `auto` then
+    saves soon, to learn the price and because a young run has nothing to fall back to.
+    """
     match every.kind:
         case "steps":
             return step % int(every.value) == 0
         case "seconds":
             return since_s >= every.value
         case "auto":
-            return since_s >= interval_s(cost_s)
+            return cost_s is None or since_s >= interval_s(cost_s)

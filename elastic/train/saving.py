@@ -37,7 +37,7 @@ class Saving:
         self._facts = facts
         self.resumed_from: int | None = None  # step of the checkpoint that this generation went on from
         self._last_at = clock.monotonic()
-        self._cost_s = 0.0
+        self._cost_s: float | None = None
 
     def is_due(self, step: int) -> bool:
         since_s = self._clock.monotonic() - self._last_at

@@ -5,8 +5,10 @@ refused with what differs. When the agent only asks (preflight), the answer is w
 """
 
 import hashlib
+import os
 import sys
 from pathlib import Path
+from types import TracebackType
 
 import torch
 
@@ -15,7 +17,7 @@ from elastic.checkpoint.fsspec_store import open_store
 from elastic.checkpoint.store import create_or_read
 from elastic.clock import SystemClock
 from elastic.data import streams
-from elastic.errors import UsageError
+from elastic.errors import ElasticError, UsageError
 from elastic.identity import Identity
 from elastic.launch_env import Launch
 from elastic.observe.log import EventLog
@@ -35,6 +37,8 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     Raises UsageError when the numbers do not fit, or when the run directory holds another run.
     """
     launch = launch_env.read()
+    if launch.agent is None and launch.preflight is None:
+        sys.excepthook = _explain
     if shards < 1 or global_batch < 1 or global_batch % shards:
         nearest = max(1, round(global_batch / max(1, shards))) * max(1, shards)
         raise UsageError(
@@ -57,6 +61,18 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     log.generation = link.generation
     streams.enter(seed, "start")
     return Run(world, link, ours, log)
+
+
+def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Under plain python or torchrun: the library's errors end the process with their sentence and exit code."""
+    if not isinstance(error, ElasticError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    print(f"error: {error}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads may wait for peers that are gone; nothing else could set the exit code from here either.
+    os._exit(error.exit_code)
 
 
 def _identity(launch: Launch, seed: int, global_batch: int, shards: int) -> Identity:

@@ -65,7 +65,7 @@ class Shards:
 class Step:
     """A step of the loop. Call `sum` and `backward`, or `mean_loss`; then the optimizer; then `log`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the loop alone makes one
         self,
         *,
         number: int,

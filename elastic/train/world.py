@@ -53,11 +53,12 @@ class World:
 
 
 def choose_device(launch: Launch) -> torch.device:
-    """This worker's GPU by its local rank (workers share where there are fewer GPUs), or the CPU."""
+    """The worker's GPU by its local rank (workers share where there are fewer GPUs), or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
+    torch.cuda.init()  # type: ignore[no-untyped-call] # from here on random streams reach its generator
     return device
 
 

@@ -1,0 +1,97 @@
+"""Seconds per step beside plain DistributedDataParallel under torchrun: the same model, world size and samples a rank, in one run.
+
+python benchmarks/steady.py [--world 2] [--steps 40] [--repeats 5] [--save-every 100000steps]
+
+Ours and theirs take turns, so that what else the machine does hits both; each turn's figure is the median step, the table shows the medians over turns and
+the median of the turns' ratios. Two cases: shards = world size, and shards = 4 × world size beside DDP with gradient accumulation over four micro-batches.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+WARM_UP = 5
+
+
+def median_step_s(times: list[float]) -> float:
+    """times: when each step ended. The first steps, which allocate and connect, are left out."""
+    steps = [after - before for before, after in itertools.pairwise(times)]
+    return statistics.median(steps[WARM_UP:])
+
+
+def ours(args: argparse.Namespace, shards: int, folder: Path) -> float:
+    command = [
+        BIN / "elastic-train",
+        HERE / "resnet_ours.py",
+        "--run-dir",
+        folder / "run",
+        "--nproc-per-node",
+        args.world,
+    ]
+    command += ["--save-every", args.save_every, "--", shards, args.samples, args.steps]
+    _run(command)
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return median_step_s([json.loads(line)["time"] for line in lines])
+
+
+def theirs(args: argparse.Namespace, shards: int, folder: Path) -> float:
+    times = folder / "times.json"
+    command = [BIN / "torchrun", "--standalone", f"--nproc-per-node={args.world}", HERE / "resnet_ddp.py"]
+    _run([*command, shards // args.world, args.samples, args.steps, times])
+    return median_step_s(json.loads(times.read_text()))
+
+
+def _run(command: list[object]) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [str(word) for word in command], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{command[0]} failed:\n{done.stdout}\n{done.stderr}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--world", type=int, default=2)
+    parser.add_argument("--samples", type=int, default=8, help="samples a shard")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--save-every", default="100000steps", help="of our runs; the last state is saved in any case"
+    )
+    args = parser.parse_args()
+    table = Table(
+        "shards",
+        "ours s/step",
+        "DDP s/step",
+        "ratio",
+        "ratios of the turns",
+        title=f"ResNet-18 32x32, {args.samples} samples a shard, world {args.world}",
+    )
+    for shards in (args.world, 4 * args.world):
+        turns = []
+        for _ in range(args.repeats):
+            with tempfile.TemporaryDirectory() as folder:
+                turns.append((ours(args, shards, Path(folder)), theirs(args, shards, Path(folder))))
+        ratios = [a / b for a, b in turns]
+        a, b = (statistics.median(side) for side in zip(*turns, strict=True))
+        each = " ".join(f"{ratio:.2f}" for ratio in ratios)
+        table.add_row(str(shards), f"{a:.3f}", f"{b:.3f}", f"{statistics.median(ratios):.2f}", each)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

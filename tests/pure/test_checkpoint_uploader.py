@@ -1,0 +1,466 @@
+"""The uploader as a real process: who offered may die, who owns it may leave, and what was handed over is still saved."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.checkpoint.catalog import committed, read_payload
+from elastic.checkpoint.fakes import FakeClock
+from elastic.checkpoint.fsspec_store import open_store
+from elastic.checkpoint.handoff import UploaderProcess, Uploads
+from elastic.checkpoint.save_queue import MOST_WAITING, offered
+from elastic.checkpoint.saver import Outcome, State, is_fenced
+from elastic.checkpoint.uploader import Uploader, _listen, serve
+from elastic.checkpoint.wire import Lines, Offer, UploaderConfig, to_line
+from elastic.checkpoint.work import OVERTIME_S, Job, Work
+from elastic.clock import SystemClock
+from elastic.errors import StoreFailed, UsageError
+from elastic.observe.log import EventLog, read_events
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def config(tmp_path):
+    return UploaderConfig(
+        checkpoints_url=str(tmp_path / "run" / "checkpoints"),
+        run_id="r",
+        node="n0",
+        keep=10,
+        every=None,
+        save_deadline_s=LIMIT_S,
+        socket_path=str(tmp_path / "u.sock"),
+        events_path=str(tmp_path / "events" / "uploader.jsonl"),
+        fence_path=str(tmp_path / "fence"),
+        faults=None,
+        faults_path=None,
+    )
+
+
+@pytest.fixture
+def process(config):
+    process = UploaderProcess.start(config)
+    process.wait_ready()
+    yield process
+    process.stop(LIMIT_S)
+
+
+def meta_of(step, size_bytes, generation=1):
+    return {
+        "step": step,
+        "epoch": 0,
+        "generation": generation,
+        "digest": "0" * 64,
+        "size_bytes": size_bytes,
+        "world_size": 1,
+        "torch": "2",
+        "resumed_from": None,
+    }
+
+
+def hand_over(uploads, step, data=b"state", *, final=False, generation=1):
+    fd = os.memfd_create("image")
+    os.write(fd, data)
+    uploads.offer(fd, meta_of(step, len(data), generation), final=final)
+    os.close(fd)
+
+
+def committed_steps(config):
+    records, damages = committed(open_store(config.checkpoints_url), SystemClock())
+    assert damages == []
+    return [record.step for record in records]
+
+
+class InThread:
+    """The uploader's loop in this process, so that a test can hold up a save at a point of the commit protocol."""
+
+    def __init__(self, config):
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+        self._owner_fd, self._owner_end = os.pipe()
+        self._is_ready = threading.Event()
+        self._thread = threading.Thread(target=self._serve, args=(config,), daemon=True)
+        self.is_done = None
+
+    def _serve(self, config):
+        self.is_done = serve(config, self._owner_fd, reached=self._hold, ready=self._is_ready.set)
+
+    def _hold(self, point, step):
+        if point == "before-commit":
+            self.reached.set()
+            assert self.go_on.wait(LIMIT_S)
+
+    def __enter__(self):
+        self._thread.start()
+        assert self._is_ready.wait(LIMIT_S)
+        return self
+
+    def leave(self):
+        if self._owner_end is not None:
+            os.close(self._owner_end)
+            self._owner_end = None
+
+    def __exit__(self, *error):
+        self.go_on.set()
+        self.leave()
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive()
+        os.close(self._owner_fd)
+
+
+def test_it_starts_without_torch():
+    """Imports the module in a fresh interpreter: torch would cost seconds at every start."""
+    code = "import sys, elastic.checkpoint.uploader, elastic.checkpoint.handoff; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path):
+    """The ordinary way: offer, wait for the answer, look into the store and the event log."""
+    uploads = Uploads(config.socket_path)
+    hand_over(uploads, 7, b"image of step 7")
+    assert uploads.wait(7, LIMIT_S)["state"] == "committed"
+    store = open_store(config.checkpoints_url)
+    (record,), _ = committed(store, SystemClock())
+    assert bytes(read_payload(store, record, SystemClock())) == b"image of step 7"
+    assert process.flush(LIMIT_S)
+    events = read_events(tmp_path / "events")
+    assert [(e["event"], e["step"], e["generation"], e["size_bytes"]) for e in events] == [
+        ("checkpoint_committed", 7, 1, 15)
+    ]
+
+
+CLIENT = """
+import os, signal, sys, json
+from elastic.checkpoint.handoff import Uploads
+fd = os.memfd_create("image")
+os.write(fd, b"x" * 5_000_000)
+Uploads(sys.argv[1]).offer(fd, json.loads(sys.argv[2]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_client_that_is_killed_after_its_offer_is_saved_all_the_same(config, process):
+    """A process offers an image in its own memory and kills itself at once; only the uploader holds the memory now."""
+    about = json.dumps(meta_of(3, 5_000_000))
+    client = subprocess.run([sys.executable, "-c", CLIENT, config.socket_path, about], check=False)
+    assert client.returncode == -signal.SIGKILL
+    assert process.flush(LIMIT_S)
+    assert committed_steps(config) == [3]
+
+
+def test_the_end_of_the_owners_pipe_finishes_the_saves_and_ends_the_process(config, process):
+    """Offers, then the owner leaves at once: the save is finished first, and the exit code says so."""
+    uploads = Uploads(config.socket_path)
+    hand_over(uploads, 1, b"x" * 5_000_000)
+    hand_over(uploads, 2, final=True)
+    assert process.stop(LIMIT_S)
+    assert committed_steps(config) == [2, 1]
+    assert [answer["state"] for answer in uploads.poll()] == ["committed", "committed"]
+
+
+def test_a_terminals_signals_do_not_end_it(config, process):
+    """Ctrl-C and a kill of the whole group reach it; the owner alone decides when it leaves."""
+    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, signal.SIGTERM)
+    uploads = Uploads(config.socket_path)
+    hand_over(uploads, 1)
+    assert uploads.wait(1, LIMIT_S)["state"] == "committed"
+
+
+def test_a_killed_uploader_is_a_failed_save_and_an_error_at_the_next_offer(config, process):
+    """SIGKILL with an offer unanswered or answered: afterwards the client is never left waiting."""
+    uploads = Uploads(config.socket_path)
+    hand_over(uploads, 1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.stop(LIMIT_S)
+    assert uploads.wait(1, LIMIT_S)["state"] in {"committed", "failed"}
+    with pytest.raises(StoreFailed, match="expected an uploader"):
+        hand_over(uploads, 2)
+    assert not process.flush(LIMIT_S)
+
+
+def test_a_restarted_uploader_serves_the_same_client(config, process):
+    """The owner replaces a killed uploader on the same path; the client's next offer finds it."""
+    uploads = Uploads(config.socket_path)
+    hand_over(uploads, 1)
+    uploads.wait(1, LIMIT_S)
+    os.kill(process.pid, signal.SIGKILL)
+    process.stop(LIMIT_S)
+    successor = UploaderProcess.start(config)
+    successor.wait_ready()
+    hand_over(uploads, 2)
+    assert uploads.wait(2, LIMIT_S)["state"] == "committed"
+    assert successor.stop(LIMIT_S)
+
+
+def test_an_unknown_protocol_is_told_to_the_owner(config):
+    """The process cannot serve; its owner gets the sentence instead of silence."""
+    bad = UploaderConfig(
+        **{name: getattr(config, name) for name in config.__slots__} | {"checkpoints_url": "s33://b/c"}
+    )
+    process = UploaderProcess.start(bad)
+    with pytest.raises(UsageError, match="expected a path or a URL"):
+        process.wait_ready()
+    assert not process.stop(LIMIT_S)
+
+
+def test_a_newer_save_takes_the_place_of_one_that_waits(config):
+    """Step 1 is held before its commit record; of 2, 3 (final) and 4, which wait, only 2 may be dropped, and 4 falls to 5."""
+    uploads = Uploads(config.socket_path)
+    with InThread(config) as uploader:
+        hand_over(uploads, 1)
+        assert uploader.reached.wait(LIMIT_S)
+        hand_over(uploads, 2)
+        hand_over(uploads, 3, final=True)
+        assert uploads.wait(2, LIMIT_S)["state"] == "dropped"
+        hand_over(uploads, 4)
+        hand_over(uploads, 5)
+        assert "step 5" in uploads.wait(4, LIMIT_S)["reason"]
+        uploader.go_on.set()
+        assert [uploads.wait(step, LIMIT_S)["state"] for step in (1, 3, 5)] == ["committed"] * 3
+    assert committed_steps(config) == [5, 3, 1]
+
+
+def test_a_save_that_is_fenced_during_its_upload_is_dropped(config, tmp_path):
+    """The newest generation grows to 2 while generation 1 is between payload and record."""
+    uploads = Uploads(config.socket_path)
+    with InThread(config) as uploader:
+        hand_over(uploads, 1, generation=1)
+        assert uploader.reached.wait(LIMIT_S)
+        (tmp_path / "fence").write_text("2\n")
+        uploader.go_on.set()
+        assert uploads.wait(1, LIMIT_S)["state"] == "dropped"
+        hand_over(uploads, 1, generation=2)
+        assert uploads.wait(1, LIMIT_S)["state"] == "committed"
+    assert committed_steps(config) == [1]
+    assert read_events(tmp_path / "events")[0]["generation"] == 2
+
+
+def test_the_owner_leaves_while_a_save_is_held(config):
+    """The end of the pipe comes first, the save's end after it: the loop must wait for the save."""
+    uploads = Uploads(config.socket_path)
+    with InThread(config) as uploader:
+        hand_over(uploads, 1)
+        assert uploader.reached.wait(LIMIT_S)
+        uploader.leave()
+        hand_over(uploads, 2)
+        uploader.go_on.set()
+        assert uploads.wait(2, LIMIT_S)["state"] == "committed"
+    assert uploader.is_done
+    assert committed_steps(config) == [2, 1]
+
+
+def test_a_save_that_fails_is_answered_and_logged(config, tmp_path):
+    """The run directory is a file: no checkpoint can be made, and the uploader goes on serving."""
+    (tmp_path / "run").write_text("not a folder")
+    uploads = Uploads(config.socket_path)
+    with InThread(config) as uploader:
+        uploader.go_on.set()
+        hand_over(uploads, 1)
+        assert uploads.wait(1, LIMIT_S)["state"] == "failed"
+        (tmp_path / "run").unlink()
+        hand_over(uploads, 2)
+        assert uploads.wait(2, LIMIT_S)["state"] == "committed"
+    assert [e["event"] for e in read_events(tmp_path / "events")] == [
+        "checkpoint_failed",
+        "checkpoint_committed",
+    ]
+
+
+class HeldSaver:
+    """A storage call that does not return until the test lets it."""
+
+    def __init__(self):
+        self.go_on = threading.Event()
+
+    def save(self, offer, fd):
+        assert self.go_on.wait(LIMIT_S)
+        return Outcome(state=State.COMMITTED, reason="at last", is_ours=True)
+
+    def prune(self, offer):
+        pass
+
+
+class Listener:
+    def __init__(self):
+        self.answers = []
+
+    def answer(self, message):
+        self.answers.append(message["state"])
+
+
+def held_job(listener, step=1):
+    return Job(offer=Offer.parse(meta_of(step, 5)), fd=os.memfd_create("image"), client=listener)
+
+
+def test_a_storage_that_hangs_is_reported_as_failed_once_and_as_committed_when_it_comes_back(
+    config, tmp_path
+):
+    """The fake clock passes the deadline and the patience while the storage call is held; later the call returns after all."""
+    saver, clock, listener = HeldSaver(), FakeClock(), Listener()
+    log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
+    work = Work(saver, config, log, clock)
+    work.add(held_job(listener))
+    work.check_overdue()
+    assert listener.answers == []
+    clock.now += LIMIT_S + OVERTIME_S
+    work.check_overdue()
+    work.check_overdue()
+    assert listener.answers == ["failed"]
+    assert not work.is_idle
+    saver.go_on.set()
+    work.wake.settimeout(LIMIT_S)
+    work.take_news()
+    assert listener.answers == ["failed", "committed"]
+    work.take_news()
+    assert work.is_idle
+
+
+def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_path):
+    """Deleting hangs, and the deadline passes meanwhile: the save was committed and must not be reported as failed."""
+    saver, clock, listener = HeldSaver(), FakeClock(), Listener()
+    saver.go_on.set()
+    may_prune = threading.Event()
+    saver.prune = lambda offer: may_prune.wait(LIMIT_S)
+    work = Work(saver, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
+    work.add(held_job(listener))
+    work.wake.settimeout(LIMIT_S)
+    work.take_news()
+    clock.now += LIMIT_S + OVERTIME_S
+    work.check_overdue()
+    assert listener.answers == ["committed"]
+    assert not work.is_idle
+    may_prune.set()
+    work.take_news()
+    assert work.is_idle
+
+
+def test_an_offer_that_was_not_read_yet_when_the_owner_left_is_saved(config, tmp_path):
+    """The offer lies in a connection that is not even accepted, and the owner's pipe is at its end, before the loop looks for the first time."""
+    saver, clock = HeldSaver(), SystemClock()
+    saver.go_on.set()
+    work = Work(saver, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
+    owner_fd, owner_end = os.pipe()
+    os.close(owner_end)
+    uploads = Uploads(config.socket_path)
+    with _listen(config.socket_path) as socket:
+        hand_over(uploads, 1)
+        assert Uploader(work, socket, owner_fd, clock).run()
+    os.close(owner_fd)
+    assert uploads.wait(1, LIMIT_S)["state"] == "committed"
+
+
+def test_an_uploader_whose_storage_hangs_leaves_after_its_owner_and_says_what_is_lost(config, tmp_path):
+    """The owner is gone and the storage call never returns: the loop gives up instead of lasting. All limits are zero."""
+    saver, clock, listener = HeldSaver(), FakeClock(), Listener()
+    log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
+    work = Work(saver, config, log, clock)
+    work.add(held_job(listener, 1))
+    work.add(held_job(listener, 2))
+    owner_fd, owner_end = os.pipe()
+    os.close(owner_end)
+    with _listen(config.socket_path) as socket:
+        uploader = Uploader(work, socket, owner_fd, clock)
+        # From here on each look at the clock is past every limit that was set at the look before.
+        clock.monotonic = iter(range(2000, 10**9, 1000)).__next__
+        assert not uploader.run()
+    os.close(owner_fd)
+    assert listener.answers == ["failed", "failed"]
+    assert sorted(e["step"] for e in read_events(tmp_path / "events")) == [1, 2]
+    saver.go_on.set()
+
+
+def test_a_malformed_offer_cuts_off_its_client_only(config):
+    """One client sends an offer without a digest; another one's save is committed as if nothing had happened."""
+    bad, good = Uploads(config.socket_path), Uploads(config.socket_path)
+    with InThread(config) as uploader:
+        uploader.go_on.set()
+        fd = os.memfd_create("image")
+        bad.offer(fd, {"step": 1})
+        os.close(fd)
+        assert bad.wait(1, LIMIT_S)["state"] == "failed"
+        hand_over(good, 2)
+        assert good.wait(2, LIMIT_S)["state"] == "committed"
+
+
+def test_a_wait_that_is_not_answered_ends(config):
+    """Nobody ever offered the step: the wait ends with nothing instead of lasting."""
+    assert Uploads(config.socket_path).wait(1, LIMIT_S) is None
+
+
+class Waits:
+    def __init__(self, number, is_final):
+        self.number, self.is_final = number, is_final
+
+
+@given(st.lists(st.booleans(), max_size=20))
+def test_the_queue_keeps_the_newest_and_every_final_save(finals):
+    """Offers in any order while nothing is taken out: at most one ordinary save waits, and every one is waiting or was dropped."""
+    waiting, gone = (), []
+    for number, is_final in enumerate(finals):
+        new = Waits(number, is_final)
+        is_full = sum(each.is_final for each in waiting) >= MOST_WAITING
+        waiting, dropped = offered(waiting, new)
+        gone += dropped
+        assert is_full or new in waiting
+        assert all(not each.is_final or is_full for each in dropped)
+    assert sum(not each.is_final for each in waiting) <= 1
+    assert sorted(each.number for each in (*waiting, *gone)) == list(range(len(finals)))
+
+
+@pytest.mark.parametrize(("text", "answer"), [("1", False), ("2\n", True), ("0", False), (None, False)])
+def test_a_fence_is_a_newer_number_in_its_file(tmp_path, text, answer):
+    """The file holds an older, the same, a newer generation, or does not exist yet."""
+    if text is not None:
+        (tmp_path / "fence").write_text(text)
+    assert is_fenced(str(tmp_path / "fence"), 1) is answer
+
+
+@pytest.mark.parametrize("text", ["", "two", "-1", "1.5"])
+def test_a_fence_without_a_number_stops_the_save(tmp_path, text):
+    """Guessing that nobody is newer would let an old writer commit."""
+    (tmp_path / "fence").write_text(text)
+    with pytest.raises(StoreFailed, match="expected the number"):
+        is_fenced(str(tmp_path / "fence"), 1)
+
+
+@given(st.lists(st.dictionaries(st.text(max_size=5), st.integers()), max_size=5), st.data())
+def test_messages_survive_any_cutting_of_the_stream(messages, data):
+    """Cuts the bytes of several messages at arbitrary places, as a socket may."""
+    stream = b"".join(map(to_line, messages))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
+    lines, found = Lines(), []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += lines.feed(stream[start:end])
+    assert found == messages
+
+
+def test_an_endless_line_is_refused():
+    """A client that never ends its line would fill the uploader's memory."""
+    lines = Lines()
+    with pytest.raises(ValueError, match="longer"):
+        lines.feed(b"x" * 70_000)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": -1},
+        {"step": "7"},
+        {"size_bytes": 0},
+        {"digest": "../x"},
+        {"resumed_from": "x"},
+        {"torch": None},
+    ],
+)
+def test_an_offer_with_an_impossible_value_is_refused(change):
+    """Each value would make a commit record that nobody could parse."""
+    with pytest.raises(ValueError, match="expected"):
+        Offer.parse(meta_of(1, 10) | change)
