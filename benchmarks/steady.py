@@ -3,7 +3,7 @@
 python benchmarks/steady.py [--world 2] [--steps 40] [--repeats 5] [--save-every 100000steps]
 
 Ours and theirs take turns, so that what else the machine does hits both; each turn's figure is the median step, the table shows the medians over turns and
-the median of the turns' ratios. Two cases: shards = world size, and shards = 4 × world size beside DDP with gradient accumulation over four micro-batches.
+the median of the turns' ratios. Two cases: shards = world size, and shards = four times the world size beside DDP with gradient accumulation over four micro-batches.
 """
 
 import argparse
