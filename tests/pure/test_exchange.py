@@ -1,0 +1,109 @@
+"""Real ranks over gloo end up with the bits of one plain recursive sum, whatever their number."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic.errors import PeerLost
+from elastic.reduce.exchange import Exchange, peers_may_die
+from elastic.reduce.tree import Block, Stack
+
+INTEGERS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+DTYPES = [str(dtype).removeprefix("torch.") for dtype in INTEGERS]
+SPECIAL = [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -6e4, 6e4]
+
+
+def leaves(shards, length, dtype, seed):
+    """Vectors whose numbers span many magnitudes, so that almost every other order of addition shows; some of them special."""
+    draw = torch.Generator().manual_seed(seed)
+    numbers = torch.randn(shards, length, generator=draw) * 2.0 ** torch.randint(-8, 8, (shards, length), generator=draw)
+    special = torch.tensor(SPECIAL)[torch.randint(len(SPECIAL), (shards, length), generator=draw)]
+    is_special = torch.rand(shards, length, generator=draw) < 0.02
+    return list(torch.where(is_special, special, numbers).to(dtype))
+
+
+def dumb_twin(values):
+    """Halves at the largest power of two below the length, recursively; half precision rounds after every single addition."""
+    if len(values) == 1:
+        return values[0]
+    half = 1 << (len(values) - 1).bit_length() - 1
+    left, right = dumb_twin(values[:half]), dumb_twin(values[half:])
+    if left.element_size() == 2:
+        return (left.float() + right.float()).to(left.dtype)
+    return left + right
+
+
+def same_bits(one, other):
+    """Bit for bit, but all NaNs are one: IEEE leaves open which of two NaNs a sum passes on."""
+    words = INTEGERS[one.dtype]
+    both_nan = one.isnan() & other.isnan()
+    return one.dtype == other.dtype and bool(((one.view(words) == other.view(words)) | both_nan).all())
+
+
+def sum_on_this_rank(member, shards, name, lengths, seed):
+    dtype = getattr(torch, name)
+    exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
+    found = []
+    for length in lengths:
+        values = leaves(shards, length, dtype, seed)
+        expected = dumb_twin(values)
+        stack = Stack(torch.Tensor.add_)
+        for leaf in exchange.leaves:
+            stack.push(Block(leaf, 1), values[leaf].clone())
+        found.append(same_bits(exchange.sum(stack.parts, "a test"), expected))
+    return found
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("shards", [5, 6, 8])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
+def test_every_rank_gets_the_bits_of_the_dumb_sum(ranks, world_size, shards, name):
+    """Odd lengths, some shorter than the group; numbers whose order of addition shows, with infinities, NaNs and signed zeros."""
+    lengths = [1, 2, 3, 7, 129, 1001]
+    found = ranks.run(world_size, sum_on_this_rank, shards, name, lengths, 17)
+    assert found == [[True] * len(lengths)] * world_size
+
+
+def test_numbers_of_these_tests_show_the_order_of_addition():
+    """Guards the tests above: with these leaves a sum from left to right has other bits than the tree."""
+    for name in DTYPES:
+        values = leaves(8, 1001, getattr(torch, name), 17)
+        straight = values[0]
+        for value in values[1:]:
+            straight = straight + value
+        assert not same_bits(straight, dumb_twin(values))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5), st.integers(0, 11), st.integers(1, 40), st.integers(0, 2**31), st.sampled_from(DTYPES))
+def test_any_shards_and_length_give_the_bits_of_the_dumb_sum(ranks, world_size, extra, length, seed, name):
+    """Hypothesis looks for a number of shards, ranks or elements that the exchange cuts wrongly."""
+    found = ranks.run(world_size, sum_on_this_rank, world_size + extra, name, [length], seed)
+    assert found == [[True]] * world_size
+
+
+def reduce_through_a_broken_group(member):
+    class Broken(Exchange):
+        def _sum(self, parts):
+            raise RuntimeError("Connection closed by peer")
+
+    exchange = Broken(shards=2, world_size=2, rank=member.rank, group=member.group)
+    try:
+        exchange.sum({Block(member.rank, 1): torch.zeros(3)}, "a test")
+    except PeerLost as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_collective_that_fails_blames_the_peer(ranks):
+    """gloo reports a dead peer as RuntimeError; the worker must say that it is a victim, and during what."""
+    assert ranks.run(2, reduce_through_a_broken_group) == [
+        "another worker went away during a test: Connection closed by peer"
+    ] * 2
+
+
+def test_an_error_that_is_not_a_collectives_is_not_blamed_on_a_peer():
+    """A bug of our own inside the guarded block must surface as itself."""
+    with pytest.raises(KeyError), peers_may_die("a test"):
+        raise KeyError("ours")
