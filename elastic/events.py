@@ -100,7 +100,7 @@ class Restored(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStep(Event):
-    """Rank 0 finished the first step of its generation."""
+    """Rank 0 finished the first step of its generation that had never been trained before."""
 
     step: int
 

@@ -19,14 +19,21 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 
 CALL_S = 120.0
 # Optimizers import torch._dynamo at their first step, which takes seconds; the server of the forks does it once for all.
-PRELOAD = ["torch._dynamo", "elastic.train.step", "elastic.train.state", "elastic.testing"]
+PRELOAD = [
+    "torch._dynamo",
+    "elastic.train.step",
+    "elastic.train.state",
+    "elastic.testing",
+    "hypothesis",
+    "pytest",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +53,7 @@ class Ranks:
         self._members: list[tuple[ForkServerProcess, Connection]] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def __enter__(self) -> "Ranks":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -119,7 +126,11 @@ def _serve(pipe: Connection, rank: int, limit: int, store: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=limit, timeout=timedelta(seconds=CALL_S)
     )
-    groups = {size: dist.new_group(list(range(size))) for size in range(2, limit + 1)}
+    groups: dict[int, dist.ProcessGroup] = {}
+    for size in range(2, limit + 1):
+        group = dist.new_group(list(range(size)))
+        if isinstance(group, dist.ProcessGroup):  # else this rank is not in it, and gets a number
+            groups[size] = group
     while True:
         try:
             path, name, world_size, arguments = json.loads(pipe.recv_bytes())
@@ -137,7 +148,8 @@ def _serve(pipe: Connection, rank: int, limit: int, store: str) -> None:
 @cache
 def _module(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

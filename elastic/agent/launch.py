@@ -11,6 +11,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import unquote
 
 import torch
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -30,7 +31,8 @@ from elastic.errors import EXIT_COMPLETE, StoreFailed, UsageError
 from elastic.faults import plan
 from elastic.identity import Identity
 from elastic.observe.console import Tail, open_screen
-from elastic.observe.log import EventLog
+from elastic.observe.log import EventLog, read_events
+from elastic.observe.status import GOODBYES
 from elastic.options import Options
 from elastic.rendezvous.address import new_node_id, node_address
 from elastic.rendezvous.core import Policy
@@ -56,7 +58,7 @@ def launch(options: Options) -> int:
     if declared is not None:
         _check_declared(options, declared, run, nproc)
     if options.fresh:
-        _set_aside(run)
+        _set_aside(run, _meeting_place(options, run))
     return _run(options, run, nproc, declared)
 
 
@@ -97,12 +99,15 @@ def _check_declared(options: Options, declared: Identity, run: RunDir, nproc: in
         identity.check(identity.parse(there), declared, run.url)
 
 
-def _set_aside(run: RunDir) -> None:
+def _set_aside(run: RunDir, meeting_place: Path) -> None:
     """Rename a used run directory; nothing of it is deleted."""
     suffix = time.strftime(".aside-%Y%m%d-%H%M%S")
-    backend_folder = run.rendezvous
-    if backend_folder.is_dir() and any(
-        time.time() - beat.stat().st_mtime < STOP_S for beat in backend_folder.glob("beat-*")
+    # An agent that said goodbye is gone, however young its last beat: exit 76 advises --fresh, which must then work at once.
+    gone = {event["node"] for event in read_events(run.events) if event["event"] in GOODBYES}
+    if any(
+        time.time() - beat.stat().st_mtime < STOP_S
+        for beat in meeting_place.glob("beat-*")
+        if unquote(beat.name.removeprefix("beat-")) not in gone
     ):
         raise UsageError(
             f"{run.url} is in use, or was until {STOP_S:.0f} s ago; stop its agents before --fresh, and give --fresh to one of them only"
@@ -119,9 +124,7 @@ def _set_aside(run: RunDir) -> None:
 
 def _run(options: Options, run: RunDir, nproc: int, declared: Identity | None) -> int:
     clock, node = SystemClock(), new_node_id()
-    backend = DirectoryBackend(
-        run.rendezvous if options.rdzv_endpoint is None else Path(options.rdzv_endpoint)
-    )
+    backend = DirectoryBackend(_meeting_place(options, run))
     log = EventLog(run.events / f"{node}-agent.jsonl", node=node, clock=clock)
     address = options.local_addr or node_address(os.environ)
     host = EndpointHost(address)
@@ -216,10 +219,15 @@ def _start_uploader(
             save_deadline_s=SAVE_DEADLINE_S,
             socket_path=str(scratch / "uploader"),
             events_path=str(run.events / f"{node}-uploader.jsonl"),
-            fence_path=str(run.rendezvous / "generation"),
+            fence_path=str(_meeting_place(options, run) / "generation"),
             faults=options.faults,
             faults_path=str(run.faults),
         )
     )
     uploader.wait_ready()
     return uploader
+
+
+def _meeting_place(options: Options, run: RunDir) -> Path:
+    """The folder of the rendezvous; the newest generation, which fences the savers of older ones, is told there and nowhere else."""
+    return run.rendezvous if options.rdzv_endpoint is None else Path(options.rdzv_endpoint).absolute()

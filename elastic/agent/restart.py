@@ -85,6 +85,8 @@ def _by_workers(seen: Observation) -> Decision | None:
     if causes:
         return _by_failure(causes[0], seen)
     if wrong and seen.first_end_age_s > VICTIM_PATIENCE_S:
+        if seen.leaving:
+            return Decision(Action.LEAVE, f"{seen.leaving}; rank {wrong[0].rank} lost a peer")
         return Decision(Action.FAIL, f"rank {wrong[0].rank} lost a peer, and nobody else reported a failure")
     if wrong or len(codes) < seen.workers:
         return None

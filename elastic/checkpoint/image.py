@@ -31,6 +31,7 @@ DTYPES = {
 }
 NAMES = {name: dtype for dtype, name in DTYPES.items()}
 DOCUMENT = "elastic"
+TIES = "elastic.ties"
 
 
 def tensor_bytes(tensor: Tensor) -> Tensor:
@@ -40,14 +41,18 @@ def tensor_bytes(tensor: Tensor) -> Tensor:
 
 def header(tensors: Mapping[str, Tensor], document: Any) -> bytes:
     """The header's bytes, length word included; offsets follow the order of `tensors`."""
-    entries: dict[str, Any] = {"__metadata__": {DOCUMENT: json.dumps(document)}}
-    offset = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES or tensor.layout is not torch.strided:
             raise StateNotSavable(
                 f"state entry {name}: expected a dense tensor of a plain dtype, found {tensor.layout} {tensor.dtype}; "
                 "convert it in the object's state_dict"
             )
+    ties = _ties(tensors)
+    entries: dict[str, Any] = {"__metadata__": {DOCUMENT: json.dumps(document), TIES: json.dumps(ties)}}
+    offset = 0
+    for name, tensor in tensors.items():
+        if name in ties:
+            continue
         size = tensor.numel() * tensor.element_size()
         entries[name] = {
             "dtype": DTYPES[tensor.dtype],
@@ -65,7 +70,8 @@ def write(tensors: Mapping[str, Tensor], document: Any, sink: Callable[[memoryvi
     head = header(tensors, document)
     sink(memoryview(head))
     size = len(head)
-    for tensor in tensors.values():
+    ties = _ties(tensors)
+    for tensor in (tensor for name, tensor in tensors.items() if name not in ties):
         data = tensor_bytes(tensor)
         if data.numel():
             sink(data.numpy().data)
@@ -79,12 +85,26 @@ def read(image: bytes | bytearray | memoryview) -> tuple[dict[str, Tensor], Any]
     try:
         (length,) = LENGTH.unpack_from(view)
         entries = json.loads(bytes(view[LENGTH.size : LENGTH.size + length]))
-        document = json.loads(entries.pop("__metadata__")[DOCUMENT])
+        metadata = entries.pop("__metadata__")
+        document = json.loads(metadata[DOCUMENT])
         data = view[LENGTH.size + length :]
         tensors = {name: _tensor(entry, data) for name, entry in entries.items()}
+        tensors |= {name: tensors[first].clone() for name, first in json.loads(metadata[TIES]).items()}
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RuntimeError) as error:
         raise CheckpointDamaged(f"the payload is not a training state: {error}") from error
     return tensors, document
+
+
+def _ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Names of tensors that share all their memory with one named before: they are written once."""
+    first_at: dict[tuple[Any, ...], str] = {}
+    ties = {}
+    for name, tensor in tensors.items():
+        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+        first = first_at.setdefault(place, name)
+        if first != name and tensor.numel():
+            ties[name] = first
+    return ties
 
 
 def _tensor(entry: dict[str, Any], data: memoryview) -> Tensor:
@@ -93,6 +113,8 @@ def _tensor(entry: dict[str, Any], data: memoryview) -> Tensor:
     if not 0 <= start <= end <= len(data):
         raise ValueError(f"offsets {start}..{end} lie outside {len(data)} bytes of data")
     if start == end:
+        if 0 not in shape:
+            raise ValueError(f"an entry of shape {shape} has no bytes")
         return torch.empty(shape, dtype=dtype)
     # bytearray: torch wants memory of its own that may be written to.
     return torch.frombuffer(bytearray(data[start:end]), dtype=dtype).reshape(shape)

@@ -44,7 +44,7 @@ class Fault:
 
 def parse(text: str) -> tuple[Fault, ...]:
     """Raises UsageError that names the line."""
-    lines = [line.split("#")[0].strip() for line in re.split(r"[;\n]", text)]
+    lines = [part.strip() for line in text.splitlines() for part in line.split("#")[0].split(";")]
     return tuple(_fault(i, " ".join(line.split())) for i, line in enumerate(filter(None, lines)))
 
 

@@ -87,20 +87,26 @@ def _announced_stop(events: list[Record], before: Record, after: Record) -> Reco
 
 
 def _generations(events: list[Record], metrics: list[Record]) -> list[Record]:
-    steps: dict[int, list[int]] = {}
+    kept: dict[int, int] = {}
     for line in metrics:
-        steps.setdefault(line.get("generation", 0), []).append(int(line["step"]))
-    return [
-        {
-            "generation": start["generation"],
-            "world_size": start["world_size"],
-            "nodes": start["nodes"],
-            "first_step": min(steps.get(start["generation"], []), default=None),
-            "last_step": max(steps.get(start["generation"], []), default=None),
-            "cause": start["cause"],
-        }
-        for start in _starts(events)
-    ]
+        kept[line.get("generation", 0)] = int(line["step"])
+    return [_generation(start, _of(events, start["generation"]), kept) for start in _starts(events)]
+
+
+def _generation(start: Record, events: list[Record], kept: dict[int, int]) -> Record:
+    """The steps that a generation trained, those that were lost later included; None where it trained none."""
+    restored = _first(events, "restored")
+    ended = [int(e["step"]) for e in events if e["event"] == "generation_ended"]
+    last = max([*ended, kept.get(start["generation"], 0)])
+    trained = restored is not None and last > int(restored["step"])
+    return {
+        "generation": start["generation"],
+        "world_size": start["world_size"],
+        "nodes": start["nodes"],
+        "first_step": int(restored["step"]) + 1 if restored is not None and trained else None,
+        "last_step": last if trained else None,
+        "cause": start["cause"],
+    }
 
 
 def _recoveries(events: list[Record], metrics: list[Record]) -> list[Record]:

@@ -8,7 +8,7 @@ from typing import Any
 Record = dict[str, Any]
 
 ALIVE_WITHIN_S = 10.0
-_GOODBYES = ("run_interrupted", "run_failed", "run_finished")
+GOODBYES = ("run_interrupted", "run_failed", "run_finished")
 
 
 def status(events: list[Record], newest: Record | None, beat_ages_s: dict[str, float], now: float) -> Record:
@@ -47,7 +47,7 @@ def _state(events: list[Record], start: Record | None, *, alive: bool) -> str:
 
 def _is_beating(events: list[Record], beat_ages_s: dict[str, float]) -> bool:
     """A node that said goodbye is not alive, however young its last beat: each process of an agent is a node of its own."""
-    gone = {e["node"] for e in events if e["event"] in _GOODBYES}
+    gone = {e["node"] for e in events if e["event"] in GOODBYES}
     return any(age_s < ALIVE_WITHIN_S for node, age_s in beat_ages_s.items() if node not in gone)
 
 
@@ -55,7 +55,7 @@ def _is_stepping(events: list[Record], newest: Record | None, now: float) -> boo
     """A step is a sign of life as well: the nodes may beat in a folder that is not the run's."""
     if newest is None or "time" not in newest or now - newest["time"] >= ALIVE_WITHIN_S:
         return False
-    return not any(e["event"] in _GOODBYES and e["time"] >= newest["time"] for e in events)
+    return not any(e["event"] in GOODBYES and e["time"] >= newest["time"] for e in events)
 
 
 def _workers(events: list[Record], generation: int) -> list[Record]:

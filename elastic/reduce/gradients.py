@@ -1,7 +1,7 @@
 """Gradients of all shards, summed in the fixed tree, land in `.grad` of every rank bit for bit the same; overlapped with the last backward.
 
-Each bucket is one flat vector per dtype and device that `.grad` points into, so that autograd itself adds up aligned pairs of shards
-(the tree's first level) and nothing is copied to be sent. Buckets follow the parameters backwards, because that is the order in which
+Each bucket is one flat vector per dtype and device. A shard's gradients are copied into it as they come, and `.grad` then points there, so that
+autograd itself adds up aligned pairs of shards (the tree's first level). Buckets follow the parameters backwards, because that is the order in which
 backward finishes them; they are exchanged in that one order on every rank, by one thread, while backward goes on.
 A parameter that no shard on any rank used keeps `.grad = None`, as in plain PyTorch.
 """
@@ -27,23 +27,42 @@ class Bucket:
         self._like = parameters[0]
         self._free: list[Tensor] = []
         self._flat: Tensor | None = None
+        self._views: dict[nn.Parameter, Tensor] = {}
         self.stack: Stack[Tensor] = Stack(self._add)
 
     def begin(self) -> None:
-        """Point every `.grad` into a vector of zeros, to add up the next shards' gradients."""
-        flat = (
-            self._free.pop().zero_()
+        """Take a vector for the next shards' gradients, and let autograd put the first of them wherever it likes."""
+        self._flat = (
+            self._free.pop()
             if self._free
-            else torch.zeros(self.length, dtype=self._like.dtype, device=self._like.device)
+            else torch.empty(self.length, dtype=self._like.dtype, device=self._like.device)
         )
-        self.point(flat)
-        self._flat = flat
+        self._views = dict(zip(self.parameters, self._cut(self._flat), strict=True))
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def keep(self, parameter: nn.Parameter) -> None:
+        """After autograd gave `parameter` a gradient: have it in the vector."""
+        view = self._views[parameter]
+        if parameter.grad is not view:
+            # One copy is cheaper than zeros to begin with and an addition.
+            assert parameter.grad is not None
+            view.copy_(parameter.grad)
+            parameter.grad = view
+
+    def fill(self) -> None:
+        """After a shard's backward: what it gave no gradient counts as zero."""
+        for parameter, view in self._views.items():
+            if parameter.grad is not view:
+                parameter.grad = view.zero_()
 
     def point(self, flat: Tensor) -> None:
-        offset = 0
-        for parameter in self.parameters:
-            parameter.grad = flat[offset : offset + parameter.numel()].view_as(parameter)
-            offset += parameter.numel()
+        for parameter, view in zip(self.parameters, self._cut(flat), strict=True):
+            parameter.grad = view
+
+    def _cut(self, flat: Tensor) -> list[Tensor]:
+        parts = torch.split(flat, [p.numel() for p in self.parameters])
+        return [part.view_as(p) for part, p in zip(parts, self.parameters, strict=True)]
 
     def end(self, block: Block) -> None:
         """What `.grad` holds is the sum of this block's shards."""
@@ -74,6 +93,7 @@ class Gradients:
         self._missing = [0] * len(self._buckets)
         self._next = 0
         self._is_last = False
+        self._is_open = False  # between `before` and `after`; other backwards are not ours
         self._used: set[nn.Parameter] = set()
         self._sums: list[Future[Tensor] | Tensor] = []
         # A thread of its own, one: collectives must start in the same order on every rank.
@@ -96,6 +116,7 @@ class Gradients:
         if leaf == group.start:
             for bucket in self._buckets:
                 bucket.begin()
+        self._is_open = True
         if leaf == self._exchange.leaves[-1]:
             self._missing = [len(bucket.parameters) for bucket in self._buckets]
             self._is_last = True
@@ -103,12 +124,15 @@ class Gradients:
     def after(self, leaf: int) -> None:
         """After the backward of one own shard. After the last one, what is not under way yet is sent."""
         group = self._group(leaf)
+        self._is_open = False
         if leaf == self._exchange.leaves[-1]:
             self._is_last = False
             while self._next < len(self._buckets):
                 self._send()
-        elif leaf == group[-1]:
-            for bucket in self._buckets:
+            return
+        for bucket in self._buckets:
+            bucket.fill()
+            if leaf == group[-1]:
                 bucket.end(Block(group.start, len(group)))
 
     def used(self) -> Tensor:
@@ -137,10 +161,14 @@ class Gradients:
         return next(group for group in self._groups if leaf in group)
 
     def _accumulated(self, parameter: nn.Parameter) -> None:
+        if not self._is_open:
+            return
         self._used.add(parameter)
+        place = self._bucket_of[parameter]
+        self._buckets[place].keep(parameter)
         if not self._is_last:
             return
-        self._missing[self._bucket_of[parameter]] -= 1
+        self._missing[place] -= 1
         while self._next < len(self._buckets) and self._missing[self._next] == 0:
             self._send()
 
@@ -148,6 +176,7 @@ class Gradients:
         bucket = self._buckets[self._next]
         self._next += 1
         group = self._groups[-1]
+        bucket.fill()
         bucket.end(Block(group.start, len(group)))
         if self._thread is None:
             self._sums.append(self._exchange.sum(bucket.stack.parts, "the sum of gradients"))

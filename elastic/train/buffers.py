@@ -9,12 +9,15 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+HALF_BITS = 32
+
 
 class Buffers:
     def __init__(self, modules: Iterable[nn.Module], shards: int, device: torch.device) -> None:
         unique = {id(b): b for module in modules for b in module.buffers() if b is not None}
-        self._floats = [b for b in unique.values() if b.is_floating_point()]
-        self._ints = [b for b in unique.values() if not b.is_floating_point() and not b.is_complex()]
+        real = [torch.view_as_real(b) if b.is_complex() else b for b in unique.values()]
+        self._floats = [b for b in real if b.is_floating_point()]
+        self._ints = [b for b in real if not b.is_floating_point()]
         # The mean of equal values is exact in float64 for every narrower dtype, not for float64 itself.
         self._wide = [b for b in self._floats if b.dtype == torch.float64]
         self._shards = shards
@@ -24,7 +27,7 @@ class Buffers:
     @property
     def length(self) -> int:
         """Numbers that a shard contributes."""
-        return sum(b.numel() for b in [*self._floats, *self._ints]) + len(self._wide)
+        return sum(b.numel() for b in self._floats) + 2 * sum(b.numel() for b in self._ints) + len(self._wide)
 
     def open(self) -> None:
         """A step begins: what the buffers hold now is where each of its shards starts."""
@@ -46,7 +49,7 @@ class Buffers:
             return torch.zeros(0, dtype=torch.float64, device=self._device)
         split = len(self._floats)
         floats = [value.reshape(-1).double() for value in values[:split]]
-        ints = [value.reshape(-1).double() * (shard == 0) for value in values[split:]]
+        ints = [half * (shard == 0) for value in values[split:] for half in _halves(value)]
         changed = [
             (value != opening).any().double().reshape(1)
             for value, opening in zip(values[:split], self._opening, strict=False)
@@ -61,15 +64,24 @@ class Buffers:
         )
         offset = 0
         for buffer, opening in zip(self._all, self._opening, strict=True):
-            value = total[offset : offset + buffer.numel()].view_as(buffer)
-            offset += buffer.numel()
-            if changed.get(id(buffer)) == 0:
-                value = opening
-            elif buffer.is_floating_point():
-                value = value / self._shards
+            if buffer.is_floating_point():
+                mean = total[offset : offset + buffer.numel()] / self._shards
+                value = opening if changed.get(id(buffer)) == 0 else mean.view_as(buffer)
+                offset += buffer.numel()
+            else:
+                halves = total[offset : offset + 2 * buffer.numel()].view(2, -1).long()
+                value = ((halves[0] << HALF_BITS) + halves[1]).view_as(buffer)
+                offset += 2 * buffer.numel()
             with torch.no_grad():
                 buffer.copy_(value)
 
     @property
     def _all(self) -> list[Tensor]:
         return [*self._floats, *self._ints]
+
+
+def _halves(value: Tensor) -> tuple[Tensor, Tensor]:
+    """An integer tensor as its high and low 32 bits, float64 [n] each: together they hold every int64 exactly, one float64 does not."""
+    whole = value.reshape(-1).long()
+    high = whole >> HALF_BITS
+    return high.double(), (whole - (high << HALF_BITS)).double()

@@ -6,6 +6,7 @@ checkpoint of its last step is committed.
 """
 
 import hashlib
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,13 +70,13 @@ class Loop:
         )
         self._chain = ""
         self._started_at = 0.0
+        self._first_new = 0  # the first step that no generation has trained before; rank 0 knows it
         self.digest = ""
 
     def run(self) -> Iterator[Step]:
         """The steps that are left. Raises SystemExit at a drain; StoreFailed when the last state cannot be saved."""
         loaded = self._begin()
-        parameters = [p for module in self._state.modules for p in module.parameters()]
-        gradients = Gradients(dict.fromkeys(parameters), self._exchange)
+        gradients = Gradients(self._state.trained, self._exchange)
         shards = Shards(
             exchange=self._exchange,
             gradients=gradients,
@@ -88,7 +89,7 @@ class Loop:
             self._started_at = self._around.clock.monotonic()
             step = self._step(number, shards, batches)
             yield step
-            self._finish(step, is_first=number == loaded.step + 1)
+            self._finish(step)
         gradients.close()
         self._end(loaded)
 
@@ -111,6 +112,7 @@ class Loop:
         if diary is not None:
             diary.saving.resumed_from = loaded.step or None
             lost = max(0, diary.metrics.rewind(loaded.step) - loaded.step)
+            self._first_new = loaded.step + lost + 1
             seconds = self._around.clock.monotonic() - began_at
             diary.log.record(
                 Restored(step=loaded.step, source=loaded.source, lost_steps=lost, seconds=seconds)
@@ -142,7 +144,7 @@ class Loop:
         save = diary is not None and number < self._order.steps and diary.saving.is_due(number)
         return Requests(drain=self._around.page.drain, save=save)
 
-    def _finish(self, step: Step, *, is_first: bool) -> None:
+    def _finish(self, step: Step) -> None:
         outcome = step.outcome
         if outcome is None:
             raise UsageError(
@@ -151,7 +153,7 @@ class Loop:
         step.reached("optimizer")
         self._chain = _link(self._chain, outcome)
         if self._around.diary is not None:
-            self._write_down(self._around.diary, step, outcome, is_first=is_first)
+            self._write_down(self._around.diary, step, outcome)
         self._around.page.set_step(self._around.world.local_rank, step.number)
         if step.number == self._order.steps:
             return
@@ -160,7 +162,7 @@ class Loop:
         elif outcome.save:
             self._save(step.number, step.epoch, final=False)
 
-    def _write_down(self, diary: Diary, step: Step, outcome: Outcome, *, is_first: bool) -> None:
+    def _write_down(self, diary: Diary, step: Step, outcome: Outcome) -> None:
         line: dict[str, Any] = {
             "step": step.number,
             "epoch": step.epoch,
@@ -172,7 +174,7 @@ class Loop:
             "seconds": self._around.clock.monotonic() - self._started_at,
         }
         diary.metrics.append(step.logged | line)
-        if is_first:
+        if step.number == self._first_new:
             diary.log.record(FirstStep(step=step.number))
 
     def _save(self, number: int, epoch: int, *, final: bool) -> None:
@@ -220,5 +222,8 @@ class Loop:
 
 def _link(chain: str, outcome: Outcome) -> str:
     """The next value of the chain: sha256 over the one before, the loss and the gradient norms, as bits."""
-    numbers = (outcome.loss, *outcome.gradient_norms)
+    # One NaN, whatever bits it has: which of two is kept by an addition depends on their order.
+    numbers = [
+        math.nan if math.isnan(number) else number for number in (outcome.loss, *outcome.gradient_norms)
+    ]
     return hashlib.sha256(bytes.fromhex(chain) + struct.pack(f"<{len(numbers)}d", *numbers)).hexdigest()

@@ -53,13 +53,24 @@ class State:
     def modules(self) -> list[nn.Module]:
         return [thing for thing in self.objects.values() if isinstance(thing, nn.Module)]
 
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters whose gradients count, in the order of the modules: those that an optimizer of this state updates.
+
+        Without an optimizer among the objects, all; an EMA copy's are not among them.
+        """
+        owned = [p for module in self.modules for p in module.parameters()]
+        optimizers = [thing for thing in self.objects.values() if isinstance(thing, torch.optim.Optimizer)]
+        if not optimizers:
+            return list(dict.fromkeys(owned))
+        updated = {p: None for o in optimizers for group in o.param_groups for p in group["params"]}
+        return list(dict.fromkeys([*(p for p in owned if p in updated), *updated]))
+
     def take_apart(self) -> Parts:
         """Tensors are references, not copies. Raises StateNotSavable with the name of the entry that needs pickle."""
         tensors: dict[str, Tensor] = {}
-        seen: dict[tuple[Any, ...], str] = {}
         document = {
-            name: _encode(thing.state_dict(), name, tensors, seen)
-            for name, thing in sorted(self.objects.items())
+            name: _encode(thing.state_dict(), name, tensors) for name, thing in sorted(self.objects.items())
         }
         return Parts(tensors=dict(sorted(tensors.items())), document=document)
 
@@ -76,7 +87,7 @@ class State:
         for name, thing in self.objects.items():
             try:
                 thing.load_state_dict(cast("dict[str, Any]", _decode(parts.document[name], parts.tensors)))
-            except (RuntimeError, KeyError, ValueError) as error:
+            except (RuntimeError, KeyError, ValueError, TypeError) as error:
                 raise CheckpointDamaged(f"{name} does not take the saved state: {error}") from error
 
 
@@ -93,13 +104,13 @@ def digests(parts: Parts) -> tuple[str, dict[str, str]]:
     return whole, entries
 
 
-def _encode(value: Any, path: str, tensors: dict[str, Tensor], seen: dict[tuple[Any, ...], str]) -> Any:
+def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
     if isinstance(value, Tensor):
-        return {"tensor": _name(value, path, tensors, seen)}
+        return {"tensor": _name(value, path, tensors)}
     if isinstance(value, dict):
         for name in value:
             if not isinstance(name, str | int) or isinstance(name, bool):
@@ -108,26 +119,24 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor], seen: dict[tuple[
                 )
         # Sorted, so that the digest does not depend on the order of insertion; ints before strings.
         names = sorted(value, key=lambda name: (isinstance(name, str), name))
-        return {"dict": [[name, _encode(value[name], f"{path}.{name}", tensors, seen)] for name in names]}
+        return {"dict": [[name, _encode(value[name], f"{path}.{name}", tensors)] for name in names]}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_encode(item, f"{path}.{i}", tensors, seen) for i, item in enumerate(value)]}
+        return {kind: [_encode(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]}
     raise StateNotSavable(
         f"state entry {path}: expected tensors, numbers, strings, lists and dicts, found {type(value).__module__}."
         f"{type(value).__qualname__}, which only pickle could keep; leave it out of state_dict or turn it into one of these"
     )
 
 
-def _name(tensor: Tensor, path: str, tensors: dict[str, Tensor], seen: dict[tuple[Any, ...], str]) -> str:
-    """Tied tensors are kept once: the second name refers to the first."""
+def _name(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> str:
+    """Give the tensor a name of its own: its path, marked where two paths read alike ("a.b" in one dict, or "b" in "a")."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise StateNotSavable(
             f"state entry {path}: expected a dense tensor, found {tensor.layout}; convert it in state_dict"
         )
-    place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
-    if tensor.numel() and place in seen:
-        return seen[place]
-    seen[place] = path
+    while path in tensors:
+        path += "'"
     tensors[path] = tensor
     return path
 

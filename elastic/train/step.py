@@ -90,6 +90,8 @@ class Step:
         self._after: dict[int, list[Tensor]] = {}
         self._passes = 0
         shards.buffers.open()
+        # What the recipe draws before its first sum must not depend on what loading this rank's shards has drawn.
+        streams.enter(shards.seed, "step", number, 0)
 
     @property
     def fraction(self) -> float:
@@ -129,9 +131,12 @@ class Step:
         direct = self._direct_gradients(loss if scaler is None else scaler.scale(loss))
         gradients.begin()
         for batch in self._batches:
-            outputs = [out[batch.shard] for _, out in self._sums]
+            outputs = [
+                (out[batch.shard], total.grad) for total, out in self._sums if out[batch.shard].requires_grad
+            ]
             gradients.before(batch.shard)
-            torch.autograd.backward(outputs, [total.grad for total, _ in self._sums])
+            if outputs:  # a sum for the metrics alone may have no graph
+                torch.autograd.backward([out for out, _ in outputs], [gradient for _, gradient in outputs])
             self.reached("backward")
             gradients.after(batch.shard)
         self._finish(float(loss.detach()), dict.fromkeys(self._own, 0.0))

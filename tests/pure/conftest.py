@@ -1,8 +1,13 @@
 """Fixtures that several test files share."""
 
 import pytest
+from hypothesis import settings
 
 from elastic.testing import Ranks
+
+# No test depends on speed: an example that is slow on a busy machine is not wrong.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

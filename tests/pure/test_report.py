@@ -35,7 +35,7 @@ KILLED = [
     event("generation_ended", 110.2, cause="failure", step=8),
     started(110.5, 2, "failure", world_size=1),
     event("restored", 111.0, 2, step=6, source="checkpoint", lost_steps=2, seconds=0.3),
-    event("first_step", 112.0, 2, step=7),
+    event("first_step", 112.0, 2, step=9),
     event("checkpoint_committed", 113.0, 2, step=8, size_bytes=1, seconds=0.1, digest="d"),
     event("checkpoint_failed", 114.0, 2, step=9, reason="disk full"),
 ]
@@ -67,7 +67,7 @@ def test_a_killed_worker_costs_what_its_phases_say():
     )
 
 
-def test_generations_tell_the_steps_of_theirs_that_count():
+def test_generations_tell_the_steps_that_they_trained_lost_ones_included():
     first, second = summarise(KILLED, KILLED_STEPS)["generations"]
 
     assert first == {
@@ -75,7 +75,7 @@ def test_generations_tell_the_steps_of_theirs_that_count():
         "world_size": 2,
         "nodes": ["n1", "n2"],
         "first_step": 1,
-        "last_step": 6,
+        "last_step": 8,
         "cause": "start",
     }
     assert (second["world_size"], second["first_step"], second["last_step"]) == (1, 7, 10)

@@ -1,0 +1,347 @@
+"""Real agents and workers, started by tests and all ended by their fixtures; nothing here sleeps for a fixed time."""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.observe import metrics
+from elastic.observe.log import read_events
+from elastic.run_dir import RunDir
+
+RECIPES = Path(__file__).parent / "recipes"
+TINY = RECIPES / "tiny.py"
+STEPS = 24
+PATIENCE_S = 240.0
+MARK = "PROCESS_TEST_ID"  # in the environment of everything that a test starts
+
+Record = dict[str, Any]
+
+
+def eventually(condition: Callable[[], Any], what: str) -> Any:
+    """Wait for an event: the first true value of `condition`. The limit is far beyond what any machine needs."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s in vain for {what}"
+        time.sleep(0.02)
+    return value
+
+
+class Agent:
+    """One `elastic-train` process (or another launcher's); `output` is what it printed, both streams in one."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", printed: Path) -> None:
+        self.process = process
+        self._printed = printed
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def output(self) -> str:
+        return self._printed.read_text(errors="replace")
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """The exit code; a process that does not end is a failed test that shows what it printed."""
+        try:
+            return self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{self.process.args!r} did not end within {PATIENCE_S:.0f} s:\n{self.output}")
+
+    def ends_with(self, code: int) -> None:
+        assert self.wait() == code, self.output
+
+
+class Drill:
+    """One run directory, and everything that a test does to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = RunDir.parse(str(folder / "run"))
+        self.gates = folder / "gates"
+        self.gates.mkdir()
+        self.mark = uuid.uuid4().hex
+        self.agents: list[Agent] = []
+
+    # Starting.
+
+    def start(
+        self,
+        *options: str,
+        recipe: Path = TINY,
+        arguments: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+    ) -> Agent:
+        """`elastic-train RECIPE --run-dir RUN OPTIONS -- ARGUMENTS`, saving every 4 steps unless the options say otherwise."""
+        words = [sys.executable, "-m", "elastic.cli", str(recipe), "--run-dir", self.run.url]
+        words += ["--save-every", "4steps", *options]
+        return self.execute([*words, "--", *arguments] if arguments else words, env)
+
+    def execute(self, words: list[str], env: dict[str, str] | None = None) -> Agent:
+        ours = {MARK: self.mark, "TINY_GATES": str(self.gates), "PYTHONUNBUFFERED": "1"}
+        printed = self.folder / f"printed-{len(self.agents)}"
+        with printed.open("xb") as out:
+            process = subprocess.Popen(
+                words,
+                cwd=self.folder,
+                env=os.environ | ours | (env or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.agents.append(Agent(process, printed))
+        return self.agents[-1]
+
+    # Gates: the run provably stands before a step until the test lets it go on.
+
+    def shut(self, *steps: int) -> None:
+        for step in steps:
+            (self.gates / f"gate-{step}").touch()
+
+    def stands(self, step: int, ranks: int) -> None:
+        """Wait until all ranks stand before this step."""
+        waiting = [self.gates / f"at-{step}-rank{rank}" for rank in range(ranks)]
+        self.waits_for(lambda: all(path.exists() for path in waiting), f"{ranks} ranks at step {step}")
+
+    def open(self, step: int) -> None:
+        (self.gates / f"go-{step}").touch()
+
+    # What happened.
+
+    def waits_for(self, condition: Callable[[], Any], what: str) -> Any:
+        """`eventually`, but an agent that ended meanwhile is told at once: nothing will come any more."""
+
+        def there() -> Any:
+            if value := condition():
+                return value
+            if all(agent.process.poll() is not None for agent in self.agents):
+                # Once more: it may have happened just before the last one ended.
+                assert condition(), f"all agents ended without {what}:\n{self.output}"
+            return condition()
+
+        return eventually(there, what)
+
+    def happens(self, name: str, **fields: Any) -> Record:
+        """Wait for an event with these fields; gives the first."""
+        return self.waits_for(lambda: next(iter(self.events(name, **fields)), None), f"{name} {fields}")
+
+    def events(self, name: str, **fields: Any) -> list[Record]:
+        found = [event for event in read_events(self.run.events) if event["event"] == name]
+        return [event for event in found if all(event.get(key) == value for key, value in fields.items())]
+
+    def pid_of_rank(self, rank: int, generation: int) -> int:
+        return int(self.happens("worker_started", rank=rank, generation=generation)["pid"])
+
+    def uploader_of(self, agent: Agent) -> int | None:
+        children = (pid for pid in self.alive() if _parent(pid) == agent.pid)
+        return next((pid for pid in children if "elastic.checkpoint.uploader" in _words(pid)), None)
+
+    def agent_of_rank(self, rank: int, generation: int) -> Agent:
+        parent = _parent(self.pid_of_rank(rank, generation))
+        return next(agent for agent in self.agents if agent.pid == parent)
+
+    def uploader_serves(self, agent: Agent) -> None:
+        """Wait until the agent has an uploader that takes saves: one that was killed is replaced after a while."""
+
+        def answers() -> bool:
+            pid = self.uploader_of(agent)
+            if pid is None:
+                return False
+            config = json.loads(_words(pid)[3])
+            with socket.socket(socket.AF_UNIX) as connection:
+                return connection.connect_ex(config["socket_path"]) == 0
+
+        self.waits_for(answers, "an uploader that serves")
+
+    @property
+    def last_step(self) -> int:
+        return int(metrics.read(self.run.metrics)[-1]["step"])
+
+    def tree(self) -> dict[str, int]:
+        """Every file below the run directory with its time of change; two equal trees mean that nothing was written."""
+        return {
+            str(path): path.stat().st_mtime_ns for path in sorted(self.run.local.rglob("*")) if path.is_file()
+        }
+
+    @property
+    def output(self) -> str:
+        return "\n".join(f"--- {agent.process.args!r}\n{agent.output}" for agent in self.agents)
+
+    def inspects(self, *words: str) -> tuple[int, Any]:
+        """Exit code and JSON of `elastic-train WORDS --json`, in a process of its own."""
+        done = subprocess.run(
+            [sys.executable, "-m", "elastic.cli", *words, "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, json.loads(done.stdout)
+
+    def is_like(self, undisturbed: "Undisturbed") -> None:
+        """The proof: the same digest at the end, and every step once, in order, with the same chain value."""
+        finished = self.events("run_finished")
+        assert [event["digest"] for event in finished] == [undisturbed.digest], self.output
+        lines = metrics.read(self.run.metrics)
+        assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+        assert [line["chain"] for line in lines] == undisturbed.chains
+
+    # The end.
+
+    def alive(self) -> list[int]:
+        """Every process that was started by this drill, directly or not."""
+        wanted = f"{MARK}={self.mark}".encode()
+        return [pid for pid in _processes() if wanted in _environment(pid)]
+
+    def all_are_gone(self) -> None:
+        eventually(lambda: not self.alive(), "the end of all processes")
+
+    def close(self) -> list[int]:
+        """End everything; gives what outlived its agent."""
+        for agent in self.agents:
+            if agent.process.poll() is None:
+                agent.process.kill()
+                agent.process.wait()
+        try:
+            self.all_are_gone()
+        except AssertionError:
+            survivors = self.alive()
+            for pid in survivors:
+                os.kill(pid, signal.SIGKILL)
+            return survivors
+        return []
+
+
+class Undisturbed:
+    """The run in which nothing broke: one worker, from start to end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = RunDir.parse(str(folder / "run"))
+        (finished,) = (e for e in read_events(self.run.events) if e["event"] == "run_finished")
+        self.digest = finished["digest"]
+        self.chains = [line["chain"] for line in metrics.read(self.run.metrics)]
+        assert len(self.chains) == STEPS
+
+
+@pytest.fixture
+def recipes() -> Path:
+    return RECIPES
+
+
+@pytest.fixture
+def drill(tmp_path: Path) -> Iterator[Drill]:
+    drill = Drill(tmp_path)
+    yield drill
+    survivors = drill.close()
+    assert not survivors, f"processes outlived their agents: {survivors}\n{drill.output}"
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Make a folder once for all processes of a pytest-xdist session."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def made(name: str, make: Callable[[Path], None]) -> Path:
+        folder = shared / f"once-{name}"
+        with (shared / f"once-{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "made").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                make(folder)
+                (folder / "made").touch()
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def undisturbed(once: Callable[..., Path]) -> Undisturbed:
+    """The reference of the recipe's mean-loss form."""
+    return Undisturbed(once("undisturbed", _train))
+
+
+@pytest.fixture(scope="session")
+def undisturbed_sum(once: Callable[..., Path]) -> Undisturbed:
+    """The reference of the form whose loss couples the samples of a batch."""
+    return Undisturbed(once("undisturbed-sum", lambda folder: _train(folder, arguments=("--form", "sum"))))
+
+
+@pytest.fixture
+def copy_run(drill: Drill) -> Callable[[Path], None]:
+    """Put a copy of a run where the drill's is, times of change included."""
+
+    def copy(folder: Path) -> None:
+        shutil.copytree(folder, drill.run.local)
+
+    return copy
+
+
+@pytest.fixture
+def stopped(once: Callable[..., Path], drill: Drill) -> Drill:
+    """A drill whose run was drained after step 20 and has committed checkpoints of steps 4, 8, 12, 16 and 20."""
+    shutil.copytree(once("stopped", _train_and_stop) / "run", drill.run.local)
+    return drill
+
+
+def _train(folder: Path, **options: Any) -> None:
+    drill = Drill(folder)
+    try:
+        drill.start(**options).ends_with(0)
+    finally:
+        drill.close()
+
+
+def _train_and_stop(folder: Path) -> None:
+    drill = Drill(folder)
+    try:
+        drill.shut(20)
+        agent = drill.start("--keep", "9")
+        drill.stands(20, ranks=1)
+        agent.signal(signal.SIGTERM)
+        drill.happens("drain_requested")
+        drill.open(20)
+        agent.ends_with(75)
+    finally:
+        drill.close()
+
+
+def _processes() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _words(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0

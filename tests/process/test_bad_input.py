@@ -1,0 +1,112 @@
+"""Bad input ends with exit 2 and a sentence: what was expected, what was found, what to do. Nothing is written."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic.checkpoint import fsspec_store
+from elastic.cli import main
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+BARLOW = Path(__file__).parents[2] / "recipes" / "barlow.py"
+
+
+@pytest.fixture
+def refused(drill, monkeypatch, capfd):
+    """Run a command in this process (only the preflight is one of its own); gives what it said."""
+    monkeypatch.chdir(drill.folder)
+
+    def run(*words: object) -> str:
+        before = (drill.tree(), sorted(drill.folder.rglob("*")))
+        code = main([str(word) for word in words])
+        captured = capfd.readouterr()
+        assert code == 2, captured
+        assert (drill.tree(), sorted(drill.folder.rglob("*"))) == before
+        assert "Traceback" not in captured.err.splitlines()[-1]
+        return captured.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--nproc-pernode", "2"], "unknown option --nproc-pernode; did you mean --nproc-per-node?"),
+        (
+            ["--min-nodes", "3", "--max-nodes", "2"],
+            "expected --min-nodes to be at most --max-nodes, found 3 and 2",
+        ),
+        (["--save-every", "often"], "expected 500steps, 30s, 10min, 2h or auto, found 'often'"),
+        (["--faults", "step 3: explode"], "found 'step 3: explode'"),
+        (["--nproc-per-node", "1000"], "expected at most 511 workers a node, found --nproc-per-node 1000"),
+        (
+            ["--nproc-per-node", "3", "--max-nodes", "2"],
+            "expected at most as many workers as shards (4), found 2 nodes of 3",
+        ),
+        (["--run-dir", "nope://bucket/run"], "expected a path or a URL that fsspec knows"),
+        (["--run-dir", "a-file"], "a-file, found a file; take another --run-dir"),
+        (["--run-dir", "a-file/run"], "take another --run-dir"),
+        (["--run-dir", "/proc/elastic/run"], "choose another with --run-dir"),
+        (["--", "--global-batch", "30"], "expected a global batch that 4 shards divide, found 30; try 32"),
+        (["--", "--no-such-setting"], "ended with exit code 2 before it called elastic.start"),
+    ],
+)
+def test_a_command_that_cannot_be_is_refused(refused, drill, recipes, words, says):
+    """Each line has one mistake; none may leave a run directory behind, nor touch the file that stands where one should be."""
+    (drill.folder / "a-file").write_text("precious")
+    assert says in refused(recipes / "tiny.py", *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "which is no file"),
+        ("import elastic\nraise KeyError('at import')\n", "KeyError: 'at import'"),
+        ("import elastic\nimport no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import elastic as\n", "expected a Python script"),
+    ],
+)
+def test_a_recipe_that_cannot_start_is_refused(refused, drill, text, says):
+    """Missing, raising at import, importing what is not there, and no Python at all."""
+    recipe = drill.folder / "recipe.py"
+    if text is not None:
+        recipe.write_text(text)
+    assert says in refused(recipe)
+
+
+def test_data_that_cannot_be_read_are_told_before_anything_is_written(refused):
+    """A folder of images that is not there."""
+    said = refused(BARLOW, "--", "--data", "imagefolder", "--data-dir", "no/such/images")
+    assert "no/such/images is not a folder that can be read here" in said
+
+
+def test_a_run_directory_of_another_run_is_refused_with_what_differs(
+    refused, drill, recipes, undisturbed, copy_run
+):
+    """Other arguments, then another recipe, on a run directory that holds a run."""
+    copy_run(undisturbed.run.local)
+    said = refused(recipes / "tiny.py", "--run-dir", drill.run.url, "--", "--shards", "8")
+    assert "recipe arguments: none there, --shards 8 here" in said
+    assert "shards: 4 there, 8 here" in said
+    other = drill.folder / "other.py"
+    other.write_text("import elastic\nelastic.start(seed=7, global_batch=32, shards=4)\n")
+    assert "recipe: tiny.py there, other.py here" in refused(other, "--run-dir", drill.run.url)
+
+
+def test_a_missing_extra_names_the_command_that_installs_it(refused, recipes, monkeypatch):
+    """The library for s3:// is not installed: fsspec says so by ImportError."""
+
+    def missing(*arguments, **options):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec_store.fsspec.core, "url_to_fs", missing)
+    assert "pip install elastic-train[s3]" in refused(recipes / "tiny.py", "--run-dir", "s3://bucket/run")
+
+
+def test_the_command_itself_exits_2(drill):
+    """As a process: the exit code is the shell's to see, the sentence is on the last line."""
+    agent = drill.execute([sys.executable, "-m", "elastic.cli", "no-recipe.py"])
+    agent.ends_with(2)
+    assert "'no-recipe.py', which is no file" in agent.output.splitlines()[-1]

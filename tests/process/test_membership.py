@@ -1,0 +1,51 @@
+"""Agents that share a run directory are one group: who comes, leaves or dies changes the number of workers and nothing else."""
+
+import signal
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+GROUP = ("--max-nodes", "2", "--last-call", "0s", "--max-restarts", "0")
+
+
+def test_a_second_terminal_joins_and_leaves_and_no_step_is_lost(drill, undisturbed):
+    """Not one restart is allowed, so a change of membership that counted as one would end the run. The second node brings two workers."""
+    drill.shut(6, 13)
+    first = drill.start(*GROUP)
+    drill.stands(6, ranks=1)
+    second = drill.start(*GROUP, "--nproc-per-node", "2")
+    drill.happens("drain_requested", reason="a node is waiting to join")
+    drill.open(6)
+    drill.stands(13, ranks=3)
+    second.signal(signal.SIGTERM)
+    drill.happens("drain_requested", generation=2)
+    drill.open(13)
+    second.ends_with(75)
+    first.ends_with(0)
+
+    drill.is_like(undisturbed)
+    generations = [(e["world_size"], e["cause"], e["restarts"]) for e in drill.events("generation_started")]
+    assert generations == [(1, "start", 0), (3, "node joined", 0), (1, "node left", 0)]
+    assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (6, 0), (13, 0)]
+
+
+def test_the_node_of_rank_0_dies_and_the_other_goes_on(drill, undisturbed):
+    """SIGKILL to the agent that has rank 0, the generation's store and its diary; the other one is told by silence alone."""
+    drill.shut(10)
+    # The last call ends as soon as both are there, however late the second one comes.
+    options = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0")
+    agents = [drill.start(*options) for _ in range(2)]
+    drill.stands(10, ranks=2)
+    drill.happens("checkpoint_committed", step=8)
+    doomed = drill.agent_of_rank(0, generation=1)
+    (other,) = (agent for agent in agents if agent is not doomed)
+    doomed.signal(signal.SIGKILL)
+    drill.happens("generation_started", generation=2)
+    drill.open(10)
+    other.ends_with(0)
+
+    drill.is_like(undisturbed)
+    generations = [(e["world_size"], e["cause"], e["restarts"]) for e in drill.events("generation_started")]
+    assert generations == [(2, "start", 0), (1, "node lost", 0)]
+    assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (8, 1)]

@@ -1,0 +1,84 @@
+"""Scripts need not know the launcher, and recipes need not have ours."""
+
+import json
+import signal
+import sys
+
+import pytest
+
+from elastic.checkpoint.catalog import committed
+from elastic.checkpoint.fsspec_store import open_store
+from elastic.clock import SystemClock
+from elastic.observe import metrics
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+
+def test_a_script_without_our_library_gets_torchruns_variables_and_is_restarted(drill, recipes):
+    """Rank 1 kills itself after the first collective of its first life."""
+    agent = drill.start("--nproc-per-node", "2", recipe=recipes / "plain.py", env={"PLAIN_DIES": "1"})
+    agent.ends_with(0)
+
+    told = [
+        json.loads(drill.run.log(generation=2, rank=rank).read_text().splitlines()[-1]) for rank in (0, 1)
+    ]
+    assert [words["total"] for words in told] == [3.0, 3.0]
+    assert [(words["RANK"], words["LOCAL_RANK"], words["ROLE_RANK"]) for words in told] == [
+        ("0", "0", "0"),
+        ("1", "1", "1"),
+    ]
+    same = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "ROLE_WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+    }
+    same |= {"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "3", "ROLE_NAME": "default"}
+    for words in told:
+        assert words.items() >= same.items()
+        assert words["MASTER_ADDR"]
+        assert int(words["MASTER_PORT"]) > 0
+        assert words["TORCHELASTIC_RUN_ID"]
+    assert "complete" in agent.output.splitlines()[-1]
+
+
+def test_a_script_without_our_library_that_raises_ends_with_its_traceback(drill, recipes):
+    """Rank 1 raises; rank 0 waits for it in a barrier, breaks or is killed, and is not the one to be shown."""
+    agent = drill.start(
+        "--nproc-per-node", "2", "--max-restarts", "0", recipe=recipes / "plain.py", env={"PLAIN_RAISES": "1"}
+    )
+    agent.ends_with(1)
+
+    assert "first failing worker: rank 1 on" in agent.output
+    assert agent.output.rstrip().splitlines()[-1] == "RuntimeError: the script's own mistake"
+
+
+def test_plain_python_drains_and_torchrun_goes_on_to_the_same_result(drill, undisturbed, recipes):
+    """Ctrl-C under `python recipe.py` in step 10; the run is then finished by two workers of `torchrun recipe.py`."""
+    env = {"ELASTIC_RUN_DIR": drill.run.url}
+    recipe = str(recipes / "tiny.py")
+    drill.shut(10)
+    alone = drill.execute([sys.executable, recipe], env)
+    drill.stands(10, ranks=1)
+    alone.signal(signal.SIGINT)
+    drill.waits_for(lambda: "stopping after this step" in alone.output, "the answer to Ctrl-C")
+    drill.open(10)
+    alone.ends_with(75)
+    assert drill.last_step == 10
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        recipe,
+    ]
+    drill.execute(torchrun, env).ends_with(0)
+
+    lines = metrics.read(drill.run.metrics)
+    assert [line["chain"] for line in lines] == undisturbed.chains
+    assert [line["world_size"] for line in lines] == [1] * 10 + [2] * 14
+    records, damage = committed(open_store(drill.run.checkpoints_url), SystemClock())
+    assert (records[0].step, records[0].digest, damage) == (24, undisturbed.digest, [])

@@ -1,0 +1,57 @@
+"""A run that was stopped as planned loses nothing and goes on with any number of workers, to the same result."""
+
+import os
+import signal
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+
+def test_one_three_two_one_workers_give_the_result_of_one(drill, undisturbed):
+    """A planned stop between each; four shards on three workers do not divide. SIGINT goes to the whole process group, as a terminal sends it."""
+    stops = [(1, 5, signal.SIGTERM), (3, 11, signal.SIGINT), (2, 17, signal.SIGTERM)]
+    drill.shut(*(step for _, step, _ in stops))
+    for number, (workers, step, asked) in enumerate(stops, start=1):
+        agent = drill.start("--nproc-per-node", str(workers))
+        drill.stands(step, ranks=workers)
+        os.killpg(agent.pid, asked)
+        drill.waits_for(lambda number=number: len(drill.events("drain_requested")) == number, "the drain")
+        drill.open(step)
+        agent.ends_with(75)
+        assert f"step {step} is saved" in agent.output.splitlines()[-1]
+        assert [(e["step"], e["committed"]) for e in drill.events("drained")][-1] == (step, True)
+        assert drill.last_step == step
+        codes = [e["code"] for e in drill.events("worker_exited", generation=number)]
+        assert codes == [75] * workers
+    assert drill.inspects("status", drill.run.url)[1]["state"] == "drained"
+    drill.start("--nproc-per-node", "1").ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert [event["world_size"] for event in drill.events("generation_started")] == [1, 3, 2, 1]
+    assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [
+        (0, 0),
+        (5, 0),
+        (11, 0),
+        (17, 0),
+    ]
+
+
+def test_a_finished_run_says_so_and_is_left_alone(drill, undisturbed, copy_run):
+    """The same command once more, on a finished run."""
+    copy_run(undisturbed.run.local)
+    before = drill.tree()
+    agent = drill.start()
+    agent.ends_with(0)
+
+    assert "is finished" in agent.output
+    assert drill.tree() == before
+    drill.is_like(undisturbed)
+
+
+def test_diff_tells_the_same_run_from_another(drill, undisturbed, undisturbed_sum):
+    """A run beside itself, and beside one with another loss: they differ from the first step on."""
+    same, other = undisturbed.run.url, undisturbed_sum.run.url
+    assert drill.inspects("diff", same, same)[0] == 0
+    code, difference = drill.inspects("diff", same, other)
+    assert (code, difference["first_difference"]) == (1, 1)

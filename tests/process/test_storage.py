@@ -1,0 +1,202 @@
+"""Storage may lie, fill up or stall: what is saved loads, what is damaged is passed over, and training goes on."""
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+from elastic.run_dir import RunDir
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+
+def payload(drill: Any, step: int) -> Path:
+    (found,) = drill.run.local.glob(f"checkpoints/{step:012d}/*/state.safetensors")
+    return found
+
+
+def record(drill: Any, step: int) -> Path:
+    return drill.run.local / "checkpoints" / f"{step:012d}" / "COMMIT.json"
+
+
+def test_damaged_checkpoints_are_passed_over_and_the_result_stays(stopped, undisturbed):
+    """Of five checkpoints the newest is cut short, one has a flipped bit, one lacks its payload, one has half a commit record."""
+    os.truncate(payload(stopped, 20), payload(stopped, 20).stat().st_size // 2)
+    image = bytearray(payload(stopped, 16).read_bytes())
+    image[-1] ^= 1
+    payload(stopped, 16).write_bytes(image)
+    payload(stopped, 12).unlink()
+    os.truncate(record(stopped, 8), record(stopped, 8).stat().st_size // 2)
+    code, found = stopped.inspects("verify", stopped.run.url)
+    assert (code, [item["step"] for item in found["damage"]]) == (1, [20, 16, 12, 8])
+
+    agent = stopped.start("--keep", "9")
+    agent.ends_with(0)
+
+    stopped.is_like(undisturbed)
+    assert sorted(event["step"] for event in stopped.events("checkpoint_rejected")) == [8, 12, 16, 20]
+    assert [(e["step"], e["lost_steps"]) for e in stopped.events("restored")] == [(0, 0), (4, 16)]
+    assert "checkpoint step=20 does not load" in agent.output
+
+
+def test_a_run_of_which_nothing_loads_is_never_started_over(stopped, undisturbed):
+    """Every payload is gone, every record is there: exit 76, nothing changed. Then --fresh sets the run aside, whole, and starts anew."""
+    for step in (4, 8, 12, 16, 20):
+        payload(stopped, step).unlink()
+    kept = [
+        stopped.run.metrics,
+        *stopped.run.local.glob("checkpoints/**/*.*"),
+        stopped.run.local / "run.json",
+    ]
+    before = {path: path.read_bytes() for path in kept}
+    agent = stopped.start()
+    agent.ends_with(76)
+    assert "elastic-train verify" in agent.output
+    assert "5 checkpoints are committed and none of them loads" in agent.output
+    assert {path: path.read_bytes() for path in kept} == before
+    assert stopped.inspects("verify", stopped.run.url)[0] == 1
+
+    stopped.start("--fresh").ends_with(0)
+    stopped.is_like(undisturbed)
+    (aside,) = stopped.folder.glob("run.aside-*")
+    assert {aside / path.relative_to(stopped.run.local): data for path, data in before.items()} == {
+        path: path.read_bytes() for path in (aside / path.relative_to(stopped.run.local) for path in kept)
+    }
+
+
+@pytest.fixture
+def small_disk(drill: Any) -> Iterator[Callable[[str], None]]:
+    """A file system for the checkpoints alone, of the size that is asked for; needs the right to mount."""
+    folder = drill.run.local / "checkpoints"
+    folder.mkdir(parents=True)
+
+    def mount(options: str) -> None:
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(
+                f"NOT TESTED: a full disk needs the right to mount a small one: {done.stderr.strip()}"
+            )
+
+    yield mount
+    if os.path.ismount(folder):
+        drill.close()
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_fails_saves_and_not_training(drill, undisturbed, small_disk):
+    """The checkpoints' disk has room for one of them. Training goes on to the end, which cannot be saved; with more room the run is completed.
+
+    Gates let each save end before the next one could take its place.
+    """
+    small_disk("size=320k")
+    drill.shut(7, 11)
+    agent = drill.start("--max-restarts", "0")
+    for gate, name, step in ((7, "checkpoint_committed", 4), (11, "checkpoint_failed", 8)):
+        drill.stands(gate, ranks=1)
+        drill.happens(name, step=step)
+        drill.open(gate)
+    agent.ends_with(1)
+    assert drill.last_step == 24
+    assert drill.events("checkpoint_failed", step=24)
+    assert "The disk or quota is full" in drill.events("checkpoint_failed")[0]["reason"]
+    assert "Step 4 is the newest that is saved" in agent.output
+    assert drill.inspects("report", drill.run.url)[1]["checkpoints"]["failed"] >= 2
+
+    small_disk("remount,size=8m")
+    drill.start().ends_with(0)
+    drill.is_like(undisturbed)
+
+
+def test_one_save_that_fails_for_good_is_reported_and_the_run_completes(drill, undisturbed):
+    """A file stands where the folder of step 8's checkpoint belongs. The gate keeps the next save from taking its place in the queue."""
+    blocked = drill.run.local / "checkpoints" / f"{8:012d}"
+    blocked.parent.mkdir(parents=True)
+    blocked.write_text("in the way")
+    drill.shut(10)
+    agent = drill.start("--keep", "9")
+    drill.happens("checkpoint_failed", step=8)
+    drill.open(10)
+    agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert drill.inspects("report", drill.run.url)[1]["checkpoints"]["failed"] == 1
+    assert blocked.read_text() == "in the way"
+
+
+class Stall:
+    """A storage service that receives the creation of one commit record and sits on it until it is told what to do with it."""
+
+    def __init__(self, service: Callable[..., Any]) -> None:
+        self._service = service
+        self._steps: dict[str, threading.Event] = {}
+        self.stalled: dict[int, threading.Event] = {}
+
+    def on(self, step: int) -> None:
+        self._steps[f"/{step:012d}/COMMIT.json"] = threading.Event()
+        self.stalled[step] = threading.Event()
+
+    def let_go(self, step: int) -> None:
+        self._steps[f"/{step:012d}/COMMIT.json"].set()
+
+    def __call__(self, environ: dict[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
+        for name, released in self._steps.items():
+            if environ["REQUEST_METHOD"] == "PUT" and environ["PATH_INFO"].endswith(name):
+                self.stalled[int(name.split("/")[1])].set()
+                released.wait(250)
+        return self._service(environ, respond)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def stall(drill: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stall]:
+    """An S3 service in this process, as the drill's storage."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    stall = Stall(DomainDispatcherApplication(create_backend_app))
+    server = make_server("127.0.0.1", 0, stall, threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    bucket = f"b-{uuid.uuid4().hex}"
+    fsspec.filesystem("s3", skip_instance_cache=True).mkdir(bucket)
+    monkeypatch.chdir(drill.folder)
+    drill.run = RunDir.parse(f"s3://{bucket}/run")
+    yield stall
+    drill.close()
+    server.shutdown()
+    thread.join()
+
+
+def test_a_rank_killed_between_payload_and_commit_changes_nothing(drill, undisturbed, stall):
+    """Object storage holds back the commit record of step 8 while rank 0, whose state it is, is killed. The record arrives in the
+    middle of the next generation, which has resumed from step 4 and will save step 8 once more.
+    """
+    stall.on(8)
+    drill.shut(7, 10)
+    agent = drill.start("--nproc-per-node", "2")
+    drill.stands(7, ranks=2)
+    drill.happens("checkpoint_committed", step=4)
+    drill.open(7)
+    drill.stands(10, ranks=2)
+    drill.waits_for(stall.stalled[8].is_set, "the creation of step 8's commit record")
+    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
+    drill.happens("restored", generation=2, step=4)
+    stall.let_go(8)
+    drill.open(10)
+    agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert [event["generation"] for event in drill.events("checkpoint_committed", step=8)] == [1]
+    assert drill.inspects("verify", drill.run.url)[0] == 0

@@ -1,0 +1,106 @@
+"""A step ends with the mean over shards of what the buffers became, and buffers that nothing changed keep their bits."""
+
+from functools import reduce
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from elastic.train.buffers import Buffers
+
+CPU = torch.device("cpu")
+
+
+def holder(**tensors):
+    module = nn.Module()
+    for name, tensor in tensors.items():
+        module.register_buffer(name, tensor)
+    return module
+
+
+def step(module, shards, forward=lambda _shard: None):
+    """One step of a world of one: every shard from the opening values, then the sum."""
+    buffers = Buffers([module], shards, CPU)
+    buffers.open()
+    contributions = []
+    for shard in range(shards):
+        buffers.load()
+        forward(shard)
+        contributions.append(buffers.contribution(buffers.save(), shard))
+    buffers.close(reduce(torch.add, contributions))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@given(
+    values=st.lists(st.floats(allow_nan=False, width=16), min_size=1, max_size=9), shards=st.integers(1, 13)
+)
+def test_floats_that_no_forward_changed_keep_their_bits(dtype, values, shards):
+    """A sum of 13 equal values divided by 13 is not always the value: of an anchor, say, or a mask. Zeros keep their sign."""
+    tensor = (torch.tensor(values, dtype=torch.float64) / 3).to(dtype)
+    before = tensor.clone()
+    step(holder(anchor=tensor), shards)
+    assert torch.equal(tensor.view(torch.uint8), before.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64])
+def test_integers_that_no_forward_changed_keep_their_bits(dtype):
+    """The ends of each type's range, as masks and indices may hold them."""
+    ends = [0, 1] if dtype is torch.bool else [torch.iinfo(dtype).min, 0, 1, torch.iinfo(dtype).max]
+    tensor = torch.tensor(ends, dtype=dtype)
+    before = tensor.clone()
+    step(holder(mask=tensor), 6)
+    assert torch.equal(tensor, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_floats_become_the_mean_over_shards(dtype):
+    """Every shard adds its number to the opening value, as if it alone had been there."""
+    tensor = torch.tensor([1.0, -2.0], dtype=dtype)
+    step(holder(average=tensor), 4, tensor.add_)
+    assert tensor.tolist() == [2.5, -0.5]
+
+
+def test_integers_come_from_shard_0():
+    """Each shard counts by another amount; only the first one's count stays."""
+    count = torch.tensor(7)
+    step(holder(count=count), 4, lambda shard: count.add_(10 + shard))
+    assert count.item() == 17
+
+
+def test_every_shard_starts_from_the_opening_values():
+    """What one shard's forward leaves in a buffer must not be seen by the next one: which shards a rank has would show."""
+    seen = []
+    tensor = torch.zeros(1)
+    step(holder(average=tensor), 3, lambda _shard: (seen.append(tensor.item()), tensor.add_(1)))
+    assert seen == [0.0, 0.0, 0.0]
+
+
+def test_a_buffer_of_two_modules_is_one_buffer():
+    """A teacher that shares a buffer with its student: counted twice, it would be set twice from different places of the sum."""
+    shared = torch.ones(3)
+    one, other = holder(a=shared), holder(b=shared, c=torch.ones(2))
+    assert Buffers([one, other], 2, CPU).length == 5
+
+
+def test_modules_without_buffers_contribute_nothing():
+    """A plain linear model: the sum at the end of a step has no place for buffers."""
+    buffers = Buffers([nn.Linear(2, 2)], 8, CPU)
+    buffers.open()
+    assert buffers.length == 0
+    assert buffers.contribution(buffers.save(), 0).shape == (0,)
+    buffers.close(torch.zeros(0, dtype=torch.float64))
+
+
+def test_loading_buffers_keeps_graphs_of_earlier_shards_valid():
+    """In the form with sums, shard 0's graph is alive while shard 1's buffers are put in place; autograd must not object."""
+    norm = nn.BatchNorm1d(3)
+    buffers = Buffers([norm], 2, CPU)
+    buffers.open()
+    outputs = []
+    for _ in range(2):
+        buffers.load()
+        outputs.append(norm(torch.randn(4, 3)))
+    torch.autograd.backward(outputs, [torch.ones(4, 3)] * 2)
+    assert norm.weight.grad is not None

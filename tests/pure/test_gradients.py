@@ -1,0 +1,128 @@
+"""`.grad` holds the sum over all shards, for every mix of parameters, and nothing of an earlier step."""
+
+import pytest
+import torch
+from torch import nn
+
+from elastic.reduce import gradients as gradients_module
+from elastic.reduce.exchange import Exchange
+from elastic.reduce.gradients import Gradients
+
+SHARDS = 7
+
+
+def alone():
+    return Exchange(shards=SHARDS, world_size=1, rank=0, group=None)
+
+
+def one_step(gradients, backward):
+    """backward(leaf) for every leaf, then the sums into `.grad`."""
+    gradients.begin()
+    for leaf in range(SHARDS):
+        gradients.before(leaf)
+        backward(leaf)
+        gradients.after(leaf)
+    gradients.place(gradients.wait(), gradients.used())
+
+
+def mixed():
+    """Two dtypes, interleaved, one frozen, one without elements."""
+    return [
+        nn.Parameter(torch.ones(3)),
+        nn.Parameter(torch.ones(2, dtype=torch.float64)),
+        nn.Parameter(torch.ones(4), requires_grad=False),
+        nn.Parameter(torch.ones(2, 2)),
+        nn.Parameter(torch.ones(0)),
+    ]
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 16, 2**20])
+def test_parameters_of_several_dtypes_get_their_own_sums(monkeypatch, bucket_bytes):
+    """Each element's gradient is another number: a wrong offset or a wrong bucket would put it elsewhere."""
+    monkeypatch.setattr(gradients_module, "BUCKET_BYTES", bucket_bytes)
+    parameters = mixed()
+    marks = [torch.arange(p.numel(), dtype=p.dtype).view_as(p) + 10 * i for i, p in enumerate(parameters)]
+    gradients = Gradients(parameters, alone())
+
+    def backward(leaf):
+        sum(
+            (leaf + 1) * (p * mark).sum().double() for p, mark in zip(parameters, marks, strict=True)
+        ).backward()
+
+    one_step(gradients, backward)
+    for parameter, mark in zip(parameters, marks, strict=True):
+        if parameter.requires_grad:
+            assert parameter.grad.dtype == parameter.dtype
+            assert torch.equal(parameter.grad, mark * (SHARDS * (SHARDS + 1) // 2))
+        else:
+            assert parameter.grad is None
+
+
+@pytest.mark.parametrize("touched", [0, 2, SHARDS - 1])
+def test_a_parameter_that_one_shard_touched_has_that_shards_gradient(touched):
+    """The first, one in the middle, the last: whether the shard is the first of its pair must not matter."""
+    always, once = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    never = nn.Parameter(torch.ones(2))
+    gradients = Gradients([always, once, never], alone())
+    one_step(gradients, lambda leaf: (always.sum() + (3 * once.sum() if leaf == touched else 0)).backward())
+    assert always.grad.tolist() == [7.0, 7.0]
+    assert once.grad.tolist() == [3.0, 3.0]
+    assert never.grad is None
+
+
+def test_a_step_has_nothing_of_the_one_before():
+    """Vectors are used again: one that was not cleared would add the last step's gradient; a mark that stayed would make a zero of None."""
+    one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    gradients = Gradients([one, other], alone())
+    one_step(gradients, lambda _leaf: (one + other).sum().backward())
+    one_step(gradients, lambda _leaf: (2 * one).sum().backward())
+    assert one.grad.tolist() == [14.0, 14.0]
+    assert other.grad is None
+
+
+def test_memory_does_not_grow_with_steps():
+    """A vector that is not given back would cost the size of the model at every step."""
+    parameter = nn.Parameter(torch.ones(2))
+    gradients = Gradients([parameter], alone())
+    places = []
+    for _ in range(4):
+        one_step(gradients, lambda _leaf: parameter.sum().backward())
+        (bucket,) = gradients._buckets
+        places.append({flat.data_ptr() for flat in [*bucket._free, *bucket.stack.parts.values()]})
+    assert places[1] == places[2] == places[3]
+
+
+def test_a_closed_sum_leaves_the_parameters_alone():
+    """After the run a recipe may train a probe on the same model; hooks that stayed would send its gradients."""
+    parameter = nn.Parameter(torch.ones(2))
+    gradients = Gradients([parameter], alone())
+    gradients.close()
+    gradients.begin()
+    parameter.sum().backward()
+    assert gradients.used().tolist() == [0.0]
+
+
+def order_of_sums(member):
+    """Which bucket was sent at which point of the last backward, on this rank."""
+    gradients_module.BUCKET_BYTES = 1
+    first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    exchange = Exchange(shards=4, world_size=member.world_size, rank=member.rank, group=member.group)
+    gradients = Gradients([first.weight, second.weight], exchange)
+    sent = []
+    send = gradients._send
+    gradients._send = lambda: (sent.append(gradients._next), send())
+    gradients.begin()
+    for leaf in exchange.leaves:
+        gradients.before(leaf)
+        # Rank 1 does not use the layer whose bucket goes first: it must still send that one first, as the others do.
+        output = first(torch.ones(3))
+        (output if member.rank == 1 else second(output)).sum().backward()
+        gradients.after(leaf)
+    gradients.place(gradients.wait(), torch.ones(2))
+    gradients.close()
+    return [sent, first.weight.grad.abs().sum().item() > 0]
+
+
+def test_buckets_are_sent_in_one_order_on_every_rank(ranks):
+    """One rank's backward finishes the buckets in another order, as a branch in a model may do: collectives that cross would mix gradients."""
+    assert ranks.run(3, order_of_sums) == [[[0, 1], True]] * 3

@@ -1,0 +1,90 @@
+"""A run directory of another run is refused with everything that differs."""
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.errors import UsageError
+from elastic.identity import Identity, check, parse
+
+OURS = Identity(
+    recipe="train.py",
+    recipe_sha256="ab" * 32,
+    arguments=("--epochs", "3"),
+    seed=1,
+    global_batch=64,
+    shards=8,
+    torch="2.11.0",
+    device="cpu",
+    threads=1,
+)
+OTHER = {
+    "recipe": ("eval.py", "recipe: eval.py there, train.py here"),
+    "arguments": ((), "recipe arguments: none there, --epochs 3 here"),
+    "seed": (2, "seed: 2 there, 1 here"),
+    "global_batch": (128, "global batch: 128 there, 64 here"),
+    "shards": (4, "shards: 4 there, 8 here"),
+    "torch": ("2.12.0", "torch version: 2.12.0 there, 2.11.0 here"),
+    "device": ("cuda", "kind of device: cuda there, cpu here"),
+    "threads": (4, "threads a worker (OMP_NUM_THREADS): 4 there, 1 here"),
+    "format": (2, "format of the run directory: 2 there, 1 here"),
+}
+
+
+@pytest.mark.parametrize("field", OTHER)
+def test_a_difference_is_named_and_makes_another_run(field):
+    """One field at a time: words, both values, and what to do."""
+    value, words = OTHER[field]
+    there = replace(OURS, **{field: value})
+    with pytest.raises(UsageError) as caught:
+        check(there, OURS, "runs/x")
+    assert f"runs/x holds another run ({words});" in str(caught.value)
+    assert "--fresh" in str(caught.value)
+    assert there.run_id != OURS.run_id
+
+
+def test_all_differences_are_named_at_once():
+    """A person corrects a command once, not once for each field."""
+    with pytest.raises(UsageError) as caught:
+        check(replace(OURS, **{field: value for field, (value, _) in OTHER.items()}), OURS, "runs/x")
+    assert all(words in str(caught.value) for _, words in OTHER.values())
+
+
+def test_every_field_but_the_recipes_text_is_compared():
+    """A field that is added later must be put into this table, or be named here as not part of the result."""
+    assert {field.name for field in fields(Identity)} - OTHER.keys() == {"recipe_sha256"}
+
+
+def test_an_edited_recipe_is_the_same_run():
+    """Mending a bug and going on is the person's decision."""
+    edited = replace(OURS, recipe_sha256="cd" * 32)
+    check(edited, OURS, "runs/x")
+    assert edited.run_id == OURS.run_id
+
+
+@given(st.lists(st.text()).map(tuple), st.integers())
+def test_an_identity_comes_back_as_it_was_written(arguments, seed):
+    """Arguments with spaces, quotes and newlines stay what and how many they were."""
+    ours = replace(OURS, arguments=arguments, seed=seed)
+    assert parse(ours.to_json()) == ours
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"{}",
+        b"\xff",
+        b'{"arguments": 5}',
+        OURS.to_json()[:-20],
+        b'{"arguments": [], "more": 1}',
+    ],
+)
+def test_what_is_no_identity_is_refused_with_the_way_out(text):
+    """A torn file, another program's file: never a traceback."""
+    with pytest.raises(UsageError, match=r"run\.json.*--fresh"):
+        parse(text)

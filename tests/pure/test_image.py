@@ -1,0 +1,186 @@
+"""Any reader of safetensors opens an image; what is no image is damage, never another error and never a surprise."""
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic.checkpoint import image
+from elastic.errors import CheckpointDamaged, StateNotSavable
+
+TENSORS = {
+    "net.weight": torch.arange(6.0).reshape(2, 3),
+    "net.half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+    "net.count": torch.tensor(7),
+    "net.mask": torch.tensor([True, False, True]),
+    "net.transposed": torch.arange(6.0, dtype=torch.float64).reshape(2, 3).T,
+}
+DOCUMENT = {"step": 3, "words": ["δ", None, 1.5, {"deep": [True]}]}
+
+
+def written(tensors, document=None):
+    pieces = []
+    size = image.write(tensors, document, lambda piece: pieces.append(bytes(piece)))
+    data = b"".join(pieces)
+    assert size == len(data)
+    return data
+
+
+IMAGE = written(TENSORS, DOCUMENT)
+DATA_BYTES = sum(tensor.nbytes for tensor in TENSORS.values())
+HEADER_BYTES = len(IMAGE) - DATA_BYTES
+
+
+def test_an_image_is_read_as_it_was_written():
+    """Values, dtypes, shapes and the document; a transposed tensor is kept in row-major order."""
+    tensors, document = image.read(IMAGE)
+    assert document == DOCUMENT
+    assert list(tensors) == list(TENSORS)
+    for name, tensor in TENSORS.items():
+        assert tensors[name].dtype == tensor.dtype and torch.equal(tensors[name], tensor)
+
+
+def test_the_library_of_the_format_reads_every_dtype():
+    """safetensors itself opens it: values, the empty one and the 0-dimensional one included."""
+    every = {str(dtype): torch.ones(3).to(dtype) for dtype in image.DTYPES} | {
+        "none": torch.empty(0, 4),
+        "one": torch.tensor(5),
+    }
+    found = safetensors.torch.load(written(every))
+    assert found.keys() == every.keys()
+    for name, tensor in every.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+
+
+@given(
+    st.dictionaries(st.text("ab/ é", min_size=1, max_size=9), st.integers(0, 9), max_size=5),
+    st.text(max_size=5000),
+)
+def test_data_begins_on_a_page(sizes, words):
+    """Whatever the header's length: what maps or copies pages of it may count on that."""
+    tensors = {name: torch.zeros(size) for name, size in sizes.items()}
+    data = written(tensors, words)
+    head = image.LENGTH.size + image.LENGTH.unpack_from(data)[0]
+    assert head % image.PAGE == 0
+    assert len(data) == head + 4 * sum(sizes.values())
+    assert image.read(data)[1] == words
+
+
+def test_tensors_that_were_read_own_their_memory():
+    """An image may be a mapped file that goes away, or be read twice: writing to one tensor changes nothing else."""
+    data = bytearray(IMAGE)
+    first, _ = image.read(data)
+    second, _ = image.read(data)
+    first["net.weight"].zero_()
+    assert torch.equal(second["net.weight"], TENSORS["net.weight"])
+    assert bytes(data) == IMAGE
+
+
+def is_bounded(tensors):
+    """No tensor holds more than the image gave."""
+    return sum(tensor.nbytes for tensor in tensors.values()) <= len(IMAGE)
+
+
+@given(st.integers(0, len(IMAGE) - 1))
+def test_every_truncation_is_damage(cut):
+    """A write that was torn after any byte."""
+    with pytest.raises(CheckpointDamaged):
+        image.read(IMAGE[:cut])
+
+
+@settings(max_examples=300)
+@given(st.integers(0, len(IMAGE[:HEADER_BYTES].rstrip())), st.integers(1, 255))
+def test_a_flipped_byte_in_the_header_is_damage_or_harmless(place, flip):
+    """The length word included, which may then announce exabytes. What is still an image must stay within the bytes there are."""
+    data = bytearray(IMAGE)
+    data[place] ^= flip
+    try:
+        tensors, _ = image.read(data)
+    except CheckpointDamaged:
+        return
+    assert is_bounded(tensors)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_damage(data):
+    """Bytes of anything, and JSON of anything behind a right length word."""
+    with pytest.raises(CheckpointDamaged):
+        image.read(data)
+
+
+wild = st.none() | st.booleans() | st.floats() | st.integers() | st.integers(-2, 9) | st.text(max_size=3)
+wild_json = st.recursive(
+    wild, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+)
+wild_lists = st.lists(st.integers(-2, 9) | st.integers() | st.floats(), max_size=3)
+
+
+def with_header(entries, data=bytes(64)):
+    text = json.dumps(entries).encode()
+    return image.LENGTH.pack(len(text)) + text + data
+
+
+@settings(max_examples=300)
+@given(
+    st.fixed_dictionaries(
+        {
+            "dtype": st.sampled_from([*image.NAMES, "F4"]) | wild,
+            "shape": wild_lists | wild_json,
+            "data_offsets": st.sampled_from([[0, 8], [8, 16], [0, 64]]) | wild_lists | wild_json,
+        }
+    )
+)
+def test_an_entry_of_any_values_is_damage_or_harmless(entry):
+    """Well-formed JSON with numbers far too large, negative, not whole, or no numbers at all."""
+    try:
+        tensors, _ = image.read(with_header({"__metadata__": {image.DOCUMENT: "1"}, "x": entry}))
+    except CheckpointDamaged:
+        return
+    assert is_bounded(tensors)
+
+
+@given(wild_json)
+def test_a_header_of_any_json_is_damage(header):
+    """No metadata, so that it never is an image."""
+    with pytest.raises(CheckpointDamaged):
+        image.read(with_header(header))
+
+
+def test_an_entry_without_bytes_has_no_elements():
+    """Equal offsets and a shape of a million: what comes back must not be uninitialised memory."""
+    entry = {"dtype": "F32", "shape": [2**20], "data_offsets": [8, 8]}
+    with pytest.raises(CheckpointDamaged):
+        image.read(with_header({"__metadata__": {image.DOCUMENT: "1"}, "x": entry}))
+
+
+@pytest.mark.parametrize(("offsets", "shape"), [([-8, 64], 8), ([60, 68], 4), ([72, 72], 0), ([8, 0], 0)])
+def test_offsets_outside_of_the_data_are_damage(offsets, shape):
+    """64 bytes of data. Python counts negative places from the end, and cuts off what lies beyond: both would read something."""
+    entry = {"dtype": "U8", "shape": [shape], "data_offsets": offsets}
+    with pytest.raises(CheckpointDamaged):
+        image.read(with_header({"__metadata__": {image.DOCUMENT: "1"}, "x": entry}))
+
+
+def test_deeply_nested_json_is_damage():
+    """json.loads gives up on it with RecursionError."""
+    text = b"[" * 100_000
+    with pytest.raises(CheckpointDamaged):
+        image.read(image.LENGTH.pack(len(text)) + text)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(2, dtype=torch.complex128),
+        torch.zeros(2, dtype=torch.float8_e4m3fn),
+        torch.eye(2).to_sparse(),
+    ],
+    ids=["complex128", "float8", "sparse"],
+)
+def test_a_tensor_that_the_format_does_not_know_is_refused_by_name(tensor):
+    """Before a byte is written."""
+    with pytest.raises(StateNotSavable, match=r"state entry net\.odd"):
+        image.header({"net.odd": tensor}, None)

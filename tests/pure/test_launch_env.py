@@ -1,0 +1,93 @@
+"""The launcher's variables become one value; what is wrong with them is said."""
+
+import pytest
+
+from elastic import launch_env
+from elastic.errors import UsageError
+from elastic.launch_env import AGENT, PREFLIGHT, RUN_DIR, AgentLink
+
+NUMBERS = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+LINK = AgentLink(
+    pid=7,
+    node="a",
+    run_dir="runs/x y",
+    generation=3,
+    recipe="train.py",
+    arguments=("--name", 'with "quotes"', ""),
+    control_page="/proc/7/fd/3",
+    uploader="/run/socket",
+    save_every="10min",
+    error_file="/run/errors",
+    faults=None,
+)
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch):
+    """An environment without any launcher, and without the thread numbers that other tests may have pinned."""
+    for name in [*NUMBERS, "MASTER_ADDR", AGENT, PREFLIGHT, RUN_DIR]:
+        monkeypatch.delenv(name, raising=False)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG"):
+        monkeypatch.setenv(name, "")  # so that what pin_threads sets is taken back at the end
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def test_plain_python_is_a_world_of_one():
+    """No launcher at all."""
+    launch = launch_env.read()
+    assert (launch.rank, launch.world_size, launch.local_rank, launch.local_world_size) == (0, 1, 0, 1)
+    assert launch.agent is launch.preflight is launch.run_dir is None
+    assert not launch.is_distributed
+
+
+def test_variables_of_torchrun_say_who_this_worker_is(bare):
+    """All four numbers differ, so that none stands for another."""
+    for name, value in NUMBERS.items():
+        bare.setenv(name, value)
+    bare.setenv("MASTER_ADDR", "localhost")
+    launch = launch_env.read()
+    assert (launch.rank, launch.world_size, launch.local_rank, launch.local_world_size) == (5, 8, 1, 4)
+    assert launch.is_distributed
+
+
+def test_a_preflight_never_joins_a_group(bare):
+    """An agent that was itself started by a launcher passes MASTER_ADDR on."""
+    bare.setenv("MASTER_ADDR", "localhost")
+    bare.setenv(PREFLIGHT, "/tmp/answer")
+    assert not launch_env.read().is_distributed
+
+
+def test_what_an_agent_says_arrives_as_it_was_said(bare):
+    """Through the environment: spaces, quotes, empty arguments."""
+    for name, value in LINK.to_env().items():
+        bare.setenv(name, value)
+    bare.setenv(RUN_DIR, "runs/other")
+    launch = launch_env.read()
+    assert launch.agent == LINK
+    assert launch.run_dir == "runs/other"
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", ["", "x", "-1", "1.5"])
+def test_a_variable_that_is_no_number_is_named(bare, name, value):
+    """A typing mistake in a batch script."""
+    bare.setenv(name, value)
+    with pytest.raises(UsageError, match=rf"variable {name}, found {value!r}"):
+        launch_env.read()
+
+
+def test_threads_are_one_unless_they_are_set(bare):
+    """Another number of threads is another result, so that it must not follow the machine."""
+    assert launch_env.pin_threads() == 1
+    assert launch_env.pin_threads() == 1  # the second reading is what the first one pinned
+    bare.setenv("OMP_NUM_THREADS", "3")
+    assert launch_env.pin_threads() == 3
+
+
+@pytest.mark.parametrize("value", ["", "0", "many", "-2", "4,2"])
+def test_a_number_of_threads_that_is_none_is_refused(bare, value):
+    """OpenMP nests with "4,2"; no single number can be promised for it."""
+    bare.setenv("OMP_NUM_THREADS", value)
+    with pytest.raises(UsageError, match="OMP_NUM_THREADS, found"):
+        launch_env.pin_threads()

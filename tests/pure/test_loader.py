@@ -1,0 +1,112 @@
+"""What a shard holds depends on seed, epoch and samples: not on loading processes, world size, or where loading began."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from elastic.data.loader import Batch, Loader
+from elastic.data.order import Order, Tail
+from elastic.reduce.tree import span
+
+ORDER = Order(seed=11, samples=22, global_batch=8, shards=4, epochs=2, tail=Tail.PAD)
+
+
+class Augmented(Dataset):
+    """Draws from all three global generators, another number of times for each sample."""
+
+    def __len__(self):
+        return ORDER.samples
+
+    def __getitem__(self, sample):
+        for _ in range(sample % 3):
+            torch.rand(1)
+        return {"sample": sample, "noise": [torch.rand(2), random.random(), np.random.rand()]}  # noqa: NPY002
+
+
+def loaded(shards=range(ORDER.shards), first_step=1, *, workers=0, dataset=None, collate=None):
+    loader = Loader(dataset or Augmented(), ORDER, workers=workers, collate=collate)
+    return [plain(batch) for batch in loader.load(shards, first_step)]
+
+
+def plain(batch):
+    """A batch as values that compare with ==."""
+    values = {
+        "epoch": batch.epoch,
+        "shard": batch.shard,
+        "indices": batch.indices.tolist(),
+        "own": batch.uniform(2).tolist(),
+    }
+    if isinstance(batch.data, dict):
+        noise = [column.tolist() for column in batch.data["noise"]]
+        values |= {"sample": batch.data["sample"].tolist(), "noise": noise}
+    return values
+
+
+def test_loading_processes_are_not_seen_in_the_data():
+    """Two processes load what this one loads, augmentation included; epochs and padding are crossed."""
+    assert loaded(workers=2) == loaded(workers=0)
+
+
+def test_augmentation_differs_between_samples_and_epochs():
+    """Guards the test above: constant noise would be equal everywhere. Each first trained sample has its own numbers each time."""
+    noises = [number for batch in loaded() for number in batch["noise"][1]]
+    whole, repeated = ORDER.epochs * ORDER.samples, 2 * (-ORDER.samples % ORDER.global_batch)
+    assert len(noises) == whole + repeated
+    assert len(set(noises)) == whole  # a padded sample has the numbers of its epoch once more
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loading_from_any_step_on_continues_the_same_batches(workers):
+    """A resume in the middle of the second epoch."""
+    assert loaded(first_step=5, workers=workers) == loaded()[4 * ORDER.shards :]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_ranks_together_load_what_one_rank_loads(world_size):
+    """Each rank loads its own shards alone; merged by step they are the batches of a world of one."""
+    by_rank = [loaded(span(ORDER.shards, world_size, rank)) for rank in range(world_size)]
+    merged = []
+    for step in range(ORDER.steps):
+        for rank, batches in enumerate(by_rank):
+            own = len(span(ORDER.shards, world_size, rank))
+            merged += batches[step * own : (step + 1) * own]
+    assert merged == loaded()
+
+
+def test_tensors_in_memory_are_the_same_batches_as_sample_by_sample():
+    """The short cut for TensorDataset indexes whole tensors; a dataset that hides its type takes the long way."""
+    tensors = TensorDataset(torch.randn(ORDER.samples, 3), torch.arange(ORDER.samples))
+
+    class Hidden(Dataset):
+        def __getitem__(self, sample):
+            return tensors[sample]
+
+    short = Loader(tensors, ORDER, workers=0, collate=None).load(range(4), 1)
+    long = Loader(Hidden(), ORDER, workers=0, collate=None).load(range(4), 1)
+    for one, other in zip(short, long, strict=True):
+        x, y = one
+        assert torch.equal(x, other.data[0]) and torch.equal(y, other.data[1]) and torch.equal(y, one.indices)
+
+
+def test_own_collate_gets_the_samples_of_one_shard():
+    """A recipe's collate sees lists of samples, in the order of the shard's indices."""
+    batches = Loader(Augmented(), ORDER, workers=0, collate=lambda items: [i["sample"] for i in items]).load(
+        range(4), 1
+    )
+    assert all(batch.data == batch.indices.tolist() for batch in batches)
+
+
+def test_draws_of_a_batch_belong_to_its_samples():
+    """uniform(): a second call goes on; a sample has the same numbers in another batch of the epoch, others in another epoch."""
+
+    def batch(indices, epoch=0):
+        return Batch(data=None, indices=torch.tensor(indices), epoch=epoch, shard=0, seed=11)
+
+    one = batch([4, 7])
+    first, second = one.uniform(2), one.uniform(1)
+    assert torch.equal(torch.cat([first, second], 1), batch([4, 7]).uniform(3))
+    assert torch.equal(batch([1, 7, 9]).uniform(2)[1], first[1])
+    assert not torch.equal(batch([4, 7], epoch=1).uniform(2), first)

@@ -1,0 +1,99 @@
+"""Every way in which a recipe does not get as far as its declaration ends before anything is written, with its own words."""
+
+import pytest
+
+from elastic.agent.preflight import ask, uses_library
+from elastic.errors import UsageError
+
+
+def recipe(folder, text):
+    path = folder / "recipe.py"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "uses"),
+    [
+        ("import elastic", True),
+        ("import os, elastic as e", True),
+        ("from elastic.data.loader import Batch", True),
+        ("def main():\n    from elastic import start", True),
+        ("import elasticsearch", False),
+        ("import my.elastic", False),
+        ("from . import elastic", False),
+        ("from .elastic import start", False),
+        ("print('import elastic')  # import elastic", False),
+        ("", False),
+    ],
+)
+def test_a_script_that_imports_the_library_is_told_from_one_that_does_not(tmp_path, text, uses):
+    """Look-alikes, comments and imports inside functions."""
+    assert uses_library(recipe(tmp_path, text)) == uses
+
+
+def test_a_missing_recipe_is_named(tmp_path):
+    """A typing mistake in the command."""
+    with pytest.raises(UsageError, match=r"found no file .*gone\.py; give the path of a Python script"):
+        uses_library(tmp_path / "gone.py")
+
+
+@pytest.mark.parametrize("text", ["def f(:", b"\x7fELF\x00\x01", b"\xff\xfe", "x = 1\x00"])
+def test_what_is_not_python_is_named(tmp_path, text):
+    """A syntax error, a program, bytes that are no text, a null byte: each comes from the parser as another exception."""
+    with pytest.raises(UsageError, match=r"expected a Python script in .*recipe\.py"):
+        uses_library(recipe(tmp_path, text))
+
+
+def test_a_folder_is_no_recipe(tmp_path):
+    """The person forgot the file's name."""
+    with pytest.raises(UsageError, match="expected a Python script"):
+        uses_library(tmp_path)
+
+
+def test_a_recipe_that_raises_at_import_ends_the_preflight_with_its_traceback(tmp_path, capfd):
+    """A real process runs it; the traceback is the recipe's own, from its first line on."""
+    path = recipe(tmp_path, "print('loading')\nimport no_such_library_anywhere\nimport elastic\n")
+    with pytest.raises(
+        UsageError, match=r"recipe\.py ended with exit code 1 before it called elastic\.start"
+    ):
+        ask(path, ())
+    out, err = capfd.readouterr()
+    assert "loading" in out
+    assert "No module named 'no_such_library_anywhere'" in err
+    assert "runpy" not in err
+
+
+PARSER = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=1, help="passes over the data")
+parser.parse_args()
+import elastic
+elastic.start(seed=3, global_batch=64, shards=4)
+raise SystemExit("a preflight goes no further than start")
+"""
+
+
+def test_an_argument_that_the_recipe_refuses_ends_the_preflight(tmp_path, capfd):
+    """argparse exits with 2 and says why."""
+    with pytest.raises(UsageError, match="exit code 2"):
+        ask(recipe(tmp_path, PARSER), ("--epochs", "many"))
+    assert "invalid int value: 'many'" in capfd.readouterr().err
+
+
+def test_help_of_the_recipe_is_shown_and_is_no_error(tmp_path, capfd):
+    """`-- --help` ends well without a declaration."""
+    with pytest.raises(SystemExit) as stop:
+        ask(recipe(tmp_path, PARSER), ("--help",))
+    assert stop.value.code == 0
+    assert "passes over the data" in capfd.readouterr().out
+
+
+def test_a_recipe_declares_its_run_and_goes_no_further(tmp_path, capfd):
+    """The declaration is all that happens: no folder is made, no output is shown, what stands after start is not reached."""
+    identity = ask(recipe(tmp_path, PARSER), ("--epochs", "2"))
+    assert (identity.recipe, identity.arguments) == ("recipe.py", ("--epochs", "2"))
+    assert (identity.seed, identity.global_batch, identity.shards) == (3, 64, 4)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["recipe.py"]
+    assert "no further" not in "".join(capfd.readouterr())

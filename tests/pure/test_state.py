@@ -1,0 +1,285 @@
+"""What is taken apart is put together exactly, and what cannot be kept is refused by name."""
+
+import copy
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from elastic.checkpoint import image
+from elastic.errors import CheckpointDamaged, StateNotSavable, UsageError
+from elastic.train.state import Parts, State, digests
+
+
+class Holder:
+    """An object whose state is whatever it is given."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return self.value
+
+    def load_state_dict(self, state_dict):
+        self.value = state_dict
+
+
+def through_bytes(parts):
+    """As a checkpoint keeps it: an image, read again."""
+    pieces = []
+    image.write(parts.tensors, parts.document, lambda piece: pieces.append(bytes(piece)))
+    tensors, document = image.read(b"".join(pieces))
+    return Parts(tensors=tensors, document=document)
+
+
+def round_trip(value):
+    kept = through_bytes(State(thing=Holder(value)).take_apart())
+    empty = Holder(None)
+    State(thing=empty).put_together(kept)
+    return empty.value
+
+
+def is_same(one, other):
+    """Types, bits, order of lists; not the order of dicts."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        alike = one.dtype == other.dtype and one.shape == other.shape
+        return alike and torch.equal(image.tensor_bytes(one), image.tensor_bytes(other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(is_same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    if isinstance(one, float):
+        return (one == other and math.copysign(1, one) == math.copysign(1, other)) or (
+            math.isnan(one) and math.isnan(other)
+        )
+    return one == other
+
+
+@st.composite
+def tensors(draw):
+    """Any dtype that an image keeps, 0 to 3 dimensions, sometimes empty, sometimes not contiguous, any bits."""
+    dtype = draw(st.sampled_from(list(image.DTYPES)))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    size = math.prod(shape) * dtype.itemsize
+    data = draw(st.binary(min_size=size, max_size=size))
+    if dtype is torch.bool:
+        data = bytes(byte & 1 for byte in data)
+    tensor = (
+        torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+        if size
+        else torch.empty(shape, dtype=dtype)
+    )
+    return tensor.T if tensor.dim() == 2 and draw(st.booleans()) else tensor
+
+
+names = st.text("abcδ ", max_size=3) | st.integers()
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | tensors(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(names, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+states = st.dictionaries(names, values, max_size=4)
+
+
+@given(states)
+def test_any_nested_state_comes_back_as_it_was(value):
+    """Ints as keys, tuples, infinities, NaNs, -0.0, bfloat16, empty and 0-dimensional tensors, through real bytes."""
+    assert is_same(round_trip(value), value)
+
+
+@given(states)
+def test_taking_apart_changes_nothing_and_draws_nothing(value):
+    """A draw at a save would make the trajectory depend on how often it is saved."""
+    before = copy.deepcopy(value)
+    drawn = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
+    digests(State(thing=Holder(value)).take_apart())
+    after = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
+    assert torch.equal(drawn[0], after[0]) and drawn[1:] == after[1:]
+    assert is_same(value, before)
+
+
+def digest_of(**objects):
+    return digests(State(**objects).take_apart())[0]
+
+
+@given(states, st.randoms(use_true_random=False))
+def test_digest_does_not_depend_on_the_order_of_insertion(value, shuffler):
+    """Dicts are filled in the order in which things happened, which a resume changes."""
+
+    def shuffled(thing):
+        if isinstance(thing, dict):
+            items = list(thing.items())
+            shuffler.shuffle(items)
+            return {name: shuffled(item) for name, item in items}
+        if isinstance(thing, list | tuple):
+            return type(thing)(shuffled(item) for item in thing)
+        return thing
+
+    one, other = Holder(value), Holder(shuffled(value))
+    assert digest_of(a=one, b=Holder({})) == digest_of(b=Holder({}), a=other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.tensor([0.0]), torch.tensor([-0.0])),
+        (torch.tensor([1.0]), torch.tensor([1.0 + 2**-23])),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
+        (torch.zeros(2, 3), torch.zeros(3, 2)),
+        (0.0, -0.0),
+        (1, 1.0),
+        (1, True),
+        ([1], (1,)),
+        (None, "None"),
+        ({"0": 1}, {0: 1}),
+        (math.inf, "inf"),
+        ({}, []),
+    ],
+)
+def test_digest_sees_the_smallest_difference(one, other):
+    """Values that == calls equal, or that print alike, and still are another state."""
+    assert digest_of(thing=Holder({"x": one})) != digest_of(thing=Holder({"x": other}))
+
+
+def test_digest_names_each_entry():
+    """A difference between ranks is told by the entry; the entries are all there is."""
+    whole, entries = digests(State(net=nn.Linear(2, 2), other=Holder({"n": 3})).take_apart())
+    assert set(entries) == {"net.weight", "net.bias", "net (values)", "other (values)"}
+    _, changed = digests(State(net=nn.Linear(2, 2), other=Holder({"n": 4})).take_apart())
+    assert {name for name in entries if entries[name] != changed[name]} == set(entries) - {"net (values)"}
+    assert len(whole) == 64
+
+
+class Opaque:
+    pass
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Opaque(),
+        {1, 2},
+        b"bytes",
+        1j,
+        np.zeros(2),
+        np.int64(1),
+        torch.float32,
+        len,
+        torch.Generator(),
+        torch.eye(2).to_sparse(),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_only_pickle_could_keep_is_refused_by_name(value):
+    """The entry lies deep inside; the message must lead to it."""
+    with pytest.raises(StateNotSavable, match=r"state entry thing\.a\.1\.b:"):
+        State(thing=Holder({"a": [0, {"b": value}]})).take_apart()
+
+
+@given(states, st.data())
+def test_one_opaque_value_anywhere_is_refused_by_name(value, data):
+    """Put under a fresh name into some dict of the structure, however deep."""
+    path, place = "thing", value
+    while inner := {name: item for name, item in place.items() if isinstance(item, dict)}:
+        if data.draw(st.booleans()):
+            break
+        name = data.draw(st.sampled_from(list(inner)))
+        path, place = f"{path}.{name}", inner[name]
+    place["opaque"] = Opaque()
+    with pytest.raises(StateNotSavable) as caught:
+        State(thing=Holder(value)).take_apart()
+    assert f"state entry {path}.opaque:" in str(caught.value)
+    assert "Opaque" in str(caught.value)
+
+
+@pytest.mark.parametrize("key", [1.5, None, True, (1, 2)])
+def test_keys_that_json_would_change_are_refused(key):
+    """JSON makes strings of them, and they would come back as something else."""
+    with pytest.raises(StateNotSavable, match=r"thing\.a: expected str or int keys"):
+        State(thing=Holder({"a": {key: 1}})).take_apart()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}}, {0: torch.zeros(1), "0": torch.ones(1)}],
+    ids=["dot", "int-and-str"],
+)
+def test_entries_whose_paths_read_alike_are_both_kept(value):
+    """A dot in a key, or 0 beside "0"; the digest sees one of the two, so that no check after loading would notice."""
+    assert is_same(round_trip(value), value)
+
+
+def test_digest_does_not_depend_on_what_shares_memory():
+    """Schedulers keep the optimizer's tensor lr under several names, until a load makes copies: a sound checkpoint would be rejected."""
+    rate = torch.tensor(0.1)
+    saved = State(thing=Holder({"now": rate, "last": rate})).take_apart()
+    loaded = State(thing=Holder(None))
+    loaded.put_together(through_bytes(saved))
+    assert digests(loaded.take_apart())[0] == digests(saved)[0]
+
+
+def test_equal_tensors_of_their_own_are_kept_apart():
+    """Same bits are no tie: a teacher starts as its student's copy, and as a view of other shape is another tensor."""
+    whole = torch.arange(4.0)
+    parts = State(a=Holder({"x": whole, "y": whole.clone(), "z": whole[:2]})).take_apart()
+    assert set(parts.tensors) == {"a.x", "a.y", "a.z"}
+
+
+@pytest.mark.parametrize(
+    ("names", "words"), [(["net"], r"expected the state of \['net'\]"), (["net", "optimizer", "ema"], "ema")]
+)
+def test_a_state_of_other_objects_is_refused(names, words):
+    """An entry too few or too many: a recipe that was edited, or another run's file."""
+    saved = State(net=Holder({}), optimizer=Holder({})).take_apart()
+    with pytest.raises(CheckpointDamaged, match=words):
+        State(**{name: Holder({}) for name in names}).put_together(saved)
+
+
+def test_a_state_that_does_not_fit_the_object_is_refused_by_name():
+    """A wider layer than was saved; torch's words follow ours."""
+    saved = State(net=nn.Linear(2, 3)).take_apart()
+    with pytest.raises(CheckpointDamaged, match=r"(?s)net does not take the saved state.*size mismatch"):
+        State(net=nn.Linear(2, 4)).put_together(saved)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"dict": 3},
+        {"set": [1]},
+        {"tensor": "net.gone"},
+        {"float": "x"},
+        {"list": [], "dict": []},
+    ],
+)
+def test_a_document_that_makes_no_sense_is_damage(document):
+    """Never any other error: restore goes on to the next older checkpoint only after this one."""
+    with pytest.raises(CheckpointDamaged):
+        State(net=Holder({})).put_together(Parts(tensors={}, document={"net": document}))
+
+
+def test_a_state_needs_objects_that_have_one():
+    """Said when the recipe starts, not at the first save."""
+    with pytest.raises(UsageError, match="found none"):
+        State()
+    with pytest.raises(UsageError, match=r"State\(net=\.\.\.\).*found Tensor"):
+        State(net=torch.zeros(1))
+
+
+def test_documents_are_plain_json():
+    """json.loads of any language reads it: no NaN, no Infinity."""
+    parts = State(thing=Holder({"a": math.inf, "b": -math.inf, "c": math.nan})).take_apart()
+    json.dumps(parts.document, allow_nan=False)

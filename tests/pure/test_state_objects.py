@@ -1,0 +1,125 @@
+"""Real objects of training are put together exactly, and go on as if they had never been interrupted."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler, swa_utils
+
+from elastic.checkpoint import image
+from elastic.train.state import Parts, State, digests
+
+
+def through_bytes(parts):
+    """As a checkpoint keeps it: an image, read again."""
+    pieces = []
+    image.write(parts.tensors, parts.document, lambda piece: pieces.append(bytes(piece)))
+    tensors, document = image.read(b"".join(pieces))
+    return Parts(tensors=tensors, document=document)
+
+
+def tied():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 5, bias=False))
+    net[3].weight = net[0].weight
+    return net
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), amsgrad=True, foreach=False),
+    "adam-groups": lambda p: torch.optim.Adam([{"params": p[:1], "lr": 0.5}, {"params": p[1:]}], lr=0.1),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+}
+SCHEDULERS = {
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=9),
+    "onecycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.5, total_steps=20),
+    "multistep": lambda o: lr_scheduler.MultiStepLR(o, milestones=[1, 2, 7]),
+    "warmup": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.9)], milestones=[2]
+    ),
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
+}
+
+
+def training(optimizer, scheduler):
+    """A recipe's objects, and what one step does to them."""
+    net = tied()
+    objects = {"net": net, "optimizer": OPTIMIZERS[optimizer](list(net.parameters()))}
+    objects["scheduler"] = SCHEDULERS[scheduler](objects["optimizer"])
+    objects["plateau"] = lr_scheduler.ReduceLROnPlateau(
+        torch.optim.SGD(net.parameters(), lr=0.1)
+    )  # `best` is infinite
+    objects["scaler"] = torch.amp.GradScaler("cpu", init_scale=8.0)
+    objects["ema"] = swa_utils.AveragedModel(net, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
+    draw = torch.Generator().manual_seed(1)
+
+    def step():
+        objects["optimizer"].zero_grad()
+        loss = net(torch.randint(5, (6,), generator=draw)).square().mean()
+        objects["scaler"].scale(loss).backward()
+        objects["scaler"].step(objects["optimizer"])
+        objects["scaler"].update()
+        objects["scheduler"].step()
+        objects["ema"].update_parameters(net)
+
+    return State(**objects), step, draw
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler"),
+    [
+        ("sgd", "cosine"),
+        ("sgd", "onecycle"),
+        ("adamw", "multistep"),
+        ("adam-groups", "lambda"),
+        ("adagrad", "warmup"),
+    ],
+)
+def test_real_objects_go_on_as_if_never_interrupted(optimizer, scheduler):
+    """Two steps, save, two more; fresh objects that went elsewhere first load the save and do the same two."""
+    state, step, draw = training(optimizer, scheduler)
+    step(), step()
+    saved = through_bytes(state.take_apart())
+    place = draw.get_state()
+    step(), step()
+
+    other, other_step, other_draw = training(optimizer, scheduler)
+    for _ in range(3):
+        other_step()
+    other.put_together(saved)
+    assert digests(other.take_apart()) == digests(saved)
+    other_draw.set_state(place)
+    other_step(), other_step()
+    assert digests(other.take_apart()) == digests(state.take_apart())
+
+
+def test_chained_schedulers_with_a_tensor_as_learning_rate_resume():
+    """The case above as torch's own objects make it, at the step where one scheduler hands over to the next."""
+    state, step, _ = training("adamw", "warmup")
+    step(), step()
+    saved = through_bytes(state.take_apart())
+    fresh, _, _ = training("adamw", "warmup")
+    fresh.put_together(saved)
+    assert digests(fresh.take_apart()) == digests(saved)
+
+
+def test_training_on_after_loading_leaves_what_was_loaded_alone():
+    """An optimizer may keep the tensors that it is given; two names of one tensor must not become one memory either."""
+    state, step, _ = training("adamw", "cosine")
+    step()
+    saved = through_bytes(state.take_apart())
+    before = digests(saved)
+    state.put_together(saved)
+    step()
+    assert digests(saved) == before
+
+
+def test_tied_weights_are_kept_once_and_stay_tied():
+    """The image has the bytes once; the second name refers to the first one."""
+    net = tied()
+    parts = State(net=net).take_apart()
+    assert b'net.3.weight":{' not in image.header(parts.tensors, None)
+    other = tied()
+    State(net=other).put_together(through_bytes(parts))
+    assert other[3].weight is other[0].weight
+    assert torch.equal(other[3].weight, net[0].weight)

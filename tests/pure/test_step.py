@@ -1,0 +1,220 @@
+"""A run of small steps leaves the same bits at every world size, over real ranks."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+from torch.utils.data import TensorDataset
+
+from elastic.data.loader import Loader
+from elastic.data.order import Order, Tail
+from elastic.reduce import gradients as gradients_module
+from elastic.reduce.exchange import Exchange
+from elastic.reduce.gradients import Gradients
+from elastic.testing import Member
+from elastic.train.buffers import Buffers
+from elastic.train.state import State, digests
+from elastic.train.step import Requests, Shards, Step
+
+CPU = torch.device("cpu")
+SAMPLES, BATCH, CLASSES = 60, 24, 3
+DRAIN_AT, OVERFLOW_AT = 3, 2
+
+
+class Net(nn.Module):
+    """Everything that could tell world sizes apart: statistics of a batch, dropout, an unused layer, one that few shards use, odd buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(6, 17), nn.BatchNorm1d(17), nn.ReLU(), nn.Dropout(0.3), nn.Linear(17, CLASSES)
+        )
+        self.unused = nn.Linear(2, 2)
+        self.rare = nn.Parameter(torch.ones(CLASSES))
+        self.register_buffer("wide", torch.rand(3, dtype=torch.float64))
+        self.register_buffer("moving", torch.zeros(CLASSES, dtype=torch.float64))
+
+    def forward(self, x, *, is_rare=False):
+        y = self.body(x)
+        with torch.no_grad():
+            self.moving.lerp_(y.double().mean(0), 0.1)
+        return y * self.rare if is_rare else y
+
+
+def data():
+    draw = torch.Generator().manual_seed(3)
+    return torch.randn(SAMPLES, 6, generator=draw), torch.randint(CLASSES, (SAMPLES,), generator=draw)
+
+
+class Loop:
+    """The trainer's loop without its surroundings."""
+
+    def __init__(self, member, modules, *, shards, epochs=2):
+        self.member = member
+        self.order = Order(
+            seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=epochs, tail=Tail.PAD
+        )
+        exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
+        parameters = [p for module in modules for p in module.parameters()]
+        self.shards = Shards(
+            exchange=exchange,
+            gradients=Gradients(parameters, exchange),
+            buffers=Buffers(modules, shards, CPU),
+            device=CPU,
+            seed=5,
+        )
+        self.batches = Loader(TensorDataset(*data()), self.order, workers=0, collate=None).load(
+            exchange.leaves, 1
+        )
+
+    def step(self, number):
+        """The last rank, and nobody else, asks for a drain at one step; the first one for a save at the step after."""
+        is_last, is_first = self.member.rank == self.member.world_size - 1, self.member.rank == 0
+        return Step(
+            number=number,
+            steps=self.order.steps,
+            epoch=self.order.place(number)[0],
+            shards=self.shards,
+            batches=[next(self.batches) for _ in self.shards.exchange.leaves],
+            requests=lambda: Requests(
+                drain=is_last and number == DRAIN_AT, save=is_first and number == DRAIN_AT + 1
+            ),
+            global_batch=BATCH,
+        )
+
+    def steps(self):
+        for number in range(1, self.order.steps + 1):
+            yield self.step(number)
+        self.shards.gradients.close()
+
+
+def mean_form(step, net, scaler):
+    def loss(batch):
+        found = F.cross_entropy(net(batch.data[0], is_rare=batch.shard == 4), batch.data[1])
+        return (
+            found * 1e38 if scaler is not None and step.number == OVERFLOW_AT and batch.shard == 1 else found
+        )
+
+    step.mean_loss(loss, scaler)
+
+
+def sum_form(step, net, scaler):
+    """Two sums, one of them float64 and coupled over the batch, and a penalty on parameters."""
+    coupled = step.sum(lambda batch: net(batch.data[0]).double().square().sum(0))
+    noise = step.sum(
+        lambda batch: (net(batch.data[0], is_rare=batch.shard == 4) * torch.rand(CLASSES)).sum(
+            0, keepdim=True
+        )
+    )
+    loss = (
+        (coupled / BATCH).square().mean()
+        + (noise / BATCH).exp().sum()
+        + 1e-2 * net.body[0].weight.square().sum()
+    )
+    step.backward(loss, scaler)
+
+
+FORMS = {"mean": mean_form, "sum": sum_form}
+
+
+def train(member, shards, form, is_scaled, bucket_bytes=256):
+    """A whole small run; what it leaves behind, in bits."""
+    torch.set_num_threads(1)
+    gradients_module.BUCKET_BYTES = bucket_bytes  # several buckets, so that their order and overlap matter
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3) if is_scaled else None
+    seen = {"loss": [], "drain": [], "save": [], "scale": []}
+    for step in Loop(member, [net], shards=shards).steps():
+        FORMS[form](step, net, scaler)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+            seen["scale"].append(scaler.get_scale())
+        seen["loss"].append([number.hex() for number in (step.outcome.loss, *step.outcome.gradient_norms)])
+        seen |= {"drain": [*seen["drain"], step.outcome.drain], "save": [*seen["save"], step.outcome.save]}
+    state = State(net=net, optimizer=optimizer, **({} if scaler is None else {"scaler": scaler}))
+    unused = [net.unused.weight.grad, net.unused.bias.grad]
+    return seen | {
+        "digest": digests(state.take_apart())[0],
+        "unused": unused,
+        "rare": net.rare.grad is not None,
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(ranks):
+    """What a world of one leaves behind, by arguments; computed once."""
+    known = {}
+
+    def of(*arguments):
+        if arguments not in known:
+            (known[arguments],) = ranks.run(1, train, *arguments)
+        return known[arguments]
+
+    return of
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("shards", "form", "is_scaled"),
+    [
+        (8, "mean", False),
+        (8, "sum", False),
+        (6, "mean", True),
+        (6, "sum", True),
+        (6, "mean", False),
+        (4, "sum", False),
+    ],
+)
+def test_a_run_leaves_the_same_bits_at_every_world_size(ranks, alone, world_size, shards, form, is_scaled):
+    """AdamW over two epochs; the digest is of parameters, buffers, moments and scaler, and each step's loss and norms must agree too."""
+    expected = alone(shards, form, is_scaled)
+    found = ranks.run(world_size, train, shards, form, is_scaled)
+    assert found == [expected] * world_size
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_run_leaves_the_same_state_with_any_size_of_bucket(ranks, alone, form):
+    """Buckets decide what travels when, and must not decide what comes out: one for each parameter, against one for all."""
+    one_each, all_in_one = (ranks.run(3, train, 8, form, False, size)[0]["digest"] for size in (1, 2**20))
+    assert one_each == all_in_one == alone(8, form, False)["digest"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_drain_or_save_asked_by_one_rank_is_seen_by_all_at_that_step(ranks, world_size):
+    """The last rank asks for the one and the first rank for the other; a rank that did not hear of it would train on alone, or hang."""
+    for seen in ranks.run(world_size, train, 6, "mean", False):
+        steps = range(1, len(seen["drain"]) + 1)
+        assert [n for n in steps if seen["drain"][n - 1]] == [DRAIN_AT]
+        assert [n for n in steps if seen["save"][n - 1]] == [DRAIN_AT + 1]
+
+
+def test_an_overflow_on_one_shard_is_skipped_by_all_ranks(ranks):
+    """Shard 1's gradient overflows at step 2; every rank's scaler must skip the step and halve the scale."""
+    for seen in ranks.run(4, train, 6, "mean", True):
+        assert seen["scale"][:3] == [1024.0, 512.0, 512.0]
+
+
+def test_parameters_that_no_shard_touched_keep_no_gradient(alone):
+    """A zero gradient would let AdamW's weight decay shrink a layer that plain PyTorch leaves alone; one that a single shard touched has one."""
+    found = alone(8, "mean", False)
+    assert found["unused"] == [None, None]
+    assert found["rare"]
+
+
+def test_a_step_passes_its_points_in_order():
+    """Faults strike at these points; one that is not passed could never be drilled."""
+    for form, expected in {
+        "mean": ["forward", "backward"] * 4 + ["mid-sum"],
+        "sum": ["forward"] * 8 + ["backward"] * 4 + ["mid-sum"],
+    }.items():
+        torch.manual_seed(0)
+        net, passed = Net(), []
+        step = Loop(Member(rank=0, world_size=1, group=None), [net], shards=4).step(1)
+        step.reached = passed.append
+        FORMS[form](step, net, None)
+        assert passed == expected

@@ -1,0 +1,219 @@
+"""A step gives the gradient that plain autograd gives for the whole batch, and every draw and buffer its place."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+from torch.utils.data import TensorDataset
+
+from elastic.data.loader import Loader
+from elastic.data.order import Order, Tail
+from elastic.errors import UsageError
+from elastic.reduce.exchange import Exchange
+from elastic.reduce.gradients import Gradients
+from elastic.train.buffers import Buffers
+from elastic.train.step import Requests, Shards, Step
+
+CPU = torch.device("cpu")
+SHARDS, STEPS, BATCH, CLASSES = 6, 2, 24, 3
+
+
+def linear(**options):
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(6, 8, **options), nn.Tanh(), nn.Linear(8, CLASSES, **options))
+
+
+def data():
+    draw = torch.Generator().manual_seed(3)
+    return torch.randn(2 * BATCH, 6, generator=draw), torch.randint(CLASSES, (2 * BATCH,), generator=draw)
+
+
+def steps(net):
+    """The steps of a world of one, one epoch."""
+    exchange = Exchange(shards=SHARDS, world_size=1, rank=0, group=None)
+    order = Order(seed=5, samples=2 * BATCH, global_batch=BATCH, shards=SHARDS, epochs=1, tail=Tail.DROP)
+    gradients, buffers = Gradients(net.parameters(), exchange), Buffers([net], SHARDS, CPU)
+    shards = Shards(exchange=exchange, gradients=gradients, buffers=buffers, device=CPU, seed=5)
+    batches = Loader(TensorDataset(*data()), order, workers=0, collate=None).load(range(SHARDS), 1)
+    for number in range(1, STEPS + 1):
+        yield Step(
+            number=number,
+            steps=STEPS,
+            epoch=0,
+            shards=shards,
+            batches=[next(batches) for _ in range(SHARDS)],
+            requests=lambda: Requests(drain=False, save=False),
+            global_batch=BATCH,
+        )
+
+
+def gradient(parameters):
+    return torch.cat([p.grad.reshape(-1) for p in parameters])
+
+
+def assert_close_to(found, expected):
+    """Relative to the norm of the whole gradient; float32."""
+    assert float((found - expected).norm() / expected.norm()) < 1e-6
+
+
+def whole_batch(step):
+    indices = torch.cat([batch.indices for batch in step._batches])
+    x, y = data()
+    return x[indices], y[indices]
+
+
+def coupled_loss(outputs_sum, products):
+    """Depends on every pair of samples, as Barlow Twins' loss does."""
+    mean = outputs_sum / BATCH
+    return (products / BATCH - torch.outer(mean, mean)).square().sum()
+
+
+def test_gradient_of_a_batch_coupled_loss_is_that_of_the_whole_batch():
+    """Two sums in one step, both needed by the loss, and a penalty on the parameters; autograd does it all at once."""
+    net = linear()
+    step = next(steps(net))
+    first = step.sum(lambda batch: net(batch.data[0]).sum(0))
+    second = step.sum(lambda batch: net(batch.data[0]).T @ net(batch.data[0]))
+    step.backward(coupled_loss(first, second) + 0.1 * net[0].weight.square().sum())
+    found = gradient(net.parameters())
+    net.zero_grad()
+    outputs = net(whole_batch(step)[0])
+    (coupled_loss(outputs.sum(0), outputs.T @ outputs) + 0.1 * net[0].weight.square().sum()).backward()
+    assert_close_to(found, gradient(net.parameters()))
+
+
+def test_gradient_and_value_of_a_mean_loss_are_those_of_the_whole_batch():
+    """The form that goes backward shard by shard."""
+    net = linear()
+    step = next(steps(net))
+    value = step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1]))
+    found = gradient(net.parameters())
+    net.zero_grad()
+    x, y = whole_batch(step)
+    loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    assert_close_to(found, gradient(net.parameters()))
+    assert value == pytest.approx(loss.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("form", ["mean", "sum"])
+def test_a_scaler_scales_the_gradient_and_not_the_loss(form):
+    """A power of two is exact in binary: unscaled again, the gradient has the very bits of a run without scaler."""
+    found = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**10)):
+        net = linear()
+        step = next(steps(net))
+        if form == "mean":
+            step.mean_loss(lambda batch, net=net: net(batch.data[0]).square().mean(), scaler)
+        else:
+            total = step.sum(lambda batch, net=net: net(batch.data[0]).square().sum())
+            step.backward(total / BATCH + net[0].weight.square().sum(), scaler)
+        found.append((gradient(net.parameters()), step.outcome.loss))
+    (plain, plain_loss), (scaled, scaled_loss) = found
+    assert torch.equal(scaled, plain * 2.0**10)
+    assert scaled_loss == plain_loss
+
+
+def test_second_step_starts_from_no_gradient():
+    """A recipe need not call zero_grad: what the last step left in `.grad` must not be added to."""
+    net = linear()
+    for step in steps(net):
+        step.mean_loss(lambda batch: net(batch.data[0]).square().mean())
+    found = gradient(net.parameters()).clone()
+    net.zero_grad()
+    net(whole_batch(step)[0]).square().mean().backward()
+    assert_close_to(found, gradient(net.parameters()))
+
+
+def test_running_averages_are_the_mean_over_shards_of_their_updates():
+    """Each shard alone, on a copy of the opening buffers; the mean of what the copies hold is what the step leaves."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(6)
+    norm.running_mean.normal_()
+    opening = copy.deepcopy(norm)
+    step = next(steps(norm))
+    step.mean_loss(lambda batch: norm(batch.data[0]).square().mean())
+    copies = [copy.deepcopy(opening) for _ in range(6)]
+    for one, batch in zip(copies, step._batches, strict=True):
+        one(batch.data[0])
+    for name in ("running_mean", "running_var"):
+        mean = torch.stack([getattr(one, name) for one in copies]).mean(0)
+        torch.testing.assert_close(getattr(norm, name), mean)
+    assert norm.num_batches_tracked.item() == 1
+
+
+def test_two_sums_in_one_step_update_running_averages_twice():
+    """The second forward of a shard starts from what its own first one left, as it would in a plain loop."""
+    norm = nn.BatchNorm1d(6)
+    step = next(steps(norm))
+    totals = [step.sum(lambda batch: norm(batch.data[0]).sum()) for _ in range(2)]
+    step.backward(sum(totals))
+    assert norm.num_batches_tracked.item() == 2
+
+
+def noise_before_and_after(seed_of_history):
+    torch.manual_seed(seed_of_history)  # what data loading, which is another for each rank, leaves behind
+    net = linear()
+    step = next(steps(net))
+    torch.manual_seed(seed_of_history)
+    step.sum(lambda batch: net(batch.data[0]).sum())
+    return torch.rand(1).item()
+
+
+def test_draws_of_the_recipe_after_a_sum_are_the_steps_own():
+    """Between sums all ranks draw from one stream of the step, whatever their own shards drew."""
+    assert noise_before_and_after(1) == noise_before_and_after(2)
+
+
+def test_draws_of_the_recipe_before_the_first_sum_are_the_steps_own():
+    """A mixup weight, say, drawn at the top of the body: loading samples in this process left another stream on every rank."""
+    drawn = []
+    for history in (1, 2):
+        coming = steps(linear())
+        torch.manual_seed(history)
+        next(coming)
+        drawn.append(torch.rand(1).item())
+    assert drawn[0] == drawn[1]
+
+
+def test_a_sum_that_needs_no_gradient_may_stand_beside_one_that_does():
+    """Counting hits for the metrics, without a graph, beside the sum that the loss is made of."""
+    net = linear()
+    step = next(steps(net))
+    total = step.sum(lambda batch: net(batch.data[0]).square().sum())
+    hits = step.sum(lambda batch: (net(batch.data[0]).argmax(1) == batch.data[1]).float().sum())
+    step.backward(total / BATCH)
+    assert 0 <= hits.item() <= BATCH
+
+
+def test_every_shard_and_every_pass_has_draws_of_its_own():
+    """Dropout masks that repeat over shards, sums or steps would be a key that lost a part."""
+    net = linear()
+    drawn = []
+
+    def draw(batch):
+        drawn.append(torch.rand(1).item())
+        return net(batch.data[0]).sum()
+
+    for step in steps(net):
+        for _ in range(2):
+            step.sum(draw)
+    assert len(set(drawn)) == 24
+
+
+def test_backward_without_a_sum_is_refused():
+    """A loss that knows nothing of the shards would be counted by every rank; the words name the way out."""
+    net = linear()
+    step = next(steps(net))
+    with pytest.raises(UsageError, match="mean_loss"):
+        step.backward(net(data()[0]).sum())
+
+
+def test_logged_tensors_become_numbers_and_the_fraction_of_the_run_grows():
+    """A line of metrics is JSON: a tensor in it would fail at the write, after the step."""
+    _, step = steps(linear())
+    step.log(loss=torch.tensor(0.5), kind="warm", lr=0.1)
+    assert step.logged == {"loss": 0.5, "kind": "warm", "lr": 0.1}
+    assert step.fraction == 1 / STEPS

@@ -1,0 +1,132 @@
+"""The tree sum beside a dumb twin: the same bits for every number of leaves and for every way to spread them over ranks."""
+
+from functools import reduce
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from elastic.reduce.tree import Block, Stack, blocks, fold, pairs, span
+
+floats = st.floats(width=32)  # infinities, NaNs, denormals and both zeros are among them
+vectors = st.integers(1, 16).flatmap(lambda shards: arrays.arrays(np.float32, (shards, 3), elements=floats))
+
+
+def dumb_twin(leaves):
+    """Cut at the largest power of two below the number of leaves; no blocks, no stack, no ranks."""
+    if len(leaves) == 1:
+        return leaves[0]
+    half = max(2**k for k in range(5) if 2**k < len(leaves))
+    with np.errstate(all="ignore"):
+        return dumb_twin(leaves[:half]) + dumb_twin(leaves[half:])
+
+
+def add(left, right):
+    with np.errstate(all="ignore"):
+        return left + right
+
+
+def partials(leaves, own):
+    stack = Stack(add)
+    for leaf in own:
+        stack.push(Block(leaf, 1), leaves[leaf])
+    return stack.parts
+
+
+def assert_same_bits(found, expected):
+    """Which of two NaNs a sum passes on is open in IEEE 754, so that all NaNs count as one."""
+    same = found.view(np.uint32) == expected.view(np.uint32)
+    assert (same | (np.isnan(found) & np.isnan(expected))).all(), (found, expected)
+
+
+@given(vectors)
+def test_sum_has_the_bits_of_the_dumb_twin_at_every_world_size(leaves):
+    """Each world size cuts the leaves elsewhere; ranks hand in their blocks in any order, here the last rank first."""
+    expected = dumb_twin(list(leaves))
+    shards = len(leaves)
+    for world_size in range(1, shards + 1):
+        parts = {}
+        for rank in reversed(range(world_size)):
+            parts |= partials(leaves, span(shards, world_size, rank))
+        assert_same_bits(fold(parts, shards, add), expected)
+
+
+@given(vectors, st.data())
+def test_sum_has_the_bits_of_the_dumb_twin_for_any_contiguous_cut(leaves, data):
+    """Cuts that no world size makes: some future rule of who owns what must not matter either."""
+    shards = len(leaves)
+    cuts = sorted(data.draw(st.sets(st.integers(1, shards))) | {0, shards})
+    parts = {}
+    for start, stop in pairwise(cuts):
+        parts |= partials(leaves, range(start, stop))
+    assert_same_bits(fold(parts, shards, add), dumb_twin(list(leaves)))
+
+
+@given(vectors)
+def test_pairs_that_were_added_in_place_are_the_first_level(leaves):
+    """Autograd adds up each pair in `.grad`; a stack that is fed with pairs must reach the same root."""
+    shards = len(leaves)
+    for world_size in range(1, shards + 1):
+        parts = {}
+        for rank in range(world_size):
+            stack = Stack(add)
+            for group in pairs(span(shards, world_size, rank)):
+                stack.push(Block(group.start, len(group)), reduce(add, [leaves[leaf] for leaf in group]))
+            parts |= stack.parts
+        assert_same_bits(fold(parts, shards, add), dumb_twin(list(leaves)))
+
+
+def test_the_twin_tells_the_tree_from_a_plain_sum():
+    """Guards the tests above: in float32 (2^24 + 1) + 1 stays 2^24, while 2^24 + (1 + 1) does not."""
+    big = np.float32(2**24)
+    leaves = [np.array([x], np.float32) for x in (1, 1, big, 0)]
+    straight = reduce(add, leaves[::-1])
+    assert dumb_twin(leaves) == big + 2
+    assert straight == big
+
+
+@given(st.integers(1, 64).flatmap(lambda shards: st.tuples(st.just(shards), st.integers(1, shards))))
+def test_every_leaf_has_one_owner_and_loads_differ_by_one_at_most(sizes):
+    """The spans of all ranks, one after the other, are the leaves."""
+    shards, world_size = sizes
+    spans = [span(shards, world_size, rank) for rank in range(world_size)]
+    assert [leaf for own in spans for leaf in own] == list(range(shards))
+    assert max(map(len, spans)) - min(map(len, spans)) <= 1
+
+
+@given(st.integers(0, 64), st.integers(1, 64))
+def test_blocks_are_what_a_stack_is_left_with(start, length):
+    """Ranks announce the blocks they will send before they have them: both must name the same ones."""
+    own = range(start, start + length)
+    left = partials({leaf: np.float32(0) for leaf in own}, own)
+    assert sorted(left) == list(blocks(own))
+
+
+@given(st.integers(0, 64), st.integers(1, 64))
+def test_blocks_are_aligned_subtrees_that_cover_the_span_and_cannot_be_merged(start, length):
+    """A block whose start its size does not divide is no subtree; two siblings side by side would be one more vector to send."""
+    own = range(start, start + length)
+    found = blocks(own)
+    assert [leaf for b in found for leaf in range(b.start, b.start + b.size)] == list(own)
+    assert all(b.size & (b.size - 1) == 0 and b.start % b.size == 0 for b in found)
+    assert not {b.sibling for b in found} & set(found)
+
+
+@given(st.integers(1, 64))
+def test_a_stack_holds_few_vectors_at_once(length):
+    """Memory: a rank with n leaves must never hold more than one partial sum for each level of the tree."""
+    stack = Stack(add)
+    for leaf in range(length):
+        stack.push(Block(leaf, 1), np.float32(1))
+        assert len(stack.parts) <= length.bit_length()
+
+
+@pytest.mark.parametrize("missing", [0, 2, 5])
+def test_a_missing_leaf_is_our_bug_and_is_said(missing):
+    """A sum over fewer leaves than there are would train on, silently wrong."""
+    parts = {Block(leaf, 1): np.float32(1) for leaf in range(6) if leaf != missing}
+    with pytest.raises(AssertionError, match="do not cover 6 leaves"):
+        fold(parts, 6, add)
