@@ -27,7 +27,7 @@ class Buffers:
     @property
     def length(self) -> int:
         """Numbers that a shard contributes."""
-        return sum(b.numel() for b in self._floats) + 2 * sum(b.numel() for b in self._ints) + len(self._wide)
+        return _count(self._floats) + 2 * _count(self._ints) + len(self._wide)
 
     def open(self) -> None:
         """A step begins: what the buffers hold now is where each of its shards starts."""
@@ -44,44 +44,50 @@ class Buffers:
             buffer.data.copy_(value)
 
     def contribution(self, values: list[Tensor], shard: int) -> Tensor:
-        """float64 [length]: what one shard adds to the sum."""
-        if not values:
-            return torch.zeros(0, dtype=torch.float64, device=self._device)
+        """float64 [length]: what one shard adds to the sum: floats, then the halves of integers, then which wide floats changed."""
         split = len(self._floats)
-        floats = [value.reshape(-1).double() for value in values[:split]]
-        ints = [half * (shard == 0) for value in values[split:] for half in _halves(value)]
+        floats, ints = _flat(values[:split], torch.float64), _flat(values[split:], torch.int64)
+        # One float64 does not hold every int64; its high and low 32 bits do.
+        high = ints >> HALF_BITS
+        halves = torch.cat([high, ints - (high << HALF_BITS)]).double() * (shard == 0)
         changed = [
             (value != opening).any().double().reshape(1)
             for value, opening in zip(values[:split], self._opening, strict=False)
             if value.dtype == torch.float64
         ]
-        return torch.cat([part.to(self._device) for part in [*floats, *ints, *changed]])
+        return torch.cat([part.to(self._device) for part in [floats, halves, *changed]])
 
     def close(self, total: Tensor) -> None:
         """A step ends: set every buffer from the sum over all shards, float64 [length]."""
         changed = dict(
             zip(map(id, self._wide), total[total.numel() - len(self._wide) :].tolist(), strict=True)
         )
-        offset = 0
-        for buffer, opening in zip(self._all, self._opening, strict=True):
-            if buffer.is_floating_point():
-                mean = total[offset : offset + buffer.numel()] / self._shards
-                value = opening if changed.get(id(buffer)) == 0 else mean.view_as(buffer)
-                offset += buffer.numel()
-            else:
-                halves = total[offset : offset + 2 * buffer.numel()].view(2, -1).long()
-                value = ((halves[0] << HALF_BITS) + halves[1]).view_as(buffer)
-                offset += 2 * buffer.numel()
-            with torch.no_grad():
-                buffer.copy_(value)
+        num_floats, num_ints = _count(self._floats), _count(self._ints)
+        means = total[:num_floats] / self._shards
+        high, low = total[num_floats : num_floats + 2 * num_ints].long().view(2, -1)
+        values = [*_cut(means, self._floats), *_cut((high << HALF_BITS) + low, self._ints)]
+        with torch.no_grad():
+            for buffer, value, opening in zip(self._all, values, self._opening, strict=True):
+                buffer.copy_(opening if changed.get(id(buffer)) == 0 else value)
 
     @property
     def _all(self) -> list[Tensor]:
         return [*self._floats, *self._ints]
 
 
-def _halves(value: Tensor) -> tuple[Tensor, Tensor]:
-    """An integer tensor as its high and low 32 bits, float64 [n] each: together they hold every int64 exactly, one float64 does not."""
-    whole = value.reshape(-1).long()
-    high = whole >> HALF_BITS
-    return high.double(), (whole - (high << HALF_BITS)).double()
+def _flat(values: list[Tensor], dtype: torch.dtype) -> Tensor:
+    return (
+        torch.cat([value.reshape(-1) for value in values]).to(dtype)
+        if values
+        else torch.zeros(0, dtype=dtype)
+    )
+
+
+def _count(tensors: list[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def _cut(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """A vector cut into tensors of the shapes of `like`."""
+    parts = torch.split(flat, [tensor.numel() for tensor in like])
+    return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
