@@ -4,8 +4,6 @@ A subclass of torch's LocalElasticAgent: rendezvous and rank bookkeeping are tor
 reasons stand in docs/decisions/0002). It never blocks on a worker, and leaves none behind.
 """
 
-import json
-import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +12,11 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
+from elastic.agent.crew import Crew
+from elastic.agent.environment import plan_worker
 from elastic.agent.restart import Action, Decision, Ended, Observation, decide
-from elastic.agent.workers import WorkerPlan, Workers
+from elastic.agent.settings import Settings
+from elastic.agent.workers import Workers
 from elastic.checkpoint.handoff import UploaderProcess
 from elastic.clock import Clock
 from elastic.control_page import ControlPage
@@ -31,38 +32,17 @@ from elastic.events import (
     DrainRequested,
     GenerationEnded,
     GenerationStarted,
-    WorkerExited,
-    WorkerFailed,
-    WorkerStarted,
 )
-from elastic.launch_env import AgentLink
 from elastic.observe.console import Tail
 from elastic.observe.log import EventLog
 from elastic.rendezvous.backend import BackendFailed
 from elastic.rendezvous.group import Interrupted, Rendezvous, Watch
 from elastic.rendezvous.membership import Failure, Verdict
 from elastic.rendezvous.torch_handler import ElasticRendezvous
-from elastic.run_dir import RunDir
 
 WORKER_POLL_S = 0.02
 GROUP_POLL_S = 0.1
 FLUSH_S = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What an agent is told once, at its start."""
-
-    run: RunDir
-    node: str
-    recipe: str
-    arguments: tuple[str, ...]
-    max_restarts: int
-    grace_s: float
-    save_every: str
-    faults: str | None
-    uses_library: bool
-    errors: Path  # folder for the workers' error files
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,8 +81,7 @@ class NodeAgent(LocalElasticAgent):
         self._leaving = Leaving()
         self.last_step = 0
         self.cut_short = False
-        self._workers: Workers | None = None
-        self._first_end_s = 0.0
+        self._started: Crew | None = None
         self._drain_asked = False
         self._is_done = False
 
@@ -165,19 +144,28 @@ class NodeAgent(LocalElasticAgent):
                     restarts=generation.restarts,
                 )
             )
-        plans = [self._plan(worker_group, worker, generation.number) for worker in worker_group.workers]
-        self._workers = Workers(plans, self._settings.recipe, self._settings.arguments)
-        for plan in plans:
-            self._log.record(WorkerStarted(rank=plan.rank, pid=self._workers.pids[plan.rank]))
-            self._console.follow(plan.log, f"rank{plan.rank}")
-        return {plan.local_rank: self._workers.pids[plan.rank] for plan in plans}
+        self._errors.mkdir(parents=True, exist_ok=True)
+        plans = [
+            plan_worker(
+                worker_group,
+                worker,
+                self._settings,
+                generation=generation.number,
+                control_page=self._page.path,
+                errors=self._errors,
+            )
+            for worker in worker_group.workers
+        ]
+        workers = Workers(plans, self._settings.recipe, self._settings.arguments)
+        self._started = Crew(plans, workers, self._log, self._console, self._clock)
+        return {plan.local_rank: workers.pids[plan.rank] for plan in plans}
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Kill: what counts is in checkpoints. Then let the uploader finish what it was given, for a bounded time."""
-        if self._workers is None:
+        if self._started is None:
             return
-        self._stop_workers_now()
-        self._workers = None
+        self._kill_workers()
+        self._started = None
         self._uploader.flush(FLUSH_S)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
@@ -191,13 +179,14 @@ class NodeAgent(LocalElasticAgent):
         while True:
             try:
                 self._initialize_workers(group)
+                result = self._watch_generation()
             except Interrupted:
                 return self._end(EXIT_INTERRUPTED, f"{self._leaving.reason} while it waited for the group")
             except GroupEnded as ended:
                 return self._end(ended.exit_code, str(ended))
             except ElasticError as error:
+                # The backend is gone for good, say: what can still be ended here is ended by torch's agent, which calls _shutdown.
                 return self._end(error.exit_code, str(error))
-            result = self._watch_generation()
             if result is not None:
                 return result
             self._stop_workers(group)
@@ -209,7 +198,7 @@ class NodeAgent(LocalElasticAgent):
         watch: Watch | None = None
         looked_s = 0.0
         while True:
-            if self._clock.monotonic() - looked_s >= GROUP_POLL_S or self._poll_workers():
+            if self._clock.monotonic() - looked_s >= GROUP_POLL_S or self._crew.poll():
                 watch = self._look() or watch
                 looked_s = self._clock.monotonic()
             decision = decide(self._observe(watch))
@@ -253,11 +242,10 @@ class NodeAgent(LocalElasticAgent):
 
     def _observe(self, watch: Watch | None) -> Observation:
         now_s = self._clock.monotonic()
-        codes = {} if self._workers is None else self._workers.codes
         return Observation(
             workers=self._worker_group.spec.local_world_size,
-            ended=tuple(Ended(rank=rank, code=code) for rank, code in codes.items()),
-            first_end_age_s=now_s - self._first_end_s if codes else 0.0,
+            ended=tuple(Ended(rank=rank, code=code) for rank, code in self._crew.codes.items()),
+            first_end_age_s=self._crew.first_end_age_s(),
             is_done=self._is_done,
             group_ended=watch.ended.reason if watch is not None and watch.ended is not None else None,
             fenced=watch is not None and watch.fenced,
@@ -270,16 +258,6 @@ class NodeAgent(LocalElasticAgent):
             impatient=self._leaving.signals > 1,
         )
 
-    def _poll_workers(self) -> bool:
-        """Whether a worker ended since the last look."""
-        assert self._workers is not None
-        new = self._workers.poll()
-        if new and len(new) == len(self._workers.codes):
-            self._first_end_s = self._clock.monotonic()
-        for rank in new:
-            self._tell_end(rank, victim=self._workers.codes[rank] == EXIT_PEER_LOST)
-        return bool(new)
-
     # What decisions do.
 
     def _ask_drain(self, reason: str) -> None:
@@ -287,9 +265,9 @@ class NodeAgent(LocalElasticAgent):
         self._page.drain = True
         self._log.record(DrainRequested(reason=reason))
         self._console.say(f"{reason}: all workers finish the same step and save it")
-        if not self._settings.uses_library and self._workers is not None:
+        if not self._settings.uses_library:
             # A script that knows nothing of the control page is asked the way torchrun asks.
-            self._workers.terminate()
+            self._crew.terminate()
 
     def _report_done(self) -> None:
         self._group.done()
@@ -301,8 +279,8 @@ class NodeAgent(LocalElasticAgent):
 
     def _fail(self, decision: Decision) -> RunResult | None:
         """Close the generation for everybody; ends the run when the restarts are used up."""
-        self._stop_workers_now()
-        self.failure = self._own_failure(decision.reason)
+        self._kill_workers()
+        self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors)
         group = self._group.close("failure", step=self._step, counts=True, failure=self.failure)
         self._end_generation(decision.reason)
         if group.generation != self._log.generation or group.restarts <= self._settings.max_restarts:
@@ -313,12 +291,9 @@ class NodeAgent(LocalElasticAgent):
         return self._end(EXIT_FAILED, reason)
 
     def _end_for_all(self, decision: Decision) -> RunResult:
-        assert self._workers is not None
-        self._stop_workers_now()
-        self.failure = self._own_failure(decision.reason)
-        code = next(
-            code for code in self._workers.codes.values() if code not in (EXIT_COMPLETE, EXIT_PEER_LOST)
-        )
+        self._kill_workers()
+        self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors)
+        code = next(code for code in self._crew.codes.values() if code not in (EXIT_COMPLETE, EXIT_PEER_LOST))
         self._group.close("failure", step=self._step, counts=False, failure=self.failure)
         self._group.end(Verdict(exit_code=code, reason=self.failure.message))
         return self._end(code, self.failure.message)
@@ -336,18 +311,17 @@ class NodeAgent(LocalElasticAgent):
         self._worker_group.state = state
         return RunResult(state=state)
 
-    def _stop_workers_now(self) -> None:
-        assert self._workers is not None
+    def _kill_workers(self) -> None:
         self.last_step = self._step
-        self._poll_workers()
-        killed = self._workers.kill()
-        for rank in killed:
-            self._tell_end(rank, victim=True)
-        self.cut_short = any(
-            code not in (EXIT_COMPLETE, EXIT_INTERRUPTED) for code in self._workers.codes.values()
-        )
+        self._crew.kill()
+        self.cut_short = self._crew.cut_short
 
     # What is known.
+
+    @property
+    def _crew(self) -> Crew:
+        assert self._started is not None
+        return self._started
 
     @property
     def _handler(self) -> ElasticRendezvous:
@@ -363,94 +337,6 @@ class NodeAgent(LocalElasticAgent):
     def _why_drained(self, watch: Watch | None) -> str:
         return "node joined" if watch is not None and watch.newcomers else "node left"
 
-    def _tell_end(self, rank: int, *, victim: bool) -> None:
-        assert self._workers is not None
-        code = self._workers.codes[rank]
-        name = signal.Signals(-code).name if code < 0 else None
-        pid = self._workers.pids[rank]
-        self._log.record(
-            WorkerExited(rank=rank, pid=pid, code=None if code < 0 else code, signal=name, victim=victim)
-        )
-        if code not in (EXIT_COMPLETE, EXIT_INTERRUPTED):
-            how = f"killed by {name}" if name else f"exit code {code}"
-            self._console.say(
-                f"rank {rank} (pid {pid}) ended: {how}{', a victim of another failure' if victim else ''}"
-            )
-
-    def _own_failure(self, reason: str) -> Failure:
-        """The first of this node's errors that is not the echo of another worker's death."""
-        assert self._workers is not None
-        told = [error for rank in self._workers.codes if (error := self._error_of(rank)) is not None]
-        culprits = [e for e in told if self._workers.codes[e["rank"]] != EXIT_PEER_LOST] or told
-        if not culprits:
-            first = next(iter(self._workers.codes), -1)
-            return Failure(node=self._settings.node, rank=first, message=reason, traceback="")
-        first_error = min(culprits, key=lambda error: error["time"])
-        self._log.record(
-            WorkerFailed(
-                rank=first_error["rank"], message=first_error["message"], traceback=first_error["traceback"]
-            )
-        )
-        return Failure(
-            node=self._settings.node,
-            rank=first_error["rank"],
-            message=first_error["message"],
-            traceback=first_error["traceback"],
-        )
-
-    def _error_of(self, rank: int) -> dict[str, Any] | None:
-        try:
-            error: dict[str, Any] = json.loads((self._errors / f"rank{rank}.json").read_text())
-        except (OSError, ValueError):
-            return None
-        return error
-
     @property
     def _errors(self) -> Path:
         return self._settings.errors / str(self._log.generation)
-
-    def _plan(self, worker_group: WorkerGroup, worker: Worker, generation: int) -> WorkerPlan:
-        settings = self._settings
-        self._errors.mkdir(parents=True, exist_ok=True)
-        link = AgentLink(
-            pid=os.getpid(),
-            node=settings.node,
-            run_dir=settings.run.url,
-            generation=generation,
-            recipe=settings.recipe,
-            arguments=settings.arguments,
-            control_page=self._page.path,
-            uploader=self._uploader.socket_path,
-            save_every=settings.save_every,
-            error_file=str(self._errors),
-            faults=settings.faults,
-        )
-        return WorkerPlan(
-            rank=worker.global_rank,
-            local_rank=worker.local_rank,
-            env=os.environ | launcher_variables(worker_group, worker, generation) | link.to_env(),
-            log=settings.run.log(generation=generation, rank=worker.global_rank),
-        )
-
-
-def launcher_variables(worker_group: WorkerGroup, worker: Worker, generation: int) -> dict[str, str]:
-    """What torchrun sets for a worker, so that a script cannot tell the difference."""
-    spec = worker_group.spec
-    return {
-        "RANK": str(worker.global_rank),
-        "LOCAL_RANK": str(worker.local_rank),
-        "WORLD_SIZE": str(worker.world_size),
-        "LOCAL_WORLD_SIZE": str(spec.local_world_size),
-        "GROUP_RANK": str(worker_group.group_rank),
-        "GROUP_WORLD_SIZE": str(worker_group.group_world_size),
-        "ROLE_NAME": spec.role,
-        "ROLE_RANK": str(worker.role_rank),
-        "ROLE_WORLD_SIZE": str(worker.role_world_size),
-        "MASTER_ADDR": str(worker_group.master_addr),
-        "MASTER_PORT": str(worker_group.master_port),
-        "TORCHELASTIC_RESTART_COUNT": str(generation - 1),
-        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
-        "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
-        "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-    }

@@ -19,8 +19,9 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from elastic import identity, launch_env
 from elastic.agent import preflight
-from elastic.agent.agent import NodeAgent, Settings
+from elastic.agent.agent import NodeAgent
 from elastic.agent.closing import farewell
+from elastic.agent.settings import Settings
 from elastic.checkpoint.fsspec_store import open_store
 from elastic.checkpoint.handoff import UploaderProcess
 from elastic.checkpoint.store import read_small
@@ -177,6 +178,7 @@ def _run(options: Options, run: RunDir, nproc: int, declared: Identity | None) -
                 faults=options.faults,
                 uses_library=declared is not None,
                 errors=scratch / "errors",
+                uploader_socket=uploader.socket_path,
             ),
             rendezvous=rendezvous,
             uploader=uploader,

@@ -1,0 +1,49 @@
+"""A failure is told of the worker that failed first, in its own words where it left any; victims are not blamed while a culprit is known.
+
+It knows one node's workers. Which node's word counts is the group's business: the first that closes the generation.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a worker left in its error file."""
+
+    rank: int
+    message: str
+    traceback: str
+    time: float
+
+
+def read_told(folder: Path, ranks: list[int]) -> list[Told]:
+    """The error files of these ranks; one that is missing or torn tells nothing."""
+    told = []
+    for rank in ranks:
+        try:
+            told.append(Told(**json.loads((folder / f"rank{rank}.json").read_text())))
+        except (OSError, ValueError, TypeError):
+            continue
+    return told
+
+
+def first_failure(codes: Mapping[int, int], killed: set[int], told: list[Told], reason: str) -> Told:
+    """codes: exit codes by rank, in the order in which they were seen; killed: ranks that the agent itself ended.
+
+    Where several culprits left word, the earliest; one that was killed from outside leaves none, and `reason` speaks for it.
+    """
+    culprits = [
+        rank
+        for rank, code in codes.items()
+        if code not in (EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST) and rank not in killed
+    ]
+    words = [word for word in told if word.rank in culprits] or ([] if culprits else told)
+    if words:
+        return min(words, key=lambda word: word.time)
+    first = culprits[0] if culprits else next(iter(codes), -1)
+    return Told(rank=first, message=reason, traceback="", time=0.0)

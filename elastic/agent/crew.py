@@ -1,0 +1,81 @@
+"""Every start and end of this node's workers becomes an event and a line on the console, and the first failure has a name.
+
+It starts, watches and kills the workers of one generation; what their ends mean is decided elsewhere.
+"""
+
+import signal
+from pathlib import Path
+
+from elastic.agent.blame import first_failure, read_told
+from elastic.agent.workers import WorkerPlan, Workers
+from elastic.clock import Clock
+from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
+from elastic.events import WorkerExited, WorkerFailed, WorkerStarted
+from elastic.observe.console import Tail
+from elastic.observe.log import EventLog
+from elastic.rendezvous.membership import Failure
+
+
+class Crew:
+    def __init__(
+        self, plans: list[WorkerPlan], workers: Workers, log: EventLog, console: Tail, clock: Clock
+    ) -> None:
+        self._workers = workers
+        self._log = log
+        self._console = console
+        self._clock = clock
+        self._first_end_s: float | None = None
+        for plan in plans:
+            log.record(WorkerStarted(rank=plan.rank, pid=workers.pids[plan.rank]))
+            console.follow(plan.log, f"rank{plan.rank}")
+
+    @property
+    def codes(self) -> dict[int, int]:
+        """Exit codes by rank, of those that ended, in the order in which they were seen; minus the number of the signal that ended it."""
+        return self._workers.codes
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a worker ended otherwise than by finishing or draining."""
+        return any(code not in (EXIT_COMPLETE, EXIT_INTERRUPTED) for code in self.codes.values())
+
+    def first_end_age_s(self) -> float:
+        """Seconds since the first end was seen; 0 while all run."""
+        return 0.0 if self._first_end_s is None else self._clock.monotonic() - self._first_end_s
+
+    def poll(self) -> bool:
+        """Whether a worker ended since the last look."""
+        new = self._workers.poll()
+        if new and self._first_end_s is None:
+            self._first_end_s = self._clock.monotonic()
+        for rank in new:
+            self._tell_end(rank, victim=self.codes[rank] == EXIT_PEER_LOST)
+        return bool(new)
+
+    def terminate(self) -> None:
+        self._workers.terminate()
+
+    def kill(self) -> None:
+        """End whoever is left, with children."""
+        self.poll()
+        for rank in self._workers.kill():
+            self._tell_end(rank, victim=True)
+
+    def failure(self, node: str, reason: str, errors: Path) -> Failure:
+        """Who failed first on this node, also as an event; `reason` speaks for a worker that left no word in the folder `errors`."""
+        told = read_told(errors, list(self.codes))
+        first = first_failure(self.codes, self._workers.killed, told, reason)
+        self._log.record(WorkerFailed(rank=first.rank, message=first.message, traceback=first.traceback))
+        return Failure(node=node, rank=first.rank, message=first.message, traceback=first.traceback)
+
+    def _tell_end(self, rank: int, *, victim: bool) -> None:
+        code, pid = self.codes[rank], self._workers.pids[rank]
+        name = signal.Signals(-code).name if code < 0 else None
+        self._log.record(
+            WorkerExited(rank=rank, pid=pid, code=None if code < 0 else code, signal=name, victim=victim)
+        )
+        if code not in (EXIT_COMPLETE, EXIT_INTERRUPTED):
+            how = f"killed by {name}" if name else f"exit code {code}"
+            self._console.say(
+                f"rank {rank} (pid {pid}) ended: {how}{', a victim of another failure' if victim else ''}"
+            )
