@@ -146,7 +146,7 @@ def _run(options: Options, run: RunDir, nproc: int, declared: Identity | None) -
             keep_alive_s=options.keep_alive_s,
             clock=clock,
             open_endpoint=host.open,
-            say=console.say,
+            say=lambda reason, aloud: console.say(reason) if aloud else None,
         )
         if _is_finished(rendezvous, run):
             return EXIT_COMPLETE

@@ -74,9 +74,11 @@ class Rendezvous:
         keep_alive_s: float,
         clock: Clock,
         open_endpoint: Callable[[], str],
-        say: Callable[[str], None] | None = None,
+        say: Callable[[str, bool], None] | None = None,
     ) -> None:
-        """`open_endpoint` starts a fresh TCPStore on this node and gives its "host:port"; `say` takes each new reason."""
+        """`open_endpoint` starts a fresh TCPStore on this node and gives its "host:port"; `say` takes each new reason, and
+        whether a person should know it because something is waited for or wrong.
+        """
         if policy.max_workers is not None and me.nproc > policy.max_workers:
             raise UsageError(
                 f"a node may bring at most {policy.max_workers} workers, the most that the run has shards for, but this one"
@@ -127,8 +129,7 @@ class Rendezvous:
         version, group = self._look()
         alive = self._alive
         decision = core.decide(group, self._me, alive=alive, timing=self._timing, policy=self._policy)
-        if decision.action in (Action.WAIT, Action.EVICT, Action.GIVE_UP):
-            self._tell(decision.reason)  # the rest shows in what happens
+        self._tell(decision.reason, aloud=decision.action in (Action.WAIT, Action.EVICT, Action.GIVE_UP))
         match decision.action:
             case Action.WAIT:
                 pass
@@ -172,8 +173,7 @@ class Rendezvous:
             cause=group.cause,
             failure=group.failure,
         )
-        if lost:
-            self._tell(f"{', '.join(lost)} of generation {self._entered} stopped answering")
+        self._tell(_watch_reason(watch, self._entered), aloud=bool(lost))
         return watch
 
     def close(self, cause: str, *, step: int, counts: bool, failure: Failure | None = None) -> Group:
@@ -271,8 +271,22 @@ class Rendezvous:
                 # dead some seconds later, with nothing in this node's log.
                 self._tell(f"heartbeat failed: {error}")
 
-    def _tell(self, reason: str) -> None:
+    def _tell(self, reason: str, *, aloud: bool = True) -> None:
         if reason != self._reason:
             self._reason = reason
             if self._say is not None:
-                self._say(reason)
+                self._say(reason, aloud)
+
+
+def _watch_reason(watch: Watch, generation: int) -> str:
+    if watch.ended is not None:
+        return f"the run has ended: {watch.ended.reason}"
+    if watch.fenced:
+        return f"generation {generation} is over and the group went on without this node"
+    if watch.lost:
+        return f"{', '.join(watch.lost)} of generation {generation} stopped answering"
+    if not watch.open:
+        return f"generation {generation} was closed: {watch.cause}"
+    if watch.newcomers:
+        return f"{', '.join(watch.newcomers)} can be admitted to the next generation after {generation}"
+    return f"generation {generation} is training"

@@ -191,7 +191,7 @@ def flaky_node(clock: SystemClock, say: Callable[[str], None]) -> tuple[Flaky, R
         keep_alive_s=0.01 * BEATS_PER_KEEP_ALIVE,
         clock=clock,
         open_endpoint=lambda: "a:1",
-        say=say,
+        say=lambda reason, _aloud: say(reason),
     )
     return backend, rendezvous
 

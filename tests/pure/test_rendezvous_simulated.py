@@ -95,7 +95,7 @@ class World:
             keep_alive_s=self.keep_alive_s,
             clock=self.clock,
             open_endpoint=lambda: f"{name}:1",
-            say=said.append,
+            say=lambda reason, _aloud: said.append(reason),
         )
         self.machines[name] = Machine(rendezvous=rendezvous, said=said)
 
