@@ -90,4 +90,5 @@ def pin_threads() -> int:
     os.environ.setdefault("MKL_NUM_THREADS", threads)
     # cuBLAS is deterministic only with a fixed workspace (its documentation, section 2.1.4).
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
     return int(threads)

@@ -166,7 +166,7 @@ def _run(options: Options, run: RunDir, nproc: int, declared: Identity | None) -
                 entrypoint=options.recipe,
                 max_restarts=options.max_restarts,
             ),
-            DefaultLogsSpecs(),
+            DefaultLogsSpecs(log_dir=str(scratch)),  # by itself it would leave a folder behind at every start
             settings=Settings(
                 run=run,
                 node=node,

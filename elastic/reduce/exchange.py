@@ -28,7 +28,7 @@ def peers_may_die(what: str) -> Iterator[None]:
 
 
 class Exchange:
-    """The tree sum over the ranks of one process group (None: this process is the whole world)."""
+    """The tree sum over the ranks of one process group; None is torch's default group."""
 
     def __init__(self, *, shards: int, world_size: int, rank: int, group: dist.ProcessGroup | None) -> None:
         self.shards = shards
@@ -40,7 +40,7 @@ class Exchange:
         sizes = {block.size for of_rank in self._blocks for block in of_rank}
         one_each = all(len(of_rank) == 1 for of_rank in self._blocks)
         self._halves = one_each and len(sizes) == 1 and world_size & (world_size - 1) == 0
-        self._is_gloo = group is not None and dist.get_backend(group) == "gloo"
+        self._is_gloo = world_size > 1 and dist.get_backend(group) == "gloo"
 
     def sum(self, parts: dict[Block, Tensor], what: str) -> Tensor:
         """The root of the tree over all ranks' parts.

@@ -46,6 +46,8 @@ class Saving:
     def save(self, parts: Parts, point: Point, *, began_at: float, final: bool = False) -> None:
         """Copy the state and hand it over. `began_at`, on the monotonic clock: when this save began to cost training time."""
         self._last_at = began_at
+        # Before the offer: the answer to this save belongs to `wait`, and may come at once.
+        self._report()
         document = {"state": parts.document, "step": point.step, "epoch": point.epoch, "chain": point.chain}
         try:
             fd, size_bytes = _copy(parts, document)
@@ -64,7 +66,6 @@ class Saving:
         except (OSError, StoreFailed) as error:
             print(f"checkpoint step={point.step} is not saved: {error}; training goes on")
         self._cost_s = self._clock.monotonic() - began_at
-        self._report()
 
     def wait(self, step: int) -> str:
         """Wait for the save of `step`; returns what went wrong, or nothing when it is committed."""

@@ -4,6 +4,7 @@ Seed, global batch and shards come from the recipe; the launcher adds recipe, ar
 refused with what differs. When the agent only asks (preflight), the answer is written down and the process ends here.
 """
 
+import atexit
 import hashlib
 import os
 import sys
@@ -54,6 +55,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
         raise SystemExit(0)
     _be_deterministic(ours.threads)
     world = open_world(launch, backend)
+    atexit.register(world.close)  # before the interpreter finalizes, which gloo's threads would not survive
     link = launch.agent or link_without_agent(launch, world, ours)
     _claim(world, ours, link.run_dir)
     events = RunDir.parse(link.run_dir).events / f"{link.node}-{link.generation:06d}-rank{world.rank}.jsonl"
@@ -92,7 +94,11 @@ def _identity(launch: Launch, seed: int, global_batch: int, shards: int) -> Iden
 
 def _be_deterministic(threads: int) -> None:
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(mode=True)
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(mode=True)
+    else:
+        # The same, less the import of torch's compiler (seconds at every start), which reads its part from the environment.
+        torch._C._set_deterministic_algorithms(True, warn_only=False)  # noqa: SLF001
     # Filling fresh memory with NaN finds reads of it, which is a debugging aid and costs a pass over every tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False

@@ -4,6 +4,7 @@ It is started as `python -m elastic.train.worker RECIPE ARGUMENTS...`, under tor
 that uses none of this library as well.
 """
 
+import atexit
 import ctypes
 import faulthandler
 import json
@@ -11,13 +12,22 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
 from typing import NoReturn
 
 from elastic import launch_env
-from elastic.errors import EXIT_FAILED, EXIT_PEER_LOST, EXIT_USAGE, ElasticError, PeerLost, UsageError
+from elastic.errors import (
+    EXIT_COMPLETE,
+    EXIT_FAILED,
+    EXIT_PEER_LOST,
+    EXIT_USAGE,
+    ElasticError,
+    PeerLost,
+    UsageError,
+)
 from elastic.launch_env import AgentLink
 
 PR_SET_PDEATHSIG = 1
@@ -37,6 +47,7 @@ def main() -> None:
         if launch.preflight is None:
             take_device(launch.local_rank)
         runpy.run_path(recipe, run_name="__main__")
+        end(EXIT_COMPLETE)
     except UsageError as error:
         report(launch.agent, launch.rank, error)
         leave(EXIT_USAGE, f"error: {error}")
@@ -46,12 +57,21 @@ def main() -> None:
     except SystemExit as stop:
         if stop.code not in (None, 0):
             report(launch.agent, launch.rank, stop)
-        raise
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+        end(stop.code if isinstance(stop.code, int) else int(stop.code is not None))
     # The edge of the process: without this a recipe's exception would leave no word of it for the agent, and threads
     # that wait for a dead peer would keep this process from ending at all.
     except BaseException as error:
         report(launch.agent, launch.rank, error)
         leave(error.exit_code if isinstance(error, ElasticError) else EXIT_FAILED, traceback_of(error))
+
+
+def end(code: int) -> NoReturn:
+    """As the interpreter ends, less its last part: threads of gloo that drop a tensor while it finalizes abort the process."""
+    threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - joins threads that are no daemons
+    atexit._run_exitfuncs()  # noqa: SLF001
+    leave(code, "")
 
 
 def die_with(agent_pid: int) -> None:
@@ -100,7 +120,8 @@ def report(agent: AgentLink | None, rank: int, error: BaseException) -> None:
 
 def leave(code: int, words: str) -> NoReturn:
     """End now: interpreter shutdown would wait for threads that wait for peers."""
-    print(words.rstrip(), file=sys.stderr)
+    if words:
+        print(words.rstrip(), file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -23,12 +23,13 @@ class World:
     size: int
     local_rank: int
     device: torch.device
-    group: dist.ProcessGroup | None  # for tensors on `device`; None: this process is alone
+    # None is torch's default group. Nothing of ours may hold that one: its threads end when the last reference goes, and not later than the interpreter.
+    group: dist.ProcessGroup | None  # for tensors on `device`
     control: dist.ProcessGroup | None  # gloo, host memory
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's JSON value, in rank order, on every rank. Raises PeerLost."""
-        if self.control is None:
+        if self.size == 1:
             return [value]
         mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         with peers_may_die("an exchange of messages"):
@@ -48,7 +49,7 @@ class World:
         return self.gather(value if self.rank == 0 else None)[0]
 
     def close(self) -> None:
-        if self.control is not None:
+        if dist.is_initialized():
             dist.destroy_process_group()
 
 
@@ -71,14 +72,13 @@ def open_world(launch: Launch, backend: str | None) -> World:
         return World(rank=0, size=1, local_rank=0, device=device, group=None, control=None)
     with peers_may_die("the opening of the group"):
         dist.init_process_group("gloo")
-        everyone = dist.distributed_c10d._get_default_group()  # noqa: SLF001 - group.WORLD is typed as a sentinel
         world = World(
             rank=launch.rank,
             size=launch.world_size,
             local_rank=launch.local_rank,
             device=device,
-            group=everyone,
-            control=everyone,
+            group=None,
+            control=None,
         )
         own_gpu = device.type == "cuda" and launch.local_world_size <= torch.cuda.device_count()
         if backend == "gloo" or (backend is None and not all(world.gather(own_gpu))):

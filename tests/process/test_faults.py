@@ -102,6 +102,7 @@ def test_a_save_of_a_dead_generation_is_never_committed(drill, undisturbed):
     os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
     drill.happens("generation_started", generation=2)
     os.kill(uploader, signal.SIGCONT)
+    drill.happens("checkpoint_committed", step=4)
     drill.open(6)
     agent.ends_with(0)
 

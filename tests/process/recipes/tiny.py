@@ -1,4 +1,6 @@
-"""A recipe in miniature with everything whose state is easily lost: BatchNorm, Dropout, AdamW, a scheduler, an EMA copy.
+"""A recipe in miniature with everything whose state is easily lost: BatchNorm, Dropout, momentum, a schedule, an EMA copy.
+
+With `--form sum` it has torch's own AdamW and scheduler; else an optimizer of its own, because torch's import a compiler, for seconds at every start.
 
 What a test wants of it comes by environment variables, which are no part of a run's identity:
 
@@ -37,6 +39,46 @@ def raise_if_asked(number: int, rank: int) -> None:
         raise RuntimeError(f"the recipe's own mistake on rank {rank}")
 
 
+class Momentum:
+    """SGD with momentum and a rate that falls with its own count of steps."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.momenta = [torch.zeros_like(p) for p in parameters]
+        self.steps = 0
+
+    @property
+    def rate(self) -> float:
+        return 0.05 / (1 + self.steps)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter, momentum in zip(self.parameters, self.momenta, strict=True):
+            momentum.mul_(0.9).add_(parameter.grad)
+            parameter.sub_(self.rate * momentum)
+        self.steps += 1
+
+    def state_dict(self) -> dict:
+        return {"momenta": self.momenta, "steps": self.steps}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.momenta, self.steps = state["momenta"], state["steps"]
+
+
+class AdamWithSchedule:
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=24)
+
+    @property
+    def rate(self) -> float:
+        return self.scheduler.get_last_lr()[0]
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.scheduler.step()
+
+
 def moments(outputs: Tensor) -> Tensor:
     """[n, D] → float64 [D + D * D]: what a loss over the whole batch needs of one shard."""
     wide = outputs.double()
@@ -64,10 +106,14 @@ def main() -> None:
         nn.Linear(16, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Dropout(0.2), nn.Linear(96, 96), nn.Linear(96, 8)
     )
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=24)
+    if settings.form == "sum":
+        optimizer = AdamWithSchedule(list(model.parameters()))
+        updates = {"optimizer": optimizer.optimizer, "scheduler": optimizer.scheduler}
+    else:
+        optimizer = Momentum(list(model.parameters()))
+        updates = {"optimizer": optimizer}
     data = run.data(TensorDataset(inputs, labels), epochs=3, tail="drop")
-    state = elastic.State(model=model, ema=ema, optimizer=optimizer, scheduler=scheduler)
+    state = elastic.State(model=model, ema=ema, **updates)
 
     gates = Path(os.environ.get("TINY_GATES", "no gates"))
     for step in run.steps(data, state):
@@ -79,9 +125,8 @@ def main() -> None:
             total = step.sum(lambda batch: moments(model(batch.data[0])))
             step.backward(whitening_loss(total, step.global_batch, 8))
         optimizer.step()
-        scheduler.step()
         ema.update_parameters(model)
-        step.log(lr=scheduler.get_last_lr()[0])
+        step.log(lr=optimizer.rate)
     run.print("tiny is done")
 
 
