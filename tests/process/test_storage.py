@@ -99,7 +99,7 @@ def test_a_full_disk_fails_saves_and_not_training(drill, undisturbed, small_disk
 
     Gates let each save end before the next one could take its place.
     """
-    small_disk("size=320k")
+    small_disk("size=240k")
     drill.shut(7, 11)
     agent = drill.start("--max-restarts", "0")
     for gate, name, step in ((7, "checkpoint_committed", 4), (11, "checkpoint_failed", 8)):
