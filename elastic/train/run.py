@@ -4,6 +4,7 @@ It gives a recipe its device, its data in order, its steps, and a place for what
 save: the loop does.
 """
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from elastic.data import streams
 from elastic.data.loader import Loader
 from elastic.data.order import Order, Tail
 from elastic.errors import UsageError
+from elastic.events import RunFinished
 from elastic.faults import plan
 from elastic.faults.inject import Faults
 from elastic.identity import Identity
@@ -110,7 +112,12 @@ class Run:
         """
         with ExitStack() as stack:
             around = self._surroundings(stack)
-            yield from Loop(around, data.order, data.loader, state).run()
+            loop = Loop(around, data.order, data.loader, state)
+            yield from loop.run()
+        if self.is_first and self._link.pid == os.getpid():
+            # There is no agent to say so once the recipe has ended well.
+            order = data.order
+            self._log.record(RunFinished(steps=order.steps, epochs=order.epochs, digest=loop.digest))
         streams.enter(self._identity.seed, "after")
 
     def mean(self, value: float) -> float:
