@@ -136,13 +136,7 @@ def _run(options: Options, run: RunDir, nproc: int, declared: Identity | None) -
         rendezvous = Rendezvous(
             backend,
             Node(id=node, address=address, nproc=nproc),
-            Policy(
-                min_nodes=options.min_nodes,
-                max_nodes=options.max_nodes,
-                last_call_s=options.last_call_s,
-                timeout_s=options.rdzv_timeout_s,
-                max_workers=declared.shards if declared is not None else None,
-            ),
+            _policy(options, declared),
             keep_alive_s=options.keep_alive_s,
             clock=clock,
             open_endpoint=host.open,
@@ -167,19 +161,7 @@ def _run(options: Options, run: RunDir, nproc: int, declared: Identity | None) -
                 max_restarts=options.max_restarts,
             ),
             DefaultLogsSpecs(log_dir=str(scratch)),  # by itself it would leave a folder behind at every start
-            settings=Settings(
-                run=run,
-                node=node,
-                recipe=options.recipe,
-                arguments=options.recipe_args,
-                max_restarts=options.max_restarts,
-                grace_s=options.grace_s,
-                save_every=str(options.save_every),
-                faults=options.faults,
-                uses_library=declared is not None,
-                errors=scratch / "errors",
-                uploader_socket=uploader.socket_path,
-            ),
+            settings=_settings(options, run, node, scratch, uploader, uses_library=declared is not None),
             rendezvous=rendezvous,
             uploader=uploader,
             console=console,
@@ -195,6 +177,34 @@ def _run(options: Options, run: RunDir, nproc: int, declared: Identity | None) -
         uploader.stop(STOP_S)
         console.stop()
         return farewell(agent, run, log)
+
+
+def _policy(options: Options, declared: Identity | None) -> Policy:
+    return Policy(
+        min_nodes=options.min_nodes,
+        max_nodes=options.max_nodes,
+        last_call_s=options.last_call_s,
+        timeout_s=options.rdzv_timeout_s,
+        max_workers=declared.shards if declared is not None else None,
+    )
+
+
+def _settings(
+    options: Options, run: RunDir, node: str, scratch: Path, uploader: UploaderProcess, *, uses_library: bool
+) -> Settings:
+    return Settings(
+        run=run,
+        node=node,
+        recipe=options.recipe,
+        arguments=options.recipe_args,
+        max_restarts=options.max_restarts,
+        grace_s=options.grace_s,
+        save_every=str(options.save_every),
+        faults=options.faults,
+        uses_library=uses_library,
+        errors=scratch / "errors",
+        uploader_socket=uploader.socket_path,
+    )
 
 
 def _is_finished(rendezvous: Rendezvous, run: RunDir) -> bool:
