@@ -48,7 +48,10 @@ class Uploads:
             connection = self._connected(deadline, is_patient=final)
             connection.settimeout(_left_s(deadline))
             sent_bytes = socket.send_fds(connection, [line], [fd])
-            connection.sendall(line[sent_bytes:])
+            if sent_bytes < len(
+                line
+            ):  # even an empty write fails once the other side has answered and closed
+                connection.sendall(line[sent_bytes:])
         except OSError as error:
             self._lose(f"the uploader's connection broke: {error}")
             raise StoreFailed(
