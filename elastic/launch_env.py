@@ -28,7 +28,7 @@ class AgentLink:
     control_page: str
     uploader: str  # path of the uploader's socket
     save_every: str
-    error_file: str  # directory of this generation's error files
+    error_folder: str  # directory of this generation's error files
     faults: str | None
 
     def to_env(self) -> dict[str, str]:

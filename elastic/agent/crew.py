@@ -1,6 +1,6 @@
 """Every start and end of this node's workers becomes an event and a line on the console, and the first failure has a name.
 
-It starts, watches and kills the workers of one generation; what their ends mean is decided elsewhere.
+It watches and kills the workers of one generation, which are started before; what their ends mean is decided elsewhere.
 """
 
 import signal

@@ -30,7 +30,7 @@ def plan_worker(
         control_page=control_page,
         uploader=settings.uploader_socket,
         save_every=settings.save_every,
-        error_file=str(errors),
+        error_folder=str(errors),
         faults=settings.faults,
     )
     return WorkerPlan(

@@ -48,7 +48,7 @@ def link_without_agent(launch: Launch, world: World, ours: Identity) -> AgentLin
         control_page=page.path,
         uploader=socket_path,
         save_every="auto",
-        error_file="",
+        error_folder="",
         faults=None,
     )
 

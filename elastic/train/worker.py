@@ -103,7 +103,7 @@ def report(agent: AgentLink | None, rank: int, error: BaseException) -> None:
     """Leave the error where the agent finds it, as one JSON object, whole or not at all."""
     if agent is None:
         return
-    path = Path(agent.error_file) / f"rank{rank}.json"
+    path = Path(agent.error_folder) / f"rank{rank}.json"
     record = {
         "rank": rank,
         "message": f"{type(error).__name__}: {error}",

@@ -17,7 +17,7 @@ LINK = AgentLink(
     control_page="/proc/7/fd/3",
     uploader="/run/socket",
     save_every="10min",
-    error_file="/run/errors",
+    error_folder="/run/errors",
     faults=None,
 )
 
