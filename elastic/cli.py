@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from elastic import launch_env
 from elastic.clock import SystemClock
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
 from elastic.options import COMMANDS, Inspection, asks_for, options_help, parse, parse_inspection
@@ -94,10 +95,24 @@ def _train(words: list[str]) -> int:
         raise UsageError(
             f"expected a recipe file or one of the commands {commands}, found {options.recipe!r}, which is no file"
         )
-    # Only here: torch takes a second to import, and the other commands do without it.
-    from elastic.agent.launch import launch
+    from elastic.agent import preflight
+    from elastic.agent.checks import check
+    from elastic.agent.nursery import Nursery
 
-    return launch(options)
+    recipe = Path(options.recipe)
+    preflight.uses_library(recipe)  # what is not Python is refused before it is read for its imports
+    check(options)
+    launch_env.pin_threads()
+    # The warm parent first: it imports torch while this process does.
+    with Nursery(recipe, _say) as nursery:
+        # Only here: torch takes seconds to import, and the other commands do without it.
+        from elastic.agent.launch import launch
+
+        return launch(options, nursery)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 def _inspect(wanted: Inspection) -> int:

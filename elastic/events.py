@@ -76,13 +76,27 @@ class WorkerFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HangDetected(Event):
+    """An agent takes a worker of its own for hung; the stacks of all its threads follow in the worker's log, then it is killed.
+
+    `place`: start, step, wait, between, save or after. `silence_s`: seconds without a sign of progress; `limit_s`: how many it was allowed there.
+    """
+
+    rank: int
+    place: str
+    silence_s: float
+    limit_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested(Event):
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained(Event):
-    """All ranks stopped after the same step; written by rank 0 after the checkpoint of that step was committed or failed."""
+    """All ranks stopped after the same step. `committed`: a checkpoint holds it already; else the agents' memory does, and they commit it if the run ends here."""
 
     step: int
     committed: bool
@@ -90,7 +104,10 @@ class Drained(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored(Event):
-    """Written by rank 0. `source`: checkpoint, or none for a start from the seed; `lost_steps` were done before and come again."""
+    """Written by rank 0; `lost_steps` were done before and come again.
+
+    `source`: snapshot (each node had it in memory), peer (some got it from another node's memory), checkpoint, or none for a start from the seed.
+    """
 
     step: int
     source: str
@@ -122,6 +139,23 @@ class CheckpointFailed(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRejected(Event):
     """A committed checkpoint that did not load; the next older one is used and this one is left where it is."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotInterval(Event):
+    """`--snapshot-every auto` chose to keep the state every so many steps: one costs `cost_s`, a step takes `step_s` (medians, in seconds)."""
+
+    every: int
+    cost_s: float
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRejected(Event):
+    """A state in memory that is not used: nodes disagree about it, or it was restored again and again without a new step."""
 
     step: int
     reason: str

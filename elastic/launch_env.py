@@ -28,6 +28,9 @@ class AgentLink:
     control_page: str
     uploader: str  # path of the uploader's socket
     save_every: str
+    snapshot_every: str
+    memory: str  # path of the node's snapshots to restore from; empty while it has none
+    failures: int  # consecutive ones without a new step
     error_folder: str  # directory of this generation's error files
     faults: str | None
 
@@ -88,6 +91,8 @@ def pin_threads() -> int:
             f"expected a number of threads in OMP_NUM_THREADS, found {threads!r}; unset it to use 1"
         )
     os.environ.setdefault("MKL_NUM_THREADS", threads)
+    # numpy's library starts its threads when it is imported: nothing could be forked from a process that did.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # cuBLAS is deterministic only with a fixed workspace (its documentation, section 2.1.4).
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")

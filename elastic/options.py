@@ -50,6 +50,57 @@ class SaveEvery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotEvery:
+    """When a snapshot is taken: every `steps` steps, as often as is cheap (auto), or only where a checkpoint or a planned stop needs one (off)."""
+
+    kind: Literal["steps", "auto", "off"]
+    steps: int | None = None
+
+    @property
+    def is_off(self) -> bool:
+        return self.kind == "off"
+
+    @staticmethod
+    def parse(text: str) -> "SnapshotEvery":
+        """Read a number of steps, `auto` or `off`; raises UsageError for anything else."""
+        if text == "auto":
+            return SnapshotEvery(kind="auto")
+        if text == "off":
+            return SnapshotEvery(kind="off")
+        if re.fullmatch(r"[1-9]\d{0,8}", text):
+            return SnapshotEvery(kind="steps", steps=int(text))
+        raise UsageError(f"expected a number of steps, auto or off, found {text!r}")
+
+    def __str__(self) -> str:
+        return self.kind if self.steps is None else str(self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangTimeout:
+    """When a worker that makes no progress is taken for hung: after `seconds`, after a limit learned from the run (auto), or never (off)."""
+
+    kind: Literal["seconds", "auto", "off"]
+    seconds: float | None = None
+
+    @staticmethod
+    def parse(text: str) -> "HangTimeout":
+        """Read `auto`, `off`, or a duration above 0 (60, 60s, 10min); raises UsageError for anything else."""
+        if text == "auto":
+            return HangTimeout(kind="auto")
+        if text == "off":
+            return HangTimeout(kind="off")
+        match = re.fullmatch(rf"({_NUMBER})(s|min|h|)", text, re.ASCII)
+        if match is None or float(match[1]) <= 0:
+            raise UsageError(
+                f"expected seconds above 0, a duration (60s, 10min), auto or off, found {text!r}"
+            )
+        return HangTimeout(kind="seconds", seconds=float(match[1]) * _SECONDS_PER_UNIT[match[2]])
+
+    def __str__(self) -> str:
+        return self.kind if self.seconds is None else f"{self.seconds!r}s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """How to run a recipe: `elastic-train RECIPE [options] [-- recipe arguments]`.
 
@@ -69,7 +120,11 @@ class Options:
     max_restarts: int = 3
     save_every: SaveEvery = SaveEvery(kind="auto", value=0.0)
     keep: int = 3
+    snapshot_every: SnapshotEvery = SnapshotEvery(kind="auto")
+    hang_timeout: HangTimeout = HangTimeout(kind="auto")
     grace_s: float = 30.0
+    notice_file: str | None = None
+    notice_command: str | None = None
     faults: str | None = None
     last_call_s: float = 2.0
     keep_alive_s: float = 5.0
@@ -166,6 +221,12 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
         metavar="WHEN",
         help="checkpoint: 500steps, 30s, 10min or auto [auto]",
     )
+    group.add_argument(
+        "--snapshot-every",
+        type=_snapshot_every,
+        metavar="N",
+        help="copy of the state in memory: every N steps, auto or off [auto]",
+    )
     group.add_argument("--keep", type=partial(_whole, 1), metavar="N", help="newest checkpoints to keep [3]")
 
 
@@ -224,6 +285,21 @@ def _add_fault_options(group: argparse._ArgumentGroup) -> None:
         metavar="S",
         help="seconds from SIGTERM to the last commit [30]",
     )
+    group.add_argument(
+        "--hang-timeout",
+        type=_hang_timeout,
+        metavar="S",
+        help="a worker without progress is hung, shows its stacks in its log, and is replaced: after S seconds in a step or the"
+        " recipe's own code (starting and saving have at least 1800), auto (learned from the run's steps) or off [auto]",
+    )
+    group.add_argument(
+        "--notice-file", metavar="PATH", help="drain and leave as at SIGTERM once this file exists [none]"
+    )
+    group.add_argument(
+        "--notice-command",
+        metavar="CMD",
+        help="the same once this shell command, run every 5 s for 10 s at most, exits with 0 [none]",
+    )
     group.add_argument("--faults", metavar="PLAN", help="inject faults: for tests and drills [none]")
 
 
@@ -273,6 +349,20 @@ def _seconds(text: str) -> float:
     if match is None:
         raise argparse.ArgumentTypeError(f"expected seconds (30) or a duration (30s, 10min), found {text!r}")
     return float(match[1]) * _SECONDS_PER_UNIT[match[2]]
+
+
+def _snapshot_every(text: str) -> SnapshotEvery:
+    try:
+        return SnapshotEvery.parse(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _hang_timeout(text: str) -> HangTimeout:
+    try:
+        return HangTimeout.parse(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _save_every(text: str) -> SaveEvery:

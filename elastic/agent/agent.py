@@ -12,11 +12,17 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
+from elastic.agent.blame import Told
 from elastic.agent.crew import Crew
+from elastic.agent.custody import Custody
 from elastic.agent.environment import plan_worker
+from elastic.agent.memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, Memory
+from elastic.agent.nursery import Nursery
 from elastic.agent.restart import Action, Decision, Ended, Observation, decide
 from elastic.agent.settings import Settings
+from elastic.agent.vigil import Vigil
 from elastic.agent.workers import Workers
+from elastic.checkpoint.fsspec_store import open_store
 from elastic.checkpoint.handoff import UploaderProcess
 from elastic.clock import Clock
 from elastic.control_page import ControlPage
@@ -36,13 +42,14 @@ from elastic.events import (
 from elastic.observe.console import Tail
 from elastic.observe.log import EventLog
 from elastic.rendezvous.backend import BackendFailed
-from elastic.rendezvous.group import Interrupted, Rendezvous, Watch
+from elastic.rendezvous.core import NODE_LEFT
+from elastic.rendezvous.group import Interrupted, Rendezvous, RendezvousTimeout, Watch
 from elastic.rendezvous.membership import Failure, Verdict
 from elastic.rendezvous.torch_handler import ElasticRendezvous
 
 WORKER_POLL_S = 0.02
-GROUP_POLL_S = 0.1
-FLUSH_S = 10.0
+GROUP_POLL_S = 0.04
+SIGNALS_TO_STOP = 3  # the first asks for a drain, the second for an end without one, the third for an end without a checkpoint
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +69,7 @@ class NodeAgent(LocalElasticAgent):
         *,
         settings: Settings,
         rendezvous: Rendezvous,
+        nursery: Nursery,
         uploader: UploaderProcess,
         console: Tail,
         log: EventLog,
@@ -73,11 +81,22 @@ class NodeAgent(LocalElasticAgent):
         self.failure: Failure | None = None
         self._settings = settings
         self._group = rendezvous
+        self._nursery = nursery
         self._uploader = uploader
         self._console = console
         self._log = log
         self._clock = clock
         self._page = ControlPage.create()
+        is_off = settings.snapshot_every == "off"
+        self._memory = Memory(self._page, SLOTS_WITHOUT_SNAPSHOTS if is_off else SLOTS, console.say)
+        self._custody = Custody(
+            self._memory,
+            open_store(settings.run.checkpoints_url),
+            settings.uploader_socket,
+            clock,
+            console.say,
+        )
+        self._vigil = None if settings.silences is None else Vigil(settings.silences, self._page, log, clock)
         self._leaving = Leaving()
         self.last_step = 0
         self.cut_short = False
@@ -95,6 +114,10 @@ class NodeAgent(LocalElasticAgent):
         generation = self._handler.generation
         return generation is not None and generation.rank_of_node == 0
 
+    def safe_step(self) -> int:
+        """The newest step that a checkpoint holds."""
+        return self._custody.safe_step() if self.uses_library else 0
+
     @property
     def uses_library(self) -> bool:
         return self._settings.uses_library
@@ -102,9 +125,13 @@ class NodeAgent(LocalElasticAgent):
     def request_leave(self, number: int, _frame: object) -> None:
         """Signal handler: a first signal asks for a drain, a second one for an end at once."""
         self._leaving.signals += 1
+        self.leave_because(f"{signal.Signals(number).name} asks this node to leave")
+
+    def leave_because(self, reason: str) -> None:
+        """Ask for a drain after which this node leaves, from any thread; of several reasons the first counts."""
         if self._leaving.reason is None:
             self._leaving.since_s = self._clock.monotonic()
-            self._leaving.reason = f"{signal.Signals(number).name} asks this node to leave"
+            self._leaving.reason = reason
 
     # What torch's agent calls.
 
@@ -130,7 +157,13 @@ class NodeAgent(LocalElasticAgent):
         assert generation is not None
         self._log.generation = generation.number
         self._page.clear()
+        self._memory.show()
+        self._uploader.enter(generation.number)
+        if generation.cause == NODE_LEFT and generation.rank_of_node == 0:
+            self._custody.offer_newest()
         self._drain_asked = self._is_done = False
+        if self._vigil is not None:
+            self._vigil.begin()
         self._console.say(
             f"generation {generation.number} ({generation.cause}): {generation.world_size} workers on {len(generation.members)} nodes"
         )
@@ -151,22 +184,25 @@ class NodeAgent(LocalElasticAgent):
                 worker,
                 self._settings,
                 generation=generation.number,
+                failures=generation.restarts,
                 control_page=self._page.path,
+                memory=self._memory.path,
                 errors=self._errors,
             )
             for worker in worker_group.workers
         ]
-        workers = Workers(plans, self._settings.recipe, self._settings.arguments)
+        self._nursery.renew()
+        words = (self._settings.recipe, *self._settings.arguments)
+        workers = Workers(plans, words, self._nursery.start)
         self._started = Crew(plans, workers, self._log, self._console, self._clock)
         return {plan.local_rank: workers.pids[plan.rank] for plan in plans}
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """Kill: what counts is in checkpoints. Then let the uploader finish what it was given, for a bounded time."""
+        """Kill: what counts is in memory, where a save that is under way finds it too."""
         if self._started is None:
             return
         self._kill_workers()
         self._started = None
-        self._uploader.flush(FLUSH_S)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         self._stop_workers(self._worker_group)
@@ -180,10 +216,14 @@ class NodeAgent(LocalElasticAgent):
             try:
                 self._initialize_workers(group)
                 result = self._watch_generation()
-            except Interrupted:
+            except Interrupted as interrupted:
+                self._secure(others=interrupted.others)
                 return self._end(EXIT_INTERRUPTED, f"{self._leaving.reason} while it waited for the group")
             except GroupEnded as ended:
                 return self._end(ended.exit_code, str(ended))
+            except RendezvousTimeout as error:
+                self._secure(others=False)
+                return self._end(error.exit_code, str(error))
             except ElasticError as error:
                 # The backend is gone for good, say: what can still be ended here is ended by torch's agent, which calls _shutdown.
                 return self._end(error.exit_code, str(error))
@@ -204,7 +244,7 @@ class NodeAgent(LocalElasticAgent):
             decision = decide(self._observe(watch))
             match decision.action:
                 case Action.GO_ON:
-                    self._clock.sleep(WORKER_POLL_S)
+                    self._crew.wait(WORKER_POLL_S)
                 case Action.ASK_DRAIN:
                     self._ask_drain(decision.reason)
                 case Action.REPORT_DONE:
@@ -216,6 +256,8 @@ class NodeAgent(LocalElasticAgent):
                     self._group.close(self._why_drained(watch), step=self._step, counts=False)
                     self._end_generation(decision.reason)
                     return None
+                case Action.SHOW_STACKS:
+                    self._show_stacks(decision.reason)
                 case Action.FAIL:
                     return self._fail(decision)
                 case Action.END:
@@ -230,7 +272,11 @@ class NodeAgent(LocalElasticAgent):
 
     def _look(self) -> Watch | None:
         """None when the backend did not answer: workers that are healthy go on, and the next look comes soon."""
+        self._memory.serve()
+        if self._vigil is not None:
+            self._vigil.look(self._crew)
         if self._uploader.revive():
+            self._memory.release_leases()
             self._console.say(
                 "the uploader died and was started anew; a save that was under way is lost, training goes on"
             )
@@ -246,6 +292,8 @@ class NodeAgent(LocalElasticAgent):
             workers=self._worker_group.spec.local_world_size,
             ended=tuple(Ended(rank=rank, code=code) for rank, code in self._crew.codes.items()),
             first_end_age_s=self._crew.first_end_age_s(),
+            hung=self._vigil.hung if self._vigil is not None else None,
+            stacks_shown=self._culprit is not None,
             is_done=self._is_done,
             group_ended=watch.ended.reason if watch is not None and watch.ended is not None else None,
             fenced=watch is not None and watch.fenced,
@@ -269,6 +317,11 @@ class NodeAgent(LocalElasticAgent):
             # A script that knows nothing of the control page is asked the way torchrun asks.
             self._crew.terminate()
 
+    def _show_stacks(self, reason: str) -> None:
+        assert self._vigil is not None
+        self._console.say(f"{reason}; its log has the stacks of its threads")
+        self._vigil.hear(self._crew)
+
     def _report_done(self) -> None:
         self._group.done()
         self._is_done = True
@@ -280,7 +333,7 @@ class NodeAgent(LocalElasticAgent):
     def _fail(self, decision: Decision) -> RunResult | None:
         """Close the generation for everybody; ends the run when the restarts are used up."""
         self._kill_workers()
-        self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors)
+        self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors, self._culprit)
         group = self._group.close("failure", step=self._step, counts=True, failure=self.failure)
         self._end_generation(decision.reason)
         if group.generation != self._log.generation or group.restarts <= self._settings.max_restarts:
@@ -292,7 +345,7 @@ class NodeAgent(LocalElasticAgent):
 
     def _end_for_all(self, decision: Decision) -> RunResult:
         self._kill_workers()
-        self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors)
+        self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors, self._culprit)
         code = next(code for code in self._crew.codes.values() if code not in (EXIT_COMPLETE, EXIT_PEER_LOST))
         self._group.close("failure", step=self._step, counts=False, failure=self.failure)
         self._group.end(Verdict(exit_code=code, reason=self.failure.message))
@@ -301,8 +354,20 @@ class NodeAgent(LocalElasticAgent):
     def _leave(self, decision: Decision) -> RunResult:
         self._stop_workers(self._worker_group)
         self._end_generation(decision.reason)
-        self._group.leave()
+        # First leave, so that the others go on; what this node saves is fenced only once they have.
+        group = self._group.leave()
+        self._secure(others=bool(group.members or group.waiting))
         return self._end(EXIT_INTERRUPTED, decision.reason)
+
+    def _secure(self, *, others: bool) -> None:
+        """See the last state committed, here or by others, within the grace."""
+        if self._settings.uses_library:
+            since_s = self._leaving.since_s if self.wants_to_leave else self._clock.monotonic()
+            self._custody.secure(
+                others=others,
+                deadline=since_s + self._settings.grace_s,
+                is_over=lambda: self._leaving.signals >= SIGNALS_TO_STOP,
+            )
 
     def _end(self, exit_code: int, verdict: str) -> RunResult:
         self.exit_code = exit_code
@@ -313,7 +378,7 @@ class NodeAgent(LocalElasticAgent):
 
     def _kill_workers(self) -> None:
         self.last_step = self._step
-        self._crew.kill()
+        self._crew.kill(self._culprit)
         self.cut_short = self._crew.cut_short
 
     # What is known.
@@ -322,6 +387,11 @@ class NodeAgent(LocalElasticAgent):
     def _crew(self) -> Crew:
         assert self._started is not None
         return self._started
+
+    @property
+    def _culprit(self) -> Told | None:
+        """The worker of this generation that hangs, once it was heard."""
+        return None if self._vigil is None else self._vigil.told
 
     @property
     def _handler(self) -> ElasticRendezvous:

@@ -14,18 +14,14 @@ from elastic.run_dir import RunDir
 
 def farewell(agent: NodeAgent, run: RunDir, log: EventLog) -> int:
     """Record the end, print it, and return the exit code."""
-    events = read_events(run.events)
-    commits = [e for e in events if e["event"] == "checkpoint_committed"]
-    newest = max(commits, key=lambda e: e["step"], default=None)
-    safe = 0 if newest is None else int(newest["step"])
     match agent.exit_code:
         case code if code == EXIT_COMPLETE:
-            return _complete(agent, run, log, events)
+            return _complete(agent, run, log, read_events(run.events))
         case code if code == EXIT_INTERRUPTED:
-            return _interrupted(agent, run, log, safe)
+            return _interrupted(agent, run, log, agent.safe_step())
         case code:
             log.record(RunFailed(exit_code=code, reason=agent.verdict))
-            _print_failure(agent, run, safe)
+            _print_failure(agent, run, agent.safe_step())
             return code
 
 

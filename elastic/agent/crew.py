@@ -6,7 +6,7 @@ It watches and kills the workers of one generation, which are started before; wh
 import signal
 from pathlib import Path
 
-from elastic.agent.blame import first_failure, read_told
+from elastic.agent.blame import Told, first_failure, read_told
 from elastic.agent.workers import WorkerPlan, Workers
 from elastic.clock import Clock
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
@@ -20,6 +20,7 @@ class Crew:
     def __init__(
         self, plans: list[WorkerPlan], workers: Workers, log: EventLog, console: Tail, clock: Clock
     ) -> None:
+        self._plans = {plan.rank: plan for plan in plans}
         self._workers = workers
         self._log = log
         self._console = console
@@ -33,6 +34,14 @@ class Crew:
     def codes(self) -> dict[int, int]:
         """Exit codes by rank, of those that ended, in the order in which they were seen; minus the number of the signal that ended it."""
         return self._workers.codes
+
+    @property
+    def running(self) -> dict[int, WorkerPlan]:
+        """By rank, those whose end was not seen yet."""
+        return {rank: plan for rank, plan in self._plans.items() if rank not in self.codes}
+
+    def pid(self, rank: int) -> int:
+        return self._workers.pids[rank]
 
     @property
     def cut_short(self) -> bool:
@@ -52,19 +61,26 @@ class Crew:
             self._tell_end(rank, victim=self.codes[rank] == EXIT_PEER_LOST)
         return bool(new)
 
+    def wait(self, timeout_s: float) -> None:
+        """Return as soon as a worker may have ended, or when the time is over."""
+        self._workers.wait(timeout_s)
+
     def terminate(self) -> None:
         self._workers.terminate()
 
-    def kill(self) -> None:
-        """End whoever is left, with children."""
+    def kill(self, culprit: Told | None) -> None:
+        """End whoever is left, with children; all are victims but the culprit, if one of them is."""
         self.poll()
         for rank in self._workers.kill():
-            self._tell_end(rank, victim=True)
+            self._tell_end(rank, victim=culprit is None or rank != culprit.rank)
 
-    def failure(self, node: str, reason: str, errors: Path) -> Failure:
-        """Who failed first on this node, also as an event; `reason` speaks for a worker that left no word in the folder `errors`."""
+    def failure(self, node: str, reason: str, errors: Path, culprit: Told | None) -> Failure:
+        """Who failed first on this node, also as an event; `reason` speaks for a worker that left no word in the folder `errors`.
+
+        culprit: one that was found before it ended, and is to blame whatever the others left.
+        """
         told = read_told(errors, list(self.codes))
-        first = first_failure(self.codes, self._workers.killed, told, reason)
+        first = culprit or first_failure(self.codes, self._workers.killed, told, reason)
         self._log.record(WorkerFailed(rank=first.rank, message=first.message, traceback=first.traceback))
         return Failure(node=node, rank=first.rank, message=first.message, traceback=first.traceback)
 

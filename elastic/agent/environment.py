@@ -10,13 +10,15 @@ from elastic.agent.workers import WorkerPlan
 from elastic.launch_env import AgentLink
 
 
-def plan_worker(
+def plan_worker(  # noqa: PLR0913 - what changes from generation to generation
     worker_group: WorkerGroup,
     worker: Worker,
     settings: Settings,
     *,
     generation: int,
+    failures: int,
     control_page: str,
+    memory: str,
     errors: Path,
 ) -> WorkerPlan:
     """How to start one worker of a generation; `errors` is the folder that its error file belongs into."""
@@ -30,6 +32,9 @@ def plan_worker(
         control_page=control_page,
         uploader=settings.uploader_socket,
         save_every=settings.save_every,
+        snapshot_every=settings.snapshot_every,
+        memory=memory,
+        failures=failures,
         error_folder=str(errors),
         faults=settings.faults,
     )

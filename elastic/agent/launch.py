@@ -17,24 +17,25 @@ import torch
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
-from elastic import identity, launch_env
+from elastic import identity
 from elastic.agent import preflight
 from elastic.agent.agent import NodeAgent
 from elastic.agent.closing import farewell
+from elastic.agent.hangs import Silences
+from elastic.agent.notice import open_notices
+from elastic.agent.nursery import Nursery
 from elastic.agent.settings import Settings
 from elastic.checkpoint.fsspec_store import open_store
 from elastic.checkpoint.handoff import UploaderProcess
 from elastic.checkpoint.store import read_small
 from elastic.checkpoint.wire import UploaderConfig
 from elastic.clock import SystemClock
-from elastic.control_page import MAX_WORKERS
 from elastic.errors import EXIT_COMPLETE, StoreFailed, UsageError
-from elastic.faults import plan
 from elastic.identity import Identity
 from elastic.observe.console import Tail, open_screen
 from elastic.observe.log import EventLog, read_events
 from elastic.observe.status import GOODBYES
-from elastic.options import Options
+from elastic.options import HangTimeout, Options
 from elastic.rendezvous.address import new_node_id, node_address
 from elastic.rendezvous.core import Policy
 from elastic.rendezvous.directory import DirectoryBackend
@@ -47,41 +48,25 @@ SAVE_DEADLINE_S = 600.0
 STOP_S = 30.0
 
 
-def launch(options: Options) -> int:
-    """Run this node's part of the run; returns the exit code. Raises UsageError before anything was written."""
+def launch(options: Options, nursery: Nursery) -> int:
+    """Run this node's part of the run; returns the exit code. Raises UsageError before anything was written.
+
+    What can be checked without torch was checked before. nursery: begins to import before this module does.
+    """
     recipe = Path(options.recipe)
-    uses_library = preflight.uses_library(recipe)
     run = RunDir.parse(options.run_dir)
     nproc = _nproc(options)
-    _check_plain(options, run)
-    launch_env.pin_threads()
-    declared = preflight.ask(recipe, options.recipe_args) if uses_library else None
+    uses_library = preflight.uses_library(recipe)
+    declared = preflight.ask(recipe, options.recipe_args, nursery.start) if uses_library else None
     if declared is not None:
         _check_declared(options, declared, run, nproc)
     if options.fresh:
         _set_aside(run, _meeting_place(options, run))
-    return _run(options, run, nproc, declared)
+    return _run(options, run, nproc, declared, nursery)
 
 
 def _nproc(options: Options) -> int:
-    nproc = (torch.cuda.device_count() or 1) if options.nproc_per_node == "auto" else options.nproc_per_node
-    if nproc > MAX_WORKERS:
-        raise UsageError(f"expected at most {MAX_WORKERS} workers a node, found --nproc-per-node {nproc}")
-    return nproc
-
-
-def _check_plain(options: Options, run: RunDir) -> None:
-    """What can be known without the recipe."""
-    if options.faults is not None:
-        plan.parse(options.faults)
-    if run.local.exists() and not run.local.is_dir():
-        raise UsageError(f"expected a run directory at {run.local}, found a file; take another --run-dir")
-    parent = next(folder for folder in (run.local, *run.local.parents) if folder.exists())
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"expected to write to {parent}, found it read-only; take another --run-dir or change its mode"
-        )
-    open_store(run.checkpoints_url)  # an unknown protocol or a missing extra is said here
+    return (torch.cuda.device_count() or 1) if options.nproc_per_node == "auto" else options.nproc_per_node
 
 
 def _check_declared(options: Options, declared: Identity, run: RunDir, nproc: int) -> None:
@@ -123,7 +108,7 @@ def _set_aside(run: RunDir, meeting_place: Path) -> None:
             files.mv(root, root + suffix, recursive=True)
 
 
-def _run(options: Options, run: RunDir, nproc: int, declared: Identity | None) -> int:
+def _run(options: Options, run: RunDir, nproc: int, declared: Identity | None, nursery: Nursery) -> int:
     clock, node = SystemClock(), new_node_id()
     backend = DirectoryBackend(_meeting_place(options, run))
     log = EventLog(run.events / f"{node}-agent.jsonl", node=node, clock=clock)
@@ -163,6 +148,7 @@ def _run(options: Options, run: RunDir, nproc: int, declared: Identity | None) -
             DefaultLogsSpecs(log_dir=str(scratch)),  # by itself it would leave a folder behind at every start
             settings=_settings(options, run, node, scratch, uploader, uses_library=declared is not None),
             rendezvous=rendezvous,
+            nursery=nursery,
             uploader=uploader,
             console=console,
             log=log,
@@ -171,8 +157,12 @@ def _run(options: Options, run: RunDir, nproc: int, declared: Identity | None) -
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, agent.request_leave)
         console.start()
+        nursery.say = console.say
         stack.callback(console.stop)
         stack.callback(rendezvous.stop)
+        stack.enter_context(
+            open_notices(options.notice_file, options.notice_command, agent.leave_because, clock, console.say)
+        )
         agent.run()
         uploader.stop(STOP_S)
         console.stop()
@@ -200,11 +190,17 @@ def _settings(
         max_restarts=options.max_restarts,
         grace_s=options.grace_s,
         save_every=str(options.save_every),
+        snapshot_every=str(options.snapshot_every),
         faults=options.faults,
         uses_library=uses_library,
         errors=scratch / "errors",
         uploader_socket=uploader.socket_path,
+        silences=_silences(options.hang_timeout) if uses_library else None,
     )
+
+
+def _silences(timeout: HangTimeout) -> Silences | None:
+    return None if timeout.kind == "off" else Silences(fixed_s=timeout.seconds)
 
 
 def _is_finished(rendezvous: Rendezvous, run: RunDir) -> bool:

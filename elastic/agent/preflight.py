@@ -7,16 +7,20 @@ A script that does not use this library is not run twice: it is only looked at f
 
 import ast
 import os
-import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from elastic import identity, launch_env
+from elastic.agent.child import Child, Start, kill_session, start_cold, wait_for_news
+from elastic.clock import SystemClock
 from elastic.errors import EXIT_COMPLETE, UsageError
 from elastic.identity import Identity
 
 PREFLIGHT_S = 600.0
+_CLOCK = SystemClock()
+_STDERR = 2
 
 
 def uses_library(recipe: Path) -> bool:
@@ -38,32 +42,38 @@ def uses_library(recipe: Path) -> bool:
     return False
 
 
-def ask(recipe: Path, arguments: tuple[str, ...]) -> Identity:
+def ask(recipe: Path, arguments: tuple[str, ...], start: Callable[[Start], Child] = start_cold) -> Identity:
     """The run that the recipe declares.
 
     Raises UsageError when it fails before it declares one; SystemExit(0) when it ends well without, as `-- --help` does.
     """
-    with tempfile.TemporaryDirectory(prefix="elastic-preflight-") as folder:
+    with tempfile.TemporaryDirectory(prefix="elastic-preflight-") as folder, tempfile.TemporaryFile() as out:
         answer = Path(folder) / "run.json"
+        env = os.environ | {launch_env.PREFLIGHT: str(answer)}
+        sys.stderr.flush()
+        child = start(Start(words=(str(recipe), *arguments), env=env, out=out.fileno(), err=_STDERR))
         try:
-            process = subprocess.run(
-                [sys.executable, "-u", "-m", "elastic.train.worker", str(recipe), *arguments],
-                env=os.environ | {launch_env.PREFLIGHT: str(answer)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                timeout=PREFLIGHT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
+            code = _end(child)
+        finally:
+            kill_session(child)
+        if code is None:
             raise UsageError(
                 f"{recipe} did not reach elastic.start within {PREFLIGHT_S:.0f} s; call it before loading data"
-            ) from error
+            )
         if answer.exists():
             return identity.parse(answer.read_bytes())
-        sys.stdout.buffer.write(process.stdout)
+        out.seek(0)
+        sys.stdout.buffer.write(out.read())
         sys.stdout.flush()
-        if process.returncode == EXIT_COMPLETE:
+        if code == EXIT_COMPLETE:
             raise SystemExit(EXIT_COMPLETE)
         raise UsageError(
-            f"{recipe} ended with exit code {process.returncode} before it called elastic.start; its words are above"
+            f"{recipe} ended with exit code {code} before it called elastic.start; its words are above"
         )
+
+
+def _end(child: Child) -> int | None:
+    deadline = _CLOCK.monotonic() + PREFLIGHT_S
+    while (code := child.poll()) is None and (left_s := deadline - _CLOCK.monotonic()) > 0:
+        wait_for_news([child], left_s)
+    return code

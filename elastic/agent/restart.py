@@ -1,12 +1,14 @@
 """What an agent does next is a function of what its workers, its group and its signals show; every decision has its reason.
 
-The table, first match wins: run ended · fenced or generation closed · a worker failed · all finished · all drained · grace over · drain asked · go on.
+The table, first match wins: run ended · fenced or generation closed · a worker failed · all finished · all drained · grace over · a worker hangs ·
+drain asked · go on.
 It does not count restarts (the group's state does) and does not act.
 """
 
 from dataclasses import dataclass
 from enum import Enum
 
+from elastic.agent.hangs import Hung
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS, EXIT_PEER_LOST, EXIT_USAGE
 
 VICTIM_PATIENCE_S = 3.0
@@ -18,6 +20,7 @@ class Action(Enum):
     REPORT_DONE = "report done"  # own workers finished the recipe; wait for the others
     MEET = "meet"  # kill what is left of the workers, join the next generation
     CLOSE_AND_MEET = "close and meet"  # a planned end of this generation
+    SHOW_STACKS = "show stacks"  # have the worker that hangs say where
     FAIL = (
         "fail"  # a failed worker: close this generation, counting a restart, and meet again if any are left
     )
@@ -46,6 +49,8 @@ class Observation:
     ended: tuple[Ended, ...]  # in the order in which they ended
     is_done: bool  # it was reported that all workers of this node finished
     first_end_age_s: float
+    hung: Hung | None  # a worker of this node
+    stacks_shown: bool  # by that one
     group_ended: str | None  # the verdict's reason
     fenced: bool
     closed: str | None  # the cause, when somebody closed this generation
@@ -71,6 +76,8 @@ def decide(seen: Observation) -> Decision:
     if seen.leaving and (seen.impatient or seen.leaving_age_s > seen.grace_s):
         why = "a second signal" if seen.impatient else f"the grace of {seen.grace_s:g} s is over"
         return Decision(Action.LEAVE, f"{seen.leaving}, and {why}")
+    if seen.hung is not None:
+        return _by_hang(seen.hung, seen)
     if seen.leaving and not seen.drain_asked:
         return Decision(Action.ASK_DRAIN, seen.leaving)
     if seen.newcomers and not seen.drain_asked:
@@ -97,6 +104,14 @@ def _by_workers(seen: Observation) -> Decision | None:
     if seen.leaving:
         return Decision(Action.LEAVE, seen.leaving)
     return Decision(Action.CLOSE_AND_MEET, "all workers stopped after the same step")
+
+
+def _by_hang(hung: Hung, seen: Observation) -> Decision:
+    if not seen.stacks_shown:
+        return Decision(Action.SHOW_STACKS, hung.reason)
+    if seen.leaving:
+        return Decision(Action.LEAVE, f"{seen.leaving}; {hung.reason}")
+    return Decision(Action.FAIL, hung.reason)
 
 
 def _by_failure(first: Ended, seen: Observation) -> Decision:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic.agent.hangs import Silences
 from elastic.run_dir import RunDir
 
 
@@ -15,7 +16,9 @@ class Settings:
     max_restarts: int
     grace_s: float
     save_every: str
+    snapshot_every: str
     faults: str | None
     uses_library: bool  # False: the script knows nothing of us, and is asked to stop as torchrun asks
     errors: Path  # folder for the workers' error files
     uploader_socket: str
+    silences: Silences | None  # None: nobody looks for workers that hang

@@ -1,18 +1,21 @@
 """The worker processes of one generation on one node: started together, watched, and never left behind.
 
-Each runs in its own session, so that a terminal's Ctrl-C does not reach it, and asks the kernel to die with this agent. Its output goes straight into
+Each leads a session of its own, so that a terminal's Ctrl-C does not reach it, and dies with this agent. Its output goes straight into
 its log file: nothing is lost when the agent dies, and no pipe can fill up.
 """
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic.agent.child import Child, Start, kill_session, wait_for_news
+from elastic.clock import SystemClock
+
 KILL_WAIT_S = 30.0
+_CLOCK = SystemClock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,60 +29,65 @@ class WorkerPlan:
 class Workers:
     """A node's workers of one generation; `codes` is what is known about their ends, in the order in which they were seen."""
 
-    def __init__(self, plans: list[WorkerPlan], recipe: str, arguments: tuple[str, ...]) -> None:
+    def __init__(
+        self, plans: list[WorkerPlan], words: tuple[str, ...], start: Callable[[Start], Child]
+    ) -> None:
+        """words: the recipe and its arguments."""
         self.codes: dict[int, int] = {}
         self.killed: set[int] = set()
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._children: dict[int, Child] = {}
         for plan in plans:
-            self._processes[plan.rank] = _start(plan, recipe, arguments)
+            self._children[plan.rank] = _start(plan, words, start)
 
     @property
     def pids(self) -> dict[int, int]:
-        return {rank: process.pid for rank, process in self._processes.items()}
+        return {rank: child.pid for rank, child in self._children.items()}
 
     def poll(self) -> list[int]:
         """Ranks that ended since the last look."""
-        new = []
-        for rank, process in self._processes.items():
-            if rank not in self.codes and process.poll() is not None:
-                self.codes[rank] = process.returncode
-                new.append(rank)
-        return new
+        ended = {rank: code for rank in self._alive() if (code := self._children[rank].poll()) is not None}
+        self.codes.update(ended)
+        return list(ended)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return as soon as a worker may have ended; `poll` says which. With none alive, or nothing new, when the time is over."""
+        alive = [self._children[rank] for rank in self._alive()]
+        # The word of an end may have come in with another answer: the descriptor would stay silent about it.
+        if all(child.poll() is None for child in alive):
+            wait_for_news(alive, timeout_s)
 
     def terminate(self) -> None:
         """Ask politely: SIGTERM to each main process, not to its children, which may be loading the data of the step to be finished."""
-        for rank, process in self._processes.items():
-            if rank not in self.codes:
-                process.send_signal(signal.SIGTERM)
+        for rank in self._alive():
+            if self._children[rank].poll() is None:
+                with suppress(ProcessLookupError):
+                    os.kill(self._children[rank].pid, signal.SIGTERM)
 
     def kill(self) -> list[int]:
         """SIGKILL to every session that is left, children included; returns the ranks that were alive."""
-        alive = [rank for rank in self._processes if rank not in self.codes]
+        alive = self._alive()
         self.killed.update(alive)
-        for process in self._processes.values():
-            # The session outlives its leader when data-loading processes are left, so dead workers' sessions are killed as well.
-            _kill_session(process.pid)
-        for rank in alive:
-            self.codes[rank] = self._processes[rank].wait(KILL_WAIT_S)
+        for child in self._children.values():
+            kill_session(child)
+        self._wait_for_all()
         return alive
 
+    def _wait_for_all(self) -> None:
+        deadline = _CLOCK.monotonic() + KILL_WAIT_S
+        self.poll()
+        while self._alive():
+            if _CLOCK.monotonic() >= deadline:
+                for rank in self._alive():
+                    self._children[rank].give_up()
+            self.wait(max(0.0, deadline - _CLOCK.monotonic()))
+            self.poll()
 
-def _start(plan: WorkerPlan, recipe: str, arguments: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    def _alive(self) -> list[int]:
+        return [rank for rank in self._children if rank not in self.codes]
+
+
+def _start(plan: WorkerPlan, words: tuple[str, ...], start: Callable[[Start], Child]) -> Child:
     plan.log.parent.mkdir(parents=True, exist_ok=True)
     # "x": a log belongs to one worker of one generation and is never overwritten.
     with plan.log.open("xb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-u", "-m", "elastic.train.worker", recipe, *arguments],
-            env=dict(plan.env),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
-def _kill_session(leader: int) -> None:
-    try:
-        os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+        return start(Start(words=words, env=plan.env, out=log.fileno(), err=log.fileno()))

@@ -4,6 +4,7 @@ Where a service ignores the create-only header, `create` may replace: the commit
 payload. It does not promise that a call returns in time; whoever calls bounds the whole save.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,7 +68,8 @@ class FsspecStore:
         with _classified(f"writing {self._url}/{name}"):
             self._fs.makedirs(self._fs._parent(self._path(name)), exist_ok=True)  # noqa: SLF001 - it has no public name
             # put_file aborts what it began when it fails; a file object opened for writing would publish a torn object.
-            self._fs.put_file(f"/dev/fd/{payload.fd}", self._path(name))
+            with _as_file(payload) as path:
+                self._fs.put_file(path, self._path(name))
             self._fs.invalidate_cache()
             return int(self._fs.info(self._path(name))["size"])
 
@@ -91,6 +93,20 @@ class FsspecStore:
 
     def _relative(self, path: str) -> str:
         return path.removeprefix(self._root).lstrip("/")
+
+
+@contextmanager
+def _as_file(payload: Payload) -> Iterator[str]:
+    """A file that holds the payload and nothing else, in memory: storage libraries upload whole files."""
+    fd = os.memfd_create("elastic-upload", os.MFD_CLOEXEC)
+    try:
+        for chunk in payload.chunks():
+            rest = memoryview(chunk)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        yield f"/dev/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
 def _file_system(url: str) -> tuple[Any, str]:

@@ -1,6 +1,6 @@
-"""Handing an image to the uploader costs a message, never an upload; afterwards the image is the uploader's.
+"""Handing a snapshot to the uploader costs a message, never a copy nor an upload; its slot is the uploader's until the answer.
 
-It does not promise that the image is saved: what became of it comes back as an answer, also when the uploader dies.
+It does not promise that the snapshot is saved: what became of it comes back as an answer, also when the uploader dies.
 """
 
 import json
@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from elastic.checkpoint.wire import Lines, UploaderConfig, to_line
@@ -21,12 +22,13 @@ FINAL_OFFER_LIMIT_S = 15.0
 RECONNECT_PAUSE_S = 0.02
 MOST_REVIVALS = 20
 READY_LIMIT_S = 60.0
+ENTER_LIMIT_S = 0.5
 _RECEIVE_BYTES = 64 * 1024
 _CLOCK = SystemClock()
 
 
 class Uploads:
-    """A worker's side of the uploader's socket. Connects at the first offer, and anew when the uploader was restarted."""
+    """The side of a worker, or of the agent, of the uploader's socket. Connects at the first offer, and anew when the uploader was restarted."""
 
     def __init__(self, socket_path: str) -> None:
         self._path = socket_path
@@ -36,7 +38,7 @@ class Uploads:
         self._answers: list[dict[str, Any]] = []
 
     def offer(self, fd: int, meta: dict[str, Any], *, final: bool = False) -> None:
-        """Hand over the image behind `fd`, which may be closed afterwards; `meta` has the fields of `wire.Offer`.
+        """Hand over a snapshot in the area behind `fd`, which may be closed afterwards; `meta` has the fields of `wire.Offer`.
 
         Takes 1 s at most; a final save waits longer for an uploader that is being started anew. Raises StoreFailed when none takes it.
         """
@@ -61,7 +63,10 @@ class Uploads:
         self._unanswered.append(int(meta["step"]))
 
     def poll(self) -> list[dict[str, Any]]:
-        """The answers that have come since the last call, each with step, state (committed, failed, dropped) and reason."""
+        """The answers that have come since the last call, each with step, state (committed, failed, dropped), reason, digest and cpu_s.
+
+        digest: of the state that is committed, in hexadecimal, else empty. cpu_s: seconds of processor that the uploader took for it. An uploader that died tells neither.
+        """
         self._receive()
         answers, self._answers = self._answers, []
         return answers
@@ -137,6 +142,7 @@ class UploaderProcess:
         self._config = config
         self._process = process
         self._revivals = 0
+        self._is_told = True
 
     @staticmethod
     def start(config: UploaderConfig) -> "UploaderProcess":
@@ -145,9 +151,12 @@ class UploaderProcess:
 
     def revive(self) -> bool:
         """Start it anew if it died, MOST_REVIVALS times in all; True if it had to. Its saves in flight were lost, and their clients told."""
+        if self.is_alive() and not self._is_told:
+            self.enter(self._config.entered)
         if self.is_alive() or self._revivals >= MOST_REVIVALS:
             return False
         self._revivals += 1
+        self._is_told = True
         self._process = _spawn(self._config)
         return True
 
@@ -177,18 +186,27 @@ class UploaderProcess:
                 f"expected the uploader to be ready within {timeout_s:.0f} s, found it silent; see its messages above"
             )
 
-    def flush(self, timeout_s: float) -> bool:
-        """True once nothing is in flight or waits; False when that does not happen in time or the uploader is gone."""
-        deadline = _CLOCK.monotonic() + timeout_s
+    def enter(self, generation: int) -> bool:
+        """Tell it that this node is a member of `generation`, so that this one does not fence the saves that it has in hand.
+
+        False when it does not hear it now; then `revive` tells it again, or starts its successor with it.
+        """
+        self._config = replace(self._config, entered=max(generation, self._config.entered))
+        self._is_told = self._tell({"entered": self._config.entered})
+        return self._is_told
+
+    def _tell(self, message: dict[str, Any]) -> bool:
+        """True once the uploader has said the same back."""
+        deadline = _CLOCK.monotonic() + ENTER_LIMIT_S
         lines = Lines()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(OSError, ValueError):
             connection.settimeout(_left_s(deadline))
             connection.connect(self._config.socket_path)
-            connection.sendall(to_line({"flush": True}))
+            connection.sendall(to_line(message))
             while _CLOCK.monotonic() < deadline:
                 connection.settimeout(_left_s(deadline))
                 data = connection.recv(_RECEIVE_BYTES)
-                if any(message.get("flushed") is True for message in lines.feed(data)):
+                if message in lines.feed(data):
                     return True
                 if not data:
                     break

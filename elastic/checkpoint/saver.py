@@ -4,6 +4,7 @@ It does not promise to return in time: a hung storage call holds its thread, and
 """
 
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +18,11 @@ from elastic.checkpoint.record import Save
 from elastic.checkpoint.store import Payload, Store
 from elastic.checkpoint.wire import Offer, UploaderConfig
 from elastic.clock import Clock
-from elastic.errors import Fenced, StoreFailed
+from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
+from elastic.snapshot import contents
+from elastic.snapshot.area import Area
+
+GONE = "the snapshot of step {step} was written over before it was saved"
 
 
 class State(Enum):
@@ -28,12 +33,17 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """`is_ours`: this save wrote the checkpoint; otherwise, when committed, another writer had done so before."""
+    """`is_ours`: this save wrote the checkpoint; otherwise, when committed, another writer had done so before.
+
+    digest: of the state that is committed, in hexadecimal. cpu_s: seconds of processor that this process took meanwhile.
+    """
 
     state: State
     reason: str
     is_ours: bool = False
     seconds: float = 0.0
+    digest: str = ""
+    cpu_s: float = 0.0
 
 
 class Saver:
@@ -47,41 +57,64 @@ class Saver:
         self._reached = reached
         policy = Policy(keep=config.keep, every=config.every, save_deadline_s=config.save_deadline_s)
         self._pruning = Pruning(store, policy, clock)
+        self._entered = config.entered
 
-    def save(self, offer: Offer, fd: int) -> Outcome:
-        began_at = self._clock.monotonic()
+    def enter(self, generation: int) -> None:
+        """Let this node, a member of `generation`, save what it has of older ones: `generation` does not fence it, a newer one does.
+
+        It is right because the agent killed its older workers before it entered, and because the state that they left lies on the trajectory, which is the same
+        whoever trains it. A node that is no member never says so.
+        """
+        self._entered = max(self._entered, generation)
+
+    def save(self, offer: Offer, area: Area) -> Outcome:
+        """area: where the snapshot lies, leased by whoever calls."""
+        began_at, cpu_began_s = self._clock.monotonic(), time.process_time()
         try:
-            done = self._commit(offer, fd, began_at)
+            done = self._commit(offer, area, began_at)
         except Fenced as error:
             return Outcome(state=State.DROPPED, reason=str(error))
-        except StoreFailed as error:
+        except (StoreFailed, CheckpointDamaged) as error:
             return Outcome(state=State.FAILED, reason=str(error))
         except Exception as error:
             # This is the edge of a thread: a save that ended without an outcome would be waited for for ever.
             complain(traceback.format_exc())
             return Outcome(state=State.FAILED, reason=f"{type(error).__name__}: {error}")
-        seconds = self._clock.monotonic() - began_at
-        return Outcome(state=State.COMMITTED, reason=done.reason, is_ours=done.is_ours, seconds=seconds)
+        return Outcome(
+            state=State.COMMITTED,
+            reason=done.reason,
+            is_ours=done.is_ours,
+            seconds=self._clock.monotonic() - began_at,
+            digest=done.record.digest,
+            cpu_s=time.process_time() - cpu_began_s,
+        )
 
-    def _commit(self, offer: Offer, fd: int, began_at: float) -> Committed:
+    def _commit(self, offer: Offer, area: Area, began_at: float) -> Committed:
+        snapshot = area.find(offer.slot, offer.seq)
+        if snapshot is None or (snapshot.offset, snapshot.size_bytes) != (offer.offset, offer.size_bytes):
+            raise StoreFailed(GONE.format(step=offer.step))
+        digest, _ = contents.digest(area.body(offer.slot)[: offer.size_bytes])
         save = Save(
             run_id=self._config.run_id,
             step=offer.step,
             epoch=offer.epoch,
             generation=offer.generation,
-            digest=offer.digest,
+            digest=digest,
             world_size=offer.world_size,
             torch=offer.torch,
         )
-        guard = Guard(
-            deadline=began_at + self._config.save_deadline_s,
-            is_fenced=lambda: is_fenced(self._config.fence_path, offer.generation),
-        )
+
+        def is_fenced() -> bool:
+            # Looked at whenever the writer asks whether it may go on, the last time right before the commit record.
+            if not area.is_whole(offer.slot, offer.seq):
+                raise StoreFailed(GONE.format(step=offer.step))
+            return is_older(self._config.fence_path, max(offer.generation, self._entered))
+
         return commit(
             self._store,
-            Payload(fd=fd, size_bytes=offer.size_bytes),
+            Payload(fd=area.fd, offset=offer.offset, size_bytes=offer.size_bytes),
             save,
-            guard=guard,
+            guard=Guard(deadline=began_at + self._config.save_deadline_s, is_fenced=is_fenced),
             clock=self._clock,
             reached=lambda point: self._reached(point, offer.step),
         )
@@ -101,7 +134,7 @@ def complain(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def is_fenced(fence_path: str | None, generation: int) -> bool:
+def is_older(fence_path: str | None, generation: int) -> bool:
     """True when the file names a newer generation. Raises StoreFailed when it holds no number."""
     if fence_path is None:
         return False

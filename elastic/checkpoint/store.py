@@ -54,16 +54,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """An open file of exactly `size_bytes` (1 or more) bytes; reading it does not move the descriptor's offset, which others share."""
+    """`size_bytes` (1 or more) bytes of an open file, from `offset` on; reading them does not move the descriptor's own offset, which others share."""
 
     fd: int
     size_bytes: int
+    offset: int = 0
 
     def chunks(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
         """Raise StoreFailed when the file is shorter than `size_bytes`."""
         position = 0
         while position < self.size_bytes:
-            chunk = os.pread(self.fd, min(chunk_bytes, self.size_bytes - position), position)
+            chunk = os.pread(self.fd, min(chunk_bytes, self.size_bytes - position), self.offset + position)
             if not chunk:
                 raise StoreFailed(
                     f"the image ends after {position} bytes, expected {self.size_bytes}: it was cut while it was saved"
@@ -72,10 +73,12 @@ class Payload:
             yield chunk
 
     def check_size(self) -> None:
-        """Raise StoreFailed when the file has another size: what is behind the image would be stored with it."""
+        """Raise StoreFailed when the file is too short."""
         found_bytes = os.fstat(self.fd).st_size
-        if found_bytes != self.size_bytes:
-            raise StoreFailed(f"the image's file has {found_bytes} bytes, expected {self.size_bytes}")
+        if found_bytes < self.offset + self.size_bytes:
+            raise StoreFailed(
+                f"the image's file has {found_bytes} bytes, expected {self.size_bytes} from byte {self.offset} on"
+            )
 
     def sha256(self) -> str:
         digest = hashlib.sha256()

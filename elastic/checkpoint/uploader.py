@@ -1,4 +1,4 @@
-"""An image that was handed over is saved or answered for, whoever offered it and whether or not they still live.
+"""A snapshot that was handed over is saved or answered for, whoever offered it and whether or not they still live.
 
     python -m elastic.checkpoint.uploader '{"checkpoints_url": ...}'
 
@@ -38,7 +38,6 @@ class Uploader:
         self._listener = listener
         self._owner_fd = owner_fd
         self._leave_by: float | None = None
-        self._flushes: list[Client] = []
         self._num_clients = 0
         # poll, unlike epoll, takes any descriptor as standard input.
         self._selector = selectors.PollSelector()
@@ -53,17 +52,15 @@ class Uploader:
             for key, _ in ready:
                 key.data()
             self._work.check_overdue()
-            # Only when nothing was readable is it certain that no offer, made before a flush or the end, is still unread.
-            if not ready and self._work.is_idle:
-                self._answer_flushes()
-                if self._leave_by is not None:
-                    return True
+            # Only when nothing was readable is it certain that no offer, made before the end, is still unread.
+            if not ready and self._work.is_idle and self._leave_by is not None:
+                return True
             if self._leave_by is not None and self._clock.monotonic() >= self._leave_by:
                 self._work.give_up()
                 return False
 
     def _timeout_s(self) -> float | None:
-        if self._work.is_idle and (self._flushes or self._leave_by is not None):
+        if self._work.is_idle and self._leave_by is not None:
             return 0.0
         limits = [self._work.due_in_s]
         if self._leave_by is not None:
@@ -101,8 +98,10 @@ class Uploader:
             client.close()
 
     def _take(self, client: Client, message: dict[str, Any]) -> None:
-        if message.get("flush") is True:
-            self._flushes.append(client)
+        if type(message.get("entered")) is int:
+            # Before anything that comes later is judged: this loop takes messages one by one.
+            self._work.enter(message["entered"])
+            client.answer({"entered": message["entered"]})
             return
         fd = client.take_fd()
         try:
@@ -110,12 +109,7 @@ class Uploader:
         except ValueError:
             os.close(fd)
             raise
-        self._work.add(Job(offer=offer, fd=fd, client=client))
-
-    def _answer_flushes(self) -> None:
-        for client in self._flushes:
-            client.answer({"flushed": True})
-        self._flushes.clear()
+        self._work.add(Job.taken_up(offer, fd, client))
 
 
 def serve(

@@ -4,7 +4,6 @@ It does not promise who is at the other end: the socket's folder and mode decide
 """
 
 import json
-import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ class UploaderConfig:
 
     `faults` is a fault plan, `faults_path` the folder where those that struck are remembered.
     The fence's file must be replaced as a whole when the generation grows; while it does not exist nobody is fenced.
+    `entered`: the newest generation that this node is a member of, as far as is known when the uploader starts.
     """
 
     checkpoints_url: str
@@ -30,6 +30,7 @@ class UploaderConfig:
     fence_path: str | None
     faults: str | None
     faults_path: str | None
+    entered: int = 0
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -41,12 +42,14 @@ class UploaderConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """One image to save, of exactly `size_bytes` bytes. `is_final`: the last save of its generation, which no other may replace."""
+    """One image to save: the snapshot `seq` in `slot` of the memory whose descriptor came along. `is_final`: no other save may take its place."""
 
     step: int
     epoch: int
     generation: int
-    digest: str
+    slot: int
+    seq: int
+    offset: int
     size_bytes: int
     world_size: int
     torch: str
@@ -60,7 +63,9 @@ class Offer:
             step=_number(message, "step", 0),
             epoch=_number(message, "epoch", 0),
             generation=_number(message, "generation", 0),
-            digest=_digest(message),
+            slot=_number(message, "slot", 0),
+            seq=_number(message, "seq", 1),
+            offset=_number(message, "offset", 0),
             size_bytes=_number(message, "size_bytes", 1),
             world_size=_number(message, "world_size", 1),
             torch=_text(message, "torch"),
@@ -105,11 +110,4 @@ def _text(message: dict[str, Any], name: str) -> str:
     value = message.get(name)
     if not isinstance(value, str):
         raise ValueError(f"expected {name} to be text, found {value!r}")  # noqa: TRY004 - as above
-    return value
-
-
-def _digest(message: dict[str, Any]) -> str:
-    value = _text(message, "digest")
-    if not re.fullmatch(r"[0-9a-f]{64}", value):
-        raise ValueError(f"expected digest to be a sha256 in hexadecimal, found {value[:80]!r}")
     return value

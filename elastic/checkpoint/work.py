@@ -18,6 +18,7 @@ from elastic.checkpoint.wire import Lines, Offer, UploaderConfig, to_line
 from elastic.clock import Clock
 from elastic.events import CheckpointCommitted, CheckpointFailed
 from elastic.observe.log import EventLog
+from elastic.snapshot.area import Area
 
 OVERTIME_S = 5.0
 _MOST_FDS = 8
@@ -67,15 +68,43 @@ class Client:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     offer: Offer
-    fd: int
+    area: Area  # where the snapshot lies
+    is_leased: bool  # the slot is this job's until it lets go; otherwise it holds something newer already
     client: Client
+
+    @staticmethod
+    def taken_up(offer: Offer, fd: int, client: "Client") -> "Job":
+        """Lease the slot. `fd`, of the area, belongs to the job from here on. Raises ValueError or OSError when it is none.
+
+        A snapshot that is gone already shows when its save begins.
+        """
+        area = Area.attach(fd)
+        return Job(offer=offer, area=area, is_leased=area.lease(offer.slot, offer.seq), client=client)
 
     @property
     def is_final(self) -> bool:
         return self.offer.is_final
 
-    def answer(self, state: State, reason: str) -> None:
-        self.client.answer({"step": self.offer.step, "state": state.value, "reason": reason})
+    def answer(self, outcome: Outcome) -> None:
+        self.client.answer(
+            {
+                "step": self.offer.step,
+                "state": outcome.state.value,
+                "reason": outcome.reason,
+                "digest": outcome.digest,
+                "cpu_s": outcome.cpu_s,
+            }
+        )
+
+    def release(self) -> None:
+        """The slot may be written again."""
+        # A lease that this job did not get is another's: giving it back would let the writer into bytes that are being saved.
+        if self.is_leased:
+            self.area.release(self.offer.slot)
+
+    def let_go(self) -> None:
+        self.release()
+        self.area.close()
 
 
 class Work:
@@ -105,14 +134,17 @@ class Work:
     def due_in_s(self) -> float | None:
         return None if self._overdue_at is None else max(0.0, self._overdue_at - self._clock.monotonic())
 
+    def enter(self, generation: int) -> None:
+        """See `Saver.enter`."""
+        self._saver.enter(generation)
+
     def add(self, job: Job) -> None:
         self._waiting, dropped = offered(self._waiting, job)
         for each in dropped:
             newer = f"the save of step {job.offer.step} took its place"
-            each.answer(
-                State.DROPPED, newer if each is not job else f"{MOST_WAITING} final saves wait already"
-            )
-            os.close(each.fd)
+            reason = newer if each is not job else f"{MOST_WAITING} final saves wait already"
+            each.let_go()
+            each.answer(Outcome(state=State.DROPPED, reason=reason))
         self._start_next()
 
     def take_news(self) -> None:
@@ -122,9 +154,10 @@ class Work:
         assert job is not None, "news without a save"
         if outcome is None:
             self._in_flight = None
-            os.close(job.fd)
             self._start_next()
             return
+        # Now, not when old checkpoints are deleted too: that may hang, and training wants the slot.
+        job.let_go()
         was_reported, self._overdue_at = self._overdue_at is None, None
         if not was_reported or outcome.state is State.COMMITTED:
             self._report(job, outcome)
@@ -142,6 +175,8 @@ class Work:
             (self._in_flight,) if self._in_flight is not None and self._overdue_at is not None else ()
         )
         for job in (*unreported, *self._waiting):
+            # Its thread may be reading still, so that the memory stays open; the process ends next.
+            job.release()
             self._report(
                 job, Outcome(state=State.FAILED, reason="the uploader had to leave before it was committed")
             )
@@ -156,7 +191,7 @@ class Work:
             ).start()
 
     def _run(self, job: Job) -> None:
-        outcome = self._saver.save(job.offer, job.fd)
+        outcome = self._saver.save(job.offer, job.area)
         # The commit is told before old checkpoints are deleted: deleting may hang, and a committed save is no failed one.
         self._tell(outcome)
         if outcome.state is State.COMMITTED:
@@ -176,7 +211,7 @@ class Work:
                 step=job.offer.step,
                 size_bytes=job.offer.size_bytes,
                 seconds=outcome.seconds,
-                digest=job.offer.digest,
+                digest=outcome.digest,
             )
             self._log.record(event)
-        job.answer(outcome.state, outcome.reason)
+        job.answer(outcome)

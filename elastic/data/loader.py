@@ -5,6 +5,7 @@ alike, so that neither the number of loading processes nor the world size is see
 outside of this promise. Tensors in memory (TensorDataset) draw nothing and are indexed whole.
 """
 
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,12 @@ class Keyed(Dataset[Any]):
         return self._dataset[sample]
 
 
+def _outlive_requests(_number: int) -> None:
+    """A request to stop that a scheduler sends to every process is the trainer's business: the step under way still needs its data."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 class Loader:
     """Loads the shards of one rank."""
 
@@ -81,7 +88,13 @@ class Loader:
         asked = (
             [(epoch, i) for i in indices.tolist()] for epoch, _, indices in self._places(shards, first_step)
         )
-        loader = DataLoader(keyed, batch_sampler=asked, num_workers=self._workers, collate_fn=self._collate)
+        loader = DataLoader(
+            keyed,
+            batch_sampler=asked,
+            num_workers=self._workers,
+            collate_fn=self._collate,
+            worker_init_fn=_outlive_requests,
+        )
         for (epoch, shard, indices), data in zip(places, loader, strict=True):
             yield self._batch(data, epoch, shard, indices)
 

@@ -3,7 +3,8 @@
 One fault a line (or separated by semicolons), `#` begins a comment:
 
     step 40 rank 1: kill                      SIGKILL to itself, before the forward pass of step 40
-    step 40 rank 1 mid-sum: raise             an exception instead; points: forward, backward, mid-sum, optimizer
+    step 40 rank 1 mid-sum: raise             an exception instead; points: forward, backward, mid-sum, optimizer,
+                                              snapshot (only where one is taken)
     step 40: exit 3                           without a rank: rank 0
     checkpoint 40 upload: kill uploader       while the payload of step 40's checkpoint is stored; or before-commit, after-commit
 
@@ -23,7 +24,7 @@ class Deed(Enum):
     EXIT = "exit"
 
 
-STEP_POINTS = ("forward", "backward", "mid-sum", "optimizer")
+STEP_POINTS = ("forward", "backward", "mid-sum", "optimizer", "snapshot")
 SAVE_POINTS = ("upload", "before-commit", "after-commit")
 STEP = re.compile(r"step (\d+)(?: rank (\d+))?(?: (\S+))?: (kill|raise|exit (\d+))")
 SAVE = re.compile(r"checkpoint (\d+) (\S+): kill uploader")

@@ -28,9 +28,13 @@ class RendezvousTimeout(ElasticError):  # noqa: N818 - a pair with Interrupted
 
 
 class Interrupted(ElasticError):  # noqa: N818 - nothing went wrong
-    """The caller asked to stop waiting."""
+    """The caller asked to stop waiting; `others` says whether nodes are left in the group."""
 
     exit_code = EXIT_INTERRUPTED
+
+    def __init__(self, *, others: bool) -> None:
+        super().__init__("interrupted while waiting for a generation")
+        self.others = others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,7 @@ class Rendezvous:
         self._timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
         self._entered = 0
         self._reason = ""
+        self._waits = True
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -120,9 +125,10 @@ class Rendezvous:
                 generation = None
             if generation is not None:
                 return generation
-            self._clock.sleep(POLL_S)
-        self.leave()
-        raise Interrupted("interrupted while waiting for a generation")
+            # After an action of its own the next one is often possible at once.
+            self._clock.sleep(POLL_S if self._waits else POLL_S / 10)
+        group = self.leave()
+        raise Interrupted(others=bool(group.members or group.waiting))
 
     def poll_join(self) -> Generation | None:
         """One look and one action of `join`; None means not yet. Raises what `join` raises, but never Interrupted."""
@@ -130,6 +136,7 @@ class Rendezvous:
         alive = self._alive
         decision = core.decide(group, self._me, alive=alive, timing=self._timing, policy=self._policy)
         self._tell(decision.reason, aloud=decision.action in (Action.WAIT, Action.EVICT, Action.GIVE_UP))
+        self._waits = decision.action is Action.WAIT
         match decision.action:
             case Action.WAIT:
                 pass

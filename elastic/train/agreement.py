@@ -1,16 +1,16 @@
-"""Ranks never go on with different states: their digests are compared, and a difference names the first tensor that differs."""
+"""Ranks never go on with different states: their checksums are compared, and a difference names the first tensor that differs."""
 
 from elastic.errors import StatesDiffer
-from elastic.train.state import Parts, digests
+from elastic.train.state import Parts, checksums
 from elastic.train.world import World
 
 
 def agree(world: World, parts: Parts, when: str) -> str:
-    """The digest that all ranks share. Raises StatesDiffer on every rank when they do not."""
-    digest, entries = digests(parts)
-    everyone = world.gather(digest)
+    """The checksum that all ranks share. Raises StatesDiffer on every rank when they do not."""
+    checksum, entries = checksums(parts)
+    everyone = world.gather(checksum)
     if len(set(everyone)) == 1:
-        return digest
+        return checksum
     details = world.gather(entries)
     different = [name for name in sorted(details[0]) if len({of_rank.get(name) for of_rank in details}) > 1]
     groups: dict[str, list[int]] = {}

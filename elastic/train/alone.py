@@ -48,6 +48,9 @@ def link_without_agent(launch: Launch, world: World, ours: Identity) -> AgentLin
         control_page=page.path,
         uploader=socket_path,
         save_every="auto",
+        snapshot_every="off",
+        memory="",
+        failures=0,
         error_folder="",
         faults=None,
     )

@@ -1,8 +1,8 @@
-"""The loop hides resume, saves and drains behind an iterator: the recipe sees one step after another and nothing else.
+"""The loop hides resume, snapshots, saves and drains behind an iterator: the recipe sees one step after another and nothing else.
 
-After each step every rank knows the same: the loss, whether to save, whether to stop. What a step leaves behind, in this order: its line in the metrics,
-its number on the control page, the state handed to the uploader when a save is due. A drain ends the process with the interrupted exit code once the
-checkpoint of its last step is committed.
+After each step every rank knows the same: the loss, whether to keep the state, whether to save it, whether to stop. What a step leaves behind, in this order: its line in the
+metrics, the snapshot, its number on the control page, the offer to the uploader. A drain ends the process with the interrupted exit code once the state of its last step
+is in the agent's memory; committing it, where the run ends with it, is the agent's business.
 """
 
 import hashlib
@@ -18,17 +18,21 @@ from elastic.control_page import ControlPage
 from elastic.data.loader import Batch, Loader
 from elastic.data.order import Order
 from elastic.errors import EXIT_INTERRUPTED, StoreFailed, UsageError
-from elastic.events import Drained, FirstStep, Restored, RunStarted
+from elastic.events import Drained, FirstStep, Restored, RunStarted, SnapshotInterval
 from elastic.faults.inject import Faults
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
+from elastic.place import Place
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.train.agreement import agree
 from elastic.train.buffers import Buffers
 from elastic.train.placement import on_device
-from elastic.train.restore import Loaded, restore
-from elastic.train.saving import Point, Saving
+from elastic.train.pulse import Pulse
+from elastic.train.restore import Kept, Loaded, restore
+from elastic.train.saving import Saving
+from elastic.train.snapshot_policy import Interval
+from elastic.train.snapshots import Point, Snapshots, Taken
 from elastic.train.state import State
 from elastic.train.step import Outcome, Requests, Shards, Step
 from elastic.train.world import World
@@ -43,18 +47,27 @@ class Diary:
     log: EventLog
     metrics: Metrics
     saving: Saving
+    interval: Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What the loop stands in; `diary` is None on every rank but the first, `page` without an agent, `faults` without a plan."""
+    """What the loop stands in.
+
+    `diary` is None on every rank but the first, `snapshots` on every worker of a node but one, `faults` without a plan. `failures`: consecutive ones without a new step.
+    """
 
     world: World
     store: Store
     clock: Clock
     generation: int
+    failures: int
+    commits_drains: bool  # there is no agent that would
     diary: Diary | None
     page: ControlPage
+    pulse: Pulse
+    kept: Kept
+    snapshots: Snapshots | None
     faults: Faults | None
 
 
@@ -71,7 +84,8 @@ class Loop:
         self._chain = ""
         self._started_at = 0.0
         self._first_new = 0  # the first step that no generation has trained before; rank 0 knows it
-        self.digest = ""
+        self._final: tuple[Point, Taken | None] | None = None
+        self.digest = ""  # of the checkpoint of the last step, once it is committed
 
     def run(self) -> Iterator[Step]:
         """The steps that are left. Raises SystemExit at a drain; StoreFailed when the last state cannot be saved."""
@@ -83,41 +97,60 @@ class Loop:
             buffers=Buffers(self._state.modules, self._order.shards, self._around.world.device),
             device=self._around.world.device,
             seed=self._order.seed,
+            pulse=self._around.pulse,
         )
         batches = self._loader.load(self._exchange.leaves, loaded.step + 1)
+        self._started_at = self._around.clock.monotonic()
         for number in range(loaded.step + 1, self._order.steps + 1):
-            self._started_at = self._around.clock.monotonic()
             step = self._step(number, shards, batches)
+            if self._around.snapshots is not None:
+                self._around.snapshots.before_forward()
+            # Until the first sum it is the recipe's own code, which may evaluate there; the step says when it begins.
+            self._around.pulse.enter(Place.BETWEEN)
             yield step
             self._finish(step)
         gradients.close()
-        self._end(loaded)
+        if loaded.step < self._order.steps:
+            self._end()
+        self._around.pulse.enter(Place.AFTER)
 
     def _begin(self) -> Loaded:
-        world, diary, order = self._around.world, self._around.diary, self._order
-        began_at = self._around.clock.monotonic()
+        around, diary, order = self._around, self._around.diary, self._order
+        began_at = around.clock.monotonic()
         if diary is not None:
             about = {"steps": order.steps, "epochs": order.epochs, "seed": order.seed}
             diary.log.record(RunStarted(**about, global_batch=order.global_batch, shards=order.shards))
         loaded = restore(
-            world,
-            self._around.store,
+            around.world,
+            around.store,
+            around.kept,
             self._state,
-            diary.log if diary is not None else None,
-            self._around.clock,
+            failures=around.failures,
+            log=diary.log if diary is not None else None,
+            clock=around.clock,
         )
-        self.digest = agree(world, self._state.take_apart(), f"before step {loaded.step + 1}")
         self._chain = loaded.chain
-        self._around.page.set_step(world.local_rank, loaded.step)
+        around.page.set_step(around.world.local_rank, loaded.step)
         if diary is not None:
-            diary.saving.resumed_from = loaded.step or None
-            lost = max(0, diary.metrics.rewind(loaded.step) - loaded.step)
-            self._first_new = loaded.step + lost + 1
-            seconds = self._around.clock.monotonic() - began_at
+            lost = self._take_up(diary, loaded)
+            seconds = around.clock.monotonic() - began_at
             diary.log.record(
                 Restored(step=loaded.step, source=loaded.source, lost_steps=lost, seconds=seconds)
             )
         return loaded
+
+    def _take_up(self, diary: Diary, loaded: Loaded) -> int:
+        """Make the metrics those of the steps up to the loaded one; returns how many were done that will be done again."""
+        diary.saving.resume(
+            has_checkpoint=loaded.source in ("snapshot", "peer"),
+            resumed_from=loaded.step if loaded.source == "checkpoint" else None,
+        )
+        written = diary.metrics.rewind(loaded.step)
+        if loaded.line is not None and written == loaded.step - 1:
+            # Rank 0 died between this step's sums and its line; the snapshot of another node has it.
+            diary.metrics.append(loaded.line)
+        self._first_new = max(loaded.step, written) + 1
+        return self._first_new - 1 - loaded.step
 
     def _step(self, number: int, shards: Shards, batches: Iterator[Batch]) -> Step:
         own: list[Batch] = []
@@ -141,29 +174,47 @@ class Loop:
 
     def _requests(self, number: int) -> Requests:
         diary = self._around.diary
-        save = diary is not None and number < self._order.steps and diary.saving.is_due(number)
-        return Requests(drain=self._around.page.drain, save=save)
+        if self._around.snapshots is not None:
+            self._around.snapshots.before_update()
+        is_last = number == self._order.steps
+        save = diary is not None and not is_last and diary.saving.is_due(number)
+        keep = diary is not None and not is_last and diary.interval.is_due(number)
+        return Requests(drain=self._around.page.drain, keep=keep, save=save)
 
     def _finish(self, step: Step) -> None:
-        outcome = step.outcome
+        around, outcome = self._around, step.outcome
         if outcome is None:
             raise UsageError(
                 f"step {step.number} ended without gradients: expected step.backward(loss) or step.mean_loss(...) in the body of the loop"
             )
         step.reached("optimizer")
+        # Of an earlier step, where it was copied beside this one.
+        self._finish_snapshot(step.number - 1)
         self._chain = _link(self._chain, outcome)
-        if self._around.diary is not None:
-            self._write_down(self._around.diary, step, outcome)
-        self._around.page.set_step(self._around.world.local_rank, step.number)
-        if step.number == self._order.steps:
-            return
-        if outcome.drain:
-            self._drain(step)
+        point = Point(step=step.number, epoch=step.epoch, chain=self._chain, line=self._line(step, outcome))
+        if around.diary is not None:
+            self._write_down(around.diary, point)
+        self._started_at = around.clock.monotonic()
+        is_last = step.number == self._order.steps
+        taken = None
+        if outcome.keep or outcome.save or outcome.drain or is_last:
+            around.pulse.enter(Place.SAVE)
+            must = outcome.drain or is_last
+            taken = self._keep(point, now=must or outcome.save, patient=must)
+            step.reached("snapshot")
+        around.page.set_step(around.world.local_rank, step.number)
+        if is_last:
+            self._final = point, taken
+        elif outcome.drain:
+            self._drain(point, taken)
         elif outcome.save:
-            self._save(step.number, step.epoch, final=False)
+            self._save(taken, point, final=False)
+        around.pulse.finish_step()
+        around.pulse.enter(Place.BETWEEN)
 
-    def _write_down(self, diary: Diary, step: Step, outcome: Outcome) -> None:
-        line: dict[str, Any] = {
+    def _line(self, step: Step, outcome: Outcome) -> dict[str, Any]:
+        seconds = self._around.clock.monotonic() - self._started_at
+        return step.logged | {
             "step": step.number,
             "epoch": step.epoch,
             "loss": outcome.loss,
@@ -171,37 +222,74 @@ class Loop:
             "world_size": self._around.world.size,
             "generation": self._around.generation,
             "time": self._around.clock.wall(),
-            "seconds": self._around.clock.monotonic() - self._started_at,
+            "seconds": seconds,
         }
-        diary.metrics.append(step.logged | line)
-        if step.number == self._first_new:
-            diary.log.record(FirstStep(step=step.number))
 
-    def _save(self, number: int, epoch: int, *, final: bool) -> None:
+    def _write_down(self, diary: Diary, point: Point) -> None:
+        diary.metrics.append(point.line)
+        diary.interval.took_step(point.line["seconds"])
+        if point.step == self._first_new:
+            diary.log.record(FirstStep(step=point.step))
+
+    def _keep(self, point: Point, *, now: bool, patient: bool) -> Taken | None:
+        """Begin a snapshot; `now`: and finish it."""
+        snapshots = self._around.snapshots
+        if snapshots is None:
+            return None
+        is_begun = snapshots.start(
+            self._state.take_apart(), point, first=self._state.buffer_addresses, patient=patient
+        )
+        if not is_begun:
+            self._measure(point.step, None)
+            return None
+        # In host memory the copy is complete already.
+        return self._finish_snapshot(point.step) if now or self._around.world.device.type == "cpu" else None
+
+    def _finish_snapshot(self, step: int) -> Taken | None:
+        snapshots = self._around.snapshots
+        taken = None if snapshots is None else snapshots.finish()
+        if snapshots is not None and taken is not None:
+            self._measure(step, snapshots.cost_s)
+        return taken
+
+    def _measure(self, step: int, cost_s: float | None) -> None:
+        diary = self._around.diary
+        if diary is not None and diary.interval.took_snapshot(step, cost_s):
+            every, interval = diary.interval.steps, diary.interval
+            assert every is not None
+            diary.log.record(SnapshotInterval(every=every, cost_s=interval.cost_s, step_s=interval.step_s))
+
+    def _save(self, taken: Taken | None, point: Point, *, final: bool) -> None:
         began_at = self._around.clock.monotonic()
-        parts = self._state.take_apart()
-        self.digest = agree(self._around.world, parts, f"after step {number}")
+        agree(self._around.world, self._state.take_apart(), f"after step {point.step}")
         if self._around.diary is not None:
             # The metrics of a step must not be lost where its checkpoint is kept.
             self._around.diary.metrics.sync()
-            point = Point(step=number, epoch=epoch, digest=self.digest, chain=self._chain)
-            self._around.diary.saving.save(parts, point, began_at=began_at, final=final)
+            self._around.diary.saving.save(taken, point.step, began_at=began_at, final=final)
 
-    def _drain(self, step: Step) -> None:
-        problem = self._save_and_wait(step.number, step.epoch)
-        if self._around.diary is not None:
-            self._around.diary.log.record(Drained(step=step.number, committed=not problem))
-        self._around.world.close()
+    def _drain(self, point: Point, taken: Taken | None) -> None:
+        around = self._around
+        problem = ""
+        if around.commits_drains:
+            problem = self._save_and_wait(point, taken)
+        else:
+            agree(around.world, self._state.take_apart(), f"after step {point.step}")
+            if around.diary is not None:
+                around.diary.metrics.sync()
+        if around.diary is not None:
+            committed = around.commits_drains and not problem
+            around.diary.log.record(Drained(step=point.step, committed=committed))
+        around.world.close()
         if problem:
-            raise StoreFailed(f"stopped after step {step.number}, which could not be saved: {problem}")
+            raise StoreFailed(f"stopped after step {point.step}, which could not be saved: {problem}")
         raise SystemExit(EXIT_INTERRUPTED)
 
-    def _save_and_wait(self, number: int, epoch: int) -> str:
+    def _save_and_wait(self, point: Point, taken: Taken | None) -> str:
         """Save what no later save will make good, and see it committed; returns what went wrong, or nothing."""
         problem = ""
         for _ in range(FINAL_TRIES):
-            self._save(number, epoch, final=True)
-            problem = self._commit(number)
+            self._save(taken, point, final=True)
+            problem = self._commit(point.step)
             if not problem:
                 break
         return problem
@@ -211,13 +299,15 @@ class Loop:
         diary = self._around.diary
         return str(self._around.world.from_first(diary.saving.wait(number) if diary is not None else ""))
 
-    def _end(self, loaded: Loaded) -> None:
-        last = self._order.steps
-        if loaded.step == last:
-            return
-        problem = self._save_and_wait(last, self._order.epochs - 1)
+    def _end(self) -> None:
+        assert self._final is not None
+        last, taken = self._final
+        self._around.pulse.enter(Place.SAVE)
+        problem = self._save_and_wait(last, taken)
         if problem:
-            raise StoreFailed(f"trained to the last step, {last}, which could not be saved: {problem}")
+            raise StoreFailed(f"trained to the last step, {last.step}, which could not be saved: {problem}")
+        if self._around.diary is not None:
+            self.digest = self._around.diary.saving.digest
 
 
 def _link(chain: str, outcome: Outcome) -> str:

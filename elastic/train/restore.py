@@ -1,85 +1,202 @@
-"""Training goes on from the newest checkpoint that every rank has loaded and that is, on every rank, what its commit record says.
+"""Training goes on from the newest state that anybody has, loaded by every rank and, on every rank, the same afterwards.
 
-Rank 0 proposes, newest first; all load, each onto its own device; all say whether it worked. A checkpoint that fails anywhere is reported and
-left where it is, and the next older one is proposed. If commit records exist and none loads, that is an error: nobody starts over silently.
+All tell what they have; choice.py orders it; one rank that has the best candidate sends it to those that lack it, each loads it onto its own device. A candidate
+that fails anywhere is reported, and the next older one is tried. If commit records exist and none loads, that is an error: nobody starts over silently.
 """
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elastic.checkpoint import image
-from elastic.checkpoint.catalog import Damage, committed, read_payload
+import torch
+from torch import Tensor
+
+from elastic.checkpoint.catalog import committed, read_payload
 from elastic.checkpoint.record import CommitRecord
 from elastic.checkpoint.store import Store
 from elastic.clock import Clock
-from elastic.errors import CheckpointDamaged, ElasticError, NothingLoads
-from elastic.events import CheckpointRejected
+from elastic.errors import CheckpointDamaged, ElasticError, NothingLoads, StoreFailed
+from elastic.events import CheckpointRejected, SnapshotRejected
 from elastic.observe.log import EventLog
-from elastic.train.state import Parts, State, digests
+from elastic.snapshot import checksum, contents, image
+from elastic.snapshot.area import Area, Snapshot
+from elastic.train.agreement import agree
+from elastic.train.choice import Candidate, Claim, Rejected, Tier, choose
+from elastic.train.state import Parts, State, checksums
 from elastic.train.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What is known about the state that training goes on from; step 0 is the start."""
+    """What is known about the state that training goes on from; step 0 is the start.
+
+    `source`: snapshot (every rank had it in its node's memory), peer (some got it from another node's), checkpoint, or none.
+    `line`: its line of the metrics, where the memory kept it.
+    """
 
     step: int
     chain: str
     source: str
+    line: dict[str, Any] | None = None
 
 
-def restore(world: World, store: Store, state: State, log: EventLog | None, clock: Clock) -> Loaded:
-    """Raises NothingLoads, or PeerLost. `log` is rank 0's."""
-    candidates, damaged = _candidates(world, store, clock)
-    for step, reason in damaged:
-        _reject(log, step, reason)
-    for fields in candidates:
-        record = CommitRecord(**fields)
-        chain, problem = _load(store, record, state, clock)
-        problems = [p for p in world.gather(problem) if p]
-        if not problems:
-            return Loaded(step=record.step, chain=chain, source="checkpoint")
-        _reject(log, record.step, problems[0])
-    if candidates or damaged:
+class Kept:
+    """What this rank's node has in memory: the newest whole snapshot, if it is what it was when it was written."""
+
+    def __init__(self, area: Area | None) -> None:
+        self._area = area
+        self.snapshot: Snapshot | None = None if area is None else area.newest()
+        self.problem = ""
+        if self.snapshot is not None and checksum.of_image(self.image) != self.about["checksum"]:
+            self.problem = f"the snapshot of step {self.about['step']} changed in memory after it was written"
+            self.snapshot = None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        assert self.snapshot is not None
+        return self.snapshot.about
+
+    @property
+    def image(self) -> Tensor:
+        """uint8 [n], in place: valid as long as nobody writes snapshots."""
+        assert self._area is not None
+        assert self.snapshot is not None
+        return torch.frombuffer(
+            self._area.body(self.snapshot.slot), dtype=torch.uint8, count=self.snapshot.size_bytes
+        )
+
+    def forget_unless(self, step: int) -> None:
+        """What is newer than the state that everybody went on from must never be found again."""
+        if self._area is not None:
+            for snapshot in self._area.whole():
+                if snapshot.about["step"] > step:
+                    self._area.forget(snapshot.slot)
+
+
+def restore(  # noqa: PLR0913 - every place that a state can come from
+    world: World,
+    store: Store,
+    kept: Kept,
+    state: State,
+    *,
+    failures: int,
+    log: EventLog | None,
+    clock: Clock,
+) -> Loaded:
+    """failures: consecutive ones without a new step. Raises NothingLoads, StatesDiffer or PeerLost. `log` is rank 0's."""
+    claims = [_parse(said) for said in world.gather(asdict(_claim(world, store, kept, clock)))]
+    candidates, rejected = choose(claims, failures)
+    for refused in rejected:
+        _report(log, refused)
+    for candidate in candidates:
+        loaded, problem = _try(world, store, kept, state, candidate, clock)
+        if loaded is not None:
+            agree(world, state.take_apart(), f"after loading step {loaded.step}")
+            kept.forget_unless(loaded.step)
+            return loaded
+        _report(log, Rejected(step=candidate.step, tier=candidate.tier, reason=problem))
+    if any(claim.records or claim.damaged for claim in claims):
+        count = sum(len(claim.records) + len(claim.damaged) for claim in claims)
         raise NothingLoads(
-            f"{len(candidates) + len(damaged)} checkpoints are committed and none of them loads; "
+            f"{count} checkpoints are committed and none of them loads; "
             "elastic-train verify lists the damage; nothing was changed, and --fresh would set the run aside and start anew"
         )
+    agree(world, state.take_apart(), "before step 1")
+    kept.forget_unless(0)
     return Loaded(step=0, chain="", source="none")
 
 
-def _candidates(
-    world: World, store: Store, clock: Clock
-) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
-    """Rank 0's listing, so that all ranks try the same ones in the same order."""
-    found: tuple[list[Any], list[Any]] = ([], [])
+def _claim(world: World, store: Store, kept: Kept, clock: Clock) -> Claim:
+    records: tuple[dict[str, Any], ...] = ()
+    damaged: tuple[tuple[int, str], ...] = ()
     if world.rank == 0:
-        records, damages = committed(store, clock)
-        found = [asdict(record) for record in records], [_pair(damage) for damage in damages]
-    records_of_first, damages_of_first = world.from_first(found)
-    return records_of_first, [(step, reason) for step, reason in damages_of_first]
+        found, damages = committed(store, clock)
+        records = tuple(asdict(record) for record in found)
+        damaged = tuple((damage.step, damage.reason) for damage in damages)
+    if kept.snapshot is None:
+        if kept.problem:
+            print(f"{kept.problem}; it is not used")
+        return Claim(records=records, damaged=damaged)
+    return Claim(
+        step=kept.about["step"], checksum=kept.about["checksum"], records=records, damaged=damaged
+    )
 
 
-def _pair(damage: Damage) -> tuple[int, str]:
-    return damage.step, damage.reason
+def _parse(said: dict[str, Any]) -> Claim:
+    damaged = tuple((step, reason) for step, reason in said["damaged"])
+    return Claim(**said | {"records": tuple(said["records"]), "damaged": damaged})
 
 
-def _load(store: Store, record: CommitRecord, state: State, clock: Clock) -> tuple[str, str]:
+def _try(
+    world: World, store: Store, kept: Kept, state: State, candidate: Candidate, clock: Clock
+) -> tuple[Loaded | None, str]:
+    """(what was loaded, "") or (None, what is wrong with this candidate on the first rank that says so)."""
+    mine, problem = _own_copy(world, store, kept, candidate, clock)
+    if len(candidate.ranks) < world.size:
+        told = world.gather({"size_bytes": 0 if mine is None else mine.numel(), "problem": problem})
+        problems = [each["problem"] for each in told if each["problem"]]
+        if problems:
+            return None, str(problems[0])
+        source = candidate.ranks[0]
+        mine = world.broadcast(mine, told[source]["size_bytes"], source=source)
+    assert mine is not None or problem
+    chain = ""
+    if mine is not None and not problem:
+        chain, problem = _load(mine, state)
+    has_line = candidate.tier is Tier.MEMORY and world.rank in candidate.ranks
+    told = world.gather({"problem": problem, "line": kept.about.get("line") if has_line else None})
+    problems = [each["problem"] for each in told if each["problem"]]
+    if problems:
+        return None, str(problems[0])
+    line = next((each["line"] for each in told if each["line"] is not None), None)
+    return Loaded(step=candidate.step, chain=chain, source=_source(world, candidate), line=line), ""
+
+
+def _own_copy(
+    world: World, store: Store, kept: Kept, candidate: Candidate, clock: Clock
+) -> tuple[Tensor | None, str]:
+    """uint8 [n], host memory: this rank's own copy of a candidate, None where it has none; or what is wrong with it."""
+    if world.rank not in candidate.ranks:
+        return None, ""
+    if candidate.tier is Tier.MEMORY:
+        return kept.image, ""
+    assert candidate.record is not None
+    try:
+        record = CommitRecord(**candidate.record)
+        payload = bytearray(read_payload(store, record, clock))
+        digest, _ = contents.digest(payload)
+        if digest != record.digest:
+            raise CheckpointDamaged(f"expected the digest {record.digest[:16]}, found {digest[:16]}")
+    except (CheckpointDamaged, StoreFailed, OSError) as error:
+        return None, f"{type(error).__name__}: {error}"
+    return torch.frombuffer(payload, dtype=torch.uint8), ""
+
+
+def _load(data: Tensor, state: State) -> tuple[str, str]:
     """(chain, "") or ("", what is wrong with it here)."""
     try:
-        tensors, document = image.read(read_payload(store, record, clock))
-        state.put_together(Parts(tensors=tensors, document=document["state"]))
-        digest, _ = digests(state.take_apart())
-        if digest != record.digest:
-            raise CheckpointDamaged(
-                f"expected the state's digest {record.digest[:16]}, found {digest[:16]} after loading"
-            )
+        tensors, document = image.read(data.numpy().data, copy=False)
+        parts = Parts(tensors=tensors, document=document["state"])
+        state.put_together(parts)
+        expected, found = checksums(parts)[0], checksums(state.take_apart())[0]
+        if found != expected:
+            raise CheckpointDamaged("the objects give another state than the one that they were loaded with")
         return str(document["chain"]), ""
     except (ElasticError, OSError, KeyError) as error:
         return "", f"{type(error).__name__}: {error}"
 
 
-def _reject(log: EventLog | None, step: int, reason: str) -> None:
-    if log is not None:
-        log.record(CheckpointRejected(step=step, reason=reason))
-        print(f"checkpoint step={step} does not load ({reason}); trying the next older one")
+def _source(world: World, candidate: Candidate) -> str:
+    if candidate.tier is Tier.STORAGE:
+        return "checkpoint"
+    return "snapshot" if len(candidate.ranks) == world.size else "peer"
+
+
+def _report(log: EventLog | None, refused: Rejected) -> None:
+    if log is None:
+        return
+    if refused.tier is Tier.STORAGE:
+        log.record(CheckpointRejected(step=refused.step, reason=refused.reason))
+        print(f"checkpoint step={refused.step} is not used ({refused.reason}); trying the next older state")
+        return
+    log.record(SnapshotRejected(step=refused.step, reason=refused.reason))
+    print(f"snapshot step={refused.step} is not used ({refused.reason}); trying the next older state")

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from elastic.checkpoint.fsspec_store import open_store
 from elastic.checkpoint.handoff import Uploads
-from elastic.clock import SystemClock
+from elastic.clock import Clock, SystemClock
 from elastic.control_page import ControlPage
 from elastic.data import streams
 from elastic.data.loader import Loader
@@ -29,10 +29,16 @@ from elastic.identity import Identity
 from elastic.launch_env import AgentLink
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
-from elastic.options import SaveEvery
+from elastic.options import SaveEvery, SnapshotEvery
 from elastic.run_dir import RunDir
+from elastic.snapshot.area import Area
+from elastic.snapshot.transfer import DeviceTransfer, HostTransfer
 from elastic.train.loop import Diary, Loop, Surroundings
+from elastic.train.pulse import Pulse
+from elastic.train.restore import Kept
 from elastic.train.saving import Saving
+from elastic.train.snapshot_policy import Interval
+from elastic.train.snapshots import AgentMemory, OwnMemory, Snapshots
 from elastic.train.state import State
 from elastic.train.step import Step
 from elastic.train.world import World
@@ -63,12 +69,13 @@ class Run:
         self.rank = world.rank
         self.world_size = world.size
         self.is_first = world.rank == 0
-        self._world = world
         self._link = link
         self._identity = ours
         self._log = log
         self._dir = RunDir.parse(link.run_dir)
         self._page = ControlPage.open(link.control_page)
+        self._pulse = Pulse(self._page, world.local_rank)
+        self._world = replace(world, waiting=self._pulse.waiting)
         # A drain may be asked of a worker directly, by a scheduler that signals every process.
         signal.signal(signal.SIGTERM, self._asked_to_stop)
 
@@ -114,7 +121,7 @@ class Run:
             around = self._surroundings(stack)
             loop = Loop(around, data.order, data.loader, state)
             yield from loop.run()
-        if self.is_first and self._link.pid == os.getpid():
+        if self.is_first and self._is_alone:
             # There is no agent to say so once the recipe has ended well.
             order = data.order
             self._log.record(RunFinished(steps=order.steps, epochs=order.epochs, digest=loop.digest))
@@ -147,22 +154,44 @@ class Run:
         if self.is_first:
             uploads = Uploads(self._link.uploader)
             stack.callback(uploads.close)
-            facts: dict[str, object] = {
-                "generation": self._link.generation,
-                "world_size": self.world_size,
-                "torch": torch.__version__,
-            }
-            saving = Saving(uploads, SaveEvery.parse(self._link.save_every), clock, facts)
-            diary = Diary(log=self._log, metrics=Metrics(self._dir.metrics), saving=saving)
+            diary = Diary(
+                log=self._log,
+                metrics=Metrics(self._dir.metrics),
+                saving=Saving(uploads, SaveEvery.parse(self._link.save_every), clock),
+                interval=Interval(SnapshotEvery.parse(self._link.snapshot_every)),
+            )
         return Surroundings(
             world=self._world,
             store=open_store(self._dir.checkpoints_url),
             clock=clock,
             generation=self._link.generation,
+            failures=self._link.failures,
+            commits_drains=self._is_alone,
             diary=diary,
             page=self._page,
+            pulse=self._pulse,
+            kept=Kept(Area.open(self._link.memory) if self._link.memory else None),
+            snapshots=self._snapshots(clock),
             faults=self._faults(),
         )
+
+    @property
+    def _is_alone(self) -> bool:
+        """There is no agent: this process wrote its own link."""
+        return self._link.pid == os.getpid()
+
+    def _snapshots(self, clock: Clock) -> Snapshots | None:
+        """One writer for each node's memory; without an agent only rank 0 has any."""
+        if self._world.local_rank != 0 or (self._is_alone and not self.is_first):
+            return None
+        facts = {
+            "generation": self._link.generation,
+            "world_size": self.world_size,
+            "torch": torch.__version__,
+        }
+        lend = OwnMemory().lend if self._is_alone else AgentMemory(self._page, self._link.pid).lend
+        transfer = HostTransfer() if self.device.type == "cpu" else DeviceTransfer(self.device)
+        return Snapshots(lend, transfer, clock, facts)
 
     def _faults(self) -> Faults | None:
         if self._link.faults is None:

@@ -1,97 +1,98 @@
-"""Rank 0 hands a finished copy of the state to the uploader and trains on; what became of the save comes back later.
+"""Rank 0 says when a snapshot is to become a checkpoint, hands it to the uploader and trains on; what became of it comes back later.
 
-The copy is made once, into memory that belongs to the uploader as soon as it has been handed over: it survives this process. A save that
-fails is reported and never stops training. It does not retry: that is the uploader's business.
+One save is under way at a time: a later one that is due waits for its answer, because a slot that is being uploaded cannot be written. A save that fails is reported and never
+stops training. It does not retry: that is the uploader's business.
 """
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
-from elastic.checkpoint import image
 from elastic.checkpoint.handoff import Uploads
+from elastic.checkpoint.offering import offer
 from elastic.clock import Clock
 from elastic.errors import StoreFailed
 from elastic.options import SaveEvery
 from elastic.train.save_policy import is_due
-from elastic.train.state import Parts
+from elastic.train.snapshots import Taken
 
 FINAL_SAVE_S = 600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """A place in the run whose state is saved; `digest` is that of the state, `chain` of all steps up to it."""
+@dataclass(slots=True, kw_only=True)
+class Cost:
+    """What the last save took: seconds of training, and of the uploader's processor."""
 
-    step: int
-    epoch: int
-    digest: str
-    chain: str
+    training_s: float
+    uploader_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        # On a machine whose processors are all busy, each second of the uploader's is taken from one of them.
+        return self.training_s + self.uploader_s / (os.cpu_count() or 1)
 
 
 class Saving:
-    def __init__(self, uploads: Uploads, every: SaveEvery, clock: Clock, facts: dict[str, object]) -> None:
-        """facts: what a commit record says beside the point: generation, world_size, torch."""
+    def __init__(self, uploads: Uploads, every: SaveEvery, clock: Clock) -> None:
         self._uploads = uploads
         self._every = every
         self._clock = clock
-        self._facts = facts
         self.resumed_from: int | None = None  # step of the checkpoint that this generation went on from
+        self.digest = ""  # of the last one that was committed
         self._last_at = clock.monotonic()
-        self._cost_s: float | None = None
+        self._cost: Cost | None = None
+        self._under_way: int | None = None
+        self._is_overdue = False
+
+    def resume(self, *, has_checkpoint: bool, resumed_from: int | None) -> None:
+        """A young run saves at its first step, to have something to fall back to; one that goes on from its memory has time."""
+        self.resumed_from = resumed_from
+        if has_checkpoint:
+            self._cost = Cost(training_s=0.0)
 
     def is_due(self, step: int) -> bool:
+        self._hear()
         since_s = self._clock.monotonic() - self._last_at
-        return is_due(self._every, step=step, since_s=since_s, cost_s=self._cost_s)
+        cost_s = None if self._cost is None else self._cost.total_s
+        self._is_overdue |= is_due(self._every, step=step, since_s=since_s, cost_s=cost_s)
+        return self._is_overdue and self._under_way is None
 
-    def save(self, parts: Parts, point: Point, *, began_at: float, final: bool = False) -> None:
-        """Copy the state and hand it over. `began_at`, on the monotonic clock: when this save began to cost training time."""
-        self._last_at = began_at
-        # Before the offer: the answer to this save belongs to `wait`, and may come at once.
-        self._report()
-        document = {"state": parts.document, "step": point.step, "epoch": point.epoch, "chain": point.chain}
+    def save(self, taken: Taken | None, step: int, *, began_at: float, final: bool = False) -> None:
+        """Offer a snapshot. `began_at`, on the monotonic clock: when this save began to cost training time."""
+        self._hear()
+        self._last_at, self._is_overdue = began_at, False
         try:
-            fd, size_bytes = _copy(parts, document)
-            try:
-                about = {
-                    "step": point.step,
-                    "epoch": point.epoch,
-                    "digest": point.digest,
-                    "size_bytes": size_bytes,
-                }
-                self._uploads.offer(
-                    fd, about | self._facts | {"resumed_from": self.resumed_from}, final=final
-                )
-            finally:
-                os.close(fd)
+            if taken is None:
+                raise StoreFailed("there is no memory for a copy of the state")
+            offer(
+                self._uploads, taken.area, taken.snapshot, resumed_from=self.resumed_from, final=final
+            )
+            self._under_way = step
         except (OSError, StoreFailed) as error:
-            print(f"checkpoint step={point.step} is not saved: {error}; training goes on")
-        self._cost_s = self._clock.monotonic() - began_at
+            print(f"checkpoint step={step} is not saved: {error}; training goes on")
+        self._cost = Cost(training_s=self._clock.monotonic() - began_at)
 
     def wait(self, step: int) -> str:
         """Wait for the save of `step`; returns what went wrong, or nothing when it is committed."""
-        try:
-            answer = self._uploads.wait(step, FINAL_SAVE_S)
-        except StoreFailed as error:
-            return str(error)
+        if self._under_way != step:
+            return "it could not be handed to the uploader"
+        self._under_way = None
+        answer = self._uploads.wait(step, FINAL_SAVE_S)
         if answer is None:
             return f"no answer from the uploader within {FINAL_SAVE_S:.0f} s"
-        return "" if answer["state"] == "committed" else str(answer["reason"])
+        if answer["state"] != "committed":
+            return str(answer["reason"])
+        self.digest = str(answer.get("digest", ""))
+        return ""
 
-    def _report(self) -> None:
+    def _hear(self) -> None:
         for answer in self._uploads.poll():
-            if answer["state"] == "failed":
-                print(f"checkpoint step={answer['step']} failed: {answer['reason']}; training goes on")
+            self._take(answer)
 
-
-def _copy(parts: Parts, document: object) -> tuple[int, int]:
-    fd = os.memfd_create("elastic-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-
-    def sink(piece: memoryview) -> None:
-        while piece:
-            piece = piece[os.write(fd, piece) :]
-
-    try:
-        return fd, image.write(parts.tensors, document, sink)
-    except BaseException:
-        os.close(fd)
-        raise
+    def _take(self, answer: dict[str, Any]) -> None:
+        if answer["step"] == self._under_way:
+            self._under_way = None
+        if answer["state"] == "failed":
+            print(f"checkpoint step={answer['step']} failed: {answer['reason']}; training goes on")
+        elif self._cost is not None:
+            self._cost.uploader_s = float(answer.get("cpu_s", 0.0))

@@ -1,11 +1,9 @@
 """State is everything that must survive: objects with `state_dict`, taken apart into tensors and JSON, and put together again exactly.
 
-Taking a state apart draws no random numbers and changes nothing. Ranks hold identical states, which digests check. What cannot be kept
+Taking a state apart draws no random numbers and changes nothing. Ranks hold identical states, which checksums show. What cannot be kept
 without pickle is refused with the name of the entry.
 """
 
-import hashlib
-import json
 import math
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
@@ -13,8 +11,8 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from elastic.checkpoint.image import tensor_bytes
 from elastic.errors import CheckpointDamaged, StateNotSavable, UsageError
+from elastic.snapshot import checksum
 
 
 @runtime_checkable
@@ -66,6 +64,11 @@ class State:
         updated = {p: None for o in optimizers for group in o.param_groups for p in group["params"]}
         return list(dict.fromkeys([*(p for p in owned if p in updated), *updated]))
 
+    @property
+    def buffer_addresses(self) -> set[int]:
+        """Where the buffers lie, which the next forward may change."""
+        return {b.data_ptr() for module in self.modules for b in module.buffers()}
+
     def take_apart(self) -> Parts:
         """Tensors are references, not copies. Raises StateNotSavable with the name of the entry that needs pickle."""
         tensors: dict[str, Tensor] = {}
@@ -91,17 +94,9 @@ class State:
                 raise CheckpointDamaged(f"{name} does not take the saved state: {error}") from error
 
 
-def digests(parts: Parts) -> tuple[str, dict[str, str]]:
-    """(sha256 of the whole state in a canonical order, sha256 of each entry), in hexadecimal."""
-    entries = {}
-    for name, tensor in parts.tensors.items():
-        digest = hashlib.sha256(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor_bytes(tensor).numpy().data)
-        entries[name] = digest.hexdigest()
-    for name, value in parts.document.items():
-        entries[f"{name} (values)"] = hashlib.sha256(json.dumps(value).encode()).hexdigest()
-    whole = hashlib.sha256(json.dumps(sorted(entries.items())).encode()).hexdigest()
-    return whole, entries
+def checksums(parts: Parts) -> tuple[str, dict[str, str]]:
+    """(checksum of the whole state, checksum of each entry), in hexadecimal."""
+    return checksum.of_state(parts.tensors, parts.document)
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

@@ -6,6 +6,7 @@ It does not clip, scale or step: the recipe does that with plain PyTorch on the 
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,12 @@ from torch import Tensor
 from elastic.data import streams
 from elastic.data.loader import Batch
 from elastic.errors import UsageError
+from elastic.place import Place
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.reduce.tree import Block, Stack
 from elastic.train.buffers import Buffers
+from elastic.train.pulse import Pulse, Unread
 
 Scaler = torch.amp.GradScaler
 
@@ -28,7 +31,8 @@ class Requests:
     """What one rank asks of all; rides in the step's sum, so that every rank decides the same at the same step."""
 
     drain: bool
-    save: bool
+    keep: bool  # a snapshot
+    save: bool  # a checkpoint, of a snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,7 @@ class Outcome:
     loss: float
     gradient_norms: tuple[float, ...]  # of each bucket
     drain: bool
+    keep: bool
     save: bool
 
 
@@ -45,13 +50,21 @@ class Shards:
     """What steps share: this rank's shards, their data, and the sums across ranks."""
 
     def __init__(
-        self, *, exchange: Exchange, gradients: Gradients, buffers: Buffers, device: torch.device, seed: int
+        self,
+        *,
+        exchange: Exchange,
+        gradients: Gradients,
+        buffers: Buffers,
+        device: torch.device,
+        seed: int,
+        pulse: Pulse | None = None,
     ) -> None:
         self.exchange = exchange
         self.gradients = gradients
         self.buffers = buffers
         self.device = device
         self.seed = seed
+        self.pulse = Pulse(Unread(), 0) if pulse is None else pulse
 
     def sum(self, of_leaf: dict[int, Tensor], what: str) -> Tensor:
         """Tree sum of equally shaped tensors, one per own shard; they are overwritten."""
@@ -59,7 +72,12 @@ class Shards:
         for leaf, value in of_leaf.items():
             stack.push(Block(leaf, 1), value.reshape(-1))
         shape = next(iter(of_leaf.values())).shape
-        return self.exchange.sum(stack.parts, what).view(shape)
+        with self.pulse.waiting():
+            total = self.exchange.sum(stack.parts, what)
+            if self.exchange.world_size > 1 and total.device.type == "cuda":
+                # nccl only queues the sum: without this the host would wait for other ranks in the middle of the recipe's code.
+                torch.cuda.current_stream(total.device).synchronize()
+        return total.view(shape)
 
 
 class Step:
@@ -131,6 +149,7 @@ class Step:
         direct = self._direct_gradients(loss if scaler is None else scaler.scale(loss))
         gradients.begin()
         for batch in self._batches:
+            self._shards.pulse.enter(Place.STEP)
             outputs = [
                 (out[batch.shard], total.grad) for total, out in self._sums if out[batch.shard].requires_grad
             ]
@@ -139,7 +158,9 @@ class Step:
                 torch.autograd.backward([out for out, _ in outputs], [gradient for _, gradient in outputs])
             self.reached("backward")
             gradients.after(batch.shard)
-        self._finish(float(loss.detach()), dict.fromkeys(self._own, 0.0))
+        with self._shards.pulse.waiting():  # nccl: sums that are on their way may stand before it
+            known = float(loss.detach())
+        self._finish(known, dict.fromkeys(self._own, 0.0))
         for parameter, gradient in direct.items():
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         self._sums = []
@@ -161,7 +182,10 @@ class Step:
             (scaled / self._shards.exchange.shards).backward()  # type: ignore[no-untyped-call]
             self.reached("backward")
             gradients.after(batch.shard)
-            losses[batch.shard] = float(loss.detach())
+            # After the last shard the sums are on their way, and with nccl the host stands behind them here.
+            is_last = batch.shard == self._own[-1]
+            with self._shards.pulse.waiting() if is_last else nullcontext():
+                losses[batch.shard] = float(loss.detach())
         self._finish(None, losses)
         assert self.outcome is not None
         return self.outcome.loss
@@ -175,6 +199,7 @@ class Step:
         self._passes += 1
         seed, buffers = self._shards.seed, self._shards.buffers
         for batch in self._batches:
+            self._shards.pulse.enter(Place.STEP)
             streams.enter(seed, "shard", self.number, batch.shard, self._passes)
             buffers.load(self._after.get(batch.shard))
             self.reached("forward")
@@ -196,10 +221,11 @@ class Step:
     def _finish(self, loss: float | None, losses: dict[int, float]) -> None:
         """The step's second sum: the loss, who asks for what, which gradients exist, and the buffers."""
         shards, buffers = self._shards, self._shards.buffers
-        flats = shards.gradients.wait()
+        with shards.pulse.waiting():
+            flats = shards.gradients.wait()
         self.reached("mid-sum")
         asked = self._requests()
-        mine = torch.tensor([asked.drain, asked.save], dtype=torch.float64)
+        mine = torch.tensor([asked.drain, asked.keep, asked.save], dtype=torch.float64)
         mine = torch.cat([mine, shards.gradients.used()]).to(shards.device)
         contributions = {}
         for place, leaf in enumerate(self._own):
@@ -209,13 +235,15 @@ class Step:
             )
             contributions[leaf] = torch.cat([head, buffers.contribution(self._after[leaf], leaf)])
         total = shards.sum(contributions, "the end of a step")
-        known, used, changed = torch.split(total, [3, mine.numel() - 2, buffers.length])
-        mean, drain, save = known.tolist()
+        known, used, changed = torch.split(total, [4, mine.numel() - 3, buffers.length])
+        mean, drain, keep, save = known.tolist()
         shards.gradients.place(flats, used)
         buffers.close(changed)
         self.outcome = Outcome(
             loss=loss if loss is not None else mean / shards.exchange.shards,
             gradient_norms=tuple(float(torch.linalg.vector_norm(flat)) for flat in flats),
             drain=drain > 0,
+            keep=keep > 0,
             save=save > 0,
         )
+        shards.pulse.enter(Place.BETWEEN)

@@ -1,7 +1,7 @@
 """A worker process never outlives its agent, runs the recipe as `__main__`, and always says how it ended.
 
-It is started as `python -m elastic.train.worker RECIPE ARGUMENTS...`, under torchrun's variables and the agent's. Any script runs in it, one
-that uses none of this library as well.
+It is forked from the warm parent, or started as `python -m elastic.train.worker RECIPE ARGUMENTS...`, under torchrun's variables and the agent's. Any
+script runs in it, one that uses none of this library as well.
 """
 
 import atexit
@@ -29,18 +29,30 @@ from elastic.errors import (
     UsageError,
 )
 from elastic.launch_env import AgentLink
+from elastic.train.pulse import show_stacks_on_request
 
 PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
+    """The process itself, where it was not forked."""
     launch = launch_env.read()
     if launch.agent is not None:
         die_with(launch.agent.pid)
+    elif launch.preflight is not None:
+        die_with(os.getppid())
+    recipe, *arguments = sys.argv[1:]
+    perform(recipe, arguments)
+
+
+def perform(recipe: str, arguments: list[str]) -> NoReturn:
+    """Run the recipe in this process, which is to end with it, under the environment as it is now."""
+    launch = launch_env.read()
+    if launch.agent is not None:
         # A terminal's Ctrl-C is for the agent, which asks for a drain.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
-    recipe, *arguments = sys.argv[1:]
+    show_stacks_on_request()
     sys.argv = [recipe, *arguments]
     sys.path[0] = str(Path(recipe).resolve().parent)
     try:
@@ -74,12 +86,12 @@ def end(code: int) -> NoReturn:
     leave(code, "")
 
 
-def die_with(agent_pid: int) -> None:
-    """Ask the kernel for SIGKILL when the agent dies; Linux only, elsewhere a lost agent is noticed at the next collective."""
+def die_with(parent_pid: int) -> None:
+    """Ask the kernel for SIGKILL when the parent, agent or warm parent, dies; Linux only, elsewhere a lost agent is noticed at the next collective."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != agent_pid:  # it died before the kernel knew
+    if os.getppid() != parent_pid:  # it died before the kernel knew
         os._exit(EXIT_FAILED)
 
 

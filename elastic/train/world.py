@@ -6,15 +6,20 @@ NCCL_SOCKET_IFNAME mean what they always mean.
 """
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from elastic.errors import UsageError
 from elastic.launch_env import Launch
 from elastic.reduce.exchange import peers_may_die
+
+BROADCAST_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +31,14 @@ class World:
     # None is torch's default group. Nothing of ours may hold that one: its threads end when the last reference goes, and not later than the interpreter.
     group: dist.ProcessGroup | None  # for tensors on `device`
     control: dist.ProcessGroup | None  # gloo, host memory
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext  # around what needs the other ranks
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's JSON value, in rank order, on every rank. Raises PeerLost."""
         if self.size == 1:
             return [value]
         mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        with peers_may_die("an exchange of messages"):
+        with self.waiting(), peers_may_die("an exchange of messages"):
             lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
             dist.all_gather(lengths, torch.tensor([mine.numel()]), group=self.control)
             longest = max(int(length) for length in lengths)
@@ -47,6 +53,18 @@ class World:
     def from_first(self, value: Any) -> Any:
         """Rank 0's JSON value on every rank; what other ranks pass is not looked at. Raises PeerLost."""
         return self.gather(value if self.rank == 0 else None)[0]
+
+    def broadcast(self, data: Tensor | None, size_bytes: int, *, source: int) -> Tensor:
+        """uint8 [size_bytes] in host memory: what rank `source` passes, on every rank; those that pass something keep their own. Raises PeerLost."""
+        kept = torch.empty(size_bytes, dtype=torch.uint8) if data is None else data
+        with peers_may_die("the sending of a state"):
+            for start in range(0, size_bytes, BROADCAST_BYTES):
+                piece = kept[start : start + BROADCAST_BYTES]
+                # A rank that has the state already takes part and throws away what comes.
+                is_own = data is not None and self.rank != source
+                with self.waiting():  # each piece shows that the worker moves
+                    dist.broadcast(torch.empty_like(piece) if is_own else piece, source, group=self.control)
+        return kept
 
     def close(self) -> None:
         if dist.is_initialized():

@@ -153,8 +153,9 @@ class Drill:
         return next((pid for pid in children if "elastic.checkpoint.uploader" in _words(pid)), None)
 
     def agent_of_rank(self, rank: int, generation: int) -> Agent:
+        # A worker's parent is the agent, or its warm parent.
         parent = _parent(self.pid_of_rank(rank, generation))
-        return next(agent for agent in self.agents if agent.pid == parent)
+        return next(agent for agent in self.agents if agent.pid in (parent, _parent(parent)))
 
     def uploader_serves(self, agent: Agent) -> None:
         """Wait until the agent has an uploader that takes saves: one that was killed is replaced after a while."""

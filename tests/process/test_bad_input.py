@@ -40,7 +40,7 @@ def refused(drill, monkeypatch, capfd):
         ),
         (["--save-every", "often"], "expected 500steps, 30s, 10min, 2h or auto, found 'often'"),
         (["--faults", "step 3: explode"], "found 'step 3: explode'"),
-        (["--nproc-per-node", "1000"], "expected at most 511 workers a node, found --nproc-per-node 1000"),
+        (["--nproc-per-node", "1000"], "expected at most 126 workers a node, found --nproc-per-node 1000"),
         (
             ["--nproc-per-node", "3", "--max-nodes", "2"],
             "expected at most as many workers as shards (4), found 2 nodes of 3",

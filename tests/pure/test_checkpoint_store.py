@@ -352,8 +352,17 @@ def test_an_image_that_was_cut_while_it_was_saved_is_not_committed(tmp_path, ima
     assert store.list() == []
 
 
-def test_an_image_of_another_size_than_promised_is_not_uploaded(tmp_path, image):
-    """Storage libraries upload whole files: bytes behind the image would be stored, too."""
-    payload = image(b"state and more")
-    with pytest.raises(StoreFailed, match="expected 5"):
-        save_now(open_store(str(tmp_path / "c")), Payload(fd=payload.fd, size_bytes=5), 1)
+@pytest.mark.parametrize("url", ["{}/c", "memory://{}/c"])
+def test_an_image_inside_a_larger_file_is_stored_without_what_is_around_it(tmp_path, image, url):
+    """A slot of the memory for snapshots; storage libraries upload whole files."""
+    whole = image(b"before" + b"state" + b"after")
+    store = open_store(url.format(tmp_path))
+    save_now(store, Payload(fd=whole.fd, offset=6, size_bytes=5), 1)
+    (payload,) = [entry for entry in store.list() if entry.name.endswith("safetensors")]
+    assert b"".join(store.read(payload.name)) == b"state"
+
+
+def test_an_image_that_goes_beyond_the_end_of_its_file_is_not_stored(tmp_path, image):
+    whole = image(b"state")
+    with pytest.raises(StoreFailed, match="expected 5 from byte 1 on"):
+        save_now(open_store(str(tmp_path / "c")), Payload(fd=whole.fd, offset=1, size_bytes=5), 1)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -15,16 +16,20 @@ from elastic.checkpoint.catalog import committed, read_payload
 from elastic.checkpoint.fakes import FakeClock
 from elastic.checkpoint.fsspec_store import open_store
 from elastic.checkpoint.handoff import UploaderProcess, Uploads
+from elastic.checkpoint.offering import offer
 from elastic.checkpoint.save_queue import MOST_WAITING, offered
-from elastic.checkpoint.saver import Outcome, State, is_fenced
+from elastic.checkpoint.saver import Outcome, State, is_older
 from elastic.checkpoint.uploader import Uploader, _listen, serve
 from elastic.checkpoint.wire import Lines, Offer, UploaderConfig, to_line
 from elastic.checkpoint.work import OVERTIME_S, Job, Work
 from elastic.clock import SystemClock
 from elastic.errors import StoreFailed, UsageError
 from elastic.observe.log import EventLog, read_events
+from elastic.snapshot import contents
+from elastic.snapshot.area import _LEASES, Area
 
 LIMIT_S = 60.0
+LARGE_BYTES = 5_000_000
 
 
 @pytest.fixture
@@ -52,30 +57,54 @@ def process(config):
     process.stop(LIMIT_S)
 
 
-def meta_of(step, size_bytes, generation=1):
-    return {
-        "step": step,
-        "epoch": 0,
-        "generation": generation,
-        "digest": "0" * 64,
-        "size_bytes": size_bytes,
-        "world_size": 1,
-        "torch": "2",
-        "resumed_from": None,
-    }
+@pytest.fixture
+def area():
+    area = Area.create(LARGE_BYTES, 8)
+    yield area
+    area.close()
 
 
-def hand_over(uploads, step, data=b"state", *, final=False, generation=1):
-    fd = os.memfd_create("image")
-    os.write(fd, data)
-    uploads.offer(fd, meta_of(step, len(data), generation), final=final)
-    os.close(fd)
+def about(step, generation=1):
+    return {"step": step, "epoch": 0, "generation": generation, "world_size": 1, "torch": "2"}
+
+
+def image_of(step, data_bytes=64):
+    """As image.py writes it, without torch."""
+    entry = {"dtype": "U8", "shape": [data_bytes], "data_offsets": [0, data_bytes]}
+    metadata = {contents.DOCUMENT: json.dumps({"state": {"step": step}}), contents.TIES: "{}"}
+    header = json.dumps({"__metadata__": metadata, "x": entry}).encode()
+    return contents.LENGTH.pack(len(header)) + header + bytes([step % 256]) * data_bytes
+
+
+def keep(area, step, data=None, generation=1):
+    data = image_of(step) if data is None else data
+    slot = area.begin()
+    area.body(slot)[: len(data)] = data
+    return area.publish(slot, size_bytes=len(data), about=about(step, generation))
+
+
+def hand_over(uploads, area, step, data=None, *, final=False, generation=1):
+    snapshot = keep(area, step, data, generation)
+    offer(uploads, area, snapshot, resumed_from=None, final=final)
+    return snapshot
+
+
+def meta_of(step, generation=1):
+    where = {"slot": 0, "seq": 2, "offset": 8192, "size_bytes": 10}
+    return about(step, generation) | where | {"resumed_from": None}
 
 
 def committed_steps(config):
     records, damages = committed(open_store(config.checkpoints_url), SystemClock())
     assert damages == []
     return [record.step for record in records]
+
+
+def wait_until(is_so):
+    deadline = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class InThread:
@@ -121,81 +150,92 @@ def test_it_starts_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path):
+def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, area):
     """The ordinary way: offer, wait for the answer, look into the store and the event log."""
     uploads = Uploads(config.socket_path)
-    hand_over(uploads, 7, b"image of step 7")
-    assert uploads.wait(7, LIMIT_S)["state"] == "committed"
+    data = image_of(7, LARGE_BYTES // 2)
+    digest, _ = contents.digest(data)
+    hand_over(uploads, area, 6, image_of(6))
+    hand_over(uploads, area, 7, data, final=True)
+    answer = uploads.wait(7, LIMIT_S)
+    assert (answer["state"], answer["digest"]) == ("committed", digest)
+    assert 0.0 < answer["cpu_s"] < LIMIT_S
     store = open_store(config.checkpoints_url)
-    (record,), _ = committed(store, SystemClock())
-    assert bytes(read_payload(store, record, SystemClock())) == b"image of step 7"
-    assert process.flush(LIMIT_S)
-    events = read_events(tmp_path / "events")
-    assert [(e["event"], e["step"], e["generation"], e["size_bytes"]) for e in events] == [
-        ("checkpoint_committed", 7, 1, 15)
+    (record, *_), _ = committed(store, SystemClock())
+    assert (record.step, record.digest, record.size_bytes) == (7, digest, len(data))
+    assert bytes(read_payload(store, record, SystemClock())) == data
+    assert process.stop(LIMIT_S)
+    event = read_events(tmp_path / "events")[-1]
+    assert [event[name] for name in ("event", "step", "generation", "size_bytes", "digest")] == [
+        "checkpoint_committed",
+        7,
+        1,
+        len(data),
+        digest,
     ]
 
 
 CLIENT = """
-import os, signal, sys, json
+import os, signal, sys
 from elastic.checkpoint.handoff import Uploads
-fd = os.memfd_create("image")
-os.write(fd, b"x" * 5_000_000)
-Uploads(sys.argv[1]).offer(fd, json.loads(sys.argv[2]))
+from elastic.checkpoint.offering import offer
+from elastic.snapshot.area import Area
+area = Area.open(sys.argv[2])
+offer(Uploads(sys.argv[1]), area, area.newest(), resumed_from=None, final=False)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_client_that_is_killed_after_its_offer_is_saved_all_the_same(config, process):
-    """A process offers an image in its own memory and kills itself at once; only the uploader holds the memory now."""
-    about = json.dumps(meta_of(3, 5_000_000))
-    client = subprocess.run([sys.executable, "-c", CLIENT, config.socket_path, about], check=False)
-    assert client.returncode == -signal.SIGKILL
-    assert process.flush(LIMIT_S)
+def test_a_client_that_is_killed_after_its_offer_is_saved_all_the_same(config, process, area):
+    """A process offers what lies in memory that is not its own, and kills itself at once."""
+    keep(area, 3, image_of(3, LARGE_BYTES // 2))
+    command = [sys.executable, "-c", CLIENT, config.socket_path, area.path]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert process.stop(LIMIT_S)
     assert committed_steps(config) == [3]
 
 
-def test_the_end_of_the_owners_pipe_finishes_the_saves_and_ends_the_process(config, process):
+def test_the_end_of_the_owners_pipe_finishes_the_saves_and_ends_the_process(config, process, area):
     """Offers, then the owner leaves at once: the save is finished first, and the exit code says so."""
     uploads = Uploads(config.socket_path)
-    hand_over(uploads, 1, b"x" * 5_000_000)
-    hand_over(uploads, 2, final=True)
+    hand_over(uploads, area, 1, image_of(1, LARGE_BYTES // 2))
+    hand_over(uploads, area, 2, final=True)
     assert process.stop(LIMIT_S)
     assert committed_steps(config) == [2, 1]
     assert [answer["state"] for answer in uploads.poll()] == ["committed", "committed"]
 
 
-def test_a_terminals_signals_do_not_end_it(config, process):
+def test_a_terminals_signals_do_not_end_it(config, process, area):
     """Ctrl-C and a kill of the whole group reach it; the owner alone decides when it leaves."""
     os.kill(process.pid, signal.SIGINT)
     os.kill(process.pid, signal.SIGTERM)
     uploads = Uploads(config.socket_path)
-    hand_over(uploads, 1)
+    hand_over(uploads, area, 1)
     assert uploads.wait(1, LIMIT_S)["state"] == "committed"
 
 
-def test_a_killed_uploader_is_a_failed_save_and_an_error_at_the_next_offer(config, process):
+def test_a_killed_uploader_is_a_failed_save_and_an_error_at_the_next_offer(config, process, area):
     """SIGKILL with an offer unanswered or answered: afterwards the client is never left waiting."""
     uploads = Uploads(config.socket_path)
-    hand_over(uploads, 1)
+    hand_over(uploads, area, 1)
     os.kill(process.pid, signal.SIGKILL)
     process.stop(LIMIT_S)
     assert uploads.wait(1, LIMIT_S)["state"] in {"committed", "failed"}
     with pytest.raises(StoreFailed, match="expected an uploader"):
-        hand_over(uploads, 2)
-    assert not process.flush(LIMIT_S)
+        hand_over(uploads, area, 2)
+    assert not process.enter(1)
 
 
-def test_a_restarted_uploader_serves_the_same_client(config, process):
+def test_a_restarted_uploader_serves_the_same_client(config, process, area):
     """The owner replaces a killed uploader on the same path; the client's next offer finds it."""
     uploads = Uploads(config.socket_path)
-    hand_over(uploads, 1)
+    hand_over(uploads, area, 1)
     uploads.wait(1, LIMIT_S)
     os.kill(process.pid, signal.SIGKILL)
     process.stop(LIMIT_S)
     successor = UploaderProcess.start(config)
     successor.wait_ready()
-    hand_over(uploads, 2)
+    hand_over(uploads, area, 2)
     assert uploads.wait(2, LIMIT_S)["state"] == "committed"
     assert successor.stop(LIMIT_S)
 
@@ -211,67 +251,185 @@ def test_an_unknown_protocol_is_told_to_the_owner(config):
     assert not process.stop(LIMIT_S)
 
 
-def test_a_newer_save_takes_the_place_of_one_that_waits(config):
+def test_a_newer_save_takes_the_place_of_one_that_waits(config, area):
     """Step 1 is held before its commit record; of 2, 3 (final) and 4, which wait, only 2 may be dropped, and 4 falls to 5."""
     uploads = Uploads(config.socket_path)
     with InThread(config) as uploader:
-        hand_over(uploads, 1)
+        hand_over(uploads, area, 1)
         assert uploader.reached.wait(LIMIT_S)
-        hand_over(uploads, 2)
-        hand_over(uploads, 3, final=True)
+        hand_over(uploads, area, 2)
+        hand_over(uploads, area, 3, final=True)
         assert uploads.wait(2, LIMIT_S)["state"] == "dropped"
-        hand_over(uploads, 4)
-        hand_over(uploads, 5)
+        hand_over(uploads, area, 4)
+        hand_over(uploads, area, 5)
         assert "step 5" in uploads.wait(4, LIMIT_S)["reason"]
         uploader.go_on.set()
         assert [uploads.wait(step, LIMIT_S)["state"] for step in (1, 3, 5)] == ["committed"] * 3
     assert committed_steps(config) == [5, 3, 1]
 
 
-def test_a_save_that_is_fenced_during_its_upload_is_dropped(config, tmp_path):
+def test_a_save_that_is_fenced_during_its_upload_is_dropped(config, tmp_path, area):
     """The newest generation grows to 2 while generation 1 is between payload and record."""
     uploads = Uploads(config.socket_path)
     with InThread(config) as uploader:
-        hand_over(uploads, 1, generation=1)
+        hand_over(uploads, area, 1, generation=1)
         assert uploader.reached.wait(LIMIT_S)
         (tmp_path / "fence").write_text("2\n")
         uploader.go_on.set()
         assert uploads.wait(1, LIMIT_S)["state"] == "dropped"
-        hand_over(uploads, 1, generation=2)
+        hand_over(uploads, area, 1, generation=2)
         assert uploads.wait(1, LIMIT_S)["state"] == "committed"
     assert committed_steps(config) == [1]
     assert read_events(tmp_path / "events")[0]["generation"] == 2
 
 
-def test_the_owner_leaves_while_a_save_is_held(config):
+def test_the_owner_leaves_while_a_save_is_held(config, area):
     """The end of the pipe comes first, the save's end after it: the loop must wait for the save."""
     uploads = Uploads(config.socket_path)
     with InThread(config) as uploader:
-        hand_over(uploads, 1)
+        hand_over(uploads, area, 1)
         assert uploader.reached.wait(LIMIT_S)
         uploader.leave()
-        hand_over(uploads, 2)
+        hand_over(uploads, area, 2)
         uploader.go_on.set()
         assert uploads.wait(2, LIMIT_S)["state"] == "committed"
     assert uploader.is_done
     assert committed_steps(config) == [2, 1]
 
 
-def test_a_save_that_fails_is_answered_and_logged(config, tmp_path):
+def test_a_save_that_fails_is_answered_and_logged(config, tmp_path, area):
     """The run directory is a file: no checkpoint can be made, and the uploader goes on serving."""
     (tmp_path / "run").write_text("not a folder")
     uploads = Uploads(config.socket_path)
     with InThread(config) as uploader:
         uploader.go_on.set()
-        hand_over(uploads, 1)
+        hand_over(uploads, area, 1)
         assert uploads.wait(1, LIMIT_S)["state"] == "failed"
         (tmp_path / "run").unlink()
-        hand_over(uploads, 2)
+        hand_over(uploads, area, 2)
         assert uploads.wait(2, LIMIT_S)["state"] == "committed"
     assert [e["event"] for e in read_events(tmp_path / "events")] == [
         "checkpoint_failed",
         "checkpoint_committed",
     ]
+
+
+def test_a_slot_is_lent_from_the_offer_to_the_answer(config):
+    """Three slots: one in flight, one waiting, one newest. Nothing may be written until the first is answered."""
+    area, uploads = Area.create(4096, 3), Uploads(config.socket_path)
+    with InThread(config) as uploader:
+        first = hand_over(uploads, area, 1)
+        assert uploader.reached.wait(LIMIT_S)
+        second = hand_over(uploads, area, 2)
+        wait_until(lambda: area._word(second.slot, _LEASES))
+        keep(area, 3)
+        assert area.begin() is None
+        uploader.go_on.set()
+        assert uploads.wait(1, LIMIT_S)["state"] == "committed"
+        assert area.begin() == first.slot
+        assert uploads.wait(2, LIMIT_S)["state"] == "committed"
+    assert committed_steps(config) == [2, 1]
+
+
+def test_a_save_that_another_one_replaces_gives_its_slot_back(config):
+    """The second waits, and the third takes its place."""
+    area, uploads = Area.create(4096, 4), Uploads(config.socket_path)
+    with InThread(config) as uploader:
+        hand_over(uploads, area, 1)
+        assert uploader.reached.wait(LIMIT_S)
+        second = hand_over(uploads, area, 2)
+        hand_over(uploads, area, 3)
+        assert uploads.wait(2, LIMIT_S)["state"] == "dropped"
+        keep(area, 4)
+        assert area.begin() == second.slot
+        uploader.go_on.set()
+        assert uploads.wait(3, LIMIT_S)["state"] == "committed"
+
+
+def test_a_snapshot_that_is_written_over_while_it_is_saved_is_not_committed(config):
+    """Between payload and record its lease is lost, as when the owner takes this uploader for dead, and the slot is written."""
+    area, uploads = Area.create(4096, 1), Uploads(config.socket_path)
+    with InThread(config) as uploader:
+        hand_over(uploads, area, 1)
+        assert uploader.reached.wait(LIMIT_S)
+        assert area.begin() is None
+        area.release_all()
+        keep(area, 2)
+        uploader.go_on.set()
+        answer = uploads.wait(1, LIMIT_S)
+        assert (answer["state"], answer["digest"]) == ("failed", "")
+        assert "written over" in answer["reason"]
+    assert open_store(config.checkpoints_url).list() == []
+
+
+@pytest.mark.parametrize("change", [{"slot": 7}, {"seq": 2}, {"seq": 6}, {"offset": 4096}, {"size_bytes": 5}])
+def test_an_offer_of_what_a_slot_does_not_hold_fails_and_leaves_the_slot_to_others(config, change):
+    """The one slot is being saved. An offer of what it held before, or never, waits behind it and is replaced: it must not give back a lease that it never had."""
+    area, uploads = Area.create(4096, 1), Uploads(config.socket_path)
+    with InThread(config) as uploader:
+        keep(area, 1)
+        snapshot = hand_over(uploads, area, 2)
+        assert uploader.reached.wait(LIMIT_S)
+        where = {name: getattr(snapshot, name) for name in ("slot", "seq", "offset", "size_bytes")}
+        for step in (3, 4):
+            uploads.offer(area.fd, about(step) | where | change | {"resumed_from": None})
+        assert uploads.wait(3, LIMIT_S)["state"] == "dropped"
+        assert area.begin() is None
+        uploader.go_on.set()
+        assert uploads.wait(2, LIMIT_S)["state"] == "committed"
+        assert uploads.wait(4, LIMIT_S)["state"] == "failed"
+    assert committed_steps(config) == [2]
+
+
+def test_a_node_that_entered_a_generation_is_fenced_by_later_ones_only(config, tmp_path, area):
+    """A save of generation 1 is held while generation 2 begins with this node in it; then, of 1 and 2, while 3 begins without it."""
+    uploads, owner = Uploads(config.socket_path), UploaderProcess(config, None)
+    with InThread(config) as uploader:
+        hand_over(uploads, area, 1, generation=1)
+        assert uploader.reached.wait(LIMIT_S)
+        (tmp_path / "fence").write_text("2\n")
+        assert owner.enter(2)
+        uploader.go_on.set()
+        assert uploads.wait(1, LIMIT_S)["state"] == "committed"
+        (tmp_path / "fence").write_text("3\n")
+        for generation in (1, 2):
+            hand_over(uploads, area, 2, generation=generation)
+            assert uploads.wait(2, LIMIT_S)["state"] == "dropped"
+    assert committed_steps(config) == [1]
+
+
+def test_an_uploader_that_was_started_anew_knows_the_generation_that_its_node_entered(
+    config, tmp_path, process, area
+):
+    """Killed after it was told, and killed before it could be told: its successor saves the state of an older generation."""
+    (tmp_path / "fence").write_text("3\n")
+    assert process.enter(2)
+    for is_told_first in (True, False):
+        if is_told_first:
+            assert process.enter(3)
+        os.kill(process.pid, signal.SIGKILL)
+        wait_until(lambda: not process.is_alive())
+        assert is_told_first or not process.enter(3)
+        assert process.revive()
+        process.wait_ready()
+        uploads = Uploads(config.socket_path)
+        hand_over(uploads, area, 1, generation=1)
+        assert uploads.wait(1, LIMIT_S)["state"] == "committed"
+
+
+def test_an_uploader_that_could_not_be_told_is_told_later(config, tmp_path, process, area):
+    """It is just being started anew, and held before it listens; the owner's next look tells it."""
+    (tmp_path / "fence").write_text("2\n")
+    os.kill(process.pid, signal.SIGKILL)
+    wait_until(process.revive)
+    os.kill(process.pid, signal.SIGSTOP)
+    assert not process.enter(2)
+    os.kill(process.pid, signal.SIGCONT)
+    process.wait_ready()
+    assert not process.revive()
+    uploads = Uploads(config.socket_path)
+    hand_over(uploads, area, 1, generation=1)
+    assert uploads.wait(1, LIMIT_S)["state"] == "committed"
 
 
 class HeldSaver:
@@ -280,7 +438,7 @@ class HeldSaver:
     def __init__(self):
         self.go_on = threading.Event()
 
-    def save(self, offer, fd):
+    def save(self, offer, area):
         assert self.go_on.wait(LIMIT_S)
         return Outcome(state=State.COMMITTED, reason="at last", is_ours=True)
 
@@ -296,18 +454,21 @@ class Listener:
         self.answers.append(message["state"])
 
 
-def held_job(listener, step=1):
-    return Job(offer=Offer.parse(meta_of(step, 5)), fd=os.memfd_create("image"), client=listener)
+def held_job(area, listener, step=1):
+    keep(area, step)
+    newest = area.newest()
+    where = {"slot": newest.slot, "seq": newest.seq, "offset": newest.offset, "size_bytes": newest.size_bytes}
+    return Job.taken_up(Offer.parse(meta_of(step) | where), os.dup(area.fd), listener)
 
 
 def test_a_storage_that_hangs_is_reported_as_failed_once_and_as_committed_when_it_comes_back(
-    config, tmp_path
+    config, tmp_path, area
 ):
     """The fake clock passes the deadline and the patience while the storage call is held; later the call returns after all."""
     saver, clock, listener = HeldSaver(), FakeClock(), Listener()
     log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
     work = Work(saver, config, log, clock)
-    work.add(held_job(listener))
+    work.add(held_job(area, listener))
     work.check_overdue()
     assert listener.answers == []
     clock.now += LIMIT_S + OVERTIME_S
@@ -323,14 +484,14 @@ def test_a_storage_that_hangs_is_reported_as_failed_once_and_as_committed_when_i
     assert work.is_idle
 
 
-def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_path):
+def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_path, area):
     """Deleting hangs, and the deadline passes meanwhile: the save was committed and must not be reported as failed."""
     saver, clock, listener = HeldSaver(), FakeClock(), Listener()
     saver.go_on.set()
     may_prune = threading.Event()
     saver.prune = lambda offer: may_prune.wait(LIMIT_S)
     work = Work(saver, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
-    work.add(held_job(listener))
+    work.add(held_job(area, listener))
     work.wake.settimeout(LIMIT_S)
     work.take_news()
     clock.now += LIMIT_S + OVERTIME_S
@@ -342,7 +503,7 @@ def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_pat
     assert work.is_idle
 
 
-def test_an_offer_that_was_not_read_yet_when_the_owner_left_is_saved(config, tmp_path):
+def test_an_offer_that_was_not_read_yet_when_the_owner_left_is_saved(config, tmp_path, area):
     """The offer lies in a connection that is not even accepted, and the owner's pipe is at its end, before the loop looks for the first time."""
     saver, clock = HeldSaver(), SystemClock()
     saver.go_on.set()
@@ -351,19 +512,19 @@ def test_an_offer_that_was_not_read_yet_when_the_owner_left_is_saved(config, tmp
     os.close(owner_end)
     uploads = Uploads(config.socket_path)
     with _listen(config.socket_path) as socket:
-        hand_over(uploads, 1)
+        hand_over(uploads, area, 1)
         assert Uploader(work, socket, owner_fd, clock).run()
     os.close(owner_fd)
     assert uploads.wait(1, LIMIT_S)["state"] == "committed"
 
 
-def test_an_uploader_whose_storage_hangs_leaves_after_its_owner_and_says_what_is_lost(config, tmp_path):
+def test_an_uploader_whose_storage_hangs_leaves_after_its_owner_and_says_what_is_lost(config, tmp_path, area):
     """The owner is gone and the storage call never returns: the loop gives up instead of lasting. All limits are zero."""
     saver, clock, listener = HeldSaver(), FakeClock(), Listener()
     log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
     work = Work(saver, config, log, clock)
-    work.add(held_job(listener, 1))
-    work.add(held_job(listener, 2))
+    work.add(held_job(area, listener, 1))
+    work.add(held_job(area, listener, 2))
     owner_fd, owner_end = os.pipe()
     os.close(owner_end)
     with _listen(config.socket_path) as socket:
@@ -377,16 +538,17 @@ def test_an_uploader_whose_storage_hangs_leaves_after_its_owner_and_says_what_is
     saver.go_on.set()
 
 
-def test_a_malformed_offer_cuts_off_its_client_only(config):
-    """One client sends an offer without a digest; another one's save is committed as if nothing had happened."""
+def test_a_malformed_offer_cuts_off_its_client_only(config, area):
+    """One client sends an offer that says nothing, the next one a file that is no area; another one's save is committed as if nothing had happened."""
     bad, good = Uploads(config.socket_path), Uploads(config.socket_path)
     with InThread(config) as uploader:
         uploader.go_on.set()
         fd = os.memfd_create("image")
-        bad.offer(fd, {"step": 1})
+        for malformed in ({"step": 1}, meta_of(1)):
+            bad.offer(fd, malformed)
+            assert bad.wait(1, LIMIT_S)["state"] == "failed"
         os.close(fd)
-        assert bad.wait(1, LIMIT_S)["state"] == "failed"
-        hand_over(good, 2)
+        hand_over(good, area, 2)
         assert good.wait(2, LIMIT_S)["state"] == "committed"
 
 
@@ -420,7 +582,7 @@ def test_a_fence_is_a_newer_number_in_its_file(tmp_path, text, answer):
     """The file holds an older, the same, a newer generation, or does not exist yet."""
     if text is not None:
         (tmp_path / "fence").write_text(text)
-    assert is_fenced(str(tmp_path / "fence"), 1) is answer
+    assert is_older(str(tmp_path / "fence"), 1) is answer
 
 
 @pytest.mark.parametrize("text", ["", "two", "-1", "1.5"])
@@ -428,7 +590,7 @@ def test_a_fence_without_a_number_stops_the_save(tmp_path, text):
     """Guessing that nobody is newer would let an old writer commit."""
     (tmp_path / "fence").write_text(text)
     with pytest.raises(StoreFailed, match="expected the number"):
-        is_fenced(str(tmp_path / "fence"), 1)
+        is_older(str(tmp_path / "fence"), 1)
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=5), st.integers()), max_size=5), st.data())
@@ -455,7 +617,9 @@ def test_an_endless_line_is_refused():
         {"step": -1},
         {"step": "7"},
         {"size_bytes": 0},
-        {"digest": "../x"},
+        {"seq": 0},
+        {"slot": -1},
+        {"offset": None},
         {"resumed_from": "x"},
         {"torch": None},
     ],
@@ -463,4 +627,4 @@ def test_an_endless_line_is_refused():
 def test_an_offer_with_an_impossible_value_is_refused(change):
     """Each value would make a commit record that nobody could parse."""
     with pytest.raises(ValueError, match="expected"):
-        Offer.parse(meta_of(1, 10) | change)
+        Offer.parse(meta_of(1) | change)

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.checkpoint import image
 from elastic.errors import CheckpointDamaged, StateNotSavable
+from elastic.snapshot import image
 
 TENSORS = {
     "net.weight": torch.arange(6.0).reshape(2, 3),
@@ -22,11 +22,12 @@ DOCUMENT = {"step": 3, "words": ["δ", None, 1.5, {"deep": [True]}]}
 
 
 def written(tensors, document=None):
-    pieces = []
-    size = image.write(tensors, document, lambda piece: pieces.append(bytes(piece)))
-    data = b"".join(pieces)
-    assert size == len(data)
-    return data
+    layout = image.layout(tensors, document)
+    # As in a slot, the image ends before the body does; what was there stays.
+    body = bytearray(b"\xff" * (layout.size_bytes + 100))
+    image.copy_into(layout, body)
+    assert body[layout.size_bytes :] == b"\xff" * 100
+    return bytes(body[: layout.size_bytes])
 
 
 IMAGE = written(TENSORS, DOCUMENT)
@@ -79,6 +80,39 @@ def test_tensors_that_were_read_own_their_memory():
     assert bytes(data) == IMAGE
 
 
+def test_tensors_that_are_read_in_place_are_the_image():
+    """No copy is made: writing to a tensor changes the image, and a tied one is the same memory."""
+    shared = torch.arange(4.0)
+    data = bytearray(written({"a": torch.ones(3, dtype=torch.bool), "b": shared, "c": shared}))
+    tensors, _ = image.read(data, copy=False)
+    tensors["b"].zero_()
+    assert torch.equal(tensors["c"], torch.zeros(4))
+    assert torch.equal(image.read(data)[0]["b"], torch.zeros(4))
+    assert torch.equal(tensors["a"], torch.tensor([True] * 3))
+
+
+@given(st.lists(st.sampled_from([torch.bool, torch.float64, torch.bfloat16, torch.int32]), max_size=8))
+def test_every_tensor_begins_on_a_multiple_of_its_elements_size(dtypes):
+    """In whatever order they come and however odd their lengths: only then can they be used in place."""
+    tensors = {f"t{number}": torch.ones(3).to(dtype) for number, dtype in enumerate(dtypes)}
+    layout = image.layout(tensors, None)
+    assert all(offset % tensor.element_size() == 0 for offset, tensor in layout.places)
+    taken = sorted((offset, offset + tensor.nbytes) for offset, tensor in layout.places)
+    ends = [len(layout.head), *(end for _, end in taken)]
+    assert [start for start, _ in taken] == ends[:-1] and ends[-1] == layout.size_bytes
+
+
+def test_an_image_of_another_writer_is_read_though_its_elements_begin_anywhere():
+    """Byte 1 of the data is where eight bytes of a float begin, which cannot be used in place."""
+    entry = {"dtype": "F64", "shape": [2], "data_offsets": [1, 17]}
+    header = {"__metadata__": METADATA, "x": entry}
+    data = bytearray(with_header(header, b"!" + torch.tensor([1.5, -2.0]).double().numpy().tobytes()))
+    for shift in (b"", b" "):
+        text = json.dumps(header).encode() + shift
+        moved = bytearray(image.LENGTH.pack(len(text)) + text + data[-17:])
+        assert image.read(moved, copy=False)[0]["x"].tolist() == [1.5, -2.0]
+
+
 def is_bounded(tensors):
     """No tensor holds more than the image gave."""
     return sum(tensor.nbytes for tensor in tensors.values()) <= len(IMAGE)
@@ -118,6 +152,9 @@ wild_json = st.recursive(
 wild_lists = st.lists(st.integers(-2, 9) | st.integers() | st.floats(), max_size=3)
 
 
+METADATA = {image.DOCUMENT: "1", image.TIES: "{}"}
+
+
 def with_header(entries, data=bytes(64)):
     text = json.dumps(entries).encode()
     return image.LENGTH.pack(len(text)) + text + data
@@ -136,7 +173,7 @@ def with_header(entries, data=bytes(64)):
 def test_an_entry_of_any_values_is_damage_or_harmless(entry):
     """Well-formed JSON with numbers far too large, negative, not whole, or no numbers at all."""
     try:
-        tensors, _ = image.read(with_header({"__metadata__": {image.DOCUMENT: "1"}, "x": entry}))
+        tensors, _ = image.read(with_header({"__metadata__": METADATA, "x": entry}))
     except CheckpointDamaged:
         return
     assert is_bounded(tensors)
@@ -153,7 +190,7 @@ def test_an_entry_without_bytes_has_no_elements():
     """Equal offsets and a shape of a million: what comes back must not be uninitialised memory."""
     entry = {"dtype": "F32", "shape": [2**20], "data_offsets": [8, 8]}
     with pytest.raises(CheckpointDamaged):
-        image.read(with_header({"__metadata__": {image.DOCUMENT: "1"}, "x": entry}))
+        image.read(with_header({"__metadata__": METADATA, "x": entry}))
 
 
 @pytest.mark.parametrize(("offsets", "shape"), [([-8, 64], 8), ([60, 68], 4), ([72, 72], 0), ([8, 0], 0)])
@@ -161,7 +198,7 @@ def test_offsets_outside_of_the_data_are_damage(offsets, shape):
     """64 bytes of data. Python counts negative places from the end, and cuts off what lies beyond: both would read something."""
     entry = {"dtype": "U8", "shape": [shape], "data_offsets": offsets}
     with pytest.raises(CheckpointDamaged):
-        image.read(with_header({"__metadata__": {image.DOCUMENT: "1"}, "x": entry}))
+        image.read(with_header({"__metadata__": METADATA, "x": entry}))
 
 
 def test_deeply_nested_json_is_damage():
@@ -183,4 +220,4 @@ def test_deeply_nested_json_is_damage():
 def test_a_tensor_that_the_format_does_not_know_is_refused_by_name(tensor):
     """Before a byte is written."""
     with pytest.raises(StateNotSavable, match=r"state entry net\.odd"):
-        image.header({"net.odd": tensor}, None)
+        image.layout({"net.odd": tensor}, None)

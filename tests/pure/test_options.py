@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.errors import UsageError
-from elastic.options import Options, SaveEvery, asks_for, options_help, parse, parse_inspection
+from elastic.options import (
+    HangTimeout,
+    Options,
+    SaveEvery,
+    asks_for,
+    options_help,
+    parse,
+    parse_inspection,
+)
 
 words = st.text("abcxyz019./:-_ ", min_size=1).filter(lambda text: not text.startswith("-") and text.strip())
 seconds = st.integers(0, 10**6).map(lambda thousandths: thousandths / 1000)
@@ -13,6 +21,10 @@ save_every = st.one_of(
     st.just(SaveEvery(kind="auto", value=0.0)),
     st.integers(1, 10**9).map(lambda n: SaveEvery(kind="steps", value=float(n))),
     st.integers(1, 10**6).map(lambda n: SaveEvery(kind="seconds", value=n / 1000)),
+)
+hang_timeout = st.one_of(
+    st.sampled_from([HangTimeout(kind="auto"), HangTimeout(kind="off")]),
+    st.integers(1, 10**6).map(lambda n: HangTimeout(kind="seconds", seconds=n / 1000)),
 )
 
 
@@ -32,7 +44,10 @@ def all_options(draw) -> Options:
         max_restarts=draw(st.integers(0, 99)),
         save_every=draw(save_every),
         keep=draw(st.integers(1, 99)),
+        hang_timeout=draw(hang_timeout),
         grace_s=draw(seconds),
+        notice_file=draw(st.none() | words),
+        notice_command=draw(st.none() | words),
         faults=draw(st.none() | words),
         last_call_s=draw(seconds),
         keep_alive_s=draw(seconds),
@@ -129,6 +144,8 @@ def test_save_every_refuses_what_it_would_have_to_guess(text):
         (["a.py", "--grace", "nan"], "--grace: expected seconds"),
         (["a.py", "--nproc-per-node", "gpu"], "--nproc-per-node: expected a whole number"),
         (["a.py", "--save-every", "often"], "--save-every: expected 500steps"),
+        (["a.py", "--hang-timeout", "0"], "--hang-timeout: expected seconds above 0"),
+        (["a.py", "--hang-timeout", "never"], "auto or off, found 'never'"),
         (["a.py", "--rdzv-backend", "etcd"], "not in this version"),
         (["a.py", "--run-dir"], "--run-dir: expected one argument"),
         (["a.py", "--min", "1"], "unknown option --min"),

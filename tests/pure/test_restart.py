@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic.agent.hangs import Hung
 from elastic.agent.restart import VICTIM_PATIENCE_S, Action, Ended, Observation, decide
 from elastic.errors import (
     EXIT_COMPLETE,
@@ -15,12 +16,15 @@ from elastic.errors import (
     EXIT_PEER_LOST,
     EXIT_USAGE,
 )
+from elastic.place import Place
 
 TRAINING = Observation(
     workers=2,
     ended=(),
     is_done=False,
     first_end_age_s=0.0,
+    hung=None,
+    stacks_shown=False,
     group_ended=None,
     fenced=False,
     closed=None,
@@ -31,6 +35,7 @@ TRAINING = Observation(
     drain_asked=False,
     impatient=False,
 )
+HUNG = Hung(rank=5, place=Place.STEP, silence_s=12.0, limit_s=10.0, reason="rank 5 hangs")
 OVER, LATE = {"leaving": "SIGTERM", "leaving_age_s": 30.1}, VICTIM_PATIENCE_S + 0.1
 
 
@@ -121,6 +126,32 @@ TABLE = {
         "Ctrl-C, and a second signal",
     ),
     "killed while draining": (after(-9, leaving="SIGTERM"), Action.LEAVE, "signal 9 instead of draining"),
+    "a worker hangs, and was not heard yet": ({"hung": HUNG}, Action.SHOW_STACKS, "rank 5 hangs"),
+    "a worker hangs, and its stacks are in its log": (
+        {"hung": HUNG, "stacks_shown": True},
+        Action.FAIL,
+        "rank 5 hangs",
+    ),
+    "a worker hangs, and another one died": (
+        after(-9, hung=HUNG),
+        Action.FAIL,
+        "rank 4 ended with signal 9",
+    ),
+    "a worker hangs, and one that waited for it gave up just now": (
+        after(EXIT_PEER_LOST, hung=HUNG, stacks_shown=True),
+        Action.FAIL,
+        "rank 5 hangs",
+    ),
+    "a worker hangs instead of draining": (
+        {"hung": HUNG, "stacks_shown": True, "leaving": "SIGTERM", "drain_asked": True},
+        Action.LEAVE,
+        "SIGTERM; rank 5 hangs",
+    ),
+    "a worker hangs, and a second signal has no time for stacks": (
+        {"hung": HUNG, "leaving": "SIGTERM", "impatient": True},
+        Action.LEAVE,
+        "a second signal",
+    ),
     "a node wants in": ({"newcomers": True}, Action.ASK_DRAIN, "waiting to join"),
     "a node wants in, and we drain for it": (
         {"newcomers": True, "drain_asked": True},
@@ -167,6 +198,8 @@ def observations(draw):
         ),
         is_done=draw(st.booleans()),
         first_end_age_s=draw(ages),
+        hung=draw(st.sampled_from([None, HUNG])),
+        stacks_shown=draw(st.booleans()),
         group_ended=draw(words),
         fenced=draw(st.booleans()),
         closed=draw(words),
@@ -197,10 +230,19 @@ def test_every_situation_has_a_decision_with_a_reason(seen):
 
 
 @given(observations())
-def test_a_restart_or_an_end_needs_a_failed_worker(seen):
+def test_a_restart_or_an_end_needs_a_worker_that_failed_or_hangs(seen):
     """Neither membership nor signals may count as failures: they would use up the restarts."""
-    if decide(seen).action in (Action.FAIL, Action.END):
+    action = decide(seen).action
+    if action is Action.END or (action is Action.FAIL and not (seen.hung and seen.stacks_shown)):
         assert failed(seen)
+
+
+@given(observations())
+def test_stacks_are_asked_for_once_and_only_of_a_worker_that_hangs(seen):
+    """Asking again at every poll would never end the worker."""
+    if decide(seen).action is Action.SHOW_STACKS:
+        assert seen.hung is not None
+        assert not seen.stacks_shown
 
 
 @given(observations())

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from elastic.checkpoint import image
+from elastic.snapshot import image
 from elastic.errors import CheckpointDamaged, StateNotSavable, UsageError
-from elastic.train.state import Parts, State, digests
+from elastic.train.state import Parts, State, checksums
 
 
 class Holder:
@@ -32,9 +32,10 @@ class Holder:
 
 def through_bytes(parts):
     """As a checkpoint keeps it: an image, read again."""
-    pieces = []
-    image.write(parts.tensors, parts.document, lambda piece: pieces.append(bytes(piece)))
-    tensors, document = image.read(b"".join(pieces))
+    layout = image.layout(parts.tensors, parts.document)
+    body = bytearray(layout.size_bytes)
+    image.copy_into(layout, memoryview(body))
+    tensors, document = image.read(body)
     return Parts(tensors=tensors, document=document)
 
 
@@ -104,14 +105,14 @@ def test_taking_apart_changes_nothing_and_draws_nothing(value):
     """A draw at a save would make the trajectory depend on how often it is saved."""
     before = copy.deepcopy(value)
     drawn = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
-    digests(State(thing=Holder(value)).take_apart())
+    checksums(State(thing=Holder(value)).take_apart())
     after = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
     assert torch.equal(drawn[0], after[0]) and drawn[1:] == after[1:]
     assert is_same(value, before)
 
 
 def digest_of(**objects):
-    return digests(State(**objects).take_apart())[0]
+    return checksums(State(**objects).take_apart())[0]
 
 
 @given(states, st.randoms(use_true_random=False))
@@ -155,9 +156,9 @@ def test_digest_sees_the_smallest_difference(one, other):
 
 def test_digest_names_each_entry():
     """A difference between ranks is told by the entry; the entries are all there is."""
-    whole, entries = digests(State(net=nn.Linear(2, 2), other=Holder({"n": 3})).take_apart())
+    whole, entries = checksums(State(net=nn.Linear(2, 2), other=Holder({"n": 3})).take_apart())
     assert set(entries) == {"net.weight", "net.bias", "net (values)", "other (values)"}
-    _, changed = digests(State(net=nn.Linear(2, 2), other=Holder({"n": 4})).take_apart())
+    _, changed = checksums(State(net=nn.Linear(2, 2), other=Holder({"n": 4})).take_apart())
     assert {name for name in entries if entries[name] != changed[name]} == set(entries) - {"net (values)"}
     assert len(whole) == 64
 
@@ -227,7 +228,7 @@ def test_digest_does_not_depend_on_what_shares_memory():
     saved = State(thing=Holder({"now": rate, "last": rate})).take_apart()
     loaded = State(thing=Holder(None))
     loaded.put_together(through_bytes(saved))
-    assert digests(loaded.take_apart())[0] == digests(saved)[0]
+    assert checksums(loaded.take_apart())[0] == checksums(saved)[0]
 
 
 def test_equal_tensors_of_their_own_are_kept_apart():

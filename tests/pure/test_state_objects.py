@@ -5,15 +5,16 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
-from elastic.checkpoint import image
-from elastic.train.state import Parts, State, digests
+from elastic.snapshot import image
+from elastic.train.state import Parts, State, checksums
 
 
 def through_bytes(parts):
     """As a checkpoint keeps it: an image, read again."""
-    pieces = []
-    image.write(parts.tensors, parts.document, lambda piece: pieces.append(bytes(piece)))
-    tensors, document = image.read(b"".join(pieces))
+    layout = image.layout(parts.tensors, parts.document)
+    body = bytearray(layout.size_bytes)
+    image.copy_into(layout, memoryview(body))
+    tensors, document = image.read(body)
     return Parts(tensors=tensors, document=document)
 
 
@@ -87,10 +88,10 @@ def test_real_objects_go_on_as_if_never_interrupted(optimizer, scheduler):
     for _ in range(3):
         other_step()
     other.put_together(saved)
-    assert digests(other.take_apart()) == digests(saved)
+    assert checksums(other.take_apart()) == checksums(saved)
     other_draw.set_state(place)
     other_step(), other_step()
-    assert digests(other.take_apart()) == digests(state.take_apart())
+    assert checksums(other.take_apart()) == checksums(state.take_apart())
 
 
 def test_chained_schedulers_with_a_tensor_as_learning_rate_resume():
@@ -100,7 +101,7 @@ def test_chained_schedulers_with_a_tensor_as_learning_rate_resume():
     saved = through_bytes(state.take_apart())
     fresh, _, _ = training("adamw", "warmup")
     fresh.put_together(saved)
-    assert digests(fresh.take_apart()) == digests(saved)
+    assert checksums(fresh.take_apart()) == checksums(saved)
 
 
 def test_training_on_after_loading_leaves_what_was_loaded_alone():
@@ -108,17 +109,17 @@ def test_training_on_after_loading_leaves_what_was_loaded_alone():
     state, step, _ = training("adamw", "cosine")
     step()
     saved = through_bytes(state.take_apart())
-    before = digests(saved)
+    before = checksums(saved)
     state.put_together(saved)
     step()
-    assert digests(saved) == before
+    assert checksums(saved) == before
 
 
 def test_tied_weights_are_kept_once_and_stay_tied():
     """The image has the bytes once; the second name refers to the first one."""
     net = tied()
     parts = State(net=net).take_apart()
-    assert b'net.3.weight":{' not in image.header(parts.tensors, None)
+    assert b'net.3.weight":{' not in image.layout(parts.tensors, None).head
     other = tied()
     State(net=other).put_together(through_bytes(parts))
     assert other[3].weight is other[0].weight

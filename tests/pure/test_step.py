@@ -13,7 +13,7 @@ from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.testing import Member
 from elastic.train.buffers import Buffers
-from elastic.train.state import State, digests
+from elastic.train.state import State, checksums
 from elastic.train.step import Requests, Shards, Step
 
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ class Loop:
         )
 
     def step(self, number):
-        """The last rank, and nobody else, asks for a drain at one step; the first one for a save at the step after."""
+        """The last rank, and nobody else, asks for a drain at one step; the first one for a save at the step after, and then for a snapshot."""
         is_last, is_first = self.member.rank == self.member.world_size - 1, self.member.rank == 0
         return Step(
             number=number,
@@ -77,7 +77,9 @@ class Loop:
             shards=self.shards,
             batches=[next(self.batches) for _ in self.shards.exchange.leaves],
             requests=lambda: Requests(
-                drain=is_last and number == DRAIN_AT, save=is_first and number == DRAIN_AT + 1
+                drain=is_last and number == DRAIN_AT,
+                save=is_first and number == DRAIN_AT + 1,
+                keep=is_first and number == DRAIN_AT + 2,
             ),
             global_batch=BATCH,
         )
@@ -125,7 +127,7 @@ def train(member, shards, form, is_scaled, bucket_bytes=256):
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3) if is_scaled else None
-    seen = {"loss": [], "drain": [], "save": [], "scale": []}
+    seen = {"loss": [], "drain": [], "save": [], "keep": [], "scale": []}
     for step in Loop(member, [net], shards=shards).steps():
         FORMS[form](step, net, scaler)
         if scaler is None:
@@ -135,11 +137,12 @@ def train(member, shards, form, is_scaled, bucket_bytes=256):
             scaler.update()
             seen["scale"].append(scaler.get_scale())
         seen["loss"].append([number.hex() for number in (step.outcome.loss, *step.outcome.gradient_norms)])
-        seen |= {"drain": [*seen["drain"], step.outcome.drain], "save": [*seen["save"], step.outcome.save]}
+        for name in ("drain", "save", "keep"):
+            seen[name].append(getattr(step.outcome, name))
     state = State(net=net, optimizer=optimizer, **({} if scaler is None else {"scaler": scaler}))
     unused = [net.unused.weight.grad, net.unused.bias.grad]
     return seen | {
-        "digest": digests(state.take_apart())[0],
+        "digest": checksums(state.take_apart())[0],
         "unused": unused,
         "rare": net.rare.grad is not None,
     }
@@ -191,6 +194,7 @@ def test_a_drain_or_save_asked_by_one_rank_is_seen_by_all_at_that_step(ranks, wo
         steps = range(1, len(seen["drain"]) + 1)
         assert [n for n in steps if seen["drain"][n - 1]] == [DRAIN_AT]
         assert [n for n in steps if seen["save"][n - 1]] == [DRAIN_AT + 1]
+        assert [n for n in steps if seen["keep"][n - 1]] == [DRAIN_AT + 2]
 
 
 def test_an_overflow_on_one_shard_is_skipped_by_all_ranks(ranks):

@@ -44,7 +44,7 @@ def steps(net):
             epoch=0,
             shards=shards,
             batches=[next(batches) for _ in range(SHARDS)],
-            requests=lambda: Requests(drain=False, save=False),
+            requests=lambda: Requests(drain=False, keep=False, save=False),
             global_batch=BATCH,
         )
 

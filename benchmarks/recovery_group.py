@@ -1,0 +1,209 @@
+"""One group of launchers on this machine, and what its workers wrote about their steps: all of it ends with the group, whatever session it is in.
+
+It knows neither side of benchmarks/recovery.py, and reads only the recipes' own records: a line "step,time,rank,pid,world size" for each step that one rank
+finished. A step is new when its number stands in no line of the workers that the last fault ended.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+MARK = "RECOVERY_NODE"  # in the environment of everything that a node starts
+POLL_S = 0.01
+SETTLED_STEPS = 5
+
+T = TypeVar("T")
+
+
+class Stuck(Exception):  # noqa: N818 - a result as good as any
+    """What was waited for did not come; the message says how that showed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the things compared. `command` takes the job's folder and a free port; `spares_first`: no fault hits the node that was started first."""
+
+    name: str
+    command: Callable[[Path, int], list[str]]
+    env: dict[str, str]
+    spares_first: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One rank finished one step; `time` is in seconds since 1970."""
+
+    step: int
+    time: float
+    rank: int
+    pid: int
+    world_size: int
+
+
+class Node:
+    """One launcher and its descendants, found by a mark in their environment."""
+
+    def __init__(self, command: list[str], env: dict[str, str], printed: Path) -> None:
+        mark = uuid.uuid4().hex
+        self._mark = f"{MARK}={mark}".encode()
+        self.started_s = time.time()
+        with printed.open("ab") as out:
+            self.process = subprocess.Popen(
+                command,
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | env | {MARK: mark},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def pids(self) -> list[int]:
+        return [int(path.name) for path in Path("/proc").iterdir() if self._is_mine(path)]
+
+    def _is_mine(self, process: Path) -> bool:
+        try:
+            return process.name.isdecimal() and self._mark in (process / "environ").read_bytes()
+        except OSError:
+            return False
+
+    def kill(self, *, limit_s: float = 30.0) -> None:
+        """SIGKILL to all of them, again until none is left: one may just have been forked."""
+        deadline_s = time.monotonic() + limit_s
+        while (pids := self.pids()) and time.monotonic() < deadline_s:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(POLL_S)
+        assert not pids, f"processes that SIGKILL does not end within {limit_s:.0f} s: {pids}"
+        self.process.wait()
+
+
+class Group:
+    """`nodes` are those that were not told to go; `retired` are the workers of before the last fault."""
+
+    def __init__(self, side: Side, folder: Path, limit_s: float, chance: random.Random) -> None:
+        folder.mkdir()
+        self.side = side
+        self.folder = folder
+        self.limit_s = limit_s
+        self.chance = chance
+        self.nodes: list[Node] = []
+        self._started: list[Node] = []
+        self._retired: set[int] = set()
+        self._lines: list[Line] = []
+        (folder / "steps").touch()
+        self._unread = (folder / "steps").open("rb")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+
+    def start_node(self) -> None:
+        command = self.side.command(self.folder, self._port)
+        env = self.side.env | {"STEPS_LOG": str(self.folder / "steps")}
+        node = Node(command, env, self.folder / f"node-{len(self._started)}.log")
+        self.nodes.append(node)
+        self._started.append(node)
+
+    def take_victim(self) -> Node:
+        return self.nodes.pop(-1 if self.side.spares_first else self.chance.randrange(len(self.nodes)))
+
+    def close(self) -> None:
+        for node in self._started:
+            node.kill()
+        self._unread.close()
+
+    # What the workers wrote.
+
+    def lines(self) -> list[Line]:
+        while (text := self._unread.readline()).endswith(b"\n"):
+            step, time_s, rank, pid, world_size = text.split(b",")
+            line = Line(
+                step=int(step), time=float(time_s), rank=int(rank), pid=int(pid), world_size=int(world_size)
+            )
+            self._lines.append(line)
+        self._unread.seek(-len(text), os.SEEK_CUR)
+        return self._lines
+
+    def worker_of_rank(self, rank: int) -> int:
+        return [line.pid for line in self.lines() if line.rank == rank][-1]
+
+    def high(self) -> int:
+        """The last step that anybody finished who is retired now."""
+        return max((line.step for line in self.lines() if line.pid in self._retired), default=0)
+
+    def new(self, world_size: int | None = None) -> list[Line]:
+        """The new steps, in a group of this size or of any."""
+        high, sizes = self.high(), (None, world_size)
+        return [
+            line
+            for line in self.lines()
+            if line.pid not in self._retired
+            and line.step > high
+            and (world_size is None or line.world_size in sizes)
+        ]
+
+    def lost_steps(self) -> int:
+        """Steps that the retired had finished and that came again after them."""
+        resumed = min(line.step for line in self.lines() if line.pid not in self._retired)
+        return max(0, self.high() + 1 - resumed)
+
+    def pause_s(self, first: Line) -> float:
+        """From the last step of the retired to this one, less the time that a step takes."""
+        return first.time - max(x.time for x in self.lines() if x.pid in self._retired) - self.step_s()
+
+    def step_s(self) -> float:
+        """The median step of all workers so far."""
+        last_s: dict[int, float] = {}
+        taken_s = []
+        for line in self.lines():
+            if line.pid in last_s:
+                taken_s.append(line.time - last_s[line.pid])
+            last_s[line.pid] = line.time
+        return statistics.median(taken_s)
+
+    # Waiting.
+
+    def wait_for(self, condition: Callable[[], T], what: str) -> T:
+        """The first true value of `condition`; raises Stuck when the time is over or no launcher is left that could make it true."""
+        deadline_s = time.monotonic() + self.limit_s
+        while not (value := condition()):
+            codes = [node.process.poll() for node in self.nodes]
+            if None not in codes:
+                raise Stuck(f"job died ({', '.join(map(str, codes))}) without {what}")
+            if time.monotonic() > deadline_s:
+                raise Stuck(f"not {what} within {self.limit_s:.0f} s")
+            time.sleep(POLL_S)
+        return value
+
+    def strike(self) -> float:
+        """Wait until all nodes train together, then until a random moment of a step; gives that moment, which retires all workers there are."""
+        size = len(self.nodes)
+        self.wait_for(
+            lambda: len({line.step for line in self.new(size)}) >= SETTLED_STEPS,
+            f"{size} workers at work",
+        )
+        time.sleep(self.chance.uniform(0, self.step_s()))
+        self._retired = {line.pid for line in self.lines()}
+        return time.time()
+
+    def first_new(self, world_size: int | None = None) -> Line:
+        return self.wait_for(lambda: self.new(world_size), "a new step")[0]
+
+    def ended(self, nodes: list[Node]) -> float:
+        """Wait until these nodes are gone to the last process; gives that moment."""
+        deadline_s = time.monotonic() + self.limit_s
+        while any(node.process.poll() is None or node.pids() for node in nodes):
+            if time.monotonic() > deadline_s:
+                raise Stuck(f"processes were left {self.limit_s:.0f} s after SIGTERM")
+            time.sleep(POLL_S)
+        return time.time()

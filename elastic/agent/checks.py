@@ -1,0 +1,32 @@
+"""What is wrong with a command and can be seen without torch is said before anything is started for it.
+
+What the recipe declares, and what the run directory holds, is checked later: the first needs a process, the second the first.
+"""
+
+import os
+
+from elastic.checkpoint.fsspec_store import open_store
+from elastic.control_page import MAX_WORKERS
+from elastic.errors import UsageError
+from elastic.faults import plan
+from elastic.options import Options
+from elastic.run_dir import RunDir
+
+
+def check(options: Options) -> None:
+    """Raises UsageError; writes nothing."""
+    if options.nproc_per_node != "auto" and options.nproc_per_node > MAX_WORKERS:
+        raise UsageError(
+            f"expected at most {MAX_WORKERS} workers a node, found --nproc-per-node {options.nproc_per_node}"
+        )
+    if options.faults is not None:
+        plan.parse(options.faults)
+    run = RunDir.parse(options.run_dir)
+    if run.local.exists() and not run.local.is_dir():
+        raise UsageError(f"expected a run directory at {run.local}, found a file; take another --run-dir")
+    parent = next(folder for folder in (run.local, *run.local.parents) if folder.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"expected to write to {parent}, found it read-only; take another --run-dir or change its mode"
+        )
+    open_store(run.checkpoints_url)  # an unknown protocol or a missing extra is said here

@@ -1,0 +1,111 @@
+"""What an image says of itself is believed only where its bytes bear it out, and the digest of a state is computed from its bytes alone.
+
+An image is a safetensors file: 8 bytes header length, header (JSON), tensor bytes. Tensors that share their memory are stored once; `ties` names the others.
+It needs no torch, so that whoever stores an image can say which state it holds. It does not promise that the bytes are those that were written.
+"""
+
+import hashlib
+import json
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from elastic.errors import CheckpointDamaged
+
+LENGTH = struct.Struct("<Q")
+DOCUMENT = "elastic"
+TIES = "elastic.ties"
+METADATA = "__metadata__"
+# Name in the file: (name in torch, bytes of an element).
+DTYPES = {
+    "F64": ("torch.float64", 8),
+    "F32": ("torch.float32", 4),
+    "F16": ("torch.float16", 2),
+    "BF16": ("torch.bfloat16", 2),
+    "I64": ("torch.int64", 8),
+    "I32": ("torch.int32", 4),
+    "I16": ("torch.int16", 2),
+    "I8": ("torch.int8", 1),
+    "U8": ("torch.uint8", 1),
+    "BOOL": ("torch.bool", 1),
+    "C64": ("torch.complex64", 8),
+}
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One tensor: its bytes, in row-major order, are those of the image from `start` to `end`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """`ties`: names of further tensors, each with the name in `entries` whose bytes it shares."""
+
+    entries: dict[str, Entry]
+    ties: dict[str, str]
+    document: Any
+
+
+def parse(image: Buffer) -> Contents:
+    """Raises CheckpointDamaged for what is no image, or announces more than there is."""
+    view = memoryview(image)
+    try:
+        (length,) = LENGTH.unpack_from(view)
+        data_at = LENGTH.size + length
+        if data_at > len(view):
+            raise ValueError(f"a header of {length} bytes is announced, {len(view)} bytes are there in all")
+        header = json.loads(bytes(view[LENGTH.size : data_at]))
+        metadata = header.pop(METADATA)
+        document = json.loads(metadata[DOCUMENT])
+        entries = {name: _entry(said, data_at, len(view)) for name, said in header.items()}
+        ties = json.loads(metadata[TIES])
+        for name, first in ties.items():
+            if name in entries or first not in entries:
+                raise ValueError(f"{name} is tied to {first!r}, which cannot be")
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
+        raise CheckpointDamaged(f"the payload is not a training state: {error}") from error
+    return Contents(entries=entries, ties=ties, document=document)
+
+
+def digest(image: Buffer) -> tuple[str, dict[str, str]]:
+    """(sha256 of the whole state in a canonical order, sha256 of each entry), in hexadecimal; the same wherever the tensors lie in the image.
+
+    The state is in the document under "state". Raises CheckpointDamaged.
+    """
+    contents, view = parse(image), memoryview(image)
+    values = contents.document.get("state") if isinstance(contents.document, dict) else None
+    if not isinstance(values, dict):
+        raise CheckpointDamaged("the payload is not a training state: its document lacks a state")
+    named = contents.entries | {name: contents.entries[first] for name, first in contents.ties.items()}
+    digests = {name: _digest_of(name, entry, view) for name, entry in named.items()}
+    for name, value in values.items():
+        digests[f"{name} (values)"] = hashlib.sha256(json.dumps(value).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest(), digests
+
+
+def _digest_of(name: str, entry: Entry, view: memoryview) -> str:
+    dtype, _ = DTYPES[entry.dtype]
+    found = hashlib.sha256(f"{name} {dtype} {list(entry.shape)}\n".encode())
+    # In one call: hashlib lets other threads run only while it is at work on a large piece.
+    found.update(view[entry.start : entry.end])
+    return found.hexdigest()
+
+
+def _entry(said: dict[str, Any], data_at: int, image_bytes: int) -> Entry:
+    dtype, shape, (start, end) = said["dtype"], said["shape"], said["data_offsets"]
+    _, element_bytes = DTYPES[dtype]
+    if not isinstance(shape, list) or not all(type(each) is int and 0 <= each < 2**63 for each in shape):
+        raise ValueError(f"a tensor cannot have the shape {shape!r:.80}")
+    if type(start) is not int or type(end) is not int or not 0 <= start <= end <= image_bytes - data_at:
+        raise ValueError(f"offsets {start}..{end} lie outside {image_bytes - data_at} bytes of data")
+    if end - start != math.prod(shape) * element_bytes:
+        raise ValueError(f"a tensor of shape {shape!r:.80} and dtype {dtype} has {end - start} bytes")
+    return Entry(dtype=dtype, shape=tuple(shape), start=data_at + start, end=data_at + end)

@@ -1,0 +1,90 @@
+"""The bytes of a state go into a slot: from host memory at once, from a GPU beside the next step, and never while they are being changed.
+
+A GPU's copy runs on a stream of its own, into memory that is pinned. Two fences order it with training: buffers must be out before the next forward, all the rest
+before the next update of the optimizer. Only after `wait` is the slot complete.
+"""
+
+from collections.abc import Collection
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from elastic.snapshot import image
+from elastic.snapshot.image import Layout
+
+
+class Transfer(Protocol):
+    def start(self, layout: Layout, body: memoryview, first: Collection[int]) -> None:
+        """Copy the tensors of a layout into a slot's body; `first` holds the addresses of the buffers, which go first."""
+
+    def before_forward(self) -> None: ...
+
+    def before_update(self) -> None: ...
+
+    def wait(self) -> None:
+        """Return when everything is in the slot."""
+
+
+class HostTransfer:
+    """Tensors in host memory are copied on the training thread: there is no time at which they are safe from it that would cost less."""
+
+    def start(self, layout: Layout, body: memoryview, first: Collection[int]) -> None:
+        image.copy_into(layout, body)
+
+    def before_forward(self) -> None:
+        """Nothing is under way."""
+
+    def before_update(self) -> None:
+        """Nothing is under way."""
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+
+class DeviceTransfer:
+    """Written after CUDA's documentation of streams and pinned memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._buffers_out = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._all_out = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._pinned: dict[int, Tensor] = {}
+
+    def start(self, layout: Layout, body: memoryview, first: Collection[int]) -> None:
+        target = self._pin(body)
+        target[: len(layout.head)] = torch.frombuffer(bytearray(layout.head), dtype=torch.uint8)
+        places = sorted(layout.places, key=lambda place: place[1].data_ptr() not in first)
+        buffers = sum(tensor.data_ptr() in first for _, tensor in places)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for number, (offset, tensor) in enumerate(places):
+                if number == buffers:
+                    self._buffers_out.record(self._stream)
+                flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+                target[offset : offset + flat.numel()].copy_(flat, non_blocking=True)
+                # The allocator must not give this memory to somebody else before the copy has read it.
+                flat.record_stream(self._stream)
+            if buffers == len(places):
+                self._buffers_out.record(self._stream)
+            self._all_out.record(self._stream)
+
+    def before_forward(self) -> None:
+        torch.cuda.current_stream().wait_event(self._buffers_out)
+
+    def before_update(self) -> None:
+        torch.cuda.current_stream().wait_event(self._all_out)
+
+    def wait(self) -> None:
+        self._all_out.synchronize()
+
+    def _pin(self, body: memoryview) -> Tensor:
+        """uint8 [n] over the body, its pages locked, once for each slot: only then are copies from a GPU asynchronous."""
+        view = torch.frombuffer(body, dtype=torch.uint8)
+        if view.data_ptr() not in self._pinned:
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            error = runtime.cudaHostRegister(view.data_ptr(), view.numel(), 0)
+            if int(error) != 0:
+                raise OSError(f"cudaHostRegister of a slot of {view.numel()} bytes failed: error {int(error)}")
+            self._pinned[view.data_ptr()] = view
+        return self._pinned[view.data_ptr()]

@@ -1,0 +1,190 @@
+"""A worker is forked only from a process that provably has one thread, no GPU open and no process group: the warm parent.
+
+It runs as `python -u -m elastic.train.warm RECIPE DESCRIPTOR AGENT_PID`, one per agent, imports what the recipe's workers will need, and never runs a
+line of the user's own. The descriptor is its end of a socket pair; both sides say one JSON object a line:
+
+    agent   {"fork": [RECIPE, ARGUMENTS...], "env": {...}}, with the descriptors of the worker's stdout and stderr
+    here    {"ready": true} once; then {"pid": n} or {"unfit": reason} to each request; {"exited": n, "code": c} when a worker ended,
+            c is minus the signal's number where a signal ended it
+
+It dies with the agent, and its workers die with it. It does not restart itself, and knows nothing of generations.
+"""
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from elastic.checkpoint.wire import to_line
+from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
+from elastic.train import worker
+from elastic.train.preload import Preloaded, preload
+
+GPU_DEVICES = ("/dev/nvidia", "/dev/kfd")
+# A scheduler may signal every process of a job. The agent decides what a signal means; this process must outlast its workers.
+PASSED_BY = (signal.SIGTERM, signal.SIGINT)
+_RECEIVE_BYTES = 64 * 1024
+
+
+@dataclass(slots=True, kw_only=True)
+class WarmParent:
+    agent: socket.socket
+    preloaded: Preloaded
+    signals: dict[signal.Signals, Any]  # what workers begin with
+    workers: set[int] = field(default_factory=set)
+    woken: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
+
+    def serve(self) -> None:
+        """Until the agent is gone. Nothing here polls: a request and a worker's end both wake it."""
+        for end in self.woken:
+            end.setblocking(False)
+        signal.set_wakeup_fd(self.woken[1].fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        self._tell({"ready": True})
+        while True:
+            readable, _, _ = select.select([self.agent, self.woken[0]], [], [])
+            if self.woken[0] in readable:
+                self.woken[0].recv(_RECEIVE_BYTES)
+                self._reap()
+            if self.agent in readable:
+                request = _receive(self.agent)
+                if request is None:
+                    return
+                self._answer(*request)
+
+    def _reap(self) -> None:
+        for pid in sorted(self.workers):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self.workers.remove(pid)
+                self._tell({"exited": pid, "code": os.waitstatus_to_exitcode(status)})
+
+    def _answer(self, request: dict[str, Any], outputs: list[int]) -> None:
+        try:
+            reason = unfit(self.preloaded)
+            if reason is None:
+                pid = self._fork(request, outputs)
+                self.workers.add(pid)
+                self._tell({"pid": pid})
+            else:
+                self._tell({"unfit": reason})
+        except OSError as error:
+            self._tell({"unfit": f"fork failed: {error}"})
+        finally:
+            for descriptor in outputs:
+                os.close(descriptor)
+
+    def _fork(self, request: dict[str, Any], outputs: list[int]) -> int:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        # The edge of a process: an exception that passed here would make the worker a second warm parent.
+        try:
+            worker.die_with(parent)
+            self._forget()
+            become_worker(request, outputs)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(EXIT_FAILED)
+
+    def _forget(self) -> None:
+        """In the worker: give up all that is the warm parent's."""
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number, disposition in self.signals.items():
+            if disposition is not None:  # None: set by C code, which has no name for it
+                signal.signal(number, disposition)
+        for end in (self.agent, *self.woken):
+            end.close()
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self.agent.sendall(to_line(message))
+
+
+def become_worker(request: dict[str, Any], outputs: list[int]) -> NoReturn:
+    """What differs between two workers: where they write, their environment, their random numbers, their arguments."""
+    for target, descriptor in zip((1, 2), outputs, strict=True):
+        os.dup2(descriptor, target)
+    for descriptor in outputs:
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    draw_anew()
+    recipe, *arguments = request["fork"]
+    worker.perform(recipe, arguments)
+
+
+def draw_anew() -> None:
+    """Workers that import for themselves draw random numbers of their own until they seed; `random` sees to that by itself where it is forked."""
+    sys.modules["torch"].default_generator.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+
+
+def unfit(preloaded: Preloaded) -> str | None:
+    """Why no worker can be forked from this process; None when one can. Looked at anew for each worker."""
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads != 1:
+        return f"importing left {threads - 1} threads running, which a forked process would lack"
+    if any(target.startswith(GPU_DEVICES) for target in _open_files()):
+        return "importing opened a GPU, which a forked process cannot use"
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return "torch could not be imported"
+    if torch.cuda.is_initialized():
+        return "importing initialized CUDA, which a forked process cannot use"
+    if torch.distributed.is_initialized():
+        return "importing initialized a process group, which a forked process cannot share"
+    return preloaded.flaw()
+
+
+def _open_files() -> list[str]:
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the descriptor of the listing itself
+            found.append(str(link.readlink()))
+    return found
+
+
+def _receive(agent: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """One request, waiting for its end; None when the agent is gone. The agent sends the next only after the answer to this one."""
+    data, outputs, _, _ = socket.recv_fds(agent, _RECEIVE_BYTES, 2)
+    while data and not data.endswith(b"\n"):
+        more = agent.recv(_RECEIVE_BYTES)
+        if not more:
+            return None
+        data += more
+    return (json.loads(data), outputs) if data else None
+
+
+def main() -> None:
+    recipe, descriptor, agent_pid = sys.argv[1:]
+    worker.die_with(int(agent_pid))  # first of all: importing takes seconds
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in PASSED_BY}
+    with socket.socket(fileno=int(descriptor)) as agent:
+        preloaded = preload(Path(recipe))
+        # A package may have set a handler of its own while it was imported, as it would have in a worker.
+        during = {number: signal.signal(number, signal.SIG_IGN) for number in PASSED_BY}
+        signals = {n: before[n] if during[n] is signal.SIG_IGN else during[n] for n in PASSED_BY}
+        signals[signal.SIGCHLD] = signal.getsignal(signal.SIGCHLD)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Workers share these objects' memory for as long as nobody writes to it, and a collection writes to everything it looks at.
+        gc.collect()
+        gc.freeze()
+        WarmParent(agent=agent, preloaded=preloaded, signals=signals).serve()
+    os._exit(EXIT_COMPLETE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The state of the newest step outlives workers and nodes: a fault costs no finished step, and what is not what it was is never loaded."""
+
+import os
+import signal
+
+import pytest
+
+from elastic.snapshot import checksum, image
+from elastic.snapshot.area import Area
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+ALWAYS = ("--snapshot-every", "1")
+# No checkpoint but the first step's and the last: whatever comes back comes from memory.
+MEMORY_ALONE = (*ALWAYS, "--save-every", "1000steps")
+TWO = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0")
+
+
+def restored(drill):
+    return [(e["step"], e["source"], e["lost_steps"]) for e in drill.events("restored")]
+
+
+def area_of(agent) -> Area:
+    """The agent's memory for snapshots, opened as its workers open it."""
+    for fd in os.listdir(f"/proc/{agent.pid}/fd"):
+        path = f"/proc/{agent.pid}/fd/{fd}"
+        if "elastic-snapshots" in os.readlink(path):
+            return Area.open(path)
+    raise AssertionError("the agent has no memory for snapshots")
+
+
+def test_a_killed_worker_costs_no_step_that_was_finished(drill, undisturbed):
+    """SIGKILL of either rank at a gate, with no checkpoint at all: the state comes from the node's memory."""
+    drill.shut(7, 15)
+    agent = drill.start(*MEMORY_ALONE, "--nproc-per-node", "2", "--max-restarts", "1")
+    for gate, rank, generation in ((7, 0, 1), (15, 1, 2)):
+        drill.stands(gate, ranks=2)
+        os.kill(drill.pid_of_rank(rank, generation=generation), signal.SIGKILL)
+        drill.happens("restored", generation=generation + 1)
+        drill.open(gate)
+    agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert restored(drill) == [(0, "none", 0), (6, "snapshot", 0), (14, "snapshot", 0)]
+    assert [e["step"] for e in drill.events("checkpoint_committed")] == [24]
+
+
+def test_a_node_that_joins_gets_the_state_from_a_peer_and_one_that_dies_takes_nothing_along(
+    drill, undisturbed
+):
+    """No checkpoint is there to load from. The first node, which has rank 0 and wrote the diary, gets SIGKILL."""
+    drill.shut(6, 13)
+    first = drill.start(*MEMORY_ALONE, "--max-nodes", "2", "--last-call", "0s", "--max-restarts", "0")
+    drill.stands(6, ranks=1)
+    second = drill.start(*MEMORY_ALONE, "--max-nodes", "2", "--last-call", "0s", "--max-restarts", "0")
+    drill.happens("drain_requested", reason="a node is waiting to join")
+    drill.open(6)
+    drill.stands(13, ranks=2)
+    first.signal(signal.SIGKILL)
+    drill.happens("restored", generation=3)
+    drill.open(13)
+    second.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert restored(drill) == [(0, "none", 0), (6, "peer", 0), (12, "snapshot", 0)]
+
+
+def test_a_snapshot_whose_bytes_changed_is_refused_and_the_checkpoint_is_used(drill, undisturbed):
+    """One bit of the newest state is flipped in the agent's memory while the run stands; then a worker dies."""
+    drill.shut(7)
+    agent = drill.start(*ALWAYS)
+    drill.stands(7, ranks=1)
+    drill.happens("checkpoint_committed", step=4)
+    area = area_of(agent)
+    newest = area.newest()
+    area.body(newest.slot)[newest.size_bytes // 2] ^= 16
+    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
+    drill.happens("restored", generation=2)
+    drill.open(7)
+    agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert restored(drill) == [(0, "none", 0), (4, "checkpoint", 2)]
+    assert "the snapshot of step 6 changed in memory" in agent.output
+
+
+def test_snapshots_that_disagree_are_refused_and_the_checkpoint_is_used(drill, undisturbed):
+    """One node's state of step 6 is another one, in itself whole, as a machine that computes wrongly would leave it."""
+    drill.shut(7)
+    agents = [drill.start(*ALWAYS, *TWO[:-1], "1") for _ in range(2)]
+    drill.stands(7, ranks=2)
+    drill.happens("checkpoint_committed", step=4)
+    area = area_of(agents[1])
+    newest = area.newest()
+    slot = area.begin()
+    area.body(slot)[: newest.size_bytes] = area.body(newest.slot)[: newest.size_bytes]
+    area.body(slot)[newest.size_bytes - 1] ^= 1
+    changed = checksum.of_image(image.bytes_of(area.body(slot), newest.size_bytes))
+    area.publish(slot, size_bytes=newest.size_bytes, about=newest.about | {"checksum": changed})
+    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
+    drill.happens("restored", generation=2)
+    drill.open(7)
+    for agent in agents:
+        agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert restored(drill) == [(0, "none", 0), (4, "checkpoint", 2)]
+    (rejected,) = drill.events("snapshot_rejected")
+    assert rejected["step"] == 6
+    assert "differ" in rejected["reason"]
+
+
+def test_without_snapshots_a_fault_costs_the_steps_since_the_last_save(drill, undisturbed):
+    drill.shut(7)
+    agent = drill.start("--snapshot-every", "off")
+    drill.stands(7, ranks=1)
+    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
+    drill.happens("restored", generation=2)
+    drill.open(7)
+    agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    # The memory holds the state of the last save.
+    assert restored(drill) == [(0, "none", 0), (4, "snapshot", 2)]
+
+
+def test_a_state_that_leads_nowhere_is_given_up_for_an_older_one(drill):
+    """The recipe raises in step 10 whatever it starts from: three times from step 9 in memory, twice from the checkpoint of step 8, then it is over."""
+    drill.shut(9)
+    agent = drill.start(*ALWAYS, "--max-restarts", "5", env={"TINY_RAISE": "10 0"})
+    drill.happens("checkpoint_committed", step=8)
+    drill.open(9)
+    agent.ends_with(1)
+
+    assert [e["step"] for e in drill.events("restored")] == [0, 9, 9, 9, 8, 8]
+    assert [e["step"] for e in drill.events("snapshot_rejected")] == [9, 9]
+    assert "the recipe's own mistake" in agent.output.splitlines()[-1]
+
+
+def test_a_rank_killed_right_after_its_snapshot_costs_nothing(drill, undisturbed):
+    """Rank 0 with its line of the metrics written, then rank 1, which has nothing to write."""
+    plan = "step 9 rank 0 snapshot: kill; step 15 rank 1 snapshot: kill"
+    drill.start(*MEMORY_ALONE, "--nproc-per-node", "2", "--faults", plan).ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert {step - lost for step, _, lost in restored(drill)} <= {0, 8, 9, 14, 15}
+
+
+def test_a_step_that_only_another_node_wrote_down_leaves_no_hole_in_the_metrics(drill, undisturbed):
+    """Rank 0 dies between step 9's sums and its line of the metrics. The other node has the step whole: its agent is held (SIGSTOP) until its worker stands before step 10."""
+    drill.shut(9, 10)
+    agents = [
+        drill.start(
+            *MEMORY_ALONE,
+            *TWO[:-1],
+            "1",
+            "--keep-alive",
+            "10min",
+            "--faults",
+            "step 9 rank 0 optimizer: kill",
+        )
+        for _ in range(2)
+    ]
+    drill.stands(9, ranks=2)
+    other = drill.agent_of_rank(1, generation=1)
+    other.signal(signal.SIGSTOP)
+    drill.open(9)
+    drill.waits_for((drill.gates / "at-10-rank1").exists, "rank 1 before step 10")
+    other.signal(signal.SIGCONT)
+    drill.happens("restored", generation=2)
+    drill.open(10)
+    for agent in agents:
+        agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert restored(drill) == [(0, "none", 0), (9, "peer", 0)]

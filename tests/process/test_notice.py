@@ -1,0 +1,91 @@
+"""A notice that the machine goes away is a drain that loses nothing; what asks for it can neither stop training nor outlive its agent."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from elastic.agent.notice import COMMAND_S, NOTICE_EVERY_S, CommandNotice, open_notices
+from elastic.checkpoint.fakes import FakeClock
+from elastic.clock import SystemClock
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+
+def until(condition):
+    deadline = time.monotonic() + 60.0
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return value
+
+
+def test_a_notice_in_a_file_drains_and_the_same_command_resumes_without_a_step_lost(drill, undisturbed):
+    """The file appears while the worker stands before step 10; meanwhile a command that never answers is run, and must be gone with its agent."""
+    notice = drill.folder / "going-away"
+    options = ["--notice-file", str(notice), "--notice-command", "sleep 10000"]
+    drill.shut(10)
+    agent = drill.start(*options)
+    drill.stands(10, ranks=1)
+    notice.touch()
+    asked = drill.happens("drain_requested")
+    assert asked["reason"] == f"a notice ({notice}) asks this node to leave"
+    drill.open(10)
+    agent.ends_with(75)
+    assert drill.last_step == 10
+    drill.all_are_gone()
+
+    notice.unlink()
+    drill.start(*options).ends_with(0)
+    (resumed,) = drill.events("restored", generation=2)
+    assert (resumed["step"], resumed["lost_steps"]) == (10, 0)
+    drill.is_like(undisturbed)
+
+
+def test_a_command_is_asked_every_few_seconds_until_it_says_that_the_node_goes(tmp_path):
+    """A fake clock; each run of the real command leaves a line. Any other exit code than 0 is no notice and nothing is said of it."""
+    said, clock, runs, there = [], FakeClock(), tmp_path / "runs", tmp_path / "there"
+    notice = CommandNotice(f"echo >> {runs}; test -e {there}", clock, said.append)
+
+    def next_answer():
+        clock.sleep(NOTICE_EVERY_S)
+        count = len(runs.read_text()) if runs.exists() else 0
+        answers = [notice.look()]
+        # Once it has run, no further look starts it: the clock stands.
+        until(lambda: answers.append(notice.look()) or (runs.exists() and len(runs.read_text()) > count))
+        until(lambda: answers.append(notice.look()) or answers[-1] or notice.is_idle)
+        assert len(runs.read_text()) == count + 1
+        return any(answers)
+
+    assert not next_answer()
+    assert not next_answer()
+    there.touch()
+    assert next_answer()
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("command", "waits_s", "says"),
+    [("/nowhere/at/all", 0.0, "exits with 127"), ("sleep 10000", COMMAND_S + 0.1, "longer than 10 s")],
+)
+def test_a_command_that_gives_no_answer_is_no_notice_and_is_told_once(command, waits_s, says):
+    """One that is not there, and one that is ended after its ten seconds; each three times."""
+    said, clock = [], FakeClock()
+    notice = CommandNotice(command, clock, said.append)
+    for _ in range(3):
+        clock.sleep(NOTICE_EVERY_S)
+        assert not notice.look()
+        clock.sleep(waits_s)
+        until(lambda: notice.look() or notice.is_idle)
+    assert len(said) == 1
+    assert says in said[0]
+
+
+def test_what_a_command_started_ends_with_the_agent(tmp_path):
+    """It writes down its own number and its child's, and waits for ever; the agent closes."""
+    pids = tmp_path / "pids"
+    command = f"sleep 10000 & echo $$ $! > {pids}; wait"
+    with open_notices(None, command, pytest.fail, SystemClock(), pytest.fail):
+        both = [int(pid) for pid in until(lambda: pids.exists() and pids.read_text().split())]
+        assert all(Path(f"/proc/{pid}").exists() for pid in both)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in both))

@@ -1,0 +1,58 @@
+"""Attacks on the checksum of a state: what differs must show, where it lies in memory must not."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic.snapshot.checksum import STRETCHES, WORD_BYTES, of_image, of_state
+
+SIZES = st.integers(1, 20_000)
+
+
+@settings(deadline=None)
+@given(SIZES, st.data())
+def test_one_flipped_bit_anywhere_shows(size, data):
+    image = torch.arange(size).to(torch.uint8)
+    flipped = image.clone()
+    place, bit = data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, 7))
+    flipped[place] ^= 1 << bit
+    assert of_image(flipped) != of_image(image)
+
+
+@settings(deadline=None)
+@given(SIZES, st.integers(0, 9))
+def test_the_place_in_memory_does_not_show(size, shift):
+    """Words that do not lie on their boundaries are summed as if they did."""
+    image = torch.arange(size).to(torch.uint8)
+    elsewhere = torch.cat([torch.zeros(shift, dtype=torch.uint8), image])[shift:]
+    assert of_image(elsewhere) == of_image(image)
+
+
+def test_halves_that_changed_places_show():
+    """What a plain sum would not see: every byte is there, elsewhere."""
+    half = STRETCHES * WORD_BYTES * 100
+    a, b = torch.zeros(half, dtype=torch.uint8), torch.ones(half, dtype=torch.uint8)
+    assert of_image(torch.cat([a, b])) != of_image(torch.cat([b, a]))
+
+
+def test_a_torn_copy_shows():
+    """The first part of one state before the last part of another."""
+    old, new = torch.randn(50_000).view(torch.uint8), torch.randn(50_000).view(torch.uint8)
+    for cut in (400, 4096, 100_000, old.numel() - 400):
+        torn = torch.cat([new[:cut], old[cut:]])
+        assert of_image(torn) not in (of_image(old), of_image(new))
+
+
+def test_shape_dtype_name_and_values_count_and_strides_do_not():
+    weight = torch.arange(6.0).view(2, 3)
+    whole, entries = of_state({"w": weight}, {"n": 1})
+    assert of_state({"w": weight.t().contiguous().t()}, {"n": 1})[0] == whole
+    different = [
+        of_state({"w": weight.view(3, 2)}, {"n": 1}),
+        of_state({"w": weight.view(torch.int32)}, {"n": 1}),
+        of_state({"v": weight}, {"n": 1}),
+        of_state({"w": weight}, {"n": 2}),
+        of_state({"w": -weight}, {"n": 1}),
+    ]
+    assert whole not in [other for other, _ in different]
+    assert [name for name in entries if different[3][1][name] != entries[name]] == ["n (values)"]

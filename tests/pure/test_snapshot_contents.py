@@ -1,0 +1,140 @@
+"""The digest of a state, computed from the bytes of its image alone, is the one that its tensors give; and no header is believed further than its bytes go."""
+
+import hashlib
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.errors import CheckpointDamaged
+from elastic.snapshot import contents, image
+
+STATES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, min_size=1, max_size=3)
+    ),
+    max_leaves=8,
+)
+NAMES = st.text("ab.' é(values)", min_size=1, max_size=12)
+
+
+def digests(tensors, document):
+    """The twin: from tensors, one after the other."""
+    entries = {}
+    for name, tensor in tensors.items():
+        digest = hashlib.sha256(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        entries[name] = digest.hexdigest()
+    for name, value in document.items():
+        entries[f"{name} (values)"] = hashlib.sha256(json.dumps(value).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(sorted(entries.items())).encode()).hexdigest(), entries
+
+
+@st.composite
+def tensors_of_any_kind(draw):
+    """Any bits of any dtype, empty and 0-dimensional ones, transposed ones, and names that share one memory."""
+    tensors = {}
+    for name in draw(st.lists(NAMES, unique=True, max_size=6)):
+        if tensors and draw(st.booleans()):
+            tensors[name] = tensors[draw(st.sampled_from(sorted(tensors)))]
+            continue
+        dtype = draw(st.sampled_from(list(image.DTYPES)))
+        shape = draw(st.lists(st.integers(0, 4), max_size=3))
+        size = math.prod(shape) * dtype.itemsize
+        data = draw(st.binary(min_size=size, max_size=size))
+        if dtype is torch.bool:
+            data = bytes(byte & 1 for byte in data)
+        flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        tensor = flat.reshape(shape)
+        tensors[name] = tensor.T if tensor.dim() == 2 and draw(st.booleans()) else tensor
+    return tensors
+
+
+def written(tensors, document):
+    layout = image.layout(tensors, document)
+    body = bytearray(layout.size_bytes)
+    image.copy_into(layout, body)
+    return body
+
+
+@given(tensors_of_any_kind(), st.dictionaries(NAMES, STATES, max_size=3))
+def test_the_digest_from_bytes_is_that_of_the_tensors(tensors, state):
+    """Whatever is in the state, NaN and minus zero included, and wherever the image puts it."""
+    body = written(tensors, {"state": state, "step": 3})
+    assert contents.digest(body) == digests(tensors, state)
+
+
+@given(tensors_of_any_kind(), st.data())
+def test_the_digest_sees_every_bit_of_the_tensors(tensors, data):
+    """One bit of the data is flipped, which changes no length and no header."""
+    body = written(tensors, {"state": {}})
+    before, _ = contents.digest(body)
+    start = len(body) - sum(entry.end - entry.start for entry in contents.parse(body).entries.values())
+    if start == len(body):
+        return
+    body[data.draw(st.integers(start, len(body) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert contents.digest(body)[0] != before
+
+
+def with_header(header, data=bytes(64)):
+    text = json.dumps(header).encode()
+    return contents.LENGTH.pack(len(text)) + text + data
+
+
+def metadata(ties=None, document=None):
+    return {contents.DOCUMENT: json.dumps(document or {"state": {}}), contents.TIES: json.dumps(ties or {})}
+
+
+GOOD = {"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]}
+
+
+def test_an_entry_that_its_bytes_bear_out_is_read():
+    """What the attacks below are changes of."""
+    found = contents.parse(with_header({"__metadata__": metadata({"y": "x"}), "x": GOOD}))
+    assert found.entries["x"].shape == (2, 3)
+    assert found.entries["x"].end - found.entries["x"].start == 24
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": [2, 4]},
+        {"shape": [2, 2]},
+        {"shape": [-2, -3]},
+        {"shape": [2.0, 3]},
+        {"shape": [True, 6]},
+        {"shape": [2**64, 0], "data_offsets": [8, 8]},
+        {"shape": 6},
+        {"dtype": "F64"},
+        {"dtype": "F5"},
+        {"data_offsets": [8, 31]},
+        {"data_offsets": [48, 72]},
+        {"data_offsets": [-24, 0]},
+        {"data_offsets": [32, 8]},
+        {"data_offsets": [8.0, 32.0]},
+        {"data_offsets": [8]},
+        {"data_offsets": None},
+    ],
+)
+def test_an_entry_that_its_bytes_do_not_bear_out_is_damage(change):
+    """64 bytes of data: each change announces other bytes, or others than its shape and dtype need."""
+    with pytest.raises(CheckpointDamaged):
+        contents.parse(with_header({"__metadata__": metadata(), "x": GOOD | change}))
+
+
+@pytest.mark.parametrize("ties", [{"y": "z"}, {"x": "x"}, {"y": "y"}, {"y": ["x"]}, ["x"], 3])
+def test_a_tie_to_nothing_is_damage(ties):
+    """To a name that is not stored, of a name that is, to itself, or no tie at all."""
+    with pytest.raises(CheckpointDamaged):
+        contents.parse(with_header({"__metadata__": metadata(ties), "x": GOOD}))
+
+
+@pytest.mark.parametrize("document", [{"step": 3}, {"state": [1]}, [1], "state"])
+def test_an_image_without_a_state_has_no_digest(document):
+    """A safetensors file of somebody else must not get one."""
+    with pytest.raises(CheckpointDamaged, match="lacks a state"):
+        contents.digest(with_header({"__metadata__": metadata(document=document), "x": GOOD}))
