@@ -42,7 +42,7 @@ OURS = "ours"
 
 
 def ours(args: argparse.Namespace) -> Side:
-    def command(folder: Path, _port: int) -> list[str]:
+    def command(folder: Path, _port: int, _nodes: int) -> list[str]:
         words = [str(BIN / "elastic-train"), str(HERE / "recovery_ours.py"), "--run-dir", str(folder / "run")]
         words += ["--min-nodes", "1", "--max-nodes", "4", "--nproc-per-node", "1", "--max-restarts", "100"]
         return [*words, *shlex.split(args.ours_options), "--", str(args.global_batch), str(args.shards)]
@@ -50,23 +50,24 @@ def ours(args: argparse.Namespace) -> Side:
     return Side(name=OURS, command=command, env={}, spares_first=False)
 
 
-def torchrun(args: argparse.Namespace, name: str, options: list[str], env: dict[str, str]) -> Side:
-    def command(folder: Path, port: int) -> list[str]:
+def torchrun(args: argparse.Namespace, name: str, conf: str, env: dict[str, str]) -> Side:
+    def command(folder: Path, port: int, nodes: int) -> list[str]:
         words = [str(BIN / "torchrun"), "--nnodes=1:4", "--nproc-per-node=1", "--max-restarts=100"]
-        words += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job"]
-        words += ["--local-addr=127.0.0.1", *options, str(HERE / "recovery_torchrun.py")]
-        return [*words, str(args.global_batch), str(args.torchrun_save_every), str(folder / "checkpoint.pt")]
+        words += ["--monitor-interval=0.1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+        # Both are on the store's machine: without is_host it would be a race which of them holds it.
+        words += ["--rdzv-id=job", f"--rdzv-conf=is_host={int(nodes == 0)}{conf}", "--local-addr=127.0.0.1"]
+        words += [str(HERE / "recovery_torchrun.py"), str(args.global_batch), str(args.torchrun_save_every)]
+        return [*words, str(folder / "checkpoint.pt")]
 
     return Side(name=name, command=command, env=env, spares_first=True)
 
 
 def sides(args: argparse.Namespace) -> list[Side]:
-    shortest = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
-    best = [f"--rdzv-conf={shortest}", "--monitor-interval=0.1"]
+    shortest = ",last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
     return [
         ours(args),
-        torchrun(args, "torchrun default", [], {}),
-        torchrun(args, "torchrun best", best, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
+        torchrun(args, "torchrun default", "", {}),
+        torchrun(args, "torchrun best", shortest, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
     ]
 
 

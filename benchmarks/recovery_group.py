@@ -31,10 +31,13 @@ class Stuck(Exception):  # noqa: N818 - a result as good as any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the things compared. `command` takes the job's folder and a free port; `spares_first`: no fault hits the node that was started first."""
+    """One of the things compared. `command` takes the group's folder, a port that was free, and how many nodes there are already.
+
+    `spares_first`: no fault hits the node that was started first.
+    """
 
     name: str
-    command: Callable[[Path, int], list[str]]
+    command: Callable[[Path, int, int], list[str]]
     env: dict[str, str]
     spares_first: bool
 
@@ -108,7 +111,7 @@ class Group:
             self._port = probe.getsockname()[1]
 
     def start_node(self) -> None:
-        command = self.side.command(self.folder, self._port)
+        command = self.side.command(self.folder, self._port, len(self.nodes))
         env = self.side.env | {"STEPS_LOG": str(self.folder / "steps")}
         node = Node(command, env, self.folder / f"node-{len(self._started)}.log")
         self.nodes.append(node)

@@ -137,6 +137,14 @@ class CheckpointFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFenced(Event):
+    """A save that was given up because its node is in no generation any more."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRejected(Event):
     """A committed checkpoint that did not load; the next older one is used and this one is left where it is."""
 

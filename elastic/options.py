@@ -127,7 +127,7 @@ class Options:
     notice_command: str | None = None
     faults: str | None = None
     last_call_s: float = 2.0
-    keep_alive_s: float = 5.0
+    keep_alive_s: float = 2.0
     rdzv_timeout_s: float = 600.0
     local_addr: str | None = None
 
@@ -260,7 +260,7 @@ def _add_rendezvous_options(group: argparse._ArgumentGroup) -> None:
         dest="keep_alive_s",
         type=_seconds,
         metavar="S",
-        help="a node silent for longer is out [5]",
+        help="a node silent for longer is out [2]",
     )
     group.add_argument(
         "--rdzv-timeout",

@@ -302,6 +302,7 @@ class NodeAgent(LocalElasticAgent):
             leaving=self._leaving.reason,
             leaving_age_s=now_s - self._leaving.since_s,
             grace_s=self._settings.grace_s,
+            has_begun=self._step > 0 or not self._settings.uses_library,
             drain_asked=self._drain_asked,
             impatient=self._leaving.signals > 1,
         )

@@ -3,7 +3,6 @@
 Cold is never an error, only slower, and is said with its reason. The warm parent dies with this process, and its workers die with it.
 """
 
-import json
 import os
 import select
 import site
@@ -24,7 +23,7 @@ from elastic.clock import SystemClock
 READY_LIMIT_S = 300.0
 FORK_LIMIT_S = 30.0
 _RECEIVE_BYTES = 64 * 1024
-_PRINTED_BYTES = 64 * 1024
+_LAST_WORDS_BYTES = 2000
 _CLOCK = SystemClock()
 _SIGKILLED = -9
 
@@ -73,11 +72,6 @@ class WarmParent:
     def is_ready(self) -> bool:
         """Whether it has imported everything, as far as is known."""
         return self._is_ready
-
-    @property
-    def printed(self) -> bytes:
-        """What was printed while it imported; workers that import themselves print it too."""
-        return os.pread(self._printed.fileno(), _PRINTED_BYTES, 0)
 
     def fork(self, start: Start) -> int:
         """The pid of a worker that runs by now. Raises NotWarm."""
@@ -147,7 +141,7 @@ class WarmParent:
                 messages = self._lines.feed(data)
             except BlockingIOError:
                 return
-            except (OSError, json.JSONDecodeError, ValueError):
+            except (OSError, ValueError):
                 data, messages = b"", []
             for message in messages:
                 if "exited" in message:
@@ -159,8 +153,9 @@ class WarmParent:
 
     def _last_words(self) -> str:
         size_bytes = os.fstat(self._printed.fileno()).st_size
-        tail = os.pread(self._printed.fileno(), 2000, max(0, size_bytes - 2000)).decode(errors="replace")
-        return f"; it printed last: {tail.strip()}" if tail.strip() else ""
+        tail = os.pread(self._printed.fileno(), _LAST_WORDS_BYTES, max(0, size_bytes - _LAST_WORDS_BYTES))
+        words = tail.decode(errors="replace").strip()
+        return f"; it printed last: {words}" if words else ""
 
 
 class WarmChild:
@@ -210,7 +205,7 @@ class Nursery:
             return
         has_changed = self._code != installed_code()
         if has_changed:
-            self.say("installed packages have changed; the warm parent imports them anew")
+            self.say("installed code has changed; the warm parent imports it anew")
         elif self._parent.is_alive or self._is_hopeless:
             return
         else:

@@ -58,6 +58,7 @@ class Observation:
     leaving: str | None  # why this node wants to leave
     leaving_age_s: float
     grace_s: float
+    has_begun: bool  # a step is finished, here or in the state that was restored
     drain_asked: bool
     impatient: bool  # a second signal came
 
@@ -73,11 +74,14 @@ def decide(seen: Observation) -> Decision:
     of_workers = _by_workers(seen)
     if of_workers is not None:
         return of_workers
-    if seen.leaving and (seen.impatient or seen.leaving_age_s > seen.grace_s):
-        why = "a second signal" if seen.impatient else f"the grace of {seen.grace_s:g} s is over"
+    # What is left of the grace belongs to the upload of the newest state in memory.
+    if seen.leaving and (seen.impatient or seen.leaving_age_s > seen.grace_s / 2):
+        why = "a second signal" if seen.impatient else f"half of the grace of {seen.grace_s:g} s is over"
         return Decision(Action.LEAVE, f"{seen.leaving}, and {why}")
     if seen.hung is not None:
         return _by_hang(seen.hung, seen)
+    if seen.leaving and not seen.has_begun:
+        return Decision(Action.LEAVE, f"{seen.leaving}, before it finished a step")
     if seen.leaving and not seen.drain_asked:
         return Decision(Action.ASK_DRAIN, seen.leaving)
     if seen.newcomers and not seen.drain_asked:

@@ -4,6 +4,7 @@ It does not promise to return in time: a hung storage call holds its thread, and
 """
 
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -22,13 +23,15 @@ from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
 from elastic.snapshot import contents
 from elastic.snapshot.area import Area
 
+ENTERING_S = 1.0
 GONE = "the snapshot of step {step} was written over before it was saved"
 
 
 class State(Enum):
     COMMITTED = "committed"
     FAILED = "failed"
-    DROPPED = "dropped"
+    DROPPED = "dropped"  # a newer save took its place
+    FENCED = "fenced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,7 @@ class Saver:
         self._reached = reached
         policy = Policy(keep=config.keep, every=config.every, save_deadline_s=config.save_deadline_s)
         self._pruning = Pruning(store, policy, clock)
+        self._membership = threading.Condition()
         self._entered = config.entered
 
     def enter(self, generation: int) -> None:
@@ -65,7 +69,9 @@ class Saver:
         It is right because the agent killed its older workers before it entered, and because the state that they left lies on the trajectory, which is the same
         whoever trains it. A node that is no member never says so.
         """
-        self._entered = max(self._entered, generation)
+        with self._membership:
+            self._entered = max(self._entered, generation)
+            self._membership.notify_all()
 
     def save(self, offer: Offer, area: Area) -> Outcome:
         """area: where the snapshot lies, leased by whoever calls."""
@@ -73,7 +79,7 @@ class Saver:
         try:
             done = self._commit(offer, area, began_at)
         except Fenced as error:
-            return Outcome(state=State.DROPPED, reason=str(error))
+            return Outcome(state=State.FENCED, reason=str(error))
         except (StoreFailed, CheckpointDamaged) as error:
             return Outcome(state=State.FAILED, reason=str(error))
         except Exception as error:
@@ -108,7 +114,7 @@ class Saver:
             # Looked at whenever the writer asks whether it may go on, the last time right before the commit record.
             if not area.is_whole(offer.slot, offer.seq):
                 raise StoreFailed(GONE.format(step=offer.step))
-            return is_older(self._config.fence_path, max(offer.generation, self._entered))
+            return self._is_fenced(offer.generation)
 
         return commit(
             self._store,
@@ -118,6 +124,13 @@ class Saver:
             clock=self._clock,
             reached=lambda point: self._reached(point, offer.step),
         )
+
+    def _is_fenced(self, generation: int) -> bool:
+        """Whether a newer generation exists, and this node has not said, nor says soon, that it is in it: it is formed a moment before its members enter."""
+        with self._membership:
+            return not self._membership.wait_for(
+                lambda: not is_older(self._config.fence_path, max(generation, self._entered)), ENTERING_S
+            )
 
     def prune(self, offer: Offer) -> None:
         """Delete what the policy does not keep, after `offer` was committed; what goes wrong is only said."""

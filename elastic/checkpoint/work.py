@@ -16,7 +16,7 @@ from elastic.checkpoint.save_queue import MOST_WAITING, offered
 from elastic.checkpoint.saver import Outcome, Saver, State
 from elastic.checkpoint.wire import Lines, Offer, UploaderConfig, to_line
 from elastic.clock import Clock
-from elastic.events import CheckpointCommitted, CheckpointFailed
+from elastic.events import CheckpointCommitted, CheckpointFailed, CheckpointFenced
 from elastic.observe.log import EventLog
 from elastic.snapshot.area import Area
 
@@ -206,6 +206,8 @@ class Work:
         self._log.generation = job.offer.generation
         if outcome.state is State.FAILED:
             self._log.record(CheckpointFailed(step=job.offer.step, reason=outcome.reason))
+        elif outcome.state is State.FENCED:
+            self._log.record(CheckpointFenced(step=job.offer.step, reason=outcome.reason))
         elif outcome.is_ours:
             event = CheckpointCommitted(
                 step=job.offer.step,

@@ -36,7 +36,7 @@ STORE_TIMEOUT = timedelta(seconds=300)
 CONNECT_TRIES = 3
 DEFAULT_LAST_CALL_S = 2.0
 DEFAULT_JOIN_TIMEOUT_S = 600.0
-DEFAULT_KEEP_ALIVE_S = 5.0
+DEFAULT_KEEP_ALIVE_S = 2.0
 
 # torch's agent counts itself off in the generation's store when its workers succeeded; the last one sets this key.
 _ALL_SUCCEEDED_KEY = "torchelastic/agent/terminal_state/last_member"

@@ -8,6 +8,7 @@ A slot's `seq` is even when it is whole: the k-th publishing of the area makes i
 is given once in the life of an area, so whoever remembers (slot, seq) can tell later whether the bytes are still the same.
 """
 
+import errno
 import fcntl
 import json
 import mmap
@@ -15,6 +16,8 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from elastic.snapshot.room import available_bytes
 
 PAGE = 4096
 WORD_BYTES = 8
@@ -59,10 +62,13 @@ class Area:
             )
         capacity_bytes += -capacity_bytes % PAGE
         size_bytes = _file_bytes(slots, capacity_bytes)
+        room_bytes = available_bytes()
+        if room_bytes is not None and size_bytes > room_bytes:
+            raise OSError(errno.ENOMEM, f"expected {size_bytes} bytes of memory, found {room_bytes} left")
         fd = os.memfd_create("elastic-snapshots", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size_bytes)
-            # Memory that is lacking is an error here; later it would be a SIGBUS in whoever touches the page.
+            # Taken now: a page that lacks memory later is a SIGBUS, or somebody's death, in the middle of training.
             os.posix_fallocate(fd, 0, size_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             area = Area(fd, slots, capacity_bytes)

@@ -31,6 +31,7 @@ from elastic.train.preload import Preloaded, preload
 GPU_DEVICES = ("/dev/nvidia", "/dev/kfd")
 # A scheduler may signal every process of a job. The agent decides what a signal means; this process must outlast its workers.
 PASSED_BY = (signal.SIGTERM, signal.SIGINT)
+PRINTED_LIMIT_BYTES = 64 * 1024
 _RECEIVE_BYTES = 64 * 1024
 
 
@@ -39,6 +40,7 @@ class WarmParent:
     agent: socket.socket
     preloaded: Preloaded
     signals: dict[signal.Signals, Any]  # what workers begin with
+    printed: bytes  # while it imported
     workers: set[int] = field(default_factory=set)
     woken: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
 
@@ -91,7 +93,7 @@ class WarmParent:
         try:
             worker.die_with(parent)
             self._forget()
-            become_worker(request, outputs)
+            become_worker(request, outputs, self.printed)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -111,12 +113,14 @@ class WarmParent:
         self.agent.sendall(to_line(message))
 
 
-def become_worker(request: dict[str, Any], outputs: list[int]) -> NoReturn:
+def become_worker(request: dict[str, Any], outputs: list[int], printed: bytes) -> NoReturn:
     """What differs between two workers: where they write, their environment, their random numbers, their arguments."""
     for target, descriptor in zip((1, 2), outputs, strict=True):
         os.dup2(descriptor, target)
     for descriptor in outputs:
         os.close(descriptor)
+    with suppress(OSError):  # a preflight's terminal may be gone
+        os.write(2, printed)  # as if this process had done the importing
     os.environ.clear()
     os.environ.update(request["env"])
     draw_anew()
@@ -182,7 +186,8 @@ def main() -> None:
         # Workers share these objects' memory for as long as nobody writes to it, and a collection writes to everything it looks at.
         gc.collect()
         gc.freeze()
-        WarmParent(agent=agent, preloaded=preloaded, signals=signals).serve()
+        printed = os.pread(1, PRINTED_LIMIT_BYTES, 0)  # its output is a file
+        WarmParent(agent=agent, preloaded=preloaded, signals=signals, printed=printed).serve()
     os._exit(EXIT_COMPLETE)
 
 

@@ -1,34 +1,155 @@
-"""A stop has a bound: when a drain cannot end, the grace does, and a second signal does at once."""
+"""A stop has a bound and a defined end: the newest state is committed if at all possible, and the exit code says whether it is the last one."""
 
+import os
 import signal
+from pathlib import Path
 
 import pytest
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
+ALWAYS = ("--snapshot-every", "1")
+# No checkpoint by itself: what is committed in these tests was committed because of the stop.
+MEMORY_ALONE = (*ALWAYS, "--save-every", "1000steps")
 
-def test_workers_that_do_not_drain_are_stopped_when_the_grace_is_over_or_at_a_second_signal(
+
+def is_committed(drill, step):
+    return (drill.run.local / "checkpoints" / f"{step:012d}" / "COMMIT.json").exists()
+
+
+def test_workers_that_do_not_drain_are_killed_after_half_of_the_grace_and_their_last_step_is_committed(
     drill, undisturbed
 ):
-    """A worker that stands in step 10 never reaches its end, with step 8 saved: first the grace ends it, after step 9, then a second signal."""
-    drill.shut(10)
-    agent = drill.start("--grace", "1s")
+    """A worker stands in step 10, and later in step 15, as in a long evaluation, and never sees the request: first time ends it, then a second signal."""
+    drill.shut(10, 15)
+    agent = drill.start(*MEMORY_ALONE, "--grace", "4s")
     drill.stands(10, ranks=1)
-    drill.happens("checkpoint_committed", step=8)
     agent.signal(signal.SIGTERM)
-    agent.ends_with(1)
-    assert "after step 9, but step 8 is the newest that is saved" in agent.output
-    drill.all_are_gone()
-
-    agent = drill.start("--grace", "1h")
-    drill.happens("restored", generation=2)
-    agent.signal(signal.SIGTERM)
-    drill.happens("drain_requested", generation=2)
-    agent.signal(signal.SIGTERM)
-    assert agent.wait() in (1, 75), agent.output
-    assert "a second signal" in agent.output
+    agent.ends_with(75)
+    assert "step 9 is saved" in agent.output.splitlines()[-1]
+    assert is_committed(drill, 9)
     drill.all_are_gone()
 
     drill.open(10)
+    agent = drill.start(*MEMORY_ALONE, "--grace", "1h")
+    drill.stands(15, ranks=1)
+    agent.signal(signal.SIGTERM)
+    drill.happens("drain_requested", generation=2)
+    agent.signal(signal.SIGTERM)
+    agent.ends_with(75)
+    assert "a second signal" in agent.output
+    assert is_committed(drill, 14)
+    drill.all_are_gone()
+
+    drill.open(15)
+    drill.start(*MEMORY_ALONE).ends_with(0)
+    drill.is_like(undisturbed)
+    assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (9, 0), (14, 0)]
+
+
+def test_a_grace_shorter_than_a_save_ends_with_the_step_that_is_safe(drill, undisturbed):
+    """The uploader is stopped (SIGSTOP) after step 4 is committed, so no save ends; the third signal, and in another run the end of the grace, end the waiting."""
+    drill.shut(5, 10, 15)
+    agent = drill.start(*ALWAYS, "--grace", "2s")
+    drill.happens("checkpoint_committed", step=4)
+    drill.open(5)
+    drill.stands(10, ranks=1)
+    drill.happens("checkpoint_committed", step=8)
+    os.kill(drill.uploader_of(agent), signal.SIGSTOP)
+    agent.signal(signal.SIGTERM)
+    drill.happens("drain_requested")
+    drill.open(10)
+    agent.ends_with(1)
+    assert "after step 10, but step 8 is the newest that is saved" in agent.output
+    drill.all_are_gone()
+
+    agent = drill.start(*ALWAYS, "--grace", "1h")
+    drill.stands(15, ranks=1)
+    os.kill(drill.uploader_of(agent), signal.SIGSTOP)
+    for seen in ("drain_requested", "generation_ended", "run_interrupted"):
+        agent.signal(signal.SIGTERM)
+        drill.happens(seen, generation=2)
+    agent.ends_with(1)
+    drill.all_are_gone()
+
+    drill.open(15)
+    drill.start(*ALWAYS).ends_with(0)
+    drill.is_like(undisturbed)
+
+
+def test_a_signal_during_the_restore_stops_at_once_and_loses_nothing(stopped, undisturbed):
+    """The payload of step 20 is a pipe that nobody writes to: the worker stands in the middle of its restore."""
+    drill = stopped
+    (payload,) = (drill.run.local / "checkpoints" / f"{20:012d}").glob("a-*/state.safetensors")
+    aside = payload.with_name("aside")
+    payload.rename(aside)
+    os.mkfifo(payload)
+    agent = drill.start("--grace", "1h")
+    drill.happens("run_started", generation=2)
+    agent.signal(signal.SIGTERM)
+    agent.ends_with(75)
+    assert "step 20 is saved" in agent.output.splitlines()[-1]
+    drill.all_are_gone()
+
+    payload.unlink()
+    aside.rename(payload)
     drill.start().ends_with(0)
     drill.is_like(undisturbed)
+
+
+def test_a_signal_to_every_process_does_not_take_the_data_of_the_step_that_is_to_be_finished(
+    drill, undisturbed, recipes
+):
+    """SIGTERM to agent, warm parent, worker, uploader and data-loading process alike, while the worker waits for the loader, which is held at a gate."""
+    drill.shut(7)
+    recipe = recipes / "loading.py"
+    agent = drill.start(*MEMORY_ALONE, recipe=recipe)
+    drill.waits_for((drill.gates / "loading").exists, "a sample that is being loaded")
+    for pid in drill.alive():
+        if Path(f"/proc/{pid}").exists():
+            os.kill(pid, signal.SIGTERM)
+    drill.happens("drain_requested")
+    (drill.gates / "load").touch()
+    agent.ends_with(75)
+    (drained,) = drill.events("drained")
+    assert is_committed(drill, drained["step"])
+    restarted = drill.start(*MEMORY_ALONE, recipe=recipe)
+    restarted.ends_with(0)
+    assert [e["lost_steps"] for e in drill.events("restored")] == [0, 0]
+
+
+def test_one_of_two_nodes_leaves_and_its_last_step_is_committed_by_the_one_that_stays(drill, undisturbed):
+    """Whichever has rank 0. The one that leaves exits only when a checkpoint holds the last step; the other one loses none and does not wait for it."""
+    drill.shut(6)
+    options = (*MEMORY_ALONE, "--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0")
+    agents = [drill.start(*options) for _ in range(2)]
+    drill.stands(6, ranks=2)
+    leaver = drill.agent_of_rank(0, generation=1)
+    (other,) = (agent for agent in agents if agent is not leaver)
+    leaver.signal(signal.SIGTERM)
+    drill.happens("drain_requested")
+    drill.open(6)
+    leaver.ends_with(75)
+    assert is_committed(drill, 6)
+    other.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert [(e["step"], e["source"]) for e in drill.events("restored")] == [(0, "none"), (6, "snapshot")]
+
+
+def test_all_nodes_are_asked_at_once_and_the_last_one_to_go_commits(drill, undisturbed):
+    drill.shut(6)
+    options = (*MEMORY_ALONE, "--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0")
+    agents = [drill.start(*options) for _ in range(2)]
+    drill.stands(6, ranks=2)
+    for agent in agents:
+        agent.signal(signal.SIGTERM)
+    drill.waits_for(lambda: len(drill.events("drain_requested")) == 2, "both drains")
+    drill.open(6)
+    for agent in agents:
+        agent.ends_with(75)
+        assert "step 6 is saved" in agent.output.splitlines()[-1]
+
+    drill.start(*MEMORY_ALONE).ends_with(0)
+    drill.is_like(undisturbed)
+    assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (6, 0)]

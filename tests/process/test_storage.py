@@ -123,10 +123,11 @@ def test_one_save_that_fails_for_good_is_reported_and_the_run_completes(drill, u
     blocked = drill.run.local / "checkpoints" / f"{8:012d}"
     blocked.parent.mkdir(parents=True)
     blocked.write_text("in the way")
-    drill.shut(10)
+    drill.shut(5, 10)
     agent = drill.start("--keep", "9")
-    drill.happens("checkpoint_failed", step=8)
-    drill.open(10)
+    for gate, name, step in ((5, "checkpoint_committed", 4), (10, "checkpoint_failed", 8)):
+        drill.happens(name, step=step)
+        drill.open(gate)
     agent.ends_with(0)
 
     drill.is_like(undisturbed)
@@ -181,7 +182,7 @@ def stall(drill: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stall]:
 
 def test_a_rank_killed_between_payload_and_commit_changes_nothing(drill, undisturbed, stall):
     """Object storage holds back the commit record of step 8 while rank 0, whose state it is, is killed. The record arrives in the
-    middle of the next generation, which has resumed from step 4 and will save step 8 once more.
+    middle of the next generation, which has gone on from the memory of this node.
     """
     stall.on(8)
     drill.shut(7, 10)
@@ -192,7 +193,7 @@ def test_a_rank_killed_between_payload_and_commit_changes_nothing(drill, undistu
     drill.stands(10, ranks=2)
     drill.waits_for(stall.stalled[8].is_set, "the creation of step 8's commit record")
     os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
-    drill.happens("restored", generation=2, step=4)
+    drill.happens("restored", generation=2, source="snapshot")
     stall.let_go(8)
     drill.open(10)
     agent.ends_with(0)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from elastic import launch_env
+from elastic.agent import nursery as nursery_module
 from elastic.agent.child import Start, kill_session, start_cold, wait_for_news
 from elastic.agent.nursery import Nursery, WarmChild, installed_code
 from elastic.agent.workers import WorkerPlan, Workers
@@ -20,6 +21,9 @@ from elastic.agent.workers import WorkerPlan, Workers
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 FOR_EVER_S = 10_000.0  # the test's own timeout is far below: who waits for this long in vain has failed
+
+PRINTED = "printed before the recipe\n"
+PRINTS = f"import sys\nsys.stderr.write({PRINTED!r})\n"
 
 RECIPE = """
 import json, os, signal, subprocess, sys, threading
@@ -87,7 +91,7 @@ class Node:
         return self.nursery._parent.pid
 
     def runs(self, start, *arguments, env=None):
-        """Run to its end; gives the exit code and what it printed."""
+        """Run to its end; gives the exit code and what it printed after PRINTED."""
         with tempfile.TemporaryFile() as log:
             child = start(
                 Start(
@@ -100,7 +104,9 @@ class Node:
             while child.poll() is None:
                 wait_for_news([child], FOR_EVER_S)
             log.seek(0)
-            return child.poll(), log.read().decode()
+            before, _, printed = log.read().decode().partition(PRINTED)
+            assert not before
+            return child.poll(), printed
 
     def crew(self, *arguments: str, size: int = 1) -> Workers:
         self.logs += 1
@@ -119,19 +125,22 @@ class Node:
         """Workers that ignore SIGTERM and have a child each; gives all their pids once they stand."""
         workers = self.crew("stand", size=size)
         logs = [self.folder / f"logs-{self.logs}" / f"rank{rank}.log" for rank in range(size)]
-        while not all(log.read_text().endswith("\n") for log in logs):
+        while not all(log.read_text().count("\n") == 2 for log in logs):
             workers.wait(0.02)
             assert not workers.poll(), [log.read_text() for log in logs]
-        return workers, [int(word) for log in logs for word in log.read_text().split()]
+        return workers, [int(word) for log in logs for word in log.read_text().splitlines()[1].split()]
 
 
 @pytest.fixture(scope="module")
-def pinned():
-    """The environment in which an agent starts everything."""
+def pinned(tmp_path_factory):
+    """The environment in which an agent starts everything; each interpreter prints PRINTED at its start."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             patch.setenv(name, "1")
         patch.setenv("NOT_UTF_8", os.fsdecode(b"\xff"))
+        folder = tmp_path_factory.mktemp("site")
+        (folder / "sitecustomize.py").write_text(PRINTS)
+        patch.setenv("PYTHONPATH", str(folder))
         launch_env.pin_threads()
         yield patch
 
@@ -161,7 +170,10 @@ def dies(pid: int) -> None:
 
 
 def test_a_forked_worker_sees_what_a_started_one_sees(node):
-    """One script tells all that it can see of its process; environment variables, arguments, folders, signals, descriptors and torch's numbers must agree."""
+    """One script tells all that it can see of its process; environment variables, arguments, folders, signals and descriptors must agree.
+
+    So must what importing printed: each interpreter says something at its start.
+    """
     variables = {"ONLY_HERE": "x" * 100_000, "LINES": "a\nb"}
     warm, cold = (
         node.runs(start, "tell", "--a", "b c", "", env=variables)
@@ -228,7 +240,7 @@ def test_a_local_module_with_the_name_of_an_installed_one_is_used(node):
 def test_a_thread_that_an_import_leaves_behind_means_a_cold_start_that_is_said(pinned, tmp_path):
     """A profiler starts a thread in every interpreter through sitecustomize, the warm parent's included."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        PRINTS + "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
@@ -256,7 +268,7 @@ def test_a_warm_parent_that_fails_while_it_imports_is_quoted_and_not_tried_again
     assert "FileNotFoundError" in node.said[0]
 
 
-def test_workers_die_with_a_warm_parent_that_is_killed_and_the_next_ones_have_another(node):
+def test_workers_die_with_a_warm_parent_that_is_killed_and_the_next_ones_have_another(node, monkeypatch):
     """SIGTERM and SIGINT of a scheduler pass it by; then it gets SIGKILL, and the wait for its workers ends by itself."""
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(node.warm_pid, number)
@@ -269,6 +281,8 @@ def test_workers_die_with_a_warm_parent_that_is_killed_and_the_next_ones_have_an
     assert workers.kill() == []
     for pid in pids:
         dies(pid)
+    # This library's own files may be edited while its tests run.
+    monkeypatch.setattr(nursery_module, "installed_code", lambda: node.nursery._code)
     node.nursery.renew()
     assert node.warm_pid != first
     assert node.runs(node.nursery.start, "exit", "4") == (4, "")
@@ -325,7 +339,7 @@ print(nursery._parent.pid, flush=True)
 if sys.argv[3] == "ready":
     plan = WorkerPlan(rank=0, local_rank=0, env=os.environ | {"RANK": "0"}, log=log)
     workers = Workers([plan], (str(recipe), "stand"), nursery.start)
-    while not log.read_text():
+    while log.read_text().count("\\n") < 2:
         workers.wait(0.02)
     print(workers.pids[0], flush=True)
 while True:
@@ -374,6 +388,7 @@ def test_installing_a_package_renews_the_warm_parent_and_caching_byte_code_does_
 ):
     """A folder of packages that the test owns stands in for the real one: the warm parent is asked to be renewed after each change."""
     monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
+    monkeypatch.setattr(nursery_module.elastic, "__path__", [])  # its files may be edited while the tests run
     (tmp_path / "old").mkdir()
     monkeypatch.setattr(node.nursery, "_code", installed_code())
     first = node.warm_pid
@@ -386,4 +401,4 @@ def test_installing_a_package_renews_the_warm_parent_and_caching_byte_code_does_
     assert node.warm_pid != first
     dies(first)
     assert node.runs(node.nursery.start, "exit", "3") == (3, "")
-    assert node.said == ["installed packages have changed; the warm parent imports them anew"]
+    assert node.said == ["installed code has changed; the warm parent imports it anew"]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic.checkpoint import saver
 from elastic.checkpoint.catalog import committed, read_payload
 from elastic.checkpoint.fakes import FakeClock
 from elastic.checkpoint.fsspec_store import open_store
@@ -268,7 +269,7 @@ def test_a_newer_save_takes_the_place_of_one_that_waits(config, area):
     assert committed_steps(config) == [5, 3, 1]
 
 
-def test_a_save_that_is_fenced_during_its_upload_is_dropped(config, tmp_path, area):
+def test_a_save_that_is_fenced_during_its_upload_is_not_committed(config, tmp_path, area):
     """The newest generation grows to 2 while generation 1 is between payload and record."""
     uploads = Uploads(config.socket_path)
     with InThread(config) as uploader:
@@ -276,11 +277,14 @@ def test_a_save_that_is_fenced_during_its_upload_is_dropped(config, tmp_path, ar
         assert uploader.reached.wait(LIMIT_S)
         (tmp_path / "fence").write_text("2\n")
         uploader.go_on.set()
-        assert uploads.wait(1, LIMIT_S)["state"] == "dropped"
+        assert uploads.wait(1, LIMIT_S)["state"] == "fenced"
         hand_over(uploads, area, 1, generation=2)
         assert uploads.wait(1, LIMIT_S)["state"] == "committed"
     assert committed_steps(config) == [1]
-    assert read_events(tmp_path / "events")[0]["generation"] == 2
+    assert [(e["event"], e["generation"]) for e in read_events(tmp_path / "events")] == [
+        ("checkpoint_fenced", 1),
+        ("checkpoint_committed", 2),
+    ]
 
 
 def test_the_owner_leaves_while_a_save_is_held(config, area):
@@ -394,8 +398,23 @@ def test_a_node_that_entered_a_generation_is_fenced_by_later_ones_only(config, t
         (tmp_path / "fence").write_text("3\n")
         for generation in (1, 2):
             hand_over(uploads, area, 2, generation=generation)
-            assert uploads.wait(2, LIMIT_S)["state"] == "dropped"
+            assert uploads.wait(2, LIMIT_S)["state"] == "fenced"
     assert committed_steps(config) == [1]
+
+
+def test_a_save_waits_for_its_node_to_enter_a_generation_that_has_just_been_formed(
+    config, tmp_path, area, monkeypatch
+):
+    """The fence is raised, and the save goes on before the node has said that it is in the new generation."""
+    monkeypatch.setattr(saver, "ENTERING_S", LIMIT_S)
+    uploads, owner = Uploads(config.socket_path), UploaderProcess(config, None)
+    with InThread(config) as uploader:
+        hand_over(uploads, area, 1, generation=1)
+        assert uploader.reached.wait(LIMIT_S)
+        (tmp_path / "fence").write_text("2\n")
+        uploader.go_on.set()
+        assert owner.enter(2)
+        assert uploads.wait(1, LIMIT_S)["state"] == "committed"
 
 
 def test_an_uploader_that_was_started_anew_knows_the_generation_that_its_node_entered(
@@ -465,9 +484,9 @@ def test_a_storage_that_hangs_is_reported_as_failed_once_and_as_committed_when_i
     config, tmp_path, area
 ):
     """The fake clock passes the deadline and the patience while the storage call is held; later the call returns after all."""
-    saver, clock, listener = HeldSaver(), FakeClock(), Listener()
+    held, clock, listener = HeldSaver(), FakeClock(), Listener()
     log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
-    work = Work(saver, config, log, clock)
+    work = Work(held, config, log, clock)
     work.add(held_job(area, listener))
     work.check_overdue()
     assert listener.answers == []
@@ -476,7 +495,7 @@ def test_a_storage_that_hangs_is_reported_as_failed_once_and_as_committed_when_i
     work.check_overdue()
     assert listener.answers == ["failed"]
     assert not work.is_idle
-    saver.go_on.set()
+    held.go_on.set()
     work.wake.settimeout(LIMIT_S)
     work.take_news()
     assert listener.answers == ["failed", "committed"]
@@ -486,11 +505,11 @@ def test_a_storage_that_hangs_is_reported_as_failed_once_and_as_committed_when_i
 
 def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_path, area):
     """Deleting hangs, and the deadline passes meanwhile: the save was committed and must not be reported as failed."""
-    saver, clock, listener = HeldSaver(), FakeClock(), Listener()
-    saver.go_on.set()
+    held, clock, listener = HeldSaver(), FakeClock(), Listener()
+    held.go_on.set()
     may_prune = threading.Event()
-    saver.prune = lambda offer: may_prune.wait(LIMIT_S)
-    work = Work(saver, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
+    held.prune = lambda offer: may_prune.wait(LIMIT_S)
+    work = Work(held, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
     work.add(held_job(area, listener))
     work.wake.settimeout(LIMIT_S)
     work.take_news()
@@ -505,9 +524,9 @@ def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_pat
 
 def test_an_offer_that_was_not_read_yet_when_the_owner_left_is_saved(config, tmp_path, area):
     """The offer lies in a connection that is not even accepted, and the owner's pipe is at its end, before the loop looks for the first time."""
-    saver, clock = HeldSaver(), SystemClock()
-    saver.go_on.set()
-    work = Work(saver, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
+    held, clock = HeldSaver(), SystemClock()
+    held.go_on.set()
+    work = Work(held, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
     owner_fd, owner_end = os.pipe()
     os.close(owner_end)
     uploads = Uploads(config.socket_path)
@@ -520,9 +539,9 @@ def test_an_offer_that_was_not_read_yet_when_the_owner_left_is_saved(config, tmp
 
 def test_an_uploader_whose_storage_hangs_leaves_after_its_owner_and_says_what_is_lost(config, tmp_path, area):
     """The owner is gone and the storage call never returns: the loop gives up instead of lasting. All limits are zero."""
-    saver, clock, listener = HeldSaver(), FakeClock(), Listener()
+    held, clock, listener = HeldSaver(), FakeClock(), Listener()
     log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
-    work = Work(saver, config, log, clock)
+    work = Work(held, config, log, clock)
     work.add(held_job(area, listener, 1))
     work.add(held_job(area, listener, 2))
     owner_fd, owner_end = os.pipe()
@@ -535,7 +554,7 @@ def test_an_uploader_whose_storage_hangs_leaves_after_its_owner_and_says_what_is
     os.close(owner_fd)
     assert listener.answers == ["failed", "failed"]
     assert sorted(e["step"] for e in read_events(tmp_path / "events")) == [1, 2]
-    saver.go_on.set()
+    held.go_on.set()
 
 
 def test_a_malformed_offer_cuts_off_its_client_only(config, area):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from elastic.snapshot.area import ABOUT_LIMIT_BYTES, MAGIC, PAGE, Area
+from elastic.snapshot.room import available_bytes
 
 SIZES = st.integers(1, 2 * PAGE)
 SLOTS = st.integers(0, 2)
@@ -184,6 +185,42 @@ def test_memory_that_is_lacking_is_an_error_and_leaves_nothing(monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(OSError, match="No space"):
         Area.create(PAGE, 3)
+    assert open_fds() == before
+
+
+def write(root, files):
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+MACHINE = {"proc/meminfo": "MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable:    5000 kB\n"}
+GROUP = "sys/fs/cgroup/job/step"
+
+
+def test_the_least_of_what_machine_and_groups_have_left_counts(tmp_path):
+    """A machine's files are added one by one: the machine's own, a group without a limit, with one, with cache to give up, and a narrower group around it."""
+    around = "sys/fs/cgroup/job"
+    added = [
+        ({}, None),
+        (MACHINE, 5000 * 1024),
+        ({"proc/self/cgroup": "0::/job/step\n", f"{GROUP}/memory.max": "max\n"}, 5000 * 1024),
+        ({f"{GROUP}/memory.max": "300\n", f"{GROUP}/memory.current": "200\n"}, 100),
+        ({f"{GROUP}/memory.stat": "anon 90\ninactive_file 50\nactive_file 7\n"}, 150),
+        ({f"{around}/memory.max": "90\n", f"{around}/memory.current": "70\n"}, 20),
+        ({f"{around}/memory.current": "95\n"}, 0),
+    ]
+    for files, left in added:
+        assert available_bytes(write(tmp_path, files)) == left
+
+
+def test_more_memory_than_is_left_is_refused_before_it_is_taken(monkeypatch):
+    """Linux would grant it, and kill a process of its choice once it is written."""
+    monkeypatch.setattr("elastic.snapshot.area.available_bytes", lambda: 3 * PAGE - 1)
+    before = open_fds()
+    with pytest.raises(OSError, match=f"expected {3 * PAGE} bytes of memory, found {3 * PAGE - 1} left"):
+        Area.create(PAGE, 1)
     assert open_fds() == before
 
 
