@@ -49,6 +49,7 @@ from elastic.rendezvous.torch_handler import ElasticRendezvous
 
 WORKER_POLL_S = 0.02
 GROUP_POLL_S = 0.04
+LAST_WORDS_S = 1.0  # beyond the grace, for processes that have nothing left to do to end
 SIGNALS_TO_STOP = 3  # the first asks for a drain, the second for an end without one, the third for an end without a checkpoint
 
 
@@ -107,6 +108,13 @@ class NodeAgent(LocalElasticAgent):
     @property
     def wants_to_leave(self) -> bool:
         return self._leaving.reason is not None
+
+    def patience_s(self, longest_s: float) -> float:
+        """How long what is left to do may take, `longest_s` at most: when this node was asked to leave, what is left of its grace."""
+        if not self.wants_to_leave:
+            return longest_s
+        left_s = self._leaving.since_s + self._settings.grace_s - self._clock.monotonic()
+        return max(LAST_WORDS_S, min(longest_s, left_s if self._leaving.signals < SIGNALS_TO_STOP else 0.0))
 
     @property
     def is_first(self) -> bool:

@@ -164,7 +164,7 @@ def _run(options: Options, run: RunDir, nproc: int, declared: Identity | None, n
             open_notices(options.notice_file, options.notice_command, agent.leave_because, clock, console.say)
         )
         agent.run()
-        uploader.stop(STOP_S)
+        uploader.stop(agent.patience_s(STOP_S))
         console.stop()
         return farewell(agent, run, log)
 

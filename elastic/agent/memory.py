@@ -71,8 +71,10 @@ class Memory:
     def _take_up(self) -> None:
         made, self._made = self._made, None
         if isinstance(made, Area):
-            # The old one goes with its snapshots: workers that outgrew it are about to write a newer one.
-            self._area = made
+            # The old one goes with its snapshots: workers that outgrew it are about to write a newer one. An uploader that reads from it has it open itself.
+            old, self._area = self._area, made
+            if old is not None:
+                old.close()
             self.show()
             return
         self._refused_bytes = self._page.wanted_bytes

@@ -5,6 +5,8 @@ alike, so that neither the number of loading processes nor the world size is see
 outside of this promise. Tensors in memory (TensorDataset) draw nothing and are indexed whole.
 """
 
+import atexit
+import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -60,6 +62,12 @@ def _outlive_requests(_number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def _end_loaders() -> None:
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
+
+
 class Loader:
     """Loads the shards of one rank."""
 
@@ -88,6 +96,8 @@ class Loader:
         asked = (
             [(epoch, i) for i in indices.tolist()] for epoch, _, indices in self._places(shards, first_step)
         )
+        # Registered after multiprocessing's own, so it runs before that asks the processes, by SIGTERM, and waits for them.
+        atexit.register(_end_loaders)
         loader = DataLoader(
             keyed,
             batch_sampler=asked,

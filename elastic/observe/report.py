@@ -38,9 +38,16 @@ def summarise(events: list[Record], metrics: list[Record]) -> Record:
             "committed": _count(events, "checkpoint_committed"),
             "failed": _count(events, "checkpoint_failed"),
         },
+        "snapshots": _snapshots(events),
         "generations": _generations(events, metrics),
         "recoveries": _recoveries(events, metrics),
     }
+
+
+def _snapshots(events: list[Record]) -> Record | None:
+    """What `--snapshot-every auto` chose last: steps from one snapshot to the next, and the costs behind it; None where nothing was chosen."""
+    chosen = _last(events, "snapshot_interval")
+    return None if chosen is None else {name: chosen[name] for name in ("every", "cost_s", "step_s")}
 
 
 def _epochs_done(steps: int, total: Record | None) -> int:

@@ -20,6 +20,12 @@ def report_tables(name: str, report: Record) -> RenderableType:
     return Group(*parts)
 
 
+def _snapshots(chosen: Record | None) -> str:
+    if chosen is None:
+        return "as asked for"
+    return f"every {chosen['every']} steps, chosen because one costs {chosen['cost_s'] * 1000:.1f} ms of a step of {chosen['step_s'] * 1000:.0f} ms"
+
+
 def status_tables(name: str, status: Record) -> RenderableType:
     saved = status["last_checkpoint"]
     facts = _facts(
@@ -70,6 +76,7 @@ def _report_facts(report: Record) -> Record:
         "goodput": "unknown" if report["goodput"] is None else f"{report['goodput']:.1%}",
         "step time": f"median {_seconds(step_time['median'])}, p99 {_seconds(step_time['p99'])}",
         "checkpoints": f"{checkpoints['committed']} committed, {checkpoints['failed']} failed",
+        "snapshots": _snapshots(report["snapshots"]),
         "final digest": _known(report["final_digest"]),
     }
 

@@ -111,6 +111,7 @@ def test_a_signal_to_every_process_does_not_take_the_data_of_the_step_that_is_to
     drill.happens("drain_requested")
     (drill.gates / "load").touch()
     agent.ends_with(75)
+    assert "grace" not in agent.output
     (drained,) = drill.events("drained")
     assert is_committed(drill, drained["step"])
     restarted = drill.start(*MEMORY_ALONE, recipe=recipe)

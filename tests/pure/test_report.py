@@ -164,6 +164,7 @@ def test_a_run_without_a_word_has_every_key():
         "final_digest": None,
         "lost_steps": 0,
         "goodput": None,
+        "snapshots": None,
         "step_time_s": {"median": None, "p99": None},
         "checkpoints": {"committed": 0, "failed": 0},
         "generations": [],
