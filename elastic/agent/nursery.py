@@ -5,6 +5,7 @@ Cold is never an error, only slower, and is said with its reason. The warm paren
 
 import os
 import select
+import signal
 import site
 import socket
 import subprocess
@@ -53,7 +54,9 @@ class WarmParent:
         ours, theirs = socket.socketpair()
         printed = tempfile.TemporaryFile()  # noqa: SIM115 - it is read as long as workers are forked
         words = ["elastic.train.warm", str(recipe), str(theirs.fileno()), str(os.getpid())]
-        with theirs:
+        # It is born with the signals blocked that it will let pass by, and so never without that protection.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        try:
             process = subprocess.Popen(
                 [sys.executable, "-u", "-m", *words],
                 pass_fds=[theirs.fileno()],
@@ -62,6 +65,9 @@ class WarmParent:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        finally:
+            theirs.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         return WarmParent(process, ours, printed)
 
     @property

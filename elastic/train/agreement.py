@@ -5,12 +5,16 @@ from elastic.train.state import Parts, checksums
 from elastic.train.world import World
 
 
-def agree(world: World, parts: Parts, when: str) -> str:
-    """The checksum that all ranks share. Raises StatesDiffer on every rank when they do not."""
-    checksum, entries = checksums(parts)
+def agree(world: World, parts: Parts, when: str) -> None:
+    """Raises StatesDiffer on every rank when their states are not the same."""
+    agree_on(world, *checksums(parts), when)
+
+
+def agree_on(world: World, checksum: str, entries: dict[str, str], when: str) -> None:
+    """The same, from what `checksums` says of this rank's state."""
     everyone = world.gather(checksum)
     if len(set(everyone)) == 1:
-        return checksum
+        return
     details = world.gather(entries)
     different = [name for name in sorted(details[0]) if len({of_rank.get(name) for of_rank in details}) > 1]
     groups: dict[str, list[int]] = {}

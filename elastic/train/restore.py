@@ -19,7 +19,7 @@ from elastic.events import CheckpointRejected, SnapshotRejected
 from elastic.observe.log import EventLog
 from elastic.snapshot import checksum, contents, image
 from elastic.snapshot.area import Area, Snapshot
-from elastic.train.agreement import agree
+from elastic.train.agreement import agree, agree_on
 from elastic.train.choice import Candidate, Claim, Rejected, Tier, choose
 from elastic.train.state import Parts, State, checksums
 from elastic.train.world import World
@@ -90,7 +90,6 @@ def restore(  # noqa: PLR0913 - every place that a state can come from
     for candidate in candidates:
         loaded, problem = _try(world, store, kept, state, candidate, clock)
         if loaded is not None:
-            agree(world, state.take_apart(), f"after loading step {loaded.step}")
             kept.forget_unless(loaded.step)
             return loaded
         _report(log, Rejected(step=candidate.step, tier=candidate.tier, reason=problem))
@@ -140,13 +139,18 @@ def _try(
         mine = world.broadcast(mine, told[source]["size_bytes"], source=source)
     assert mine is not None or problem
     chain = ""
+    found: tuple[str, dict[str, str]] = ("", {})
     if mine is not None and not problem:
-        chain, problem = _load(mine, state)
+        chain, found, problem = _load(mine, state)
     has_line = candidate.tier is Tier.MEMORY and world.rank in candidate.ranks
-    told = world.gather({"problem": problem, "line": kept.about.get("line") if has_line else None})
+    told = world.gather(
+        {"problem": problem, "line": kept.about.get("line") if has_line else None, "state": found[0]}
+    )
     problems = [each["problem"] for each in told if each["problem"]]
     if problems:
         return None, str(problems[0])
+    if len({each["state"] for each in told}) > 1:
+        agree_on(world, *found, f"after loading step {candidate.step}")
     line = next((each["line"] for each in told if each["line"] is not None), None)
     return Loaded(step=candidate.step, chain=chain, source=_source(world, candidate), line=line), ""
 
@@ -171,18 +175,19 @@ def _own_copy(
     return torch.frombuffer(payload, dtype=torch.uint8), ""
 
 
-def _load(data: Tensor, state: State) -> tuple[str, str]:
-    """(chain, "") or ("", what is wrong with it here)."""
+def _load(data: Tensor, state: State) -> tuple[str, tuple[str, dict[str, str]], str]:
+    """(chain, checksums of the state that is loaded, what is wrong with it here)."""
+    nothing: tuple[str, dict[str, str]] = ("", {})
     try:
         tensors, document = image.read(data.numpy().data, copy=False)
         parts = Parts(tensors=tensors, document=document["state"])
         state.put_together(parts)
-        expected, found = checksums(parts)[0], checksums(state.take_apart())[0]
+        expected, found = checksums(parts), checksums(state.take_apart())
         if found != expected:
             raise CheckpointDamaged("the objects give another state than the one that they were loaded with")
-        return str(document["chain"]), ""
+        return str(document["chain"]), found, ""
     except (ElasticError, OSError, KeyError) as error:
-        return "", f"{type(error).__name__}: {error}"
+        return "", nothing, f"{type(error).__name__}: {error}"
 
 
 def _source(world: World, candidate: Candidate) -> str:

@@ -5,6 +5,7 @@ without pickle is refused with the name of the entry.
 """
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -89,9 +90,42 @@ class State:
             )
         for name, thing in self.objects.items():
             try:
-                thing.load_state_dict(cast("dict[str, Any]", _decode(parts.document[name], parts.tensors)))
+                self._load(name, thing, parts)
             except (RuntimeError, KeyError, ValueError, TypeError) as error:
                 raise CheckpointDamaged(f"{name} does not take the saved state: {error}") from error
+
+    def _load(self, name: str, thing: Stateful, parts: Parts) -> None:
+        """The parts may lie in memory that is written again soon, so nobody may keep them. A module copies them into its own tensors; it is looked at whether it did."""
+        saved = parts.document[name]
+        if isinstance(thing, nn.Module):
+            thing.load_state_dict(cast("dict[str, Any]", _decode(saved, parts.tensors)))
+            if not _keeps_any(thing, parts.tensors):
+                return
+        thing.load_state_dict(cast("dict[str, Any]", _decode(saved, _Copies(parts.tensors))))
+
+
+def _keeps_any(thing: Stateful, given: Mapping[str, Tensor]) -> bool:
+    """Whether its state now holds memory that it was given."""
+    held: dict[str, Tensor] = {}
+    _encode(thing.state_dict(), "", held)
+    theirs = {tensor.untyped_storage().data_ptr() for tensor in held.values() if tensor.numel()}
+    return any(tensor.untyped_storage().data_ptr() in theirs for tensor in given.values() if tensor.numel())
+
+
+class _Copies(Mapping[str, Tensor]):
+    """The same tensors, a copy at each access: two names may refer to one."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name].clone()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 def checksums(parts: Parts) -> tuple[str, dict[str, str]]:
@@ -136,15 +170,14 @@ def _name(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> str:
     return path
 
 
-def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
     (kind, content), *rest = value.items()
     if rest:
         raise CheckpointDamaged(f"expected one tagged value, found the keys {sorted(value)}")
     if kind == "tensor":
-        # A copy: Optimizer.load_state_dict may keep what it is given, and two names may refer to one tensor.
-        return tensors[content].clone()
+        return tensors[content]
     if kind == "float":
         return float(content)
     if kind == "dict":

@@ -175,6 +175,7 @@ def main() -> None:
     recipe, descriptor, agent_pid = sys.argv[1:]
     worker.die_with(int(agent_pid))  # first of all: importing takes seconds
     before = {number: signal.signal(number, signal.SIG_IGN) for number in PASSED_BY}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_BY)  # blocked by the agent until here
     gc.disable()  # importing makes much and drops little: a tenth of its time
     with socket.socket(fileno=int(descriptor)) as agent:
         preloaded = preload(Path(recipe))

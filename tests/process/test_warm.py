@@ -59,8 +59,8 @@ match sys.argv[1]:
         sys.exit(int(sys.argv[2]))
     case "signal":
         os.kill(os.getpid(), int(sys.argv[2]))
-    case "stand":
-        child = os.fork()
+    case "stand" | "stand-alone":
+        child = os.fork() if sys.argv[1] == "stand" else os.getpid()
         if child:
             print(os.getpid(), child, flush=True)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -338,7 +338,7 @@ nursery = Nursery(recipe, print)
 print(nursery._parent.pid, flush=True)
 if sys.argv[3] == "ready":
     plan = WorkerPlan(rank=0, local_rank=0, env=os.environ | {"RANK": "0"}, log=log)
-    workers = Workers([plan], (str(recipe), "stand"), nursery.start)
+    workers = Workers([plan], (str(recipe), "stand-alone"), nursery.start)
     while log.read_text().count("\\n") < 2:
         workers.wait(0.02)
     print(workers.pids[0], flush=True)

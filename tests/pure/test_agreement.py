@@ -15,7 +15,7 @@ def parts(value):
 
 
 def agree_on(member, values):
-    """Each rank holds its own value of model.b; returns the digest, or the error's words."""
+    """Each rank holds its own value of model.b; returns the error's words, or nothing."""
     world = World(
         rank=member.rank,
         size=member.world_size,
@@ -40,8 +40,5 @@ def test_one_rank_that_differs_stops_all_with_the_entrys_name(ranks):
         assert "[0, 2] | [1]" in answer
 
 
-def test_ranks_that_agree_share_one_digest(ranks):
-    answers = ranks.run(3, agree_on, [1.0, 1.0, 1.0])
-
-    assert len(set(answers)) == 1
-    assert len(answers[0]) == 64
+def test_ranks_that_agree_go_on(ranks):
+    assert ranks.run(3, agree_on, [1.0, 1.0, 1.0]) == [None, None, None]

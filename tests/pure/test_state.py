@@ -284,3 +284,35 @@ def test_documents_are_plain_json():
     """json.loads of any language reads it: no NaN, no Infinity."""
     parts = State(thing=Holder({"a": math.inf, "b": -math.inf, "c": math.nan})).take_apart()
     json.dumps(parts.document, allow_nan=False)
+
+
+class Keeper(nn.Linear):
+    """A module with more state than its tensors, which it keeps as it is given."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.kept = torch.arange(3.0)
+
+    def get_extra_state(self):
+        return self.kept
+
+    def set_extra_state(self, state):
+        self.kept = state
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: nn.BatchNorm1d(3), Keeper, lambda: Holder({"x": torch.ones(3)})],
+    ids=["module", "module that keeps", "object"],
+)
+def test_nothing_that_was_loaded_lies_in_memory_that_is_written_again(make):
+    """The image is a slot of the memory for snapshots; after the load it is filled with other bytes."""
+    saved = State(thing=make()).take_apart()
+    layout = image.layout(saved.tensors, {"state": saved.document})
+    slot = bytearray(layout.size_bytes)
+    image.copy_into(layout, memoryview(slot))
+    tensors, document = image.read(slot, copy=False)
+    loaded = State(thing=make())
+    loaded.put_together(Parts(tensors=tensors, document=document["state"]))
+    slot[len(layout.head) :] = b"\xff" * (len(slot) - len(layout.head))
+    assert checksums(loaded.take_apart()) == checksums(saved)
