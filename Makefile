@@ -3,7 +3,7 @@
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup train test check
+.PHONY: setup train test check soak bench
 
 setup: $(READY)
 
@@ -34,3 +34,12 @@ $(READY): pyproject.toml
 	  $(BIN)/python -m pip install --group dev --editable .; \
 	fi
 	@touch $(READY)
+
+# Two hundred random kills in one run; some ten minutes.
+soak: $(READY)
+	$(BIN)/python benchmarks/soak.py
+
+bench: $(READY)
+	$(BIN)/python benchmarks/steady.py
+	$(BIN)/python benchmarks/snapshot_cost.py
+	$(BIN)/python benchmarks/recovery.py

@@ -209,7 +209,7 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
 def main() -> None:
     args = arguments()
     # So that everything that was started is ended also when this is asked to end.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     with contextlib.ExitStack() as stack:
         folder = args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,7 @@ def ours(args: argparse.Namespace, shards: int, folder: Path) -> float:
         args.world,
     ]
     command += ["--save-every", args.save_every, "--", shards, args.samples, args.steps]
-    _run(command)
+    run(command)
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     return median_step_s([json.loads(line)["time"] for line in lines])
 
@@ -48,11 +48,11 @@ def ours(args: argparse.Namespace, shards: int, folder: Path) -> float:
 def theirs(args: argparse.Namespace, shards: int, folder: Path) -> float:
     times = folder / "times.json"
     command = [BIN / "torchrun", "--standalone", f"--nproc-per-node={args.world}", HERE / "resnet_ddp.py"]
-    _run([*command, shards // args.world, args.samples, args.steps, times])
+    run([*command, shards // args.world, args.samples, args.steps, times])
     return median_step_s(json.loads(times.read_text()))
 
 
-def _run(command: list[object]) -> None:
+def run(command: list[object]) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [str(word) for word in command], env=environment, capture_output=True, text=True, check=False

@@ -85,6 +85,8 @@ class DeviceTransfer:
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             error = runtime.cudaHostRegister(view.data_ptr(), view.numel(), 0)
             if int(error) != 0:
-                raise OSError(f"cudaHostRegister of a slot of {view.numel()} bytes failed: error {int(error)}")
+                raise OSError(
+                    f"cudaHostRegister of a slot of {view.numel()} bytes failed: error {int(error)}"
+                )
             self._pinned[view.data_ptr()] = view
         return self._pinned[view.data_ptr()]

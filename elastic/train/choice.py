@@ -85,9 +85,7 @@ def _snapshots(claims: Sequence[Claim]) -> tuple[list[Candidate], list[Rejected]
     for step, by_checksum in holders.items():
         if len(by_checksum) == 1:
             ((checksum, ranks),) = by_checksum.items()
-            candidates.append(
-                Candidate(step=step, tier=Tier.MEMORY, ranks=tuple(ranks), checksum=checksum)
-            )
+            candidates.append(Candidate(step=step, tier=Tier.MEMORY, ranks=tuple(ranks), checksum=checksum))
             continue
         groups = " | ".join(", ".join(map(str, ranks)) for ranks in by_checksum.values())
         rejected.append(

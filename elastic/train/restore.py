@@ -115,9 +115,7 @@ def _claim(world: World, store: Store, kept: Kept, clock: Clock) -> Claim:
         if kept.problem:
             print(f"{kept.problem}; it is not used")
         return Claim(records=records, damaged=damaged)
-    return Claim(
-        step=kept.about["step"], checksum=kept.about["checksum"], records=records, damaged=damaged
-    )
+    return Claim(step=kept.about["step"], checksum=kept.about["checksum"], records=records, damaged=damaged)
 
 
 def _parse(said: dict[str, Any]) -> Claim:

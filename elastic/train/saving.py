@@ -64,9 +64,7 @@ class Saving:
         try:
             if taken is None:
                 raise StoreFailed("there is no memory for a copy of the state")
-            offer(
-                self._uploads, taken.area, taken.snapshot, resumed_from=self.resumed_from, final=final
-            )
+            offer(self._uploads, taken.area, taken.snapshot, resumed_from=self.resumed_from, final=final)
             self._under_way = step
         except (OSError, StoreFailed) as error:
             print(f"checkpoint step={step} is not saved: {error}; training goes on")

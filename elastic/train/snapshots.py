@@ -132,9 +132,7 @@ class Snapshots:
             "chain": it.point.chain,
             "checksum": checksum.of_image(image.bytes_of(it.area.body(it.slot), it.size_bytes)),
         }
-        snapshot = it.area.publish(
-            it.slot, size_bytes=it.size_bytes, about=_with_line(about, it.point.line)
-        )
+        snapshot = it.area.publish(it.slot, size_bytes=it.size_bytes, about=_with_line(about, it.point.line))
         self.cost_s = (self.cost_s or 0.0) + self._clock.monotonic() - began_at
         return Taken(area=it.area, snapshot=snapshot)
 
@@ -163,4 +161,3 @@ def _with_line(about: dict[str, Any], line: dict[str, Any]) -> dict[str, Any]:
     """With the step's line of the metrics, unless the recipe logs so much that it does not fit."""
     whole = about | {"line": line}
     return whole if len(repr(whole)) * 2 < ABOUT_LIMIT_BYTES else about
-

@@ -165,8 +165,10 @@ def test_a_recipe_that_raises_ends_the_run_after_its_restarts_with_its_traceback
 
 def test_no_worker_outlives_a_killed_agent_and_the_same_command_resumes(drill, undisturbed):
     """SIGKILL to the agent while its workers stand in step 10; they are in sessions of their own, so only the kernel can tell them."""
-    drill.shut(10)
+    drill.shut(5, 10)
     agent = drill.start("--nproc-per-node", "2")
+    drill.happens("checkpoint_committed", step=4)
+    drill.open(5)
     drill.stands(10, ranks=2)
     drill.happens("checkpoint_committed", step=8)
     _, status = drill.inspects("status", drill.run.url)

@@ -46,7 +46,7 @@ def test_damaged_checkpoints_are_passed_over_and_the_result_stays(stopped, undis
     stopped.is_like(undisturbed)
     assert sorted(event["step"] for event in stopped.events("checkpoint_rejected")) == [8, 12, 16, 20]
     assert [(e["step"], e["lost_steps"]) for e in stopped.events("restored")] == [(0, 0), (4, 16)]
-    assert "checkpoint step=20 does not load" in agent.output
+    assert "checkpoint step=20 is not used" in agent.output
 
 
 def test_a_run_of_which_nothing_loads_is_never_started_over(stopped, undisturbed):

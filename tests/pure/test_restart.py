@@ -32,6 +32,7 @@ TRAINING = Observation(
     leaving=None,
     leaving_age_s=0.0,
     grace_s=30.0,
+    has_begun=True,
     drain_asked=False,
     impatient=False,
 )
@@ -48,6 +49,21 @@ TABLE = {
     "nothing happened": ({}, Action.GO_ON, "training"),
     "one of two finished": (after(EXIT_COMPLETE), Action.GO_ON, "training"),
     "one of two drained": (after(EXIT_INTERRUPTED), Action.GO_ON, "training"),
+    "we are asked to leave before a step is finished": (
+        {"leaving": "SIGTERM", "has_begun": False},
+        Action.LEAVE,
+        "before it finished a step",
+    ),
+    "half of the grace is over while a drain goes on": (
+        {"leaving": "SIGTERM", "leaving_age_s": 15.1, "drain_asked": True},
+        Action.LEAVE,
+        "half of the grace of 30 s is over",
+    ),
+    "not yet half of the grace": (
+        {"leaving": "SIGTERM", "leaving_age_s": 14.9, "drain_asked": True},
+        Action.GO_ON,
+        "training",
+    ),
     "the run ended elsewhere": ({"group_ended": "complete"}, Action.STOP, "the run ended: complete"),
     "it ended, and a worker of ours was killed for it": (
         after(-9, group_ended="failed"),
@@ -115,7 +131,7 @@ TABLE = {
     "asked to leave": ({"leaving": "SIGTERM"}, Action.ASK_DRAIN, "SIGTERM"),
     "asked to leave, and draining": ({"leaving": "SIGTERM", "drain_asked": True}, Action.GO_ON, "training"),
     "the drain takes as long as it may": (
-        OVER | {"leaving_age_s": 30.0, "drain_asked": True},
+        OVER | {"leaving_age_s": 15.0, "drain_asked": True},
         Action.GO_ON,
         "training",
     ),
@@ -207,6 +223,7 @@ def observations(draw):
         leaving=draw(words),
         leaving_age_s=draw(ages),
         grace_s=draw(st.sampled_from([0.0, 30.0])),
+        has_begun=draw(st.booleans()),
         drain_asked=draw(st.booleans()),
         impatient=draw(st.booleans()),
     )

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from elastic.snapshot import image
 from elastic.errors import CheckpointDamaged, StateNotSavable, UsageError
+from elastic.snapshot import image
 from elastic.train.state import Parts, State, checksums
 
 
