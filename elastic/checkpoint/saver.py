@@ -20,7 +20,7 @@ from elastic.checkpoint.store import Payload, Store
 from elastic.checkpoint.wire import Offer, UploaderConfig
 from elastic.clock import Clock
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
-from elastic.snapshot import contents
+from elastic.snapshot import checksum, contents
 from elastic.snapshot.area import Area
 
 ENTERING_S = 1.0
@@ -99,7 +99,11 @@ class Saver:
         snapshot = area.find(offer.slot, offer.seq)
         if snapshot is None or (snapshot.offset, snapshot.size_bytes) != (offer.offset, offer.size_bytes):
             raise StoreFailed(GONE.format(step=offer.step))
-        digest, _ = contents.digest(area.body(offer.slot)[: offer.size_bytes])
+        body = area.body(offer.slot)[: offer.size_bytes]
+        known = snapshot.about.get("checksum")
+        if known is not None and known != checksum.of_image(body):
+            raise StoreFailed(f"the snapshot of step {offer.step} changed in memory before it was saved")
+        digest, _ = contents.digest(body)
         save = Save(
             run_id=self._config.run_id,
             step=offer.step,

@@ -66,11 +66,6 @@ def copy_into(laid_out: Layout, body: bytearray | memoryview) -> None:
             target[offset:end].view(tensor.dtype).view(tensor.shape).copy_(source)
 
 
-def bytes_of(body: bytearray | memoryview, size_bytes: int) -> Tensor:
-    """uint8 [size_bytes]: the image in a body, in place."""
-    return torch.frombuffer(body, dtype=torch.uint8, count=size_bytes)
-
-
 def read(image: Buffer, *, copy: bool = True) -> tuple[dict[str, Tensor], Any]:
     """Tensors (host memory) and document of an image, each tensor with memory of its own. Raises CheckpointDamaged when it is none.
 

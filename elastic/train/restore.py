@@ -40,15 +40,24 @@ class Loaded:
 
 
 class Kept:
-    """What this rank's node has in memory: the newest whole snapshot, if it is what it was when it was written."""
+    """What this rank's node has in memory: the newest snapshot that is what it was when it was written."""
 
     def __init__(self, area: Area | None) -> None:
         self._area = area
-        self.snapshot: Snapshot | None = None if area is None else area.newest()
-        self.problem = ""
-        if self.snapshot is not None and checksum.of_image(self.image) != self.about["checksum"]:
-            self.problem = f"the snapshot of step {self.about['step']} changed in memory after it was written"
-            self.snapshot = None
+        self.snapshot: Snapshot | None = None
+        self.problems: list[str] = []
+        for snapshot in () if area is None else area.whole():
+            assert area is not None
+            if (
+                checksum.of_image(area.body(snapshot.slot)[: snapshot.size_bytes])
+                == snapshot.about["checksum"]
+            ):
+                self.snapshot = snapshot
+                break
+            self.problems.append(
+                f"the snapshot of step {snapshot.about['step']} changed in memory after it was written; it is not used"
+            )
+            area.forget(snapshot.slot)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -111,9 +120,9 @@ def _claim(world: World, store: Store, kept: Kept, clock: Clock) -> Claim:
         found, damages = committed(store, clock)
         records = tuple(asdict(record) for record in found)
         damaged = tuple((damage.step, damage.reason) for damage in damages)
+    for problem in kept.problems:
+        print(problem)
     if kept.snapshot is None:
-        if kept.problem:
-            print(f"{kept.problem}; it is not used")
         return Claim(records=records, damaged=damaged)
     return Claim(step=kept.about["step"], checksum=kept.about["checksum"], records=records, damaged=damaged)
 

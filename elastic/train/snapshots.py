@@ -130,7 +130,7 @@ class Snapshots:
             "step": it.point.step,
             "epoch": it.point.epoch,
             "chain": it.point.chain,
-            "checksum": checksum.of_image(image.bytes_of(it.area.body(it.slot), it.size_bytes)),
+            "checksum": checksum.of_image(it.area.body(it.slot)[: it.size_bytes]),
         }
         snapshot = it.area.publish(it.slot, size_bytes=it.size_bytes, about=_with_line(about, it.point.line))
         self.cost_s = (self.cost_s or 0.0) + self._clock.monotonic() - began_at

@@ -27,6 +27,7 @@ from elastic.clock import SystemClock
 from elastic.errors import StoreFailed, UsageError
 from elastic.observe.log import EventLog, read_events
 from elastic.snapshot import contents
+from elastic.snapshot import checksum
 from elastic.snapshot.area import _LEASES, Area
 
 LIMIT_S = 60.0
@@ -348,6 +349,25 @@ def test_a_save_that_another_one_replaces_gives_its_slot_back(config):
         assert area.begin() == second.slot
         uploader.go_on.set()
         assert uploads.wait(3, LIMIT_S)["state"] == "committed"
+
+
+def test_a_snapshot_whose_bytes_changed_in_memory_does_not_become_a_checkpoint(config, process):
+    """Its writer said what the sums of its words were; then one bit of its last tensor is flipped."""
+    area, uploads = Area.create(1 << 20, 3), Uploads(config.socket_path)
+    whole, flipped = keep(area, 1), keep(area, 2)
+    for snapshot in (whole, flipped):
+        body = area.body(snapshot.slot)[: snapshot.size_bytes]
+        said = snapshot.about | {"checksum": checksum.of_image(body)}
+        slot = area.begin()
+        area.body(slot)[: snapshot.size_bytes] = body
+        kept = area.publish(slot, size_bytes=snapshot.size_bytes, about=said)
+        if snapshot is flipped:
+            area.body(slot)[kept.size_bytes - 1] ^= 1
+        offer(uploads, area, kept, resumed_from=None, final=True)
+        answer = uploads.wait(kept.about["step"], LIMIT_S)
+        assert answer["state"] == ("failed" if snapshot is flipped else "committed")
+    assert "changed in memory" in answer["reason"]
+    assert committed_steps(config) == [1]
 
 
 def test_a_snapshot_that_is_written_over_while_it_is_saved_is_not_committed(config):

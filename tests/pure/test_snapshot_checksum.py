@@ -4,7 +4,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.snapshot.checksum import STRETCHES, WORD_BYTES, of_image, of_state
+from elastic.snapshot import checksum
+from elastic.snapshot.checksum import STRETCHES, WORD_BYTES
+from elastic.train.state import Parts, checksums
+
+
+def of_image(image):
+    return checksum.of_image(image.numpy().data)
+
+
+def of_state(tensors, document):
+    return checksums(Parts(tensors=tensors, document=document))
+
 
 SIZES = st.integers(1, 20_000)
 
