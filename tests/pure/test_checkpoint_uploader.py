@@ -26,8 +26,7 @@ from elastic.checkpoint.work import OVERTIME_S, Job, Work
 from elastic.clock import SystemClock
 from elastic.errors import StoreFailed, UsageError
 from elastic.observe.log import EventLog, read_events
-from elastic.snapshot import contents
-from elastic.snapshot import checksum
+from elastic.snapshot import checksum, contents
 from elastic.snapshot.area import _LEASES, Area
 
 LIMIT_S = 60.0
