@@ -48,7 +48,7 @@ from elastic.rendezvous.membership import Failure, Verdict
 from elastic.rendezvous.torch_handler import ElasticRendezvous
 
 WORKER_POLL_S = 0.02
-GROUP_POLL_S = 0.04
+GROUP_POLL_S = 0.025
 LAST_WORDS_S = 1.0  # beyond the grace, for processes that have nothing left to do to end
 SIGNALS_TO_STOP = 3  # the first asks for a drain, the second for an end without one, the third for an end without a checkpoint
 
@@ -166,9 +166,6 @@ class NodeAgent(LocalElasticAgent):
         self._log.generation = generation.number
         self._page.clear()
         self._memory.show()
-        self._uploader.enter(generation.number)
-        if generation.cause == NODE_LEFT and generation.rank_of_node == 0:
-            self._custody.offer_newest()
         self._drain_asked = self._is_done = False
         if self._vigil is not None:
             self._vigil.begin()
@@ -203,6 +200,10 @@ class NodeAgent(LocalElasticAgent):
         words = (self._settings.recipe, *self._settings.arguments)
         workers = Workers(plans, words, self._nursery.start)
         self._started = Crew(plans, workers, self._log, self._console, self._clock)
+        # While they start: what the uploader has in hand of the generation before is not fenced by this one.
+        self._uploader.enter(generation.number)
+        if generation.cause == NODE_LEFT and generation.rank_of_node == 0:
+            self._custody.offer_newest()
         return {plan.local_rank: workers.pids[plan.rank] for plan in plans}
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -341,9 +342,10 @@ class NodeAgent(LocalElasticAgent):
 
     def _fail(self, decision: Decision) -> RunResult | None:
         """Close the generation for everybody; ends the run when the restarts are used up."""
-        self._kill_workers()
         self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors, self._culprit)
+        # First the word, then the deed: while own workers die, the others kill theirs.
         group = self._group.close("failure", step=self._step, counts=True, failure=self.failure)
+        self._kill_workers()
         self._end_generation(decision.reason)
         if group.generation != self._log.generation or group.restarts <= self._settings.max_restarts:
             return None

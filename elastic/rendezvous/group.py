@@ -17,6 +17,8 @@ from elastic.rendezvous.liveness import NEVER_BEATEN, Liveness
 from elastic.rendezvous.membership import Failure, Group, Node, Verdict
 
 POLL_S = 0.02
+QUICK_POLL_S = 0.004
+SHORT_WAIT_S = 2.0
 BEATS_PER_KEEP_ALIVE = 5
 CHANGE_TRIES = 200
 
@@ -113,7 +115,7 @@ class Rendezvous:
         """
         self._start_beating()
         self._timing = replace(self._timing, closed_since_s=None)
-        worked_s = self._clock.monotonic()
+        began_s = worked_s = self._clock.monotonic()
         while not interrupted():
             try:
                 generation = self.poll_join()
@@ -125,8 +127,9 @@ class Rendezvous:
                 generation = None
             if generation is not None:
                 return generation
-            # After an action of its own the next one is often possible at once.
-            self._clock.sleep(POLL_S if self._waits else POLL_S / 10)
+            # After an action of its own the next one is often possible at once; and those who trained a moment ago are about to come.
+            is_short = self._clock.monotonic() - began_s < SHORT_WAIT_S
+            self._clock.sleep(QUICK_POLL_S if is_short or not self._waits else POLL_S)
         group = self.leave()
         raise Interrupted(others=bool(group.members or group.waiting))
 
