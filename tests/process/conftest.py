@@ -152,6 +152,13 @@ class Drill:
         children = (pid for pid in self.alive() if _parent(pid) == agent.pid)
         return next((pid for pid in children if "elastic.checkpoint.uploader" in _words(pid)), None)
 
+    def processes_of(self, agent: Agent) -> list[int]:
+        """The agent and everything that it started, directly or not, parents first."""
+        found = [agent.pid]
+        for pid in found:
+            found += [child for child in self.alive() if _parent(child) == pid and child not in found]
+        return found
+
     def agent_of_rank(self, rank: int, generation: int) -> Agent:
         # A worker's parent is the agent, or its warm parent.
         parent = _parent(self.pid_of_rank(rank, generation))

@@ -1,5 +1,6 @@
 """Agents that share a run directory are one group: who comes, leaves or dies changes the number of workers and nothing else."""
 
+import os
 import signal
 
 import pytest
@@ -48,3 +49,28 @@ def test_the_node_of_rank_0_dies_and_the_other_goes_on(drill, undisturbed):
     generations = [(e["world_size"], e["cause"], e["restarts"]) for e in drill.events("generation_started")]
     assert generations == [(2, "start", 0), (1, "node lost", 0)]
     assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (9, 0)]
+
+
+def test_a_frozen_node_is_given_up_and_joins_as_a_newcomer_when_it_wakes(drill, undisturbed):
+    """SIGSTOP to every process of the node of rank 0, as a paused container has it, in the middle of a step; the other one trains on alone and meets it again."""
+    drill.shut(6, 10)
+    options = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0", "--snapshot-every", "1")
+    agents = [drill.start(*options) for _ in range(2)]
+    drill.stands(6, ranks=2)
+    frozen = drill.processes_of(drill.agent_of_rank(0, generation=1))
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    drill.open(6)
+    drill.happens("restored", generation=2, step=5, lost_steps=0)
+    drill.stands(10, ranks=1)
+    for pid in frozen:
+        os.kill(pid, signal.SIGCONT)
+    drill.happens("drain_requested", generation=2, reason="a node is waiting to join")
+    drill.open(10)
+    for agent in agents:
+        agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    generations = [(e["world_size"], e["cause"]) for e in drill.events("generation_started")]
+    assert generations == [(2, "start"), (1, "node lost"), (2, "node joined")]
+    assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (5, 0), (10, 0)]
