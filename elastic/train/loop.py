@@ -110,8 +110,8 @@ class Loop:
             yield step
             self._finish(step)
         gradients.close()
-        if loaded.step < self._order.steps:
-            self._end()
+        if loaded.source != "checkpoint" or loaded.step < self._order.steps:
+            self._end(loaded)
         self._around.pulse.enter(Place.AFTER)
 
     def _begin(self) -> Loaded:
@@ -299,10 +299,16 @@ class Loop:
         diary = self._around.diary
         return str(self._around.world.from_first(diary.saving.wait(number) if diary is not None else ""))
 
-    def _end(self) -> None:
-        assert self._final is not None
-        last, taken = self._final
+    def _end(self, loaded: Loaded) -> None:
+        """See the last state committed, which this generation trained or found in memory."""
         self._around.pulse.enter(Place.SAVE)
+        if self._final is None:
+            assert loaded.step == self._order.steps
+            found = Point(
+                step=loaded.step, epoch=self._order.epochs - 1, chain=loaded.chain, line=loaded.line or {}
+            )
+            self._final = found, self._keep(found, now=True, patient=True)
+        last, taken = self._final
         problem = self._save_and_wait(last, taken)
         if problem:
             raise StoreFailed(f"trained to the last step, {last.step}, which could not be saved: {problem}")

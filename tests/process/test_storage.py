@@ -95,19 +95,21 @@ def small_disk(drill: Any) -> Iterator[Callable[[str], None]]:
 
 
 def test_a_full_disk_fails_saves_and_not_training(drill, undisturbed, small_disk):
-    """The checkpoints' disk has room for one of them. Training goes on to the end, which cannot be saved; with more room the run is completed.
+    """The checkpoints' disk has room for one of them. Training goes on to the end, which cannot be saved, not by restarts that find it in memory either; with more room
+    the run is completed.
 
     Gates let each save end before the next one could take its place.
     """
     small_disk("size=240k")
     drill.shut(7, 11)
-    agent = drill.start("--max-restarts", "0")
+    agent = drill.start("--max-restarts", "2", "--snapshot-every", "1")
     for gate, name, step in ((7, "checkpoint_committed", 4), (11, "checkpoint_failed", 8)):
         drill.stands(gate, ranks=1)
         drill.happens(name, step=step)
         drill.open(gate)
     agent.ends_with(1)
     assert drill.last_step == 24
+    assert [(e["step"], e["source"]) for e in drill.events("restored")] == [(0, "none"), *[(24, "snapshot")] * 2]
     assert drill.events("checkpoint_failed", step=24)
     assert "The disk or quota is full" in drill.events("checkpoint_failed")[0]["reason"]
     assert "Step 4 is the newest that is saved" in agent.output
