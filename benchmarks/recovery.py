@@ -44,7 +44,7 @@ OURS = "ours"
 def ours(args: argparse.Namespace) -> Side:
     def command(folder: Path, _port: int, _nodes: int) -> list[str]:
         words = [str(BIN / "elastic-train"), str(HERE / "recovery_ours.py"), "--run-dir", str(folder / "run")]
-        words += ["--min-nodes", "1", "--max-nodes", "4", "--nproc-per-node", "1", "--max-restarts", "100"]
+        words += ["--min-nodes", "1", "--max-nodes", "2", "--nproc-per-node", "1", "--max-restarts", "100"]
         return [*words, *shlex.split(args.ours_options), "--", str(args.global_batch), str(args.shards)]
 
     return Side(name=OURS, command=command, env={}, spares_first=False)
@@ -52,7 +52,7 @@ def ours(args: argparse.Namespace) -> Side:
 
 def torchrun(args: argparse.Namespace, name: str, conf: str, env: dict[str, str]) -> Side:
     def command(folder: Path, port: int, nodes: int) -> list[str]:
-        words = [str(BIN / "torchrun"), "--nnodes=1:4", "--nproc-per-node=1", "--max-restarts=100"]
+        words = [str(BIN / "torchrun"), "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=100"]
         words += ["--monitor-interval=0.1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
         # Both are on the store's machine: without is_host it would be a race which of them holds it.
         words += ["--rdzv-id=job", f"--rdzv-conf=is_host={int(nodes == 0)}{conf}", "--local-addr=127.0.0.1"]
@@ -164,7 +164,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--torchrun-tries", type=int, default=1, help="of each torchrun, each case; 0: none")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds until a try is given up")
     parser.add_argument("--global-batch", type=int, default=16)
-    parser.add_argument("--shards", type=int, default=4, help="of ours, at least the 4 nodes that may come")
+    parser.add_argument("--shards", type=int, default=2, help="of ours, at least the 2 nodes that may come")
     parser.add_argument("--ours-options", default="--snapshot-every 1 --keep-alive 2")
     parser.add_argument("--torchrun-save-every", type=int, default=10, help="steps between its checkpoints")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and victims")
