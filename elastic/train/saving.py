@@ -17,6 +17,7 @@ from elastic.train.save_policy import is_due
 from elastic.train.snapshots import Taken
 
 FINAL_SAVE_S = 600.0
+GUESSED_COST_S = 0.03  # until a generation that goes on from memory has saved once: an interval of ten seconds, so that uploads do not compete with a recovery
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class Saving:
         """A young run saves at its first step, to have something to fall back to; one that goes on from its memory has time."""
         self.resumed_from = resumed_from
         if has_checkpoint:
-            self._cost = Cost(training_s=0.0)
+            self._cost = Cost(training_s=GUESSED_COST_S)
 
     def is_due(self, step: int) -> bool:
         self._hear()
