@@ -16,6 +16,7 @@ from elastic.agent.blame import Told
 from elastic.agent.crew import Crew
 from elastic.agent.custody import Custody
 from elastic.agent.environment import plan_worker
+from elastic.agent.holdoff import HoldOff
 from elastic.agent.memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, Memory
 from elastic.agent.nursery import Nursery
 from elastic.agent.restart import Action, Decision, Ended, Observation, decide
@@ -42,7 +43,7 @@ from elastic.events import (
 from elastic.observe.console import Tail
 from elastic.observe.log import EventLog
 from elastic.rendezvous.backend import BackendFailed
-from elastic.rendezvous.core import NODE_LEFT
+from elastic.rendezvous.core import NODE_JOINED, NODE_LEFT
 from elastic.rendezvous.group import Interrupted, Rendezvous, RendezvousTimeout, Watch
 from elastic.rendezvous.membership import Failure, Verdict
 from elastic.rendezvous.torch_handler import ElasticRendezvous
@@ -98,6 +99,7 @@ class NodeAgent(LocalElasticAgent):
             console.say,
         )
         self._vigil = None if settings.silences is None else Vigil(settings.silences, self._page, log, clock)
+        self._held = HoldOff()
         self._leaving = Leaving()
         self.last_step = 0
         self.cut_short = False
@@ -164,6 +166,8 @@ class NodeAgent(LocalElasticAgent):
         generation = self._handler.generation
         assert generation is not None
         self._log.generation = generation.number
+        has_left = {node.id for node in self._held.members} - {node.id for node in generation.members}
+        self._held = self._held.entered(generation.members, step=self._step)
         self._page.clear()
         self._memory.show()
         self._drain_asked = self._is_done = False
@@ -202,7 +206,8 @@ class NodeAgent(LocalElasticAgent):
         self._started = Crew(plans, workers, self._log, self._console, self._clock)
         # While they start: what the uploader has in hand of the generation before is not fenced by this one.
         self._uploader.enter(generation.number)
-        if generation.cause == NODE_LEFT and generation.rank_of_node == 0:
+        if has_left and generation.cause in (NODE_LEFT, NODE_JOINED) and generation.rank_of_node == 0:
+            # It waits for a checkpoint of the state that it left behind.
             self._custody.offer_newest()
         return {plan.local_rank: workers.pids[plan.rank] for plan in plans}
 
@@ -307,7 +312,7 @@ class NodeAgent(LocalElasticAgent):
             group_ended=watch.ended.reason if watch is not None and watch.ended is not None else None,
             fenced=watch is not None and watch.fenced,
             closed=watch.cause if watch is not None and not watch.open else None,
-            newcomers=watch is not None and bool(watch.newcomers),
+            newcomers=watch is not None and self._lets_in(watch, now_s),
             leaving=self._leaving.reason,
             leaving_age_s=now_s - self._leaving.since_s,
             grace_s=self._settings.grace_s,
@@ -315,6 +320,11 @@ class NodeAgent(LocalElasticAgent):
             drain_asked=self._drain_asked,
             impatient=self._leaving.signals > 1,
         )
+
+    def _lets_in(self, watch: Watch, now_s: float) -> bool:
+        """Whether the nodes that wait are to be let in now; the agent of rank 0 alone says so, for all."""
+        self._held = self._held.look(watch.newcomers, now_s=now_s)
+        return self.is_first and self._held.lets_in(watch.newcomers, now_s=now_s)
 
     # What decisions do.
 

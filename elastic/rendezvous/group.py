@@ -63,7 +63,7 @@ class Watch:
 
     open: bool
     fenced: bool
-    newcomers: tuple[str, ...]
+    newcomers: tuple[Node, ...]
     lost: tuple[str, ...]
     ended: Verdict | None
     cause: str
@@ -177,7 +177,7 @@ class Rendezvous:
         watch = Watch(
             open=mine and group.open,
             fenced=not mine,
-            newcomers=tuple(n.id for n in core.newcomers(group, alive=alive, policy=self._policy)),
+            newcomers=core.newcomers(group, alive=alive, policy=self._policy),
             lost=lost,
             ended=group.ended,
             cause=group.cause,
@@ -298,5 +298,5 @@ def _watch_reason(watch: Watch, generation: int) -> str:
     if not watch.open:
         return f"generation {generation} was closed: {watch.cause}"
     if watch.newcomers:
-        return f"{', '.join(watch.newcomers)} can be admitted to the next generation after {generation}"
+        return f"{', '.join(n.id for n in watch.newcomers)} can be admitted to the next generation after {generation}"
     return f"generation {generation} is training"

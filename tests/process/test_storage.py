@@ -109,7 +109,10 @@ def test_a_full_disk_fails_saves_and_not_training(drill, undisturbed, small_disk
         drill.open(gate)
     agent.ends_with(1)
     assert drill.last_step == 24
-    assert [(e["step"], e["source"]) for e in drill.events("restored")] == [(0, "none"), *[(24, "snapshot")] * 2]
+    assert [(e["step"], e["source"]) for e in drill.events("restored")] == [
+        (0, "none"),
+        *[(24, "snapshot")] * 2,
+    ]
     assert drill.events("checkpoint_failed", step=24)
     assert "The disk or quota is full" in drill.events("checkpoint_failed")[0]["reason"]
     assert "Step 4 is the newest that is saved" in agent.output
