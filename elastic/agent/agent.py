@@ -200,7 +200,6 @@ class NodeAgent(LocalElasticAgent):
             )
             for worker in worker_group.workers
         ]
-        self._nursery.renew()
         words = (self._settings.recipe, *self._settings.arguments)
         workers = Workers(plans, words, self._nursery.start)
         self._started = Crew(plans, workers, self._log, self._console, self._clock)
@@ -227,6 +226,8 @@ class NodeAgent(LocalElasticAgent):
     def _invoke_run(self, role: str = "default") -> RunResult:
         group = self._worker_group
         while True:
+            # Before the meeting: whoever comes anew with imports still to do would keep all others waiting in an open generation.
+            self._nursery.renew()
             try:
                 self._initialize_workers(group)
                 result = self._watch_generation()

@@ -81,13 +81,17 @@ class WarmParent:
 
     def fork(self, start: Start) -> int:
         """The pid of a worker that runs by now. Raises NotWarm."""
-        if not self._is_ready:
-            self._is_ready = "ready" in self._next_answer(READY_LIMIT_S)
+        self.wait_ready()
         self._send(to_line({"fork": start.words, "env": dict(start.env)}), [start.out, start.err])
         answer = self._next_answer(FORK_LIMIT_S)
         if "pid" not in answer:
             raise NotWarm(answer.get("unfit", "its answer makes no sense"))
         return int(answer["pid"])
+
+    def wait_ready(self) -> None:
+        """Return once it has imported everything. Raises NotWarm."""
+        if not self._is_ready:
+            self._is_ready = "ready" in self._next_answer(READY_LIMIT_S)
 
     def code(self, pid: int) -> int | None:
         """How a worker ended. It dies with its parent, so when that is gone it was killed."""
@@ -206,7 +210,7 @@ class Nursery:
             self._parent = None
 
     def renew(self) -> None:
-        """Before a generation, when no worker lives: begin anew where the warm parent died, or holds code that has changed on the disk."""
+        """Before the others are met, when no worker lives: begin anew where the warm parent died, or holds code that has changed on the disk, and wait until it is ready."""
         if self._parent is None:
             return
         has_changed = self._code != installed_code()
@@ -219,6 +223,10 @@ class Nursery:
         self._parent.close()
         self._is_hopeless = False
         self._begin()
+        try:
+            self._parent.wait_ready()
+        except NotWarm as reason:
+            self._go_cold(str(reason))
 
     def start(self, start: Start) -> Child:
         if self._parent is not None and not self._is_hopeless:
