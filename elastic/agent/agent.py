@@ -25,6 +25,7 @@ from elastic.agent.vigil import Vigil
 from elastic.agent.workers import Workers
 from elastic.checkpoint.fsspec_store import open_store
 from elastic.checkpoint.handoff import UploaderProcess
+from elastic.checkpoint.record import CommitRecord
 from elastic.clock import Clock
 from elastic.control_page import ControlPage
 from elastic.errors import (
@@ -124,9 +125,8 @@ class NodeAgent(LocalElasticAgent):
         generation = self._handler.generation
         return generation is not None and generation.rank_of_node == 0
 
-    def safe_step(self) -> int:
-        """The newest step that a checkpoint holds."""
-        return self._custody.safe_step() if self.uses_library else 0
+    def newest_checkpoint(self) -> CommitRecord | None:
+        return self._custody.newest_checkpoint() if self.uses_library else None
 
     @property
     def uses_library(self) -> bool:

@@ -6,6 +6,7 @@ The interrupted code is given only where a checkpoint holds the last step that w
 import sys
 
 from elastic.agent.agent import NodeAgent
+from elastic.checkpoint.record import CommitRecord
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS
 from elastic.events import RunFailed, RunFinished, RunInterrupted
 from elastic.observe.log import EventLog, read_events
@@ -14,33 +15,28 @@ from elastic.run_dir import RunDir
 
 def farewell(agent: NodeAgent, run: RunDir, log: EventLog) -> int:
     """Record the end, print it, and return the exit code."""
+    newest = agent.newest_checkpoint()
+    safe = 0 if newest is None else newest.step
     match agent.exit_code:
         case code if code == EXIT_COMPLETE:
-            return _complete(agent, run, log, read_events(run.events))
+            return _complete(agent, run, log, newest)
         case code if code == EXIT_INTERRUPTED:
-            return _interrupted(agent, run, log, agent.safe_step())
+            return _interrupted(agent, run, log, safe)
         case code:
             log.record(RunFailed(exit_code=code, reason=agent.verdict))
-            _print_failure(agent, run, agent.safe_step())
+            _print_failure(agent, run, safe)
             return code
 
 
-def _complete(agent: NodeAgent, run: RunDir, log: EventLog, events: list[dict[str, object]]) -> int:
-    started = next((e for e in reversed(events) if e["event"] == "run_started"), None)
-    last = next((e for e in reversed(events) if e["event"] == "checkpoint_committed"), None)
+def _complete(agent: NodeAgent, run: RunDir, log: EventLog, last: CommitRecord | None) -> int:
+    started = next((e for e in reversed(read_events(run.events)) if e["event"] == "run_started"), None)
     if started is None or last is None:
         print(f"complete; logs are in {run.local / 'logs'}")
         return EXIT_COMPLETE
     if agent.is_first:
-        log.record(
-            RunFinished(
-                steps=int(str(started["steps"])),
-                epochs=int(str(started["epochs"])),
-                digest=str(last["digest"]),
-            )
-        )
+        log.record(RunFinished(steps=last.step, epochs=int(started["epochs"]), digest=last.digest))
     print(
-        f"complete: {started['steps']} steps, digest {str(last['digest'])[:16]}; elastic-train report {run.url} shows how it went"
+        f"complete: {last.step} steps, digest {last.digest[:16]}; elastic-train report {run.url} shows how it went"
     )
     return EXIT_COMPLETE
 

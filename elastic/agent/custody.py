@@ -9,6 +9,7 @@ from elastic.agent.memory import Memory
 from elastic.checkpoint.catalog import committed
 from elastic.checkpoint.handoff import Uploads
 from elastic.checkpoint.offering import offer
+from elastic.checkpoint.record import CommitRecord
 from elastic.checkpoint.store import Store
 from elastic.clock import Clock
 from elastic.errors import StoreFailed
@@ -26,14 +27,19 @@ class Custody:
         self._clock = clock
         self._say = say
 
-    def safe_step(self) -> int:
-        """The newest step that a checkpoint holds; 0 where there is none, or the storage does not answer."""
+    def newest_checkpoint(self) -> CommitRecord | None:
+        """The storage's word, and not an event's: a save may have lost its writer right after it was committed. None where there is none, or the storage does not answer."""
         try:
             records, _ = committed(self._store, self._clock)
         except StoreFailed as error:
             self._say(f"the checkpoints cannot be listed: {error}")
-            return 0
-        return max((record.step for record in records), default=0)
+            return None
+        return max(records, key=lambda record: record.step, default=None)
+
+    def safe_step(self) -> int:
+        """The newest step that a checkpoint holds; 0 for none."""
+        newest = self.newest_checkpoint()
+        return 0 if newest is None else newest.step
 
     def offer_newest(self) -> None:
         """Have the newest state of this node's memory committed, beside training; the uploader answers nobody."""

@@ -67,9 +67,9 @@ def test_a_loss_that_couples_samples_survives_a_kill_among_three_workers(drill, 
 
 def test_an_uploader_killed_at_each_point_of_a_commit_leaves_whole_checkpoints_only(drill, undisturbed):
     """It dies half-way through the payload of step 8, between the payload and the commit record of step 12, and, after the agent was killed as well, after the
-    record of step 16. Whoever comes back without its memory must not resume from what looks like step 8 or 12. Gates hold the run until each successor serves.
+    record of the last step, whose answer the workers wait for. Whoever comes back without its memory must not resume from what looks like step 8 or 12.
     """
-    plan = "checkpoint 8 upload: kill uploader; checkpoint 12 before-commit: kill uploader; checkpoint 16 after-commit: kill uploader"
+    plan = "checkpoint 8 upload: kill uploader; checkpoint 12 before-commit: kill uploader; checkpoint 24 after-commit: kill uploader"
     first, second, third = plan.split("; ")
     options = ("--nproc-per-node", "2", "--keep", "9", "--faults", plan)
     drill.shut(5, 11, 15)
@@ -93,7 +93,7 @@ def test_an_uploader_killed_at_each_point_of_a_commit_leaves_whole_checkpoints_o
     assert [(e["step"], e["source"]) for e in drill.events("restored")] == [(0, "none"), (4, "checkpoint")]
     assert drill.events("fault_injected", fault=third)
     committed = {path.parent.name for path in drill.run.local.glob("checkpoints/*/COMMIT.json")}
-    assert {int(name) for name in committed} >= {4, 16, 24}
+    assert {int(name) for name in committed} >= {4, 24}
     assert drill.inspects("verify", drill.run.url)[0] == 0
 
 
