@@ -22,7 +22,7 @@ def test_workers_that_do_not_drain_are_killed_after_half_of_the_grace_and_their_
 ):
     """A worker stands in step 10, and later in step 15, as in a long evaluation, and never sees the request: first time ends it, then a second signal."""
     drill.shut(10, 15)
-    agent = drill.start(*MEMORY_ALONE, "--grace", "4s")
+    agent = drill.start(*MEMORY_ALONE, "--grace", "10s")
     drill.stands(10, ranks=1)
     agent.signal(signal.SIGTERM)
     agent.ends_with(75)
@@ -50,7 +50,7 @@ def test_workers_that_do_not_drain_are_killed_after_half_of_the_grace_and_their_
 def test_a_grace_shorter_than_a_save_ends_with_the_step_that_is_safe(drill, undisturbed):
     """The uploader is stopped (SIGSTOP) after step 4 is committed, so no save ends; the third signal, and in another run the end of the grace, end the waiting."""
     drill.shut(5, 10, 15)
-    agent = drill.start(*ALWAYS, "--grace", "2s")
+    agent = drill.start(*ALWAYS, "--grace", "10s")
     drill.happens("checkpoint_committed", step=4)
     drill.open(5)
     drill.stands(10, ranks=1)
