@@ -97,15 +97,16 @@ def _train(words: list[str]) -> int:
         )
     from elastic.agent import preflight
     from elastic.agent.checks import check
-    from elastic.agent.nursery import Nursery
+    from elastic.agent.nursery import Nursery, WarmParent
 
     recipe = Path(options.recipe)
     preflight.uses_library(recipe)  # what is not Python is refused before it is read for its imports
     check(options)
     launch_env.pin_threads()
-    # The warm parent first: it imports torch while this process does.
-    with Nursery(recipe, _say) as nursery:
-        # Only here: torch takes seconds to import, and the other commands do without it.
+    if words == sys.argv[1:]:  # this process is that command, and not a caller of `main`
+        launch_env.ask_for_large_pages()
+    # Only here and behind it: torch takes seconds to import, and the other commands do without it.
+    with Nursery(recipe, _say, WarmParent.split_off) as nursery:
         from elastic.agent.launch import launch
 
         return launch(options, nursery)

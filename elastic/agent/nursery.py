@@ -3,6 +3,8 @@
 Cold is never an error, only slower, and is said with its reason. The warm parent dies with this process, and its workers die with it.
 """
 
+import gc
+import importlib
 import os
 import select
 import signal
@@ -12,14 +14,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, Protocol, Self
 
 import elastic
 from elastic.agent.child import Child, Start, start_cold
 from elastic.checkpoint.wire import Lines, to_line
 from elastic.clock import SystemClock
+from elastic.train import warm
 
 READY_LIMIT_S = 300.0
 FORK_LIMIT_S = 30.0
@@ -33,12 +38,35 @@ class NotWarm(Exception):  # noqa: N818 - a reason to start cold, not an error
     """Raised where nothing can be forked; the reason is for people."""
 
 
+class Process(Protocol):
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A child that this process forked itself."""
+
+    pid: int
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        with suppress(ChildProcessError):
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return _SIGKILLED
+
+
 class WarmParent:
     """The process `elastic.train.warm`; its docstring has what is said over the socket."""
 
-    def __init__(
-        self, process: "subprocess.Popen[bytes]", connection: socket.socket, printed: IO[bytes]
-    ) -> None:
+    def __init__(self, process: Process, connection: socket.socket, printed: IO[bytes]) -> None:
         self._process = process
         self._connection = connection
         self._printed = printed
@@ -51,20 +79,50 @@ class WarmParent:
     @staticmethod
     def start(recipe: Path) -> "WarmParent":
         """Returns at once; it begins to import."""
-        ours, theirs = socket.socketpair()
-        printed = tempfile.TemporaryFile()  # noqa: SIM115 - it is read as long as workers are forked
-        words = ["elastic.train.warm", str(recipe), str(theirs.fileno()), str(os.getpid())]
-        # It is born with the signals blocked that it will let pass by, and so never without that protection.
-        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-        try:
-            process = subprocess.Popen(
+
+        def begin(connection: socket.socket, printed: IO[bytes]) -> Process:
+            words = ["elastic.train.warm", str(recipe), str(connection.fileno()), str(os.getpid())]
+            return subprocess.Popen(
                 [sys.executable, "-u", "-m", *words],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[connection.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+        return WarmParent._begin(begin, *socket.socketpair())
+
+    @staticmethod
+    def split_off(recipe: Path) -> "WarmParent":
+        """As `start`, for a process that will need torch itself: both have it once it is imported here, which takes seconds, and the rest only the warm parent imports."""
+        gc.disable()  # as the warm parent does while it imports
+        importlib.import_module("torch")
+        gc.enable()
+        if warm.threads() > 1:
+            return WarmParent.start(recipe)  # a thread of this process might hold a lock
+        agent_pid = os.getpid()
+
+        ours, theirs = socket.socketpair()
+
+        def begin(connection: socket.socket, printed: IO[bytes]) -> Process:
+            pid = os.fork()
+            if not pid:
+                ours.close()
+                warm.go_on(recipe, connection, agent_pid, printed)
+            return Forked(pid)
+
+        return WarmParent._begin(begin, ours, theirs)
+
+    @staticmethod
+    def _begin(
+        begin: Callable[[socket.socket, IO[bytes]], Process], ours: socket.socket, theirs: socket.socket
+    ) -> "WarmParent":
+        printed = tempfile.TemporaryFile()  # noqa: SIM115 - it is read as long as workers are forked
+        # It is born with the signals blocked that it will let pass by, and so never without that protection.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, warm.PASSED_BY)
+        try:
+            process = begin(theirs, printed)
         finally:
             theirs.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
@@ -190,14 +248,20 @@ class WarmChild:
 class Nursery:
     """Starts whatever runs the recipe on this node; leave it, as a context, when nothing that it started is wanted any more."""
 
-    def __init__(self, recipe: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        recipe: Path,
+        say: Callable[[str], None],
+        first: Callable[[Path], WarmParent] = WarmParent.start,
+    ) -> None:
+        """first: how the first warm parent comes about."""
         self.say = say
         self._recipe = recipe
         self._said = ""
         self._parent: WarmParent | None = None
         self._code: frozenset[tuple[str, int]] = frozenset()
         self._is_hopeless = sys.platform != "linux"
-        self._begin()
+        self._begin(first)
 
     def __enter__(self) -> Self:
         return self
@@ -238,10 +302,10 @@ class Nursery:
                 return WarmChild(self._parent, pid)
         return start_cold(start)
 
-    def _begin(self) -> None:
+    def _begin(self, how: Callable[[Path], WarmParent] = WarmParent.start) -> None:
         if not self._is_hopeless:
             self._code = installed_code()
-            self._parent = WarmParent.start(self._recipe)
+            self._parent = how(self._recipe)
 
     def _go_cold(self, reason: str) -> None:
         # One that ended before it was ready would end again.

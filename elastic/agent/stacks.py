@@ -4,6 +4,7 @@ The worker writes the stacks of all its threads into its own log (train/pulse.py
 One that has not come so far is ended by the signal; it is about to be killed anyway. It needs Linux (/proc).
 """
 
+import ctypes
 import os
 import signal
 from contextlib import suppress
@@ -31,7 +32,7 @@ def ask_for_stacks(pid: int, log: Path, clock: Clock) -> str:
     start = log.stat().st_size
     was_stopped = is_stopped(pid)
     with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGQUIT)
+        _signal_main_thread(pid, signal.SIGQUIT)
         if was_stopped:  # else the question would wait for as long as it does
             os.kill(pid, signal.SIGCONT)
     deadline = clock.monotonic() + ANSWER_S
@@ -42,6 +43,14 @@ def ask_for_stacks(pid: int, log: Path, clock: Clock) -> str:
         quiet = quiet + 1 if now == answer and OPENING in now else 0
         answer = now
     return answer if OPENING in answer else ""
+
+
+def _signal_main_thread(pid: int, number: signal.Signals) -> None:
+    """As os.kill, but no other thread takes the signal while the main thread, whose place is asked for, goes on. Raises ProcessLookupError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.tgkill(pid, pid, int(number)) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
 
 
 def _read(log: Path, start: int) -> str:

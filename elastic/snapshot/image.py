@@ -6,7 +6,7 @@ The image does not protect itself: its checksum stands beside the snapshot, its 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,9 +54,14 @@ def layout(tensors: Mapping[str, Tensor], document: Any) -> Layout:
 
 def copy_into(laid_out: Layout, body: bytearray | memoryview) -> None:
     """Write the image into the first `size_bytes` of a body, whose start must be aligned to 8 bytes."""
-    target = torch.frombuffer(body, dtype=torch.uint8)
     body[: len(laid_out.head)] = laid_out.head
-    for offset, tensor in laid_out.places:
+    copy_tensors(laid_out.places, body)
+
+
+def copy_tensors(places: Iterable[tuple[int, Tensor]], body: bytearray | memoryview) -> None:
+    """Write some of an image's tensors, each at its offset."""
+    target = torch.frombuffer(body, dtype=torch.uint8)
+    for offset, tensor in places:
         source, end = tensor.detach().resolve_conj().resolve_neg(), offset + tensor.nbytes
         if source.device.type == "cpu" and source.is_contiguous():
             # By one thread: torch's several wait for each other, and where other processes use the processors, as ranks

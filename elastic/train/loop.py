@@ -188,8 +188,8 @@ class Loop:
                 f"step {step.number} ended without gradients: expected step.backward(loss) or step.mean_loss(...) in the body of the loop"
             )
         step.reached("optimizer")
-        # Of an earlier step, where it was copied beside this one.
-        self._finish_snapshot(step.number - 1)
+        # Of an earlier step, which was copied beside this one.
+        self._finish_snapshot()
         self._chain = _link(self._chain, outcome)
         point = Point(step=step.number, epoch=step.epoch, chain=self._chain, line=self._line(step, outcome))
         if around.diary is not None:
@@ -233,31 +233,25 @@ class Loop:
 
     def _keep(self, point: Point, *, now: bool, patient: bool) -> Taken | None:
         """Begin a snapshot; `now`: and finish it."""
-        snapshots = self._around.snapshots
+        snapshots, diary = self._around.snapshots, self._around.diary
+        if diary is not None:
+            diary.interval.took_snapshot(point.step)
         if snapshots is None:
             return None
-        is_begun = snapshots.start(
-            self._state.take_apart(), point, first=self._state.buffer_addresses, patient=patient
-        )
-        if not is_begun:
-            self._measure(point.step, None)
-            return None
-        # In host memory the copy is complete already.
-        return self._finish_snapshot(point.step) if now or self._around.world.device.type == "cpu" else None
+        late = self._state.updated_addresses
+        snapshots.start(self._state.take_apart(), point, late=late, now=now, patient=patient)
+        return self._finish_snapshot() if now else None
 
-    def _finish_snapshot(self, step: int) -> Taken | None:
-        snapshots = self._around.snapshots
+    def _finish_snapshot(self) -> Taken | None:
+        snapshots, diary = self._around.snapshots, self._around.diary
         taken = None if snapshots is None else snapshots.finish()
-        if snapshots is not None and taken is not None:
-            self._measure(step, snapshots.cost_s)
+        if taken is None or snapshots is None or diary is None:
+            return taken
+        interval = diary.interval
+        if interval.learn(snapshots.cost_s) and interval.steps is not None:
+            every, cost_s, step_s = interval.steps, interval.cost_s, interval.step_s
+            diary.log.record(SnapshotInterval(every=every, cost_s=cost_s, step_s=step_s))
         return taken
-
-    def _measure(self, step: int, cost_s: float | None) -> None:
-        diary = self._around.diary
-        if diary is not None and diary.interval.took_snapshot(step, cost_s):
-            every, interval = diary.interval.steps, diary.interval
-            assert every is not None
-            diary.log.record(SnapshotInterval(every=every, cost_s=interval.cost_s, step_s=interval.step_s))
 
     def _save(self, taken: Taken | None, point: Point, *, final: bool) -> None:
         began_at = self._around.clock.monotonic()
@@ -279,7 +273,6 @@ class Loop:
         if around.diary is not None:
             committed = around.commits_drains and not problem
             around.diary.log.record(Drained(step=point.step, committed=committed))
-        around.world.close()
         if problem:
             raise StoreFailed(f"stopped after step {point.step}, which could not be saved: {problem}")
         raise SystemExit(EXIT_INTERRUPTED)

@@ -28,8 +28,8 @@ OURS = "elastic"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preloaded:
     folder: Path  # the recipe's
-    files: Mapping[str, str]  # of the modules that were imported here, by name, without links
-    strangers: tuple[str, ...]  # those of them that are neither installed nor ours
+    files: Mapping[str, str]  # of all modules, by name, without links
+    strangers: tuple[str, ...]  # those that were imported here and are neither installed nor ours
 
     def flaw(self) -> str | None:
         """Why a worker's modules would not be those of a process that starts from nothing; None when they are."""
@@ -44,6 +44,7 @@ class Preloaded:
 def preload(recipe: Path) -> Preloaded:
     """Import what every worker needs, then what the recipe's text and its local modules name."""
     folder = recipe.resolve().parent
+    # Of what the interpreter, or the agent, had imported before, a file of the recipe's may hide behind the name; all else that it is, it is in every process.
     before = frozenset(sys.modules)
     first = sys.path[0]
     sys.path[0] = str(folder)  # as the worker will have it
@@ -55,9 +56,10 @@ def preload(recipe: Path) -> Preloaded:
         with suppress(BaseException):
             _import(wanted)
     sys.path.insert(0, first)
-    files = _files(sys.modules.keys() - before)
+    files = _files(sys.modules.keys() - {"__main__", "__mp_main__"})
+    new = {name: file for name, file in files.items() if name not in before}
     installed = (*_installed_folders(), *_own_folders())
-    return Preloaded(folder=folder, files=files, strangers=tuple(strangers(files, installed)))
+    return Preloaded(folder=folder, files=files, strangers=tuple(strangers(new, installed)))
 
 
 def _import(wanted: Import) -> None:

@@ -49,10 +49,13 @@ class Interval:
     def took_step(self, seconds: float) -> None:
         self._steps.append(seconds)
 
-    def took_snapshot(self, step: int, cost_s: float | None) -> bool:
-        """Whether the interval is another one now. cost_s: None when none could be taken."""
+    def took_snapshot(self, step: int) -> None:
+        """It was asked for, and may not be possible."""
         self._last = step
-        if cost_s is None or self._every.steps is not None or self._every.is_off or not self._steps:
+
+    def learn(self, cost_s: float) -> bool:
+        """What one took; whether the interval is another one now."""
+        if self._every.steps is not None or self._every.is_off or not self._steps:
             return False
         self._costs.append(cost_s)
         before, self.steps = self.steps, interval(self.cost_s, self.step_s, self.steps)

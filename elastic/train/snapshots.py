@@ -1,9 +1,11 @@
-"""After a step that is to be kept, its state lies whole in memory that outlives this process, before the step is reported as done.
+"""The state after a step that is to be kept lies whole in memory that outlives this process, at the latest when the next step is reported as done.
 
-One worker of a node, its local rank 0, writes for all. From a GPU the copy goes on beside the next step, and is whole before that one is reported as done. It does not make a state durable: the uploader takes checkpoints from the same memory.
+One worker of a node, its local rank 0, writes for all, beside the next step. It does not make a state durable: the uploader takes checkpoints from the same memory.
 """
 
+import time
 from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,15 +96,17 @@ class Snapshots:
         self._clock = clock
         self._facts = facts
         self._asked = False
-        self._under_way: _UnderWay | None = None
-        self.cost_s: float | None = None  # of the last one
+        self._beside = ThreadPoolExecutor(1, "snapshot")
+        self._under_way: Future[tuple[Taken | None, float]] | None = None
+        self._stalled_s = 0.0
+        self.cost_s = 0.0  # of the last one: training's, and of a processor beside it
 
     def start(
-        self, parts: Parts, point: Point, *, first: Collection[int] = (), patient: bool = False
+        self, parts: Parts, point: Point, *, late: Collection[int], now: bool, patient: bool = False
     ) -> bool:
         """Begin to keep this state; False when there is no memory for it, or every slot is in use, now or (patient) for half a minute.
 
-        first: addresses of the tensors that the next forward changes.
+        late: addresses of the tensors that nothing changes before the next update. now: no step follows that the copy could go on beside.
         """
         assert self._under_way is None, "the one before is finished first"
         document = {"state": parts.document, "step": point.step, "epoch": point.epoch, "chain": point.chain}
@@ -114,18 +118,40 @@ class Snapshots:
             return False
         area, slot = place
         began_at = self._clock.monotonic()
-        self._transfer.start(layout, area.body(slot), first)
-        self._under_way = _UnderWay(area=area, slot=slot, size_bytes=layout.size_bytes, point=point)
-        self.cost_s = laid_out_s + self._clock.monotonic() - began_at
+        self._transfer.start(layout, area.body(slot), late, now=now)
+        it = _UnderWay(area=area, slot=slot, size_bytes=layout.size_bytes, point=point)
+        self._under_way = self._beside.submit(self._complete, it)
+        self._stalled_s = laid_out_s + self._clock.monotonic() - began_at
         return True
 
     def finish(self) -> Taken | None:
-        """Wait for the copy that was begun, and publish it; None when none is under way. Before the next step is reported as done."""
+        """Wait until the one that was begun is published; None when none is under way, or when its state was changed under the copy."""
         if self._under_way is None:
             return None
         began_at = self._clock.monotonic()
-        it, self._under_way = self._under_way, None
-        self._transfer.wait()
+        taken, busy_s = self._under_way.result()
+        self._under_way = None
+        self.cost_s = self._stalled_s + max(busy_s, self._clock.monotonic() - began_at)
+        return taken
+
+    def before_forward(self) -> None:
+        self._transfer.before_forward()
+
+    def before_update(self) -> None:
+        began_at = self._clock.monotonic()
+        self._transfer.before_update()
+        self._stalled_s += self._clock.monotonic() - began_at
+
+    def _complete(self, it: _UnderWay) -> tuple[Taken | None, float]:
+        """What was published, and the seconds of a processor that this took; on the thread beside training."""
+        began_s = time.thread_time()
+        if not self._transfer.complete():
+            print(
+                f"the snapshot of step {it.point.step} is thrown away: the recipe changed parameters before the next step's sum. "
+                "From now on snapshots are copied before the step goes on, which takes longer",
+                flush=True,
+            )
+            return None, time.thread_time() - began_s
         about = self._facts | {
             "step": it.point.step,
             "epoch": it.point.epoch,
@@ -133,14 +159,7 @@ class Snapshots:
             "checksum": checksum.of_image(it.area.body(it.slot)[: it.size_bytes]),
         }
         snapshot = it.area.publish(it.slot, size_bytes=it.size_bytes, about=_with_line(about, it.point.line))
-        self.cost_s = (self.cost_s or 0.0) + self._clock.monotonic() - began_at
-        return Taken(area=it.area, snapshot=snapshot)
-
-    def before_forward(self) -> None:
-        self._transfer.before_forward()
-
-    def before_update(self) -> None:
-        self._transfer.before_update()
+        return Taken(area=it.area, snapshot=snapshot), time.thread_time() - began_s
 
     def _place(self, size_bytes: int, *, patient: bool) -> tuple[Area, int] | None:
         # The very first snapshot of a process waits for the agent to make the memory; later ones are taken when it is there.

@@ -55,7 +55,9 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
         raise SystemExit(0)
     _be_deterministic(ours.threads)
     world = open_world(launch, backend)
-    atexit.register(world.close)  # before the interpreter finalizes, which gloo's threads would not survive
+    if launch.agent is None:
+        # Before the interpreter finalizes, which gloo's threads would not survive. An agent's workers end without that.
+        atexit.register(world.close)
     link = launch.agent or link_without_agent(launch, world, ours)
     _claim(world, ours, link.run_dir)
     events = RunDir.parse(link.run_dir).events / f"{link.node}-{link.generation:06d}-rank{world.rank}.jsonl"

@@ -56,22 +56,27 @@ class State:
         return [thing for thing in self.objects.values() if isinstance(thing, nn.Module)]
 
     @property
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [thing for thing in self.objects.values() if isinstance(thing, torch.optim.Optimizer)]
+
+    @property
     def trained(self) -> list[nn.Parameter]:
         """The parameters whose gradients count, in the order of the modules: those that an optimizer of this state updates.
 
         Without an optimizer among the objects, all; an EMA copy's are not among them.
         """
         owned = [p for module in self.modules for p in module.parameters()]
-        optimizers = [thing for thing in self.objects.values() if isinstance(thing, torch.optim.Optimizer)]
-        if not optimizers:
+        if not self._optimizers:
             return list(dict.fromkeys(owned))
-        updated = {p: None for o in optimizers for group in o.param_groups for p in group["params"]}
+        updated = {p: None for o in self._optimizers for group in o.param_groups for p in group["params"]}
         return list(dict.fromkeys([*(p for p in owned if p in updated), *updated]))
 
     @property
-    def buffer_addresses(self) -> set[int]:
-        """Where the buffers lie, which the next forward may change."""
-        return {b.data_ptr() for module in self.modules for b in module.buffers()}
+    def updated_addresses(self) -> set[int]:
+        """Where that lies which only an optimizer's step changes: trained parameters, and what optimizers keep of them."""
+        kept = [held for optimizer in self._optimizers for held in optimizer.state.values()]
+        tensors = [value for held in kept for value in held.values() if isinstance(value, Tensor)]
+        return {tensor.data_ptr() for tensor in [*self.trained, *tensors]}
 
     def take_apart(self) -> Parts:
         """Tensors are references, not copies. Raises StateNotSavable with the name of the entry that needs pickle."""

@@ -1,7 +1,7 @@
 """A worker is forked only from a process that provably has one thread, no GPU open and no process group: the warm parent.
 
-It runs as `python -u -m elastic.train.warm RECIPE DESCRIPTOR AGENT_PID`, one per agent, imports what the recipe's workers will need, and never runs a
-line of the user's own. The descriptor is its end of a socket pair; both sides say one JSON object a line:
+The first is split off from the agent once that has imported torch; later ones run as `python -u -m elastic.train.warm RECIPE DESCRIPTOR AGENT_PID`. One per
+agent, it imports what the recipe's workers will need, and never runs a line of the user's own. The descriptor is its end of a socket pair; both sides say one JSON object a line:
 
     agent   {"fork": [RECIPE, ARGUMENTS...], "env": {...}}, with the descriptors of the worker's stdout and stderr
     here    {"ready": true} once; then {"pid": n} or {"unfit": reason} to each request; {"exited": n, "code": c} when a worker ended,
@@ -11,6 +11,7 @@ It dies with the agent, and its workers die with it. It does not restart itself,
 """
 
 import gc
+import io
 import json
 import os
 import select
@@ -18,10 +19,11 @@ import signal
 import socket
 import sys
 import traceback
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn, TextIO
 
 from elastic.checkpoint.wire import to_line
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
@@ -137,9 +139,8 @@ def draw_anew() -> None:
 
 def unfit(preloaded: Preloaded) -> str | None:
     """Why no worker can be forked from this process; None when one can. Looked at anew for each worker."""
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads != 1:
-        return f"importing left {threads - 1} threads running, which a forked process would lack"
+    if threads() > 1:
+        return f"importing left {threads() - 1} threads running, which a forked process would lack"
     if any(target.startswith(GPU_DEVICES) for target in _open_files()):
         return "importing opened a GPU, which a forked process cannot use"
     torch: Any = sys.modules.get("torch")
@@ -150,6 +151,11 @@ def unfit(preloaded: Preloaded) -> str | None:
     if torch.distributed.is_initialized():
         return "importing initialized a process group, which a forked process cannot share"
     return preloaded.flaw()
+
+
+def threads() -> int:
+    """Of this process, whoever started them."""
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def _open_files() -> list[str]:
@@ -171,18 +177,55 @@ def _receive(agent: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     return (json.loads(data), outputs) if data else None
 
 
+def go_on(recipe: Path, agent: socket.socket, agent_pid: int, printed: IO[bytes]) -> NoReturn:
+    """In a process that the agent has just forked from itself: become what a new one would be."""
+    # The edge of a process: an exception that passed here would make it a second agent.
+    try:
+        worker.die_with(agent_pid)
+        os.setsid()
+        connection = agent.detach()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for descriptor in (1, 2):
+            os.dup2(printed.fileno(), descriptor)
+        printed.close()
+        # As `python -u`: what a worker prints is in its log at once.
+        for name, descriptor in (("stdout", 1), ("stderr", 2)):
+            stream = _unbuffered(descriptor, getattr(sys, name))
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+        _serve(recipe, connection)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(EXIT_FAILED)
+
+
+def _unbuffered(descriptor: int, like: TextIO) -> TextIO:
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(raw, encoding=like.encoding, errors=like.errors, write_through=True)
+
+
 def main() -> None:
     recipe, descriptor, agent_pid = sys.argv[1:]
     worker.die_with(int(agent_pid))  # first of all: importing takes seconds
+    _serve(Path(recipe), int(descriptor))
+    os._exit(EXIT_COMPLETE)
+
+
+def _serve(recipe: Path, descriptor: int) -> None:
+    """Until the agent is gone."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in PASSED_BY}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_BY)  # blocked by the agent until here
     gc.disable()  # importing makes much and drops little: a tenth of its time
-    with socket.socket(fileno=int(descriptor)) as agent:
-        preloaded = preload(Path(recipe))
+    with socket.socket(fileno=descriptor) as agent:
+        preloaded = preload(recipe)
         # A package may have set a handler of its own while it was imported, as it would have in a worker.
         during = {number: signal.signal(number, signal.SIG_IGN) for number in PASSED_BY}
         signals = {n: before[n] if during[n] is signal.SIG_IGN else during[n] for n in PASSED_BY}
         signals[signal.SIGCHLD] = signal.getsignal(signal.SIGCHLD)
+        # What importing made is not for each worker to undo; torch's operators alone, taken back one by one, would cost its end 100 ms.
+        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined] # noqa: SLF001
+            finalizer.atexit = False
         sys.stdout.flush()
         sys.stderr.flush()
         # Workers share these objects' memory for as long as nobody writes to it, and a collection writes to everything it looks at.
@@ -191,7 +234,6 @@ def main() -> None:
         gc.enable()
         printed = os.pread(1, PRINTED_LIMIT_BYTES, 0)  # its output is a file
         WarmParent(agent=agent, preloaded=preloaded, signals=signals, printed=printed).serve()
-    os._exit(EXIT_COMPLETE)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,22 @@
 import fcntl
 import json
 import os
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 import pytest
 
+from elastic.agent.child import Start
+from elastic.agent.nursery import WarmChild, WarmParent
+from elastic.launch_env import HUGETLB, pin_threads
 from elastic.observe import metrics
 from elastic.observe.log import read_events
 from elastic.run_dir import RunDir
@@ -24,7 +27,7 @@ RECIPES = Path(__file__).parent / "recipes"
 TINY = RECIPES / "tiny.py"
 STEPS = 24
 PATIENCE_S = 240.0
-MARK = "PROCESS_TEST_ID"  # in the environment of everything that a test starts
+AGENT = Path(__file__).parent / "agent.py"
 
 Record = dict[str, Any]
 
@@ -38,10 +41,55 @@ def eventually(condition: Callable[[], Any], what: str) -> Any:
     return value
 
 
+class Process(Protocol):
+    """What the drill needs of subprocess.Popen."""
+
+    args: Any
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Forked:
+    """A process that a warm parent forked."""
+
+    def __init__(self, words: list[str], child: WarmChild) -> None:
+        self.args = words
+        self.pid = child.pid
+        self._child = child
+
+    def poll(self) -> int | None:
+        return self._child.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = time.monotonic() + (PATIENCE_S if timeout is None else timeout)
+        while (code := self.poll()) is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise subprocess.TimeoutExpired(self.args, PATIENCE_S)
+            news = self._child.news()
+            assert news is not None
+            select.select([news], [], [], left_s)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
 class Agent:
     """One `elastic-train` process (or another launcher's); `output` is what it printed, both streams in one."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", printed: Path) -> None:
+    def __init__(self, process: Process, printed: Path) -> None:
         self.process = process
         self._printed = printed
 
@@ -70,12 +118,13 @@ class Agent:
 class Drill:
     """One run directory, and everything that a test does to it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warm: WarmParent) -> None:
+        """warm: what agents are forked from."""
         self.folder = folder
+        self._warm = warm
         self.run = RunDir.parse(str(folder / "run"))
         self.gates = folder / "gates"
         self.gates.mkdir()
-        self.mark = uuid.uuid4().hex
         self.agents: list[Agent] = []
 
     # Starting.
@@ -87,24 +136,48 @@ class Drill:
         arguments: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
     ) -> Agent:
-        """`elastic-train RECIPE --run-dir RUN OPTIONS -- ARGUMENTS`, saving every 4 steps unless the options say otherwise."""
-        words = [sys.executable, "-m", "elastic.cli", str(recipe), "--run-dir", self.run.url]
-        words += ["--save-every", "4steps", *options]
-        return self.execute([*words, "--", *arguments] if arguments else words, env)
+        """`elastic-train RECIPE --run-dir RUN OPTIONS -- ARGUMENTS`, saving every 4 steps unless the options say otherwise; not a new process, but forked from a warm one."""
+        words = self._words(options, recipe, arguments)
+
+        def fork(out: IO[bytes]) -> Process:
+            start = Start(words=(str(AGENT), *words), env=self._env(env), out=out.fileno(), err=out.fileno())
+            return Forked(words, WarmChild(self._warm, self._warm.fork(start)))
+
+        return self._begin(fork)
+
+    def start_anew(self, *options: str) -> Agent:
+        """The same, imports and all."""
+        return self.execute([sys.executable, "-m", "elastic.cli", *self._words(options)])
 
     def execute(self, words: list[str], env: dict[str, str] | None = None) -> Agent:
-        ours = {MARK: self.mark, "TINY_GATES": str(self.gates), "PYTHONUNBUFFERED": "1"}
-        printed = self.folder / f"printed-{len(self.agents)}"
-        with printed.open("xb") as out:
-            process = subprocess.Popen(
+        def begin(out: IO[bytes]) -> Process:
+            return subprocess.Popen(
                 words,
                 cwd=self.folder,
-                env=os.environ | ours | (env or {}),
+                env=self._env(env),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+        return self._begin(begin)
+
+    def _words(
+        self, options: tuple[str, ...], recipe: Path = TINY, arguments: tuple[str, ...] = ()
+    ) -> list[str]:
+        words = [str(recipe), "--run-dir", self.run.url, "--save-every", "4steps", *options]
+        return [*words, "--", *arguments] if arguments else words
+
+    def _env(self, more: dict[str, str] | None) -> dict[str, str]:
+        ours = {"TINY_GATES": str(self.gates), "PYTHONUNBUFFERED": "1", "DRILL_FOLDER": str(self.folder)}
+        # Said already, so that an agent does not begin anew to say it.
+        return os.environ | ours | {"GLIBC_TUNABLES": f"{HUGETLB}=1"} | (more or {})
+
+    def _begin(self, begin: Callable[[IO[bytes]], Process]) -> Agent:
+        printed = self.folder / f"printed-{len(self.agents)}"
+        with printed.open("xb") as out:
+            process = begin(out)
         self.agents.append(Agent(process, printed))
         return self.agents[-1]
 
@@ -212,9 +285,8 @@ class Drill:
     # The end.
 
     def alive(self) -> list[int]:
-        """Every process that was started by this drill, directly or not."""
-        wanted = f"{MARK}={self.mark}".encode()
-        return [pid for pid in _processes() if wanted in _environment(pid)]
+        """Every process that was started by this drill, directly or not: they all stay in its folder."""
+        return [pid for pid in _processes() if _folder(pid) == self.folder and pid != os.getpid()]
 
     def all_are_gone(self) -> None:
         eventually(lambda: not self.alive(), "the end of all processes")
@@ -251,9 +323,17 @@ def recipes() -> Path:
     return RECIPES
 
 
+@pytest.fixture(scope="session")
+def warm() -> Iterator[WarmParent]:
+    pin_threads()  # as the command does
+    warm = WarmParent.start(AGENT)
+    yield warm
+    warm.close()
+
+
 @pytest.fixture
-def drill(tmp_path: Path) -> Iterator[Drill]:
-    drill = Drill(tmp_path)
+def drill(tmp_path: Path, warm: WarmParent) -> Iterator[Drill]:
+    drill = Drill(tmp_path, warm)
     yield drill
     survivors = drill.close()
     assert not survivors, f"processes outlived their agents: {survivors}\n{drill.output}"
@@ -280,15 +360,17 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 
 
 @pytest.fixture(scope="session")
-def undisturbed(once: Callable[..., Path]) -> Undisturbed:
+def undisturbed(once: Callable[..., Path], warm: WarmParent) -> Undisturbed:
     """The reference of the recipe's mean-loss form."""
-    return Undisturbed(once("undisturbed", _train))
+    return Undisturbed(once("undisturbed", lambda folder: _train(folder, warm)))
 
 
 @pytest.fixture(scope="session")
-def undisturbed_sum(once: Callable[..., Path]) -> Undisturbed:
+def undisturbed_sum(once: Callable[..., Path], warm: WarmParent) -> Undisturbed:
     """The reference of the form whose loss couples the samples of a batch."""
-    return Undisturbed(once("undisturbed-sum", lambda folder: _train(folder, arguments=("--form", "sum"))))
+    return Undisturbed(
+        once("undisturbed-sum", lambda folder: _train(folder, warm, arguments=("--form", "sum")))
+    )
 
 
 @pytest.fixture
@@ -302,22 +384,22 @@ def copy_run(drill: Drill) -> Callable[[Path], None]:
 
 
 @pytest.fixture
-def stopped(once: Callable[..., Path], drill: Drill) -> Drill:
+def stopped(once: Callable[..., Path], drill: Drill, warm: WarmParent) -> Drill:
     """A drill whose run was drained after step 20 and has committed checkpoints of steps 4, 8, 12, 16 and 20."""
-    shutil.copytree(once("stopped", _train_and_stop) / "run", drill.run.local)
+    shutil.copytree(once("stopped", lambda folder: _train_and_stop(folder, warm)) / "run", drill.run.local)
     return drill
 
 
-def _train(folder: Path, **options: Any) -> None:
-    drill = Drill(folder)
+def _train(folder: Path, warm: WarmParent, **options: Any) -> None:
+    drill = Drill(folder, warm)
     try:
         drill.start(**options).ends_with(0)
     finally:
         drill.close()
 
 
-def _train_and_stop(folder: Path) -> None:
-    drill = Drill(folder)
+def _train_and_stop(folder: Path, warm: WarmParent) -> None:
+    drill = Drill(folder, warm)
     try:
         drill.shut(5, 9, 13, 17, 20)
         agent = drill.start("--keep", "9")
@@ -339,11 +421,11 @@ def _processes() -> list[int]:
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
 
 
-def _environment(pid: int) -> list[bytes]:
+def _folder(pid: int) -> Path | None:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/cwd").readlink()
     except OSError:
-        return []
+        return None
 
 
 def _words(pid: int) -> list[str]:

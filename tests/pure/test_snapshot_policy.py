@@ -30,7 +30,8 @@ def test_auto_takes_the_first_and_then_spaces_them_by_what_it_cost():
         kept.took_step(1.0)
         if kept.is_due(step):
             taken.append(step)
-            kept.took_snapshot(step, 0.05)
+            kept.took_snapshot(step)
+            kept.learn(0.05)
     assert taken == [1, 6, 11, 16]
 
 
@@ -41,7 +42,8 @@ def test_a_number_is_kept_to_whatever_it_costs():
         kept.took_step(0.001)
         if kept.is_due(step):
             taken.append(step)
-            assert not kept.took_snapshot(step, 10.0)
+            kept.took_snapshot(step)
+            assert not kept.learn(10.0)
     assert taken == [5, 8, 11, 14]
 
 
@@ -52,5 +54,5 @@ def test_off_takes_none():
 def test_a_snapshot_for_which_there_was_no_memory_is_not_tried_again_at_every_step():
     kept = Interval(SnapshotEvery.parse("4"))
     assert kept.is_due(1)
-    kept.took_snapshot(1, None)
+    kept.took_snapshot(1)
     assert [step for step in range(2, 7) if kept.is_due(step)] == [5, 6]
