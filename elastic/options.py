@@ -17,6 +17,10 @@ from elastic.errors import UsageError
 
 COMMANDS = ("report", "status", "verify", "diff")
 _SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
+_ENDPOINTS = {
+    "c10d": "the address of the node that is to keep the group's state, HOST[:PORT]",
+    "etcd": "the members of the cluster, HOST[:PORT],HOST[:PORT],...",
+}
 _NUMBER = r"\d{1,9}(?:\.\d{1,3})?"
 
 
@@ -114,7 +118,7 @@ class Options:
     min_nodes: int = 1
     max_nodes: int = 1
     nproc_per_node: int | Literal["auto"] = "auto"
-    rdzv_backend: Literal["dir"] = "dir"
+    rdzv_backend: Literal["dir", "c10d", "etcd"] = "dir"
     rdzv_endpoint: str | None = None
     rdzv_id: str | None = None
     max_restarts: int = 3
@@ -153,6 +157,10 @@ def parse(argv: Sequence[str]) -> Options:
         raise UsageError(
             f"expected --min-nodes to be at most --max-nodes, found {options.min_nodes} and {options.max_nodes};"
             f" give --max-nodes {options.min_nodes} or more"
+        )
+    if options.rdzv_backend != "dir" and options.rdzv_endpoint is None:
+        raise UsageError(
+            f"expected --rdzv-endpoint with --rdzv-backend {options.rdzv_backend}, found none; give {_ENDPOINTS[options.rdzv_backend]}"
         )
     return options
 
@@ -247,9 +255,18 @@ def _add_node_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_rendezvous_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--rdzv-backend", type=_backend, metavar="dir", help="meet in a shared folder [dir]")
     group.add_argument(
-        "--rdzv-endpoint", metavar="DIR", help="that folder [rendezvous/ in the run directory]"
+        "--rdzv-backend",
+        type=_backend,
+        metavar="WHERE",
+        help="meet in a shared folder (dir), in an etcd cluster of version 3.4 or newer (etcd), or in a store on the node that"
+        " has the endpoint's address (c10d) [dir]",
+    )
+    group.add_argument(
+        "--rdzv-endpoint",
+        metavar="ADDRESS",
+        help="dir: that folder [rendezvous/ in the run directory]; etcd: HOST[:PORT],..., its members, with https:// in front for"
+        " TLS; certificates and user as etcdctl has them, in ETCDCTL_CACERT, _CERT, _KEY and _USER; c10d: HOST[:PORT]",
     )
     group.add_argument("--rdzv-id", metavar="ID", help="name of the group that meets there [the run's]")
     group.add_argument(
@@ -373,8 +390,6 @@ def _save_every(text: str) -> SaveEvery:
 
 
 def _backend(text: str) -> str:
-    if text != "dir":
-        raise argparse.ArgumentTypeError(
-            f"expected dir, found {text!r}: not in this version; leave the option out"
-        )
+    if text not in ("dir", *_ENDPOINTS):
+        raise argparse.ArgumentTypeError(f"expected dir, c10d or etcd, found {text!r}")
     return text

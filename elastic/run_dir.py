@@ -53,5 +53,9 @@ class RunDir:
     def faults(self) -> Path:
         return self.local / "faults"
 
+    @property
+    def logs(self) -> Path:
+        return self.local / "logs"
+
     def log(self, *, generation: int, rank: int) -> Path:
-        return self.local / "logs" / f"{generation:06d}" / f"rank{rank}.log"
+        return self.logs / f"{generation:06d}" / f"rank{rank}.log"

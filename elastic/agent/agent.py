@@ -5,6 +5,7 @@ reasons stand in docs/decisions/0002). It never blocks on a worker, and leaves n
 """
 
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,7 @@ class NodeAgent(LocalElasticAgent):
         self._started: Crew | None = None
         self._drain_asked = False
         self._is_done = False
+        self._is_reached, self._reached_s = True, clock.monotonic()
 
     @property
     def wants_to_leave(self) -> bool:
@@ -239,8 +241,11 @@ class NodeAgent(LocalElasticAgent):
             except RendezvousTimeout as error:
                 self._secure(others=False)
                 return self._end(error.exit_code, str(error))
+            except BackendFailed as error:
+                self._secure(others=False)
+                return self._end(EXIT_INTERRUPTED, str(error))
             except ElasticError as error:
-                # The backend is gone for good, say: what can still be ended here is ended by torch's agent, which calls _shutdown.
+                # The shared state is damaged, say: what can still be ended here is ended by torch's agent, which calls _shutdown.
                 return self._end(error.exit_code, str(error))
             if result is not None:
                 return result
@@ -268,7 +273,9 @@ class NodeAgent(LocalElasticAgent):
                     self._end_generation(decision.reason)
                     return None
                 case Action.CLOSE_AND_MEET:
-                    self._group.close(self._why_drained(watch), step=self._step, counts=False)
+                    # What cannot be told now is told when all meet.
+                    with suppress(BackendFailed):
+                        self._group.close(self._why_drained(watch), step=self._step, counts=False)
                     self._end_generation(decision.reason)
                     return None
                 case Action.SHOW_STACKS:
@@ -296,10 +303,17 @@ class NodeAgent(LocalElasticAgent):
                 "the uploader died and was started anew; a save that was under way is lost, training goes on"
             )
         try:
-            return self._group.watch(step=self._step)
+            watch = self._group.watch(step=self._step)
         except BackendFailed as error:
-            self._console.say(f"the rendezvous did not answer ({error}); training goes on")
+            if self._is_reached:
+                self._console.say(f"the rendezvous did not answer ({error}); training goes on")
+            self._is_reached = False
+            self._give_up_after_a_while(error)
             return None
+        if not self._is_reached:
+            self._console.say("the rendezvous answers again")
+        self._is_reached, self._reached_s = True, self._clock.monotonic()
+        return watch
 
     def _observe(self, watch: Watch | None) -> Observation:
         now_s = self._clock.monotonic()
@@ -344,8 +358,19 @@ class NodeAgent(LocalElasticAgent):
         self._vigil.hear(self._crew)
 
     def _report_done(self) -> None:
-        self._group.done()
+        try:
+            self._group.done()
+        except BackendFailed as error:
+            self._give_up_after_a_while(error)
+            self._clock.sleep(GROUP_POLL_S)
+            return
         self._is_done = True
+
+    def _give_up_after_a_while(self, error: BackendFailed) -> None:
+        """Raises `error` when this node's workers have nothing left to do and the others were out of reach for as long as a group is waited for."""
+        if self._crew.running or self._clock.monotonic() - self._reached_s < self._group.timeout_s:
+            return
+        raise error
 
     def _end_generation(self, cause: str) -> None:
         self._console.say(f"generation {self._log.generation} ends after step {self._step}: {cause}")
@@ -355,30 +380,43 @@ class NodeAgent(LocalElasticAgent):
         """Close the generation for everybody; ends the run when the restarts are used up."""
         self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors, self._culprit)
         # First the word, then the deed: while own workers die, the others kill theirs.
-        group = self._group.close("failure", step=self._step, counts=True, failure=self.failure)
+        group = None
+        with suppress(BackendFailed):
+            group = self._group.close("failure", step=self._step, counts=True, failure=self.failure)
         self._kill_workers()
         self._end_generation(decision.reason)
+        if group is None:
+            # Nobody can be met, and perhaps nobody else is left: what this node has is made durable while it waits.
+            self._console.say("the rendezvous does not answer; the newest state is being saved, and this node waits for it")
+            if self._settings.uses_library:
+                self._custody.offer_newest()
+            return None
         if group.generation != self._log.generation or group.restarts <= self._settings.max_restarts:
             return None
         reason = f"{decision.reason}; that was restart {group.restarts} of at most {self._settings.max_restarts} without a new step"
         self.failure = group.failure or self.failure
-        self._group.end(Verdict(exit_code=EXIT_FAILED, reason=reason))
+        with suppress(BackendFailed):
+            self._group.end(Verdict(exit_code=EXIT_FAILED, reason=reason))
         return self._end(EXIT_FAILED, reason)
 
     def _end_for_all(self, decision: Decision) -> RunResult:
         self._kill_workers()
         self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors, self._culprit)
         code = next(code for code in self._crew.codes.values() if code not in (EXIT_COMPLETE, EXIT_PEER_LOST))
-        self._group.close("failure", step=self._step, counts=False, failure=self.failure)
-        self._group.end(Verdict(exit_code=code, reason=self.failure.message))
+        with suppress(BackendFailed):  # the others will find the same
+            self._group.close("failure", step=self._step, counts=False, failure=self.failure)
+            self._group.end(Verdict(exit_code=code, reason=self.failure.message))
         return self._end(code, self.failure.message)
 
     def _leave(self, decision: Decision) -> RunResult:
         self._stop_workers(self._worker_group)
         self._end_generation(decision.reason)
         # First leave, so that the others go on; what this node saves is fenced only once they have.
-        group = self._group.leave()
-        self._secure(others=bool(group.members or group.waiting))
+        others = False
+        with suppress(BackendFailed):
+            group = self._group.leave()
+            others = bool(group.members or group.waiting)
+        self._secure(others=others)
         return self._end(EXIT_INTERRUPTED, decision.reason)
 
     def _secure(self, *, others: bool) -> None:

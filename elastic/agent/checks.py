@@ -8,6 +8,7 @@ import os
 from elastic.checkpoint.fsspec_store import open_store
 from elastic.control_page import MAX_WORKERS
 from elastic.errors import UsageError
+from elastic.agent.gathering import meeting_of
 from elastic.faults import plan
 from elastic.options import Options
 from elastic.run_dir import RunDir
@@ -22,6 +23,7 @@ def check(options: Options) -> None:
     if options.faults is not None:
         plan.parse(options.faults)
     run = RunDir.parse(options.run_dir)
+    meeting_of(options, run).check(os.environ)
     if run.local.exists() and not run.local.is_dir():
         raise UsageError(f"expected a run directory at {run.local}, found a file; take another --run-dir")
     parent = next(folder for folder in (run.local, *run.local.parents) if folder.exists())

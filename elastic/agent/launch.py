@@ -8,10 +8,8 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import unquote
 
 import torch
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -21,6 +19,7 @@ from elastic import identity
 from elastic.agent import preflight
 from elastic.agent.agent import NodeAgent
 from elastic.agent.closing import farewell
+from elastic.agent.gathering import meeting_of, newest_generation, open_backend, set_aside, show_generation
 from elastic.agent.hangs import Silences
 from elastic.agent.notice import open_notices
 from elastic.agent.nursery import Nursery
@@ -30,16 +29,16 @@ from elastic.checkpoint.handoff import UploaderProcess
 from elastic.checkpoint.store import read_small
 from elastic.checkpoint.wire import UploaderConfig
 from elastic.clock import SystemClock
-from elastic.errors import EXIT_COMPLETE, StoreFailed, UsageError
+from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, StoreFailed, UsageError
 from elastic.identity import Identity
 from elastic.observe.console import Tail, open_screen
-from elastic.observe.log import EventLog, read_events
-from elastic.observe.status import GOODBYES
+from elastic.observe.log import EventLog
 from elastic.options import HangTimeout, Options
 from elastic.rendezvous.address import new_node_id, node_address
+from elastic.rendezvous.backend import Backend
 from elastic.rendezvous.core import Policy
-from elastic.rendezvous.directory import DirectoryBackend
 from elastic.rendezvous.group import Rendezvous
+from elastic.rendezvous.meeting import linger
 from elastic.rendezvous.membership import Node
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
 from elastic.run_dir import RunDir
@@ -58,59 +57,54 @@ def launch(options: Options, nursery: Nursery) -> int:
     nproc = _nproc(options)
     uses_library = preflight.uses_library(recipe)
     declared = preflight.ask(recipe, options.recipe_args, nursery.start) if uses_library else None
-    if declared is not None:
-        _check_declared(options, declared, run, nproc)
+    is_new = _check_declared(options, declared, run, nproc) if declared is not None else options.fresh
+    meeting = meeting_of(options, run)
+    backend = None if meeting.kind == "dir" else open_backend(meeting, options)
     if options.fresh:
-        _set_aside(run, _meeting_place(options, run))
-    return _run(options, run, nproc, declared, nursery)
+        set_aside(run, meeting, backend)
+    return _run(options, run, nproc, declared, nursery, backend, is_new=is_new)
 
 
 def _nproc(options: Options) -> int:
     return (torch.cuda.device_count() or 1) if options.nproc_per_node == "auto" else options.nproc_per_node
 
 
-def _check_declared(options: Options, declared: Identity, run: RunDir, nproc: int) -> None:
+def _check_declared(options: Options, declared: Identity, run: RunDir, nproc: int) -> bool:
+    """Whether the run directory holds no run yet. Raises UsageError when it holds another, or the nodes have too many workers."""
     if options.max_nodes * nproc > declared.shards:
         raise UsageError(
             f"expected at most as many workers as shards ({declared.shards}), found {options.max_nodes} nodes of {nproc} workers; "
             "lower --max-nodes or --nproc-per-node, or begin a run with more shards"
         )
     if options.fresh:
-        return
+        return True
     try:
         there = read_small(open_store(run.url), identity.NAME, SystemClock())
     except StoreFailed as error:
         raise UsageError(f"expected to read {run.identity_url}, found: {error}") from error
     if there is not None:
         identity.check(identity.parse(there), declared, run.url)
+    return there is None
 
 
-def _set_aside(run: RunDir, meeting_place: Path) -> None:
-    """Rename a used run directory; nothing of it is deleted."""
-    suffix = time.strftime(".aside-%Y%m%d-%H%M%S")
-    # An agent that said goodbye is gone, however young its last beat: exit 76 advises --fresh, which must then work at once.
-    gone = {event["node"] for event in read_events(run.events) if event["event"] in GOODBYES}
-    if any(
-        time.time() - beat.stat().st_mtime < STOP_S
-        for beat in meeting_place.glob("beat-*")
-        if unquote(beat.name.removeprefix("beat-")) not in gone
-    ):
-        raise UsageError(
-            f"{run.url} is in use, or was until {STOP_S:.0f} s ago; stop its agents before --fresh, and give --fresh to one of them only"
-        )
-    if run.local.exists():
-        run.local.rename(run.local.with_name(run.local.name + suffix))
-    if run.is_remote:
-        import fsspec  # only here: the other stores are opened by the checkpoint package
-
-        files, root = fsspec.core.url_to_fs(run.url)
-        if files.exists(root):
-            files.mv(root, root + suffix, recursive=True)
-
-
-def _run(options: Options, run: RunDir, nproc: int, declared: Identity | None, nursery: Nursery) -> int:
+def _run(  # noqa: PLR0913 - what was checked, in the order of checking
+    options: Options,
+    run: RunDir,
+    nproc: int,
+    declared: Identity | None,
+    nursery: Nursery,
+    backend: Backend | None,
+    *,
+    is_new: bool,
+) -> int:
+    """backend: None for a folder, which is made only now that the run directory stands."""
     clock, node = SystemClock(), new_node_id()
-    backend = DirectoryBackend(_meeting_place(options, run))
+    meeting = meeting_of(options, run)
+    floor = 0
+    if backend is None:
+        backend = meeting.open(os.environ)
+    elif backend.read() is None:
+        floor = newest_generation(run, clock)
     log = EventLog(run.events / f"{node}-agent.jsonl", node=node, clock=clock)
     address = options.local_addr or node_address(os.environ)
     host = EndpointHost(address)
@@ -126,10 +120,18 @@ def _run(options: Options, run: RunDir, nproc: int, declared: Identity | None, n
             clock=clock,
             open_endpoint=host.open,
             say=lambda reason, aloud: console.say(reason) if aloud else None,
+            floor=floor,
         )
-        if _is_finished(rendezvous, run):
+        if options.fresh and meeting.kind != "dir":
+            rendezvous.begin_anew()
+        if _is_finished(rendezvous, run, is_new=is_new):
             return EXIT_COMPLETE
-        uploader = _start_uploader(options, run, node, declared, scratch)
+        mirror = show_generation(meeting, backend, scratch / "generation")
+        if mirror is not None:
+            stack.callback(mirror.close)
+        uploader = _start_uploader(
+            options, run, node, declared, scratch, meeting.fence(scratch / "generation")
+        )
         stack.callback(uploader.stop, STOP_S)
         handler = ElasticRendezvous(
             rendezvous,
@@ -165,6 +167,9 @@ def _run(options: Options, run: RunDir, nproc: int, declared: Identity | None, n
         )
         agent.run()
         uploader.stop(agent.patience_s(STOP_S))
+        rendezvous.stop()
+        if agent.exit_code != EXIT_INTERRUPTED:
+            linger(backend, node, clock)
         console.stop()
         return farewell(agent, run, log)
 
@@ -203,9 +208,9 @@ def _silences(timeout: HangTimeout) -> Silences | None:
     return None if timeout.kind == "off" else Silences(fixed_s=timeout.seconds)
 
 
-def _is_finished(rendezvous: Rendezvous, run: RunDir) -> bool:
+def _is_finished(rendezvous: Rendezvous, run: RunDir, *, is_new: bool) -> bool:
     """Whether the run is complete already; a failed or interrupted one is opened again."""
-    group = rendezvous.reopen()
+    group = rendezvous.reopen(is_new=is_new)
     if group.ended is None:
         return False
     print(
@@ -215,7 +220,7 @@ def _is_finished(rendezvous: Rendezvous, run: RunDir) -> bool:
 
 
 def _start_uploader(
-    options: Options, run: RunDir, node: str, declared: Identity | None, scratch: Path
+    options: Options, run: RunDir, node: str, declared: Identity | None, scratch: Path, fence: str
 ) -> UploaderProcess:
     uploader = UploaderProcess.start(
         UploaderConfig(
@@ -227,15 +232,10 @@ def _start_uploader(
             save_deadline_s=SAVE_DEADLINE_S,
             socket_path=str(scratch / "uploader"),
             events_path=str(run.events / f"{node}-uploader.jsonl"),
-            fence_path=str(_meeting_place(options, run) / "generation"),
+            fence=fence,
             faults=options.faults,
             faults_path=str(run.faults),
         )
     )
     uploader.wait_ready()
     return uploader
-
-
-def _meeting_place(options: Options, run: RunDir) -> Path:
-    """The folder of the rendezvous; the newest generation, which fences the savers of older ones, is told there and nowhere else."""
-    return run.rendezvous if options.rdzv_endpoint is None else Path(options.rdzv_endpoint).absolute()

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 
 from elastic.checkpoint.commit import Committed, Guard, commit
+from elastic.checkpoint.fence import open_fence
 from elastic.checkpoint.prune import Policy, Pruning
 from elastic.checkpoint.record import Save
 from elastic.checkpoint.store import Payload, Store
@@ -62,6 +62,7 @@ class Saver:
         self._pruning = Pruning(store, policy, clock)
         self._membership = threading.Condition()
         self._entered = config.entered
+        self._fence = open_fence(config.fence)
 
     def enter(self, generation: int) -> None:
         """Let this node, a member of `generation`, save what it has of older ones: `generation` does not fence it, a newer one does.
@@ -133,7 +134,7 @@ class Saver:
         """Whether a newer generation exists, and this node has not said, nor says soon, that it is in it: it is formed a moment before its members enter."""
         with self._membership:
             return not self._membership.wait_for(
-                lambda: not is_older(self._config.fence_path, max(generation, self._entered)), ENTERING_S
+                lambda: self._fence.newest() <= max(generation, self._entered), ENTERING_S
             )
 
     def prune(self, offer: Offer) -> None:
@@ -149,22 +150,3 @@ def complain(text: str) -> None:
     """For people, on standard error; whoever read it may be dead, and that must not end a save."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
-
-
-def is_older(fence_path: str | None, generation: int) -> bool:
-    """True when the file names a newer generation. Raises StoreFailed when it holds no number."""
-    if fence_path is None:
-        return False
-    try:
-        text = Path(fence_path).read_text().strip()
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise StoreFailed(
-            f"the fence {fence_path} cannot be read ({error}); nothing is committed without it"
-        ) from error
-    if not text.isdecimal():
-        raise StoreFailed(
-            f"expected the number of the newest generation in {fence_path}, found {text[:40]!r}"
-        )
-    return int(text) > generation

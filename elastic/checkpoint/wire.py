@@ -12,10 +12,9 @@ LINE_LIMIT_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploaderConfig:
-    """`every`, in steps, may be None; `fence_path` names a file holding the newest generation as decimal text, or is None.
+    """`every`, in steps, may be None; `fence` says where the newest generation is shown, as fence.py reads it, or is None.
 
     `faults` is a fault plan, `faults_path` the folder where those that struck are remembered.
-    The fence's file must be replaced as a whole when the generation grows; while it does not exist nobody is fenced.
     `entered`: the newest generation that this node is a member of, as far as is known when the uploader starts.
     """
 
@@ -27,7 +26,7 @@ class UploaderConfig:
     save_deadline_s: float
     socket_path: str
     events_path: str
-    fence_path: str | None
+    fence: str | None
     faults: str | None
     faults_path: str | None
     entered: int = 0

@@ -12,6 +12,10 @@ class BackendFailed(ElasticError):  # noqa: N818 - the name says what is wrong, 
     """The backend cannot be reached or did not do as asked: try again at the next poll; running workers need not stop."""
 
 
+class BackendRefuses(BackendFailed):  # noqa: N818 - as above
+    """The backend answers and says no, to a password or a certificate: before the first generation the person's to change."""
+
+
 class Backend(Protocol):
     """The contract that every implementation is tested against; all four may raise BackendFailed.
 
@@ -40,3 +44,14 @@ class PublishesGeneration(Protocol):
 
     def publish_generation(self, generation: int) -> None:
         """Show `generation`, unless a newer one is shown already."""
+
+    def shown_generation(self) -> int:
+        """The newest generation shown by anybody; 0 before the first. Raises BackendFailed."""
+
+
+@runtime_checkable
+class MayHost(Protocol):
+    """A backend that may live in this very process, and ends with it."""
+
+    @property
+    def is_host(self) -> bool: ...

@@ -261,3 +261,8 @@ def reopen(group: Group) -> Group:
     if group.ended is None or group.ended.exit_code == EXIT_COMPLETE:
         return group
     return replace(group, members=(), waiting=(), done=(), cause=RESUME, restarts=0, failure=None, ended=None)
+
+
+def begin_anew(group: Group) -> Group:
+    """Another run meets under the name of one that was: nothing stays but the number of generations."""
+    return replace(Group.empty(), generation=group.generation)

@@ -93,6 +93,10 @@ class DirectoryBackend:
             if read_generation(self._path) < generation:
                 self._replace(self._path / "generation", str(generation))
 
+    def shown_generation(self) -> int:
+        with self._failures("read the newest generation"):
+            return read_generation(self._path)
+
     def _prepare(self) -> None:
         probe = self._path / f"{_TEMPORARY}{uuid.uuid4().hex}"
         try:

@@ -81,9 +81,11 @@ class Rendezvous:
         clock: Clock,
         open_endpoint: Callable[[], str],
         say: Callable[[str, bool], None] | None = None,
+        floor: int = 0,
     ) -> None:
         """`open_endpoint` starts a fresh TCPStore on this node and gives its "host:port"; `say` takes each new reason, and
-        whether a person should know it because something is waited for or wrong.
+        whether a person should know it because something is waited for or wrong. `floor`: the newest generation that the
+        run is known to have had; a group that begins anew counts on from it.
         """
         if policy.max_workers is not None and me.nproc > policy.max_workers:
             raise UsageError(
@@ -100,11 +102,18 @@ class Rendezvous:
         self._keep_alive_s = keep_alive_s
         self._liveness = Liveness(keep_alive_s=keep_alive_s)
         self._timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
+        # A run whose shared state is lost, with its store or its folder, does not count its generations twice.
+        self._beginning = replace(Group.empty(), generation=floor)
         self._entered = 0
         self._reason = ""
         self._waits = True
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a group that cannot form, or cannot be reached, is waited for."""
+        return self._policy.timeout_s
 
     def join(self, interrupted: Callable[[], bool]) -> Generation:
         """Block, polling, until a new generation has this node; its workers must be stopped.
@@ -130,13 +139,22 @@ class Rendezvous:
             # After an action of its own the next one is often possible at once; and those who trained a moment ago are about to come.
             is_short = self._clock.monotonic() - began_s < SHORT_WAIT_S
             self._clock.sleep(QUICK_POLL_S if is_short or not self._waits else POLL_S)
-        group = self.leave()
+        try:
+            group = self.leave()
+        except BackendFailed:
+            # Nobody can be told; whoever is left finds out by silence, and what this node has it saves as if alone.
+            raise Interrupted(others=False) from None
         raise Interrupted(others=bool(group.members or group.waiting))
 
     def poll_join(self) -> Generation | None:
         """One look and one action of `join`; None means not yet. Raises what `join` raises, but never Interrupted."""
         version, group = self._look()
         alive = self._alive
+        if group.open and group.generation == self._entered and self._me.id in group.member_ids:
+            # The backend was out of reach when this node stopped its workers: it says so now.
+            closed = core.close(group, generation=self._entered, cause=core.NODE_LOST, step=0, counts=False)
+            self._set(version, closed)
+            return None
         decision = core.decide(group, self._me, alive=alive, timing=self._timing, policy=self._policy)
         self._tell(decision.reason, aloud=decision.action in (Action.WAIT, Action.EVICT, Action.GIVE_UP))
         self._waits = decision.action is Action.WAIT
@@ -207,9 +225,18 @@ class Rendezvous:
         """End the run for all nodes; changes nothing if the group went on without this node."""
         return self._change(lambda group: core.end(group, generation=self._entered, verdict=verdict))
 
-    def reopen(self) -> Group:
-        """Before the first join: let a failed or interrupted run form again because a person started it again."""
-        return self._change(core.reopen)
+    def reopen(self, *, is_new: bool = False) -> Group:
+        """Before the first join: let a failed or interrupted run form again because a person started it again.
+
+        is_new: the run directory is empty, so what ended was another run of the same name.
+        """
+        return self._change(
+            lambda group: core.begin_anew(group) if is_new and group.ended is not None else core.reopen(group)
+        )
+
+    def begin_anew(self) -> Group:
+        """Before the first join, and only when nobody is in the group: forget it."""
+        return self._change(core.begin_anew)
 
     def stop(self) -> None:
         """End the beat thread; others take this node for dead after their keep-alive, unless it left."""
@@ -219,7 +246,7 @@ class Rendezvous:
 
     def _look(self) -> tuple[int | None, Group]:
         found = self._backend.read()
-        version, group = (None, Group.empty()) if found is None else (found[0], Group.parse(found[1]))
+        version, group = (None, self._beginning) if found is None else (found[0], Group.parse(found[1]))
         if self._publish is not None:
             self._publish(group.generation)
         now_s = self._clock.monotonic()

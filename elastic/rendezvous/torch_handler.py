@@ -5,6 +5,7 @@ This is torch's RendezvousHandler over our rendezvous: for our agent, and for `t
 counts progress nor limits workers, and membership changes stop the workers as torchrun does, at once.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,6 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 from elastic.clock import SystemClock
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, GroupEnded, UsageError
 from elastic.rendezvous.address import new_node_id, node_address
+from elastic.rendezvous.backend import BackendFailed
 from elastic.rendezvous.core import FAILURE, NODE_JOINED, NODE_LOST, Policy
 from elastic.rendezvous.directory import DirectoryBackend
 from elastic.rendezvous.group import Generation, Rendezvous, RendezvousTimeout, Watch
@@ -166,10 +168,12 @@ class ElasticRendezvous(RendezvousHandler):
         """Tell the others that this node stopped; torch's agent does not say why, what the group looks like does."""
         if self.generation is None:
             return
-        watch: Watch = self._rendezvous.watch()
-        if watch.open and not watch.fenced:
-            cause = NODE_JOINED if watch.newcomers else FAILURE
-            self._rendezvous.close(cause, step=0, counts=cause == FAILURE)
+        # Out of reach, it is told by `join`, as soon as it can be.
+        with contextlib.suppress(BackendFailed):
+            watch: Watch = self._rendezvous.watch()
+            if watch.open and not watch.fenced:
+                cause = NODE_JOINED if watch.newcomers else FAILURE
+                self._rendezvous.close(cause, step=0, counts=cause == FAILURE)
 
     def _entered(self, generation: Generation, store: TCPStore) -> RendezvousInfo:
         self.generation = generation

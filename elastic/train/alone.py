@@ -75,7 +75,7 @@ def _own_uploader(run: RunDir, ours: Identity) -> str:
             save_deadline_s=SAVE_DEADLINE_S,
             socket_path=str(scratch / "uploader"),
             events_path=str(run.events / f"{socket.gethostname()}-uploader.jsonl"),
-            fence_path=None,
+            fence=None,
             faults=None,
             faults_path=None,
         )

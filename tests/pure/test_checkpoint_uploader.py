@@ -16,10 +16,11 @@ from elastic.checkpoint import saver
 from elastic.checkpoint.catalog import committed, read_payload
 from elastic.checkpoint.fakes import FakeClock
 from elastic.checkpoint.fsspec_store import open_store
+from elastic.checkpoint.fence import open_fence
 from elastic.checkpoint.handoff import UploaderProcess, Uploads
 from elastic.checkpoint.offering import offer
 from elastic.checkpoint.save_queue import MOST_WAITING, offered
-from elastic.checkpoint.saver import Outcome, State, is_older
+from elastic.checkpoint.saver import Outcome, State
 from elastic.checkpoint.uploader import Uploader, _listen, serve
 from elastic.checkpoint.wire import Lines, Offer, UploaderConfig, to_line
 from elastic.checkpoint.work import OVERTIME_S, Job, Work
@@ -44,7 +45,7 @@ def config(tmp_path):
         save_deadline_s=LIMIT_S,
         socket_path=str(tmp_path / "u.sock"),
         events_path=str(tmp_path / "events" / "uploader.jsonl"),
-        fence_path=str(tmp_path / "fence"),
+        fence=f"file:{tmp_path / 'fence'}",
         faults=None,
         faults_path=None,
     )
@@ -615,12 +616,12 @@ def test_the_queue_keeps_the_newest_and_every_final_save(finals):
     assert sorted(each.number for each in (*waiting, *gone)) == list(range(len(finals)))
 
 
-@pytest.mark.parametrize(("text", "answer"), [("1", False), ("2\n", True), ("0", False), (None, False)])
-def test_a_fence_is_a_newer_number_in_its_file(tmp_path, text, answer):
-    """The file holds an older, the same, a newer generation, or does not exist yet."""
+@pytest.mark.parametrize(("text", "newest"), [("1", 1), ("2\n", 2), ("0", 0), (None, 0)])
+def test_a_fence_is_the_number_in_its_file(tmp_path, text, newest):
+    """The file holds a generation, one with a line's end, or does not exist yet."""
     if text is not None:
         (tmp_path / "fence").write_text(text)
-    assert is_older(str(tmp_path / "fence"), 1) is answer
+    assert open_fence(f"file:{tmp_path / 'fence'}").newest() == newest
 
 
 @pytest.mark.parametrize("text", ["", "two", "-1", "1.5"])
@@ -628,7 +629,7 @@ def test_a_fence_without_a_number_stops_the_save(tmp_path, text):
     """Guessing that nobody is newer would let an old writer commit."""
     (tmp_path / "fence").write_text(text)
     with pytest.raises(StoreFailed, match="expected the number"):
-        is_older(str(tmp_path / "fence"), 1)
+        open_fence(f"file:{tmp_path / 'fence'}").newest()
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=5), st.integers()), max_size=5), st.data())

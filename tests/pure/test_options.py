@@ -31,6 +31,7 @@ hang_timeout = st.one_of(
 @st.composite
 def all_options(draw) -> Options:
     low, high = sorted(draw(st.tuples(st.integers(1, 99), st.integers(1, 99))))
+    backend = draw(st.sampled_from(["dir", "c10d", "etcd"]))
     return Options(
         recipe=draw(words),
         recipe_args=tuple(draw(st.lists(st.text(max_size=5), max_size=4))),
@@ -39,7 +40,8 @@ def all_options(draw) -> Options:
         min_nodes=low,
         max_nodes=high,
         nproc_per_node=draw(st.one_of(st.just("auto"), st.integers(1, 64))),
-        rdzv_endpoint=draw(st.none() | words),
+        rdzv_backend=backend,
+        rdzv_endpoint=draw(st.none() | words if backend == "dir" else words),
         rdzv_id=draw(st.none() | words),
         max_restarts=draw(st.integers(0, 99)),
         save_every=draw(save_every),
@@ -146,7 +148,9 @@ def test_save_every_refuses_what_it_would_have_to_guess(text):
         (["a.py", "--save-every", "often"], "--save-every: expected 500steps"),
         (["a.py", "--hang-timeout", "0"], "--hang-timeout: expected seconds above 0"),
         (["a.py", "--hang-timeout", "never"], "auto or off, found 'never'"),
-        (["a.py", "--rdzv-backend", "etcd"], "not in this version"),
+        (["a.py", "--rdzv-backend", "zookeeper"], "--rdzv-backend: expected dir, c10d or etcd, found 'zookeeper'"),
+        (["a.py", "--rdzv-backend", "etcd"], "give the members of the cluster"),
+        (["a.py", "--rdzv-backend", "c10d"], "expected --rdzv-endpoint with --rdzv-backend c10d, found none"),
         (["a.py", "--run-dir"], "--run-dir: expected one argument"),
         (["a.py", "--min", "1"], "unknown option --min"),
     ],

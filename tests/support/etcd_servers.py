@@ -1,0 +1,117 @@
+"""Real etcd servers on free loopback ports, with everything that a test does to them; all ended by `close`."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import urllib3
+
+LIMIT_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class EtcdServers:
+    def __init__(self, folder: Path, members: int = 1, *, tls: tuple[Path, Path, Path] | None = None) -> None:
+        """tls: PEM files of the CA that clients must be signed by, and of the servers' certificate and key."""
+        if shutil.which("etcd") is None:
+            raise AssertionError("these tests need the program etcd: apt-get install etcd-server")
+        self._folder = folder
+        self._tls = tls
+        self._ports = [free_port() for _ in range(members)]
+        self._peer_ports = [free_port() for _ in range(members)]
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        for member in range(members):
+            self.start(member)
+        self.wait_ready()
+
+    @property
+    def endpoints(self) -> str:
+        return ",".join(self.url(member) for member in range(len(self._ports)))
+
+    def url(self, member: int) -> str:
+        return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self._ports[member]}"
+
+    def port(self, member: int = 0) -> int:
+        return self._ports[member]
+
+    def start(self, member: int) -> None:
+        peers = [f"http://127.0.0.1:{port}" for port in self._peer_ports]
+        words = ["etcd", "--name", f"m{member}", "--data-dir", str(self._folder / f"m{member}")]
+        words += ["--listen-client-urls", self.url(member), "--advertise-client-urls", self.url(member)]
+        words += ["--listen-peer-urls", peers[member], "--initial-advertise-peer-urls", peers[member]]
+        words += ["--initial-cluster", ",".join(f"m{number}={peer}" for number, peer in enumerate(peers))]
+        words += ["--heartbeat-interval", "50", "--election-timeout", "500"]
+        if self._tls is not None:
+            ca, certificate, key = map(str, self._tls)
+            words += ["--client-cert-auth", "--trusted-ca-file", ca]
+            words += ["--cert-file", certificate, "--key-file", key]
+        with (self._folder / f"m{member}.log").open("ab") as log:
+            self._processes[member] = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+
+    def kill(self, member: int) -> None:
+        self._processes[member].kill()
+        self._processes.pop(member).wait()
+
+    def freeze(self, member: int) -> None:
+        self._processes[member].send_signal(signal.SIGSTOP)
+
+    def wait_ready(self) -> None:
+        """Wait until every member that runs says that it is part of a group with a leader."""
+        deadline = time.monotonic() + LIMIT_S
+        for member, process in self._processes.items():
+            while not self._is_healthy(member):
+                log = self._folder / f"m{member}.log"
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.02)
+
+    def leader(self) -> int:
+        """The member that leads, told by its own id."""
+        for member in self._processes:
+            status = self.post(member, "maintenance/status", {})
+            if status["leader"] == status["header"]["member_id"]:
+                return member
+        raise AssertionError("nobody leads")
+
+    def post(self, member: int, path: str, body: dict[str, object], token: str = "") -> dict:
+        with urllib3.PoolManager(timeout=10.0) as pool:
+            answer = pool.request(
+                "POST", f"{self.url(member)}/v3/{path}", body=json.dumps(body), headers={"Authorization": token}
+            )
+        assert answer.status == 200, answer.data
+        return answer.json()
+
+    def ask_for_a_password(self, name: str, password: str) -> None:
+        """Switch authentication on: a root that nobody uses, and a user who may do everything below elastic/."""
+        self.post(0, "auth/user/add", {"name": "root", "password": "unused"})
+        self.post(0, "auth/user/grant", {"user": "root", "role": "root"})
+        self.post(0, "auth/user/add", {"name": name, "password": password})
+        self.post(0, "auth/role/add", {"name": "training"})
+        # base64 of elastic/ and of elastic0, the first key behind
+        span = {"permType": "READWRITE", "key": "ZWxhc3RpYy8=", "range_end": "ZWxhc3RpYzA="}
+        self.post(0, "auth/role/grant", {"name": "training", "perm": span})
+        self.post(0, "auth/user/grant", {"user": name, "role": "training"})
+        self.post(0, "auth/enable", {})
+
+    def close(self) -> None:
+        for member in list(self._processes):
+            self.kill(member)
+
+    def _is_healthy(self, member: int) -> bool:
+        if self._tls is not None:
+            # Its health is told to those only who have a certificate.
+            return "ready to serve client requests" in (self._folder / f"m{member}.log").read_text()
+        with urllib3.PoolManager(timeout=1.0, retries=False) as pool:
+            try:
+                return pool.request("GET", f"{self.url(member)}/health").json().get("health") == "true"
+            except (urllib3.exceptions.HTTPError, ValueError):
+                return False
