@@ -2,27 +2,50 @@
 
 import os
 import threading
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from etcd_servers import free_port
 
 from elastic.errors import UsageError
 from elastic.rendezvous import address, directory
 from elastic.rendezvous.backend import Backend, BackendFailed, PublishesGeneration
-from elastic.rendezvous.directory import DirectoryBackend, read_generation
+from elastic.rendezvous.c10d import C10dBackend
+from elastic.rendezvous.directory import DirectoryBackend
+from elastic.rendezvous.etcd import EtcdBackend
+from elastic.rendezvous.etcd_http import Access
 from elastic.rendezvous.memory import MemoryBackend
 
 Open = Callable[[], Backend]
 
 
-@pytest.fixture(params=["memory", "directory"])
-def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+@pytest.fixture(params=["memory", "directory", "etcd", "c10d"])
+def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     """Each call gives another node's view of the same state, where the implementation has several."""
     shared = MemoryBackend()
-    return (
-        (lambda: shared) if request.param == "memory" else lambda: DirectoryBackend(tmp_path / "rendezvous")
-    )
+    opened: list[C10dBackend] = []
+
+    def c10d() -> Backend:
+        # The first one serves the store.
+        opened.append(C10dBackend(f"127.0.0.1:{port}", "a group/name"))
+        opened[-1].beats()
+        return opened[-1]
+
+    match request.param:
+        case "memory":
+            yield lambda: shared
+        case "directory":
+            yield lambda: DirectoryBackend(tmp_path / "rendezvous")
+        case "etcd":
+            servers, group = request.getfixturevalue("etcd"), uuid.uuid4().hex
+            yield lambda: EtcdBackend(servers.endpoints, f"a group/{group}", Access())
+        case "c10d":
+            port = free_port()
+            yield c10d
+    for backend in opened:
+        backend.close()
 
 
 def test_nothing_is_there_before_the_first_version(open_backend: Open) -> None:
@@ -95,6 +118,35 @@ def test_beats_from_two_threads_of_a_node_all_count(open_backend: Open) -> None:
     assert before == 100 and backend.beats()["a"] == 101
 
 
+def test_the_shown_generation_never_goes_back(open_backend: Open) -> None:
+    """A sleeper of generation 3 shows its number after 5 was shown; a stranger, such as a fence, looks."""
+    ours, theirs = open_backend(), open_backend()
+    if not isinstance(ours, PublishesGeneration) or not isinstance(theirs, PublishesGeneration):
+        assert isinstance(ours, MemoryBackend)
+        return
+    stranger = open_backend()
+    assert isinstance(stranger, PublishesGeneration)
+    assert stranger.shown_generation() == 0
+    ours.publish_generation(5)
+    theirs.publish_generation(3)
+    assert stranger.shown_generation() == 5
+
+
+def test_versions_grow_with_generations_and_never_repeat(open_backend: Open) -> None:
+    """Writes and generations in turn, as a group makes them."""
+    backend = open_backend()
+    version, seen = None, []
+    for generation in range(4):
+        if isinstance(backend, PublishesGeneration):
+            backend.publish_generation(generation)
+        assert backend.compare_and_set(version, b"%d" % generation)
+        found = backend.read()
+        assert found is not None and found[1] == b"%d" % generation
+        version = found[0]
+        seen.append(version)
+    assert seen == sorted(set(seen))
+
+
 def test_a_writer_that_slept_cannot_bring_back_a_deleted_version(tmp_path: Path) -> None:
     """It read version 1 (or none) and sleeps until that version's successor has been deleted, so that its name is free."""
     sleeper, busy = DirectoryBackend(tmp_path), DirectoryBackend(tmp_path)
@@ -152,16 +204,6 @@ def test_what_dead_processes_left_is_removed_and_the_living_are_kept(tmp_path: P
         os.utime(tmp_path / name, (before_s, before_s))
     DirectoryBackend(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"beat-live"}
-
-
-def test_the_shown_generation_never_goes_back(tmp_path: Path) -> None:
-    """A sleeper of generation 3 shows its number after 5 was shown."""
-    backend = DirectoryBackend(tmp_path)
-    assert read_generation(tmp_path) == 0
-    for generation in (5, 3):
-        backend.publish_generation(generation)
-    assert read_generation(tmp_path) == 5
-    assert isinstance(backend, PublishesGeneration) and not isinstance(MemoryBackend(), PublishesGeneration)
 
 
 def test_a_path_that_is_a_file_is_a_usage_error(tmp_path: Path) -> None:

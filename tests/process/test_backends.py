@@ -1,0 +1,97 @@
+"""Groups that meet elsewhere than in their run directory: whoever dies there, the result is the undisturbed one."""
+
+import os
+import signal
+import socket
+
+import pytest
+from etcd_servers import EtcdServers, free_port
+
+from elastic.rendezvous.c10d import C10dBackend
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+OPTIONS = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0", "--snapshot-every", "1")
+
+
+def test_with_etcd_the_node_of_rank_0_dies_and_the_other_goes_on(drill, undisturbed, etcd):
+    """SIGKILL to the agent of rank 0; no node holds anything that the other needs."""
+    drill.shut(10)
+    where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints, "--rdzv-id", drill.folder.name)
+    agents = [drill.start(*OPTIONS, *where) for _ in range(2)]
+    drill.stands(10, ranks=2)
+    doomed = drill.agent_of_rank(0, generation=1)
+    (other,) = (agent for agent in agents if agent is not doomed)
+    doomed.signal(signal.SIGKILL)
+    drill.happens("generation_started", generation=2)
+    drill.open(10)
+    other.ends_with(0)
+
+    drill.is_like(undisturbed)
+    generations = [(e["world_size"], e["cause"], e["restarts"]) for e in drill.events("generation_started")]
+    assert generations == [(2, "start", 0), (1, "node lost", 0)]
+    assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (9, 0)]
+    assert not drill.run.rendezvous.exists()
+    again = drill.start(*OPTIONS, *where)
+    again.ends_with(0)
+    assert "is finished" in again.output
+
+
+def test_with_all_of_etcd_gone_steps_go_on_and_only_the_next_meeting_waits(drill, undisturbed, tmp_path):
+    """SIGKILL to the only member while all ranks stand before a step; two checkpoints later a worker is killed, and then etcd comes back."""
+    (tmp_path / "etcd").mkdir()
+    servers = EtcdServers(tmp_path / "etcd")
+    try:
+        drill.shut(6, 14)
+        where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", servers.endpoints)
+        agent = drill.start("--snapshot-every", "1", *where)
+        drill.stands(6, ranks=1)
+        servers.kill(0)
+        drill.waits_for(lambda: "training goes on" in agent.output, "the loss being said")
+        drill.open(6)
+        drill.stands(14, ranks=1)
+        os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
+        drill.waits_for(lambda: "this node waits for it" in agent.output, "the wait being said")
+        servers.start(0)
+        drill.open(14)
+        agent.ends_with(0)
+        drill.is_like(undisturbed)
+    finally:
+        servers.close()
+
+
+def test_with_c10d_the_host_of_the_store_dies_and_the_survivor_goes_on_at_the_same_address(drill, undisturbed):
+    """SIGKILL to the agent that has the store in its memory. The survivor is on the same machine, so that the address is its own too and it may begin a new store there."""
+    drill.shut(10)
+    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+    host = drill.start(*OPTIONS, *where)
+    drill.waits_for(lambda: "waits" in host.output, "the first node in the group")
+    other = drill.start(*OPTIONS, *where)
+    drill.stands(10, ranks=2)
+    host.signal(signal.SIGKILL)
+    drill.happens("generation_started", generation=2)
+    drill.open(10)
+    other.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (9, 0)]
+
+
+def test_with_c10d_a_host_that_stays_away_ends_the_run_with_everything_saved(drill, undisturbed):
+    """Instead of the store somebody listens there who never says a word, as a host does that is frozen; both nodes finish what can be finished without it."""
+    port = free_port()
+    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-timeout", "20s")
+    drill.shut(10)
+    host = C10dBackend(f"127.0.0.1:{port}", "unused")
+    host.beats()
+    agents = [drill.start(*OPTIONS, *where) for _ in range(2)]
+    drill.stands(10, ranks=2)
+    host.close()
+    with socket.create_server(("127.0.0.1", port)):
+        drill.open(10)
+        for agent in agents:
+            agent.ends_with(75)
+    assert drill.last_step == len(undisturbed.chains)
+    back = drill.start("--snapshot-every", "1", *where)
+    back.ends_with(0)
+    drill.is_like(undisturbed)

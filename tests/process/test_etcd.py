@@ -1,0 +1,307 @@
+"""A real cluster of etcd under the faults that it has: members that die, freeze, lose answers, and strangers that it must refuse."""
+
+import threading
+import time
+
+import pytest
+import trustme
+from cutting_proxy import CuttingProxy
+from etcd_servers import EtcdServers, free_port
+
+from elastic.checkpoint.fence import open_fence
+from elastic.clock import SystemClock
+from elastic.errors import StoreFailed, UsageError
+from elastic.rendezvous import etcd_http
+from elastic.rendezvous import meeting as meetings
+from elastic.rendezvous.backend import BackendFailed, BackendRefuses
+from elastic.rendezvous.etcd import LEASE_S, RENEW_EVERY_S, EtcdBackend
+from elastic.rendezvous.etcd_http import Access, EtcdHttp
+from elastic.rendezvous.group import RendezvousTimeout
+
+pytestmark = pytest.mark.process
+
+QUICKLY_S = 8.0  # a call of 3 s, on a machine that has other things to do
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    servers = EtcdServers(tmp_path, members=3)
+    yield servers
+    servers.close()
+
+
+class HeldClock:
+    def __init__(self):
+        self.now_s = 0.0
+
+    def monotonic(self):
+        return self.now_s
+
+    def wall(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+
+
+def everything(backend, version, value):
+    """One call of each kind, none of which may fail; gives the new version."""
+    assert backend.compare_and_set(version, value)
+    found = backend.read()
+    assert found is not None and found[1] == value
+    backend.beat("n")
+    assert backend.beats()["n"] > 0
+    backend.publish_generation(int(value))
+    assert backend.shown_generation() == int(value)
+    return found[0]
+
+
+@pytest.mark.parametrize("harm", ["kill", "freeze"])
+def test_a_follower_that_dies_or_freezes_is_not_noticed(cluster, harm):
+    """SIGKILL or SIGSTOP to the very member that is being talked to, which does not lead."""
+    follower = next(member for member in range(3) if member != cluster.leader())
+    others = [cluster.url(member) for member in range(3) if member != follower]
+    backend = EtcdBackend(",".join([cluster.url(follower), *others]), "g", Access())
+    version = everything(backend, None, b"1")
+    getattr(cluster, harm)(follower)
+    for number in range(2, 6):
+        version = everything(backend, version, b"%d" % number)
+
+
+def test_a_leader_that_dies_is_not_noticed(cluster):
+    """SIGKILL to the member that leads; the others choose another one while the calls wait."""
+    backend = EtcdBackend(cluster.endpoints, "g", Access())
+    version = everything(backend, None, b"1")
+    cluster.kill(cluster.leader())
+    for number in range(2, 6):
+        found = backend.read()
+        assert found is not None and found[0] == version
+        version = everything(backend, version, b"%d" % number)
+
+
+def test_all_members_gone_is_said_quickly_and_over_when_they_are_back(cluster):
+    """SIGKILL to all three, then the same three with their data."""
+    backend = EtcdBackend(cluster.endpoints, "g", Access())
+    version = everything(backend, None, b"1")
+    for member in range(3):
+        cluster.kill(member)
+    for call in (
+        backend.read,
+        backend.beats,
+        lambda: backend.beat("n"),
+        lambda: backend.compare_and_set(version, b"2"),
+    ):
+        began = time.monotonic()
+        with pytest.raises(BackendFailed, match="cannot be reached"):
+            call()
+        assert time.monotonic() - began < QUICKLY_S
+    with pytest.raises(StoreFailed, match="nothing is committed without it"):
+        open_fence(f"etcd:g {cluster.endpoints}").newest()
+    for member in range(3):
+        cluster.start(member)
+    cluster.wait_ready()
+    assert backend.read() == (version, b"1")
+    everything(backend, version, b"2")
+
+
+def test_a_minority_does_not_answer_and_does_not_hang(cluster):
+    """Two of three are killed: the third one is there, but may not speak for the cluster."""
+    backend = EtcdBackend(cluster.endpoints, "g", Access())
+    everything(backend, None, b"1")
+    cluster.kill(0)
+    cluster.kill(1)
+    began = time.monotonic()
+    with pytest.raises(BackendFailed):
+        backend.read()
+    assert time.monotonic() - began < QUICKLY_S
+
+
+def test_a_write_whose_answer_is_lost_is_in_doubt_and_found_out_by_reading(etcd):
+    """The proxy sees the write done and cuts the line, both times that it is asked for."""
+    proxy = CuttingProxy(etcd.port())
+    backend = EtcdBackend(proxy.endpoint, "lost-answer", Access())
+    try:
+        proxy.lose = b"request_put"
+        assert not backend.compare_and_set(None, b"mine")
+        assert proxy.lost == 2
+        proxy.lose = None
+        found = backend.read()
+        assert found is not None and found[1] == b"mine"
+        assert backend.compare_and_set(found[0], b"next")
+    finally:
+        proxy.close()
+
+
+def test_a_beat_whose_answer_is_lost_is_a_failure_and_the_next_one_counts(etcd):
+    """As above, with a heartbeat."""
+    proxy = CuttingProxy(etcd.port())
+    backend = EtcdBackend(proxy.endpoint, "lost-beat", Access())
+    try:
+        backend.beat("n")
+        proxy.lose = b'"lease"'
+        with pytest.raises(BackendFailed, match="did not answer"):
+            backend.beat("n")
+        proxy.lose = None
+        backend.beat("n")
+        assert backend.beats() == {"n": 3}
+    finally:
+        proxy.close()
+
+
+def test_beats_hang_on_a_lease_that_is_renewed_and_replaced_when_it_is_gone(etcd):
+    """The node sleeps until its lease was revoked, as one that has run out; and it goes on past the time of renewal."""
+    clock = HeldClock()
+    backend = EtcdBackend(etcd.endpoints, "leases", Access(), clock)
+    backend.beat("n")
+    first = backend._lease
+    clock.now_s += RENEW_EVERY_S + 1
+    backend.beat("n")
+    assert backend._lease == first
+    left = etcd.post(0, "lease/timetolive", {"ID": first})
+    assert int(left["grantedTTL"]) == LEASE_S
+    etcd.post(0, "lease/revoke", {"ID": first})
+    assert EtcdBackend(etcd.endpoints, "leases", Access()).beats() == {}
+    backend.beat("n")
+    assert backend._lease != first
+    assert backend.beats() == {"n": 3}
+    etcd.post(0, "lease/revoke", {"ID": backend._lease})
+    clock.now_s += RENEW_EVERY_S + 1
+    backend.beat("n")
+    assert backend.beats() == {"n": 4}
+
+
+def test_a_state_that_was_deleted_is_not_taken_for_a_new_beginning(etcd):
+    """Somebody removes the key under a live group."""
+    backend = EtcdBackend(etcd.endpoints, "deleted", Access())
+    assert backend.compare_and_set(None, b"x")
+    assert backend.read() is not None
+    etcd.post(0, "kv/deleterange", {"key": "ZWxhc3RpYy8=", "range_end": "ZWxhc3RpYzA="})
+    with pytest.raises(BackendFailed, match="stop all agents"):
+        backend.read()
+
+
+def test_a_password_is_asked_for_and_a_wrong_one_refused(tmp_path):
+    """No password, a wrong one, the right one; then the server is restarted and has forgotten the token that it gave."""
+    servers = EtcdServers(tmp_path)
+    try:
+        before = EtcdBackend(servers.endpoints, "g", Access(user="trainer:right"))
+        before.beat("n")  # given though nobody asks for it, it does no harm
+        servers.ask_for_a_password("trainer", "right")
+        for access, says in (
+            (Access(), "check ETCDCTL_USER"),
+            (Access(user="trainer:wrong"), "with the password in ETCDCTL_USER"),
+        ):
+            stranger = EtcdBackend(servers.endpoints, "g", access)
+            with pytest.raises(BackendRefuses, match=says):
+                stranger.read()
+            with pytest.raises(UsageError, match=says):
+                meetings.wait_for(stranger, patience_s=60, clock=SystemClock(), say=print)
+        known = EtcdBackend(servers.endpoints, "g", Access(user="trainer:right"))
+        version = everything(known, None, b"1")
+        before.beat("n")
+        servers.kill(0)
+        servers.start(0)
+        servers.wait_ready()
+        everything(known, version, b"2")
+        with pytest.raises(BackendRefuses, match="permission denied"):
+            EtcdHttp(servers.endpoints, Access(user="trainer:right")).call("kv/range", {"key": "AAAA"})
+    finally:
+        servers.close()
+
+
+def test_tls_proves_both_sides(tmp_path):
+    """A CA of our own: with it and a client certificate all works; without either, and for a server of another CA, nothing does."""
+    ours, others = trustme.CA(), trustme.CA()
+    paths = {}
+    for name, ca in (("ours", ours), ("others", others)):
+        paths[name] = tmp_path / f"{name}.pem"
+        ca.cert_pem.write_to_path(paths[name])
+        for who, issued in (("server", ca.issue_cert("127.0.0.1")), ("client", ca.issue_cert("trainer"))):
+            issued.private_key_pem.write_to_path(tmp_path / f"{name}-{who}.key")
+            issued.cert_chain_pems[0].write_to_path(tmp_path / f"{name}-{who}.pem")
+    tls = (paths["ours"], tmp_path / "ours-server.pem", tmp_path / "ours-server.key")
+    servers = EtcdServers(tmp_path, tls=tls)
+
+    def access(ca, client):
+        return Access(
+            ca=str(paths[ca]),
+            certificate=str(tmp_path / f"{client}-client.pem"),
+            key=str(tmp_path / f"{client}-client.key"),
+        )
+
+    try:
+        everything(EtcdBackend(servers.endpoints, "g", access("ours", "ours")), None, b"1")
+        for stranger in (access("others", "ours"), Access(ca=str(paths["ours"])), access("ours", "others")):
+            with pytest.raises(BackendFailed):
+                EtcdBackend(servers.endpoints, "g", stranger).read()
+        with pytest.raises(BackendRefuses, match="ETCDCTL_CACERT"):
+            EtcdBackend(servers.endpoints, "g", access("others", "ours")).read()
+    finally:
+        servers.close()
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({}, Access()),
+        ({"ETCDCTL_USER": "a:b:c"}, Access(user="a:b:c")),
+        ({"ETCDCTL_USER": "a", "ETCDCTL_PASSWORD": "b"}, Access(user="a:b")),
+        (
+            {"ETCDCTL_CACERT": "/ca", "ETCDCTL_CERT": "/c", "ETCDCTL_KEY": "/k", "ETCDCTL_USER": ""},
+            Access(ca="/ca", certificate="/c", key="/k"),
+        ),
+    ],
+)
+def test_who_asks_is_said_as_etcdctl_says_it(environ, found):
+    assert Access.from_environment(environ) == found
+
+
+def test_mistakes_are_the_persons(tmp_path):
+    """A name without a password, a certificate that is not there, addresses that are none."""
+    with pytest.raises(UsageError, match="only the name 'a'"):
+        Access.from_environment({"ETCDCTL_USER": "a"})
+    with pytest.raises(UsageError, match="ETCDCTL_CACERT"):
+        EtcdHttp("a", Access(ca=str(tmp_path / "none.pem")))
+    for endpoints in ("ftp://a", "", "a,,b", "https://", "a:99999"):
+        with pytest.raises(UsageError, match="endpoint"):
+            EtcdHttp(endpoints, Access())
+
+
+def test_servers_and_nodes_may_be_started_in_any_order(tmp_path):
+    """The node waits, and says so once, until etcd is started; and gives up where it never is."""
+    nobody = EtcdBackend(f"127.0.0.1:{free_port()}", "g", Access())
+    said, clock = [], HeldClock()
+    with pytest.raises(RendezvousTimeout, match="gave up after 5 s"):
+        meetings.wait_for(nobody, patience_s=5, clock=clock, say=said.append)
+    assert len(said) == 1 and clock.now_s <= 5
+
+    servers = EtcdServers(tmp_path)
+    try:
+        backend = EtcdBackend(servers.endpoints, "g", Access())
+        servers.kill(0)
+        waiting = threading.Event()
+        waiter = threading.Thread(
+            target=lambda: meetings.wait_for(
+                backend, patience_s=60, clock=SystemClock(), say=lambda _: waiting.set()
+            )
+        )
+        waiter.start()
+        assert waiting.wait(timeout=60)
+        servers.start(0)
+        waiter.join(timeout=60)
+        assert not waiter.is_alive()
+    finally:
+        servers.close()
+
+
+def test_an_answer_that_is_not_etcds_is_a_failure(monkeypatch):
+    """Something else listens on the port."""
+    for status, data in ((200, b"<html>"), (200, b"[]"), (404, b"not found"), (500, b'{"message": "x"}'), (302, b"{}")):
+        monkeypatch.setattr(
+            etcd_http.urllib3.PoolManager,
+            "request",
+            lambda *_, status=status, data=data, **__: type("R", (), {"status": status, "data": data})(),
+        )
+        backend = EtcdBackend("a", "g", Access())
+        with pytest.raises(BackendFailed):
+            backend.read()

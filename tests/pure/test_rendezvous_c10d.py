@@ -1,0 +1,144 @@
+"""The store that lives in one agent: it goes, it comes back empty, and nobody may count backwards because of it."""
+
+import threading
+
+import pytest
+from etcd_servers import free_port
+
+from elastic.errors import UsageError
+from elastic.rendezvous import c10d, store_line
+from elastic.rendezvous.backend import BackendFailed, MayHost
+from elastic.rendezvous.c10d import C10dBackend, Written
+from elastic.rendezvous.endpoint import split_endpoint
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """Opens nodes on one port; those that are not meant to be the host could not be, as on another machine."""
+    monkeypatch.setattr(store_line, "PAUSE_S", 0.0)
+    port, opened = free_port(), []
+
+    def node(*, host=False):
+        monkeypatch.setattr(c10d, "is_own_address", lambda _: host)
+        opened.append(C10dBackend(f"127.0.0.1:{port}", "g"))
+        if host:
+            opened[-1].read()
+        return opened[-1]
+
+    yield node
+    for each in opened:
+        each.close()
+
+
+def test_who_has_the_address_hosts_the_store_and_only_one_does(nodes):
+    """Two agents on the machine of the endpoint, and a third one elsewhere."""
+    first, second, third = nodes(host=True), nodes(host=True), nodes()
+    assert third.compare_and_set(None, b"x")
+    assert isinstance(first, MayHost)
+    assert [each.is_host for each in (first, second, third)] == [True, False, False]
+    assert second.read() == third.read()
+
+
+def test_survivors_put_the_newest_state_back_into_a_store_that_began_anew(nodes):
+    """The host dies with the store; another one begins an empty one at the same address, and writes before a survivor looks."""
+    host, survivor = nodes(host=True), nodes()
+    survivor.publish_generation(7)
+    survivor.beat("s")
+    survivor.beat("s")
+    assert survivor.compare_and_set(None, b"one")
+    version, _ = survivor.read()
+    assert survivor.compare_and_set(version, b"two")
+    newest = survivor.read()
+    host.close()
+    for call in (
+        survivor.read,
+        survivor.beats,
+        lambda: survivor.beat("s"),
+        lambda: survivor.compare_and_set(newest[0], b""),
+    ):
+        with pytest.raises(BackendFailed, match="does the agent on that host run"):
+            call()
+
+    restarted = nodes(host=True)
+    restarted.publish_generation(1)
+    assert restarted.compare_and_set(None, b"a beginning of its own")
+    assert survivor.read() == newest
+    assert restarted.read() == newest
+    survivor.publish_generation(7)
+    assert restarted.shown_generation() == 7
+    before = survivor.beats().get("s")
+    survivor.beat("s")
+    assert before is None and restarted.beats() == {"s": 3}
+    assert restarted.compare_and_set(newest[0], b"three")
+    found = survivor.read()
+    assert found[0] > newest[0] and found[1] == b"three"
+
+
+def test_two_survivors_that_put_it_back_at_once_agree_on_the_newer(nodes):
+    """One has seen a version more than the other; both, and a newcomer that writes, come upon an empty store, again and again."""
+    for _ in range(10):
+        host, older, newer = nodes(host=True), nodes(), nodes()
+        assert newer.compare_and_set(None, b"1")
+        seen = older.read()
+        assert newer.compare_and_set(seen[0], b"2")
+        newest = newer.read()
+        host.close()
+        restarted = nodes(host=True)
+        barrier = threading.Barrier(3)
+
+        def at_once(act, barrier=barrier):
+            barrier.wait(timeout=60)
+            act()
+
+        acts = [older.read, newer.read, lambda node=restarted: node.compare_and_set(None, b"fresh")]
+        threads = [threading.Thread(target=at_once, args=(act,)) for act in acts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert newer.read() == older.read() == restarted.read() == newest
+        for each in (older, newer, restarted):
+            each.close()
+
+
+def test_a_later_generation_is_newer_than_many_versions_of_an_earlier_one(nodes):
+    """The store begins anew and reaches generation 3 in few writes, before a survivor who wrote often in generation 2 looks again."""
+    host, survivor = nodes(host=True), nodes()
+    survivor.publish_generation(2)
+    version = None
+    for _ in range(20):
+        assert survivor.compare_and_set(version, b"old")
+        version, _ = survivor.read()
+    host.close()
+    restarted = nodes(host=True)
+    restarted.publish_generation(3)
+    assert restarted.compare_and_set(None, b"new")
+    assert survivor.read() == restarted.read()
+    assert survivor.read()[1] == b"new"
+
+
+def test_equal_values_of_two_writers_are_not_taken_for_one(nodes):
+    """Both evict the same node, so both write the same bytes for the same version."""
+    first, second = nodes(host=True), nodes()
+    assert first.compare_and_set(None, b"same")
+    assert not second.compare_and_set(None, b"same")
+
+
+@pytest.mark.parametrize("text", ["", "1", "x y z", "1 w !!", "1 w", "1 w YQ== more"])
+def test_what_another_program_wrote_is_a_failure_with_advice(text):
+    """Values that are no group."""
+    with pytest.raises(BackendFailed, match="another program"):
+        Written.parse(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("a", ("a", 7)), ("a-1.b:80", ("a-1.b", 80)), ("[::1]:5", ("[::1]", 5))]
+)
+def test_an_endpoint_is_a_host_and_perhaps_a_port(text, found):
+    assert split_endpoint(text, 7) == found
+
+
+@pytest.mark.parametrize("text", ["", ":80", "a:", "a:0", "a:65536", "a:x", "::1", "a b", "a/b", "a:1:2", "ä"])
+def test_what_is_no_endpoint_is_refused(text):
+    with pytest.raises(UsageError, match="expected an endpoint"):
+        split_endpoint(text, 7)
