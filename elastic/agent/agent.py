@@ -387,7 +387,9 @@ class NodeAgent(LocalElasticAgent):
         self._end_generation(decision.reason)
         if group is None:
             # Nobody can be met, and perhaps nobody else is left: what this node has is made durable while it waits.
-            self._console.say("the rendezvous does not answer; the newest state is being saved, and this node waits for it")
+            self._console.say(
+                "the rendezvous does not answer; the newest state is being saved, and this node waits for it"
+            )
             if self._settings.uses_library:
                 self._custody.offer_newest()
             return None

@@ -5,10 +5,10 @@ What the recipe declares, and what the run directory holds, is checked later: th
 
 import os
 
+from elastic.agent.gathering import meeting_of
 from elastic.checkpoint.fsspec_store import open_store
 from elastic.control_page import MAX_WORKERS
 from elastic.errors import UsageError
-from elastic.agent.gathering import meeting_of
 from elastic.faults import plan
 from elastic.options import Options
 from elastic.run_dir import RunDir

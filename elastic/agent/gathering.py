@@ -36,7 +36,12 @@ def meeting_of(options: Options, run: RunDir) -> Meeting:
 def open_backend(meeting: Meeting, options: Options) -> Backend:
     """Raises UsageError when it says no, RendezvousTimeout when it does not answer within --rdzv-timeout."""
     backend = meeting.open(os.environ)
-    wait_for(backend, patience_s=options.rdzv_timeout_s, clock=SystemClock(), say=lambda text: print(text, flush=True))
+    wait_for(
+        backend,
+        patience_s=options.rdzv_timeout_s,
+        clock=SystemClock(),
+        say=lambda text: print(text, flush=True),
+    )
     return backend
 
 

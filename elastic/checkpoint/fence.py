@@ -10,6 +10,7 @@ A fence that cannot be read stops a save; nobody is fenced before the first gene
 it saw last counts, and the store's exclusive commit is what finally fences.
 """
 
+import contextlib
 import os
 import threading
 import time
@@ -114,12 +115,10 @@ class Mirror:
 
     def _run(self) -> None:
         while not self._closed.wait(MIRROR_EVERY_S):
-            try:
+            # While the store is away no newer generation can be formed, so what was seen stays true; and were this thread to end, its
+            # silence would be taken for the agent's death. The agent's own looks say what is wrong.
+            with contextlib.suppress(Exception):
                 self._generation = max(self._generation, self._shown())
-            except Exception:  # noqa: S110 - said by the agent's own looks
-                # While the store is away no newer generation can be formed, so what was seen stays true; and were this thread to end, its
-                # silence would be taken for the agent's death.
-                pass
             self._write()
 
     def _write(self) -> None:

@@ -12,7 +12,7 @@ class BackendFailed(ElasticError):  # noqa: N818 - the name says what is wrong, 
     """The backend cannot be reached or did not do as asked: try again at the next poll; running workers need not stop."""
 
 
-class BackendRefuses(BackendFailed):  # noqa: N818 - as above
+class BackendRefuses(BackendFailed):
     """The backend answers and says no, to a password or a certificate: before the first generation the person's to change."""
 
 

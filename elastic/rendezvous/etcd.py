@@ -41,7 +41,9 @@ class EtcdBackend:
 
     def read(self) -> tuple[int, bytes] | None:
         # Whoever reads the group asks for the beats next: one journey brings both.
-        answer = self._call("kv/txn", {"success": [self._range("group"), self._range("beat/", is_folder=True)]})
+        answer = self._call(
+            "kv/txn", {"success": [self._range("group"), self._range("beat/", is_folder=True)]}
+        )
         groups, beats = (_pairs(one.get("response_range")) for one in _list(answer, "responses", 2))
         self._beats = self._counted(beats)
         revision, value = (_revision(groups[0]), _value(groups[0])) if groups else (0, b"")
@@ -108,9 +110,7 @@ class EtcdBackend:
         answer = self._call(
             "kv/txn",
             {
-                "compare": [
-                    {"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
-                ],
+                "compare": [{"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}],
                 "success": [{"request_put": {"key": key, "value": _text(value)}}],
             },
         )

@@ -33,11 +33,11 @@ _UNAUTHENTICATED = 16
 _STALE_TOKEN = ("invalid auth token", "revision in header is old", "user name is empty")
 
 
-class Unsure(BackendFailed):  # noqa: N818 - the name says what is wrong, as elsewhere in the tree of errors
+class Unsure(BackendFailed):
     """The request was sent and no answer came: it may have been done, or may be done yet."""
 
 
-class NotFound(BackendFailed):  # noqa: N818 - as above
+class NotFound(BackendFailed):
     """The member answered that what was named, a lease for one, does not exist."""
 
 
@@ -165,7 +165,9 @@ def _answer(url: str, status: int, data: bytes) -> dict[str, Any] | _Refusal:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise Unsure(f"etcd at {url} should answer with JSON, found {data[:80]!r} (HTTP {status}); is it etcd?")
+        raise Unsure(
+            f"etcd at {url} should answer with JSON, found {data[:80]!r} (HTTP {status}); is it etcd?"
+        )
     error = found.get("error")
     if status == HTTPStatus.OK and error is None:
         return found

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public by its documentation
 
@@ -58,7 +59,9 @@ class StoreLine:
                 yield client
             except RuntimeError as error:  # torch's DistError and its children
                 self._client = None
-                raise self._failure(what, str(error).splitlines()[0] if str(error) else "no reason") from error
+                raise self._failure(
+                    what, str(error).splitlines()[0] if str(error) else "no reason"
+                ) from error
 
     def _connected(self, what: str) -> TCPStore:
         if self._client is not None:
@@ -170,14 +173,14 @@ def _cut(host: str, port: int) -> None:
 
 
 def _sockets_to(host: str, port: int) -> list[socket.socket]:
-    """This process's connections to there, each under a descriptor of its own."""
+    """The connections of this process to there, each under a descriptor of its own."""
     addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     found = []
-    for name in os.listdir("/proc/self/fd"):
+    for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+            if not str(link.readlink()).startswith("socket:"):
                 continue
-            one = socket.socket(fileno=os.dup(int(name)))
+            one = socket.socket(fileno=os.dup(int(link.name)))
             peer = _peer(one)
             if peer is not None and peer[1] == port and peer[0] in addresses:
                 found.append(one)

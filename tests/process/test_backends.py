@@ -60,7 +60,9 @@ def test_with_all_of_etcd_gone_steps_go_on_and_only_the_next_meeting_waits(drill
         servers.close()
 
 
-def test_with_c10d_the_host_of_the_store_dies_and_the_survivor_goes_on_at_the_same_address(drill, undisturbed):
+def test_with_c10d_the_host_of_the_store_dies_and_the_survivor_goes_on_at_the_same_address(
+    drill, undisturbed
+):
     """SIGKILL to the agent that has the store in its memory. The survivor is on the same machine, so that the address is its own too and it may begin a new store there."""
     drill.shut(10)
     where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")

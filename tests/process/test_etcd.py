@@ -296,7 +296,13 @@ def test_servers_and_nodes_may_be_started_in_any_order(tmp_path):
 
 def test_an_answer_that_is_not_etcds_is_a_failure(monkeypatch):
     """Something else listens on the port."""
-    for status, data in ((200, b"<html>"), (200, b"[]"), (404, b"not found"), (500, b'{"message": "x"}'), (302, b"{}")):
+    for status, data in (
+        (200, b"<html>"),
+        (200, b"[]"),
+        (404, b"not found"),
+        (500, b'{"message": "x"}'),
+        (302, b"{}"),
+    ):
         monkeypatch.setattr(
             etcd_http.urllib3.PoolManager,
             "request",

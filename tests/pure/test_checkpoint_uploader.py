@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from elastic.checkpoint import saver
 from elastic.checkpoint.catalog import committed, read_payload
 from elastic.checkpoint.fakes import FakeClock
-from elastic.checkpoint.fsspec_store import open_store
 from elastic.checkpoint.fence import open_fence
+from elastic.checkpoint.fsspec_store import open_store
 from elastic.checkpoint.handoff import UploaderProcess, Uploads
 from elastic.checkpoint.offering import offer
 from elastic.checkpoint.save_queue import MOST_WAITING, offered

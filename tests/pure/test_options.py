@@ -148,7 +148,10 @@ def test_save_every_refuses_what_it_would_have_to_guess(text):
         (["a.py", "--save-every", "often"], "--save-every: expected 500steps"),
         (["a.py", "--hang-timeout", "0"], "--hang-timeout: expected seconds above 0"),
         (["a.py", "--hang-timeout", "never"], "auto or off, found 'never'"),
-        (["a.py", "--rdzv-backend", "zookeeper"], "--rdzv-backend: expected dir, c10d or etcd, found 'zookeeper'"),
+        (
+            ["a.py", "--rdzv-backend", "zookeeper"],
+            "--rdzv-backend: expected dir, c10d or etcd, found 'zookeeper'",
+        ),
         (["a.py", "--rdzv-backend", "etcd"], "give the members of the cluster"),
         (["a.py", "--rdzv-backend", "c10d"], "expected --rdzv-endpoint with --rdzv-backend c10d, found none"),
         (["a.py", "--run-dir"], "--run-dir: expected one argument"),

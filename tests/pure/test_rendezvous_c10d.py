@@ -138,7 +138,9 @@ def test_an_endpoint_is_a_host_and_perhaps_a_port(text, found):
     assert split_endpoint(text, 7) == found
 
 
-@pytest.mark.parametrize("text", ["", ":80", "a:", "a:0", "a:65536", "a:x", "::1", "a b", "a/b", "a:1:2", "ä"])
+@pytest.mark.parametrize(
+    "text", ["", ":80", "a:", "a:0", "a:65536", "a:x", "::1", "a b", "a/b", "a:1:2", "ä"]
+)
 def test_what_is_no_endpoint_is_refused(text):
     with pytest.raises(UsageError, match="expected an endpoint"):
         split_endpoint(text, 7)

@@ -85,7 +85,10 @@ class EtcdServers:
     def post(self, member: int, path: str, body: dict[str, object], token: str = "") -> dict:
         with urllib3.PoolManager(timeout=10.0) as pool:
             answer = pool.request(
-                "POST", f"{self.url(member)}/v3/{path}", body=json.dumps(body), headers={"Authorization": token}
+                "POST",
+                f"{self.url(member)}/v3/{path}",
+                body=json.dumps(body),
+                headers={"Authorization": token},
             )
         assert answer.status == 200, answer.data
         return answer.json()
