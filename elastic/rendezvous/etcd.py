@@ -22,6 +22,7 @@ from elastic.rendezvous.etcd_http import Access, EtcdHttp, NotFound, Unsure
 LEASE_S = 60
 RENEW_EVERY_S = 15.0
 PUBLISH_TRIES = 8
+FRESH_S = 0.005
 ROOT = "elastic"
 
 
@@ -36,7 +37,7 @@ class EtcdBackend:
         self._lease: str | None = None
         self._renewed_s = 0.0
         self._seen = 0
-        self._beats: dict[str, int] | None = None
+        self._beats: tuple[float, dict[str, int]] | None = None
         self._shown = 0
 
     def read(self) -> tuple[int, bytes] | None:
@@ -45,7 +46,7 @@ class EtcdBackend:
             "kv/txn", {"success": [self._range("group"), self._range("beat/", is_folder=True)]}
         )
         groups, beats = (_pairs(one.get("response_range")) for one in _list(answer, "responses", 2))
-        self._beats = self._counted(beats)
+        self._beats = self._clock.monotonic(), self._counted(beats)
         revision, value = (_revision(groups[0]), _value(groups[0])) if groups else (0, b"")
         if revision < self._seen:
             raise BackendFailed(
@@ -63,6 +64,7 @@ class EtcdBackend:
         return answer
 
     def beat(self, node_id: str) -> None:
+        self._beats = None
         with self._lock:
             self._counters[node_id] = self._counters.get(node_id, 0) + 1
             value = str(self._counters[node_id])
@@ -76,9 +78,9 @@ class EtcdBackend:
             self._put_beat(node_id, value, self._current_lease())
 
     def beats(self) -> dict[str, int]:
-        beats, self._beats = self._beats, None
-        if beats is not None:
-            return beats
+        brought, self._beats = self._beats, None
+        if brought is not None and self._clock.monotonic() - brought[0] < FRESH_S:
+            return brought[1]
         answer = self._call("kv/range", self._range("beat/", is_folder=True)["request_range"])
         return self._counted(_pairs(answer))
 
