@@ -21,9 +21,7 @@ from typing import Protocol
 
 from elastic.clock import Clock, SystemClock
 from elastic.errors import StoreFailed, UsageError
-from elastic.rendezvous.backend import BackendFailed
-from elastic.rendezvous.etcd import EtcdBackend
-from elastic.rendezvous.etcd_http import Access
+from elastic.rendezvous.backend import BackendFailed, PublishesGeneration
 
 FRESH_S = 1.0
 MIRROR_EVERY_S = 0.2
@@ -46,8 +44,12 @@ def open_fence(text: str | None) -> Fence:
         case "mirror":
             return MirrorFence(Path(where), SystemClock())
         case "etcd":
+            # Only here: an uploader that does not need them should not wait for what they import.
+            from elastic.rendezvous.etcd import EtcdBackend
+            from elastic.rendezvous.etcd_http import Access
+
             group, _, endpoints = where.partition(" ")
-            return EtcdFence(EtcdBackend(endpoints, group, Access.from_environment(os.environ)))
+            return ShownFence(EtcdBackend(endpoints, group, Access.from_environment(os.environ)))
     raise UsageError(f"expected a fence file:PATH, mirror:PATH or etcd:GROUP HOSTS, found {text!r}")
 
 
@@ -84,8 +86,8 @@ class MirrorFence:
             self._clock.sleep(_LOOK_S)
 
 
-class EtcdFence:
-    def __init__(self, backend: EtcdBackend) -> None:
+class ShownFence:
+    def __init__(self, backend: PublishesGeneration) -> None:
         self._backend = backend
 
     def newest(self) -> int:

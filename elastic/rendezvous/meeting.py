@@ -14,8 +14,6 @@ from elastic.errors import UsageError
 from elastic.rendezvous.backend import Backend, BackendFailed, BackendRefuses, MayHost
 from elastic.rendezvous.directory import DirectoryBackend
 from elastic.rendezvous.endpoint import split_endpoint
-from elastic.rendezvous.etcd import EtcdBackend
-from elastic.rendezvous.etcd_http import Access, EtcdHttp
 from elastic.rendezvous.group import RendezvousTimeout
 
 RETRY_S = 0.5
@@ -39,6 +37,8 @@ class Meeting:
             case "dir":
                 pass  # a folder is checked by who makes it
             case "etcd":
+                from elastic.rendezvous.etcd_http import Access, EtcdHttp  # as in `open`
+
                 EtcdHttp(self.endpoint, Access.from_environment(environ))
             case "c10d":
                 split_endpoint(self.endpoint, 1)
@@ -49,6 +49,9 @@ class Meeting:
             case "dir":
                 return DirectoryBackend(Path(self.endpoint))
             case "etcd":
+                from elastic.rendezvous.etcd import EtcdBackend  # a library that nobody else needs
+                from elastic.rendezvous.etcd_http import Access
+
                 return EtcdBackend(self.endpoint, self.group, Access.from_environment(environ))
             case "c10d":
                 from elastic.rendezvous.c10d import C10dBackend  # torch, which takes long to import

@@ -22,6 +22,7 @@ from elastic.rendezvous.backend import BackendFailed
 CONNECT_S = 0.5
 ANSWER_S = 1.0
 PAUSE_S = 0.5
+CUT_EVERY_S = 0.1
 
 _TIMEVAL = struct.Struct("@ll")  # seconds and microseconds, as the kernel takes limits of sockets
 
@@ -156,14 +157,22 @@ def _connect(host: str, port: int) -> TCPStore:
 
 @contextlib.contextmanager
 def _cut_after(limit_s: float, host: str, port: int) -> Iterator[None]:
-    """Whatever this process has to do with `host` and `port` ends with an error after `limit_s`."""
-    timer = threading.Timer(limit_s, _cut, (host, port))
-    timer.daemon = True
-    timer.start()
+    """From `limit_s` on, whatever this process has to do with `host` and `port` ends with an error; once is not enough, torch's client connects again."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        if not is_over.wait(limit_s):
+            _cut(host, port)
+            while not is_over.wait(CUT_EVERY_S):
+                _cut(host, port)
+
+    thread = threading.Thread(target=watch, name="store-limit", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        timer.cancel()
+        is_over.set()
+        thread.join()
 
 
 def _cut(host: str, port: int) -> None:

@@ -82,14 +82,9 @@ class EtcdServers:
                 return member
         raise AssertionError("nobody leads")
 
-    def post(self, member: int, path: str, body: dict[str, object], token: str = "") -> dict:
+    def post(self, member: int, path: str, body: dict[str, object]) -> dict:
         with urllib3.PoolManager(timeout=10.0) as pool:
-            answer = pool.request(
-                "POST",
-                f"{self.url(member)}/v3/{path}",
-                body=json.dumps(body),
-                headers={"Authorization": token},
-            )
+            answer = pool.request("POST", f"{self.url(member)}/v3/{path}", body=json.dumps(body))
         assert answer.status == 200, answer.data
         return answer.json()
 
