@@ -78,12 +78,18 @@ class MirrorFence:
         """Waits a moment for an agent that was asleep, as this process then was: what it saw before is worth nothing now."""
         deadline = self._clock.monotonic() + FRESH_S
         while True:
-            number, _, written = _read(self._path).partition(" ")
+            number, _, written = self._text().partition(" ")
             generation = _number(number, self._path)
             age_s = _awake_s() - _number(written, self._path) / 1e9
             if age_s < FRESH_S or self._clock.monotonic() > deadline:
                 return generation
             self._clock.sleep(_LOOK_S)
+
+    def _text(self) -> str:
+        try:
+            return _read(self._path)
+        except FileNotFoundError:
+            return "0 0"  # as from before the first look: an agent that lives writes one soon
 
 
 class ShownFence:

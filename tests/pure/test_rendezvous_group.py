@@ -120,6 +120,87 @@ def test_a_silent_member_is_evicted_and_fenced_when_it_comes_back(nodes: Nodes) 
     assert a.watch().open and b.watch().fenced
 
 
+class Cut(MemoryBackend):
+    """Cannot be reached while it is told so."""
+
+    is_away = False
+
+    def read(self) -> tuple[int, bytes] | None:
+        if self.is_away:
+            raise BackendFailed("away")
+        return super().read()
+
+
+def lone(backend: MemoryBackend, *, timeout_s: float = 120.0, floor: int = 0) -> Rendezvous:
+    return Rendezvous(
+        backend,
+        Node(id="a", address="a", nproc=1),
+        Policy(min_nodes=1, max_nodes=1, last_call_s=0.0, timeout_s=timeout_s),
+        keep_alive_s=KEEP_ALIVE_S,
+        clock=SystemClock(),
+        open_endpoint=lambda: "a:1",
+        floor=floor,
+    )
+
+
+def test_what_could_not_be_told_while_the_backend_was_away_is_told_when_it_is_back() -> None:
+    """A node's workers die while nobody can be told; its generation is still open when it comes to the next meeting."""
+    backend = Cut()
+    a = lone(backend)
+    assert a.join(never).number == 1
+    backend.is_away = True
+    with pytest.raises(BackendFailed):
+        a.close(core.FAILURE, step=1, counts=True)
+    looks: list[int] = []
+
+    def comes_back() -> bool:
+        looks.append(1)
+        backend.is_away = len(looks) < 3
+        return False
+
+    generation = a.join(comes_back)
+    assert (generation.number, generation.cause, generation.restarts) == (2, core.NODE_LOST, 0)
+    a.stop()
+
+
+def test_who_is_asked_to_leave_while_the_backend_is_away_leaves_without_a_word() -> None:
+    """The signal comes while it waits; a second node gives up by itself."""
+    backend = Cut()
+    backend.is_away = True
+    a = lone(backend, timeout_s=0.05)
+    with pytest.raises(Interrupted) as interrupted:
+        a.join(lambda: True)
+    assert not interrupted.value.others
+    with pytest.raises(BackendFailed):
+        a.join(never)
+    a.stop()
+
+
+def test_a_group_whose_state_was_lost_counts_on() -> None:
+    """The run directory shows generation 4, the backend nothing."""
+    backend = Cut()
+    a = lone(backend, floor=4)
+    generation = a.join(never)
+    assert (generation.number, generation.cause) == (5, core.RESUME)
+    a.stop()
+
+
+def test_another_run_under_the_same_name_starts_and_counts_on() -> None:
+    """What ended was complete: the same run would stop here, a new one begins; and while nobody ended anything it is let alone."""
+    backend = Cut()
+    a = lone(backend)
+    a.join(never)
+    assert a.reopen(is_new=True).open
+    a.done()
+    assert a.reopen().ended is not None
+    assert a.reopen(is_new=True).ended is None
+    b = lone(backend)
+    assert b.join(never).number == 2
+    assert b.begin_anew() == core.begin_anew(Group.parse(backend.history()[-1]))
+    a.stop()
+    b.stop()
+
+
 def admit(nodes: Nodes, a: Rendezvous, b: Rendezvous) -> None:
     """`a` is in alone; as soon as `b` waits, it is taken in."""
     waits = threading.Event()

@@ -1,0 +1,84 @@
+"""What tells an uploader the newest generation, above all where it sees it only through its agent."""
+
+import threading
+import time
+
+import pytest
+
+from elastic.checkpoint import fence
+from elastic.checkpoint.fakes import FakeClock
+from elastic.checkpoint.fence import Mirror, MirrorFence, NoFence, open_fence
+from elastic.errors import StoreFailed, UsageError
+from elastic.rendezvous.backend import BackendFailed
+
+
+def stamped(path, generation, *, age_s):
+    path.write_text(f"{generation} {int((time.clock_gettime(time.CLOCK_BOOTTIME) - age_s) * 1e9)}")
+
+
+def test_a_fresh_mirror_is_believed_at_once(tmp_path):
+    """The clock of the reader does not move."""
+    clock = FakeClock()
+    stamped(tmp_path / "m", 7, age_s=0.0)
+    assert MirrorFence(tmp_path / "m", clock).newest() == 7
+    assert clock.now == 1000.0
+
+
+def test_after_a_sleep_the_agents_next_look_counts(tmp_path):
+    """Agent and uploader were frozen for a minute, in which generation 8 began; the uploader wakes first."""
+    clock = FakeClock()
+    stamped(tmp_path / "m", 7, age_s=60.0)
+    nap = clock.sleep
+
+    def sleep(seconds):
+        nap(seconds)
+        if clock.now > 1000.3:
+            stamped(tmp_path / "m", 8, age_s=0.0)
+
+    clock.sleep = sleep
+    assert MirrorFence(tmp_path / "m", clock).newest() == 8
+
+
+def test_of_a_dead_agent_the_last_word_counts(tmp_path):
+    """Nobody writes the mirror any more."""
+    clock = FakeClock()
+    stamped(tmp_path / "m", 7, age_s=60.0)
+    assert MirrorFence(tmp_path / "m", clock).newest() == 7
+    assert fence.FRESH_S <= clock.now - 1000.0 < 2 * fence.FRESH_S
+
+
+def test_a_mirror_is_written_as_long_as_its_agent_lives(tmp_path):
+    """The store answers, fails, answers with an older number, and with a newer one."""
+    answers = [3, BackendFailed("away"), 1, 5]
+    came = threading.Event()
+
+    def shown():
+        if not answers:
+            came.set()
+            return 0
+        answer = answers.pop(0)
+        if isinstance(answer, BackendFailed):
+            raise answer
+        return answer
+
+    mirror = Mirror(shown, tmp_path / "m")
+    assert MirrorFence(tmp_path / "m", FakeClock()).newest() in (0, 3)
+    assert came.wait(timeout=60)
+    mirror.close()
+    number, _, written = (tmp_path / "m").read_text().partition(" ")
+    assert (number, written.isdecimal()) == ("5", True)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize("text", ["", "7", "7 x", "x 7", "7 7 7"])
+def test_a_mirror_that_is_none_stops_the_save(tmp_path, text):
+    (tmp_path / "m").write_text(text)
+    with pytest.raises(StoreFailed, match="expected the number"):
+        open_fence(f"mirror:{tmp_path / 'm'}").newest()
+
+
+def test_without_a_fence_nobody_is_fenced_and_an_unknown_one_is_refused():
+    assert isinstance(open_fence(None), NoFence)
+    assert open_fence(None).newest() == 0
+    with pytest.raises(UsageError, match="expected a fence"):
+        open_fence("smoke:signal")
