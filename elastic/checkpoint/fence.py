@@ -50,7 +50,8 @@ def open_fence(text: str | None) -> Fence:
 
             group, _, endpoints = where.partition(" ")
             return ShownFence(EtcdBackend(endpoints, group, Access.from_environment(os.environ)))
-    raise UsageError(f"expected a fence file:PATH, mirror:PATH or etcd:GROUP HOSTS, found {text!r}")
+        case _:
+            raise UsageError(f"expected a fence file:PATH, mirror:PATH or etcd:GROUP HOSTS, found {text!r}")
 
 
 class NoFence:
