@@ -3,10 +3,14 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
+import time
 
 import pytest
 from etcd_servers import EtcdServers, free_port
 
+from elastic.rendezvous.backend import BackendFailed
 from elastic.rendezvous.c10d import C10dBackend
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -97,3 +101,67 @@ def test_with_c10d_a_host_that_stays_away_ends_the_run_with_everything_saved(dri
     back = drill.start("--snapshot-every", "1", *where)
     back.ends_with(0)
     drill.is_like(undisturbed)
+
+
+HOST = """
+import sys
+from elastic.rendezvous.c10d import C10dBackend
+host = C10dBackend(sys.argv[1], "g")
+host.beat("host")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_frozen_host_of_the_store_blocks_nobody_for_longer_than_a_moment():
+    """SIGSTOP to the host under an established connection, whose answer torch's client would wait for without end; then SIGCONT."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST, endpoint], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert host.stdout is not None and host.stdout.readline() == b"ready\n"
+        node = C10dBackend(endpoint, "g")
+        assert node.compare_and_set(None, b"x")
+        found = node.read()
+        host.send_signal(signal.SIGSTOP)
+        for call in (node.read, node.beats, lambda: node.beat("n"), node.shown_generation):
+            began = time.monotonic()
+            with pytest.raises(BackendFailed, match="should answer within 1 s"):
+                call()
+            assert time.monotonic() - began < 10
+        host.send_signal(signal.SIGCONT)
+        deadline = time.monotonic() + 60
+        while (answer := _answer(node)) is None:
+            assert time.monotonic() < deadline
+        assert answer == found
+        node.beat("n")
+        assert set(node.beats()) == {"host", "n"}
+    finally:
+        host.kill()
+        host.communicate()
+
+
+def _answer(node):
+    try:
+        return node.read()
+    except BackendFailed:
+        return None
+
+
+def test_fresh_sets_a_run_aside_that_met_in_etcd_and_refuses_while_somebody_is_in_it(drill, etcd):
+    """The same name in etcd for the run that is in progress, and for the one that takes its place; then a run directory that somebody removed by hand."""
+    where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints, "--rdzv-id", drill.folder.name)
+    drill.shut(6)
+    first = drill.start(*where)
+    drill.stands(6, ranks=1)
+    early = drill.start(*where, "--fresh")
+    early.ends_with(2)
+    assert "is in use" in early.output
+    drill.open(6)
+    first.ends_with(0)
+    drill.start(*where, "--fresh").ends_with(0)
+    assert [event["generation"] for event in drill.events("generation_started")] == [2]
+    drill.run.local.rename(drill.folder / "elsewhere")
+    drill.start(*where).ends_with(0)
+    assert [event["generation"] for event in drill.events("generation_started")] == [3]
