@@ -22,6 +22,7 @@ from elastic.launch_env import HUGETLB, pin_threads
 from elastic.observe import metrics
 from elastic.observe.log import read_events
 from elastic.run_dir import RunDir
+from elastic.snapshot.area import Area
 
 RECIPES = Path(__file__).parent / "recipes"
 TINY = RECIPES / "tiny.py"
@@ -137,7 +138,7 @@ class Drill:
         env: dict[str, str] | None = None,
     ) -> Agent:
         """`elastic-train RECIPE --run-dir RUN OPTIONS -- ARGUMENTS`, saving every 4 steps unless the options say otherwise; not a new process, but forked from a warm one."""
-        words = self._words(options, recipe, arguments)
+        words = self._command(options, recipe, arguments)
 
         def fork(out: IO[bytes]) -> Process:
             start = Start(words=(str(AGENT), *words), env=self._env(env), out=out.fileno(), err=out.fileno())
@@ -147,7 +148,7 @@ class Drill:
 
     def start_anew(self, *options: str) -> Agent:
         """The same, imports and all."""
-        return self.execute([sys.executable, "-m", "elastic.cli", *self._words(options)])
+        return self.execute([sys.executable, "-m", "elastic.cli", *self._command(options)])
 
     def execute(self, words: list[str], env: dict[str, str] | None = None) -> Agent:
         def begin(out: IO[bytes]) -> Process:
@@ -163,7 +164,7 @@ class Drill:
 
         return self._begin(begin)
 
-    def _words(
+    def _command(
         self, options: tuple[str, ...], recipe: Path = TINY, arguments: tuple[str, ...] = ()
     ) -> list[str]:
         words = [str(recipe), "--run-dir", self.run.url, "--save-every", "4steps", *options]
@@ -249,6 +250,25 @@ class Drill:
                 return connection.connect_ex(config["socket_path"]) == 0
 
         self.waits_for(answers, "an uploader that serves")
+
+    def keeps(self, step: int, *nodes: Agent) -> None:
+        """Wait until the state after this step is whole in the memory of these nodes, or of all: it is copied beside the next step."""
+
+        def newest(agent: Agent) -> int:
+            kept = self.area_of(agent).newest()
+            return -1 if kept is None else int(kept.about["step"])
+
+        asked = nodes or [agent for agent in self.agents if agent.process.poll() is None]
+        self.waits_for(lambda: all(newest(agent) >= step for agent in asked), f"a snapshot of step {step}")
+
+    def area_of(self, agent: Agent) -> Area:
+        """The agent's memory for snapshots, opened as its workers open it."""
+
+        def found() -> Path | None:
+            links = Path(f"/proc/{agent.pid}/fd").iterdir()
+            return next((link for link in links if "elastic-snapshots" in _target(link)), None)
+
+        return Area.open(str(self.waits_for(found, "memory for snapshots")))
 
     @property
     def last_step(self) -> int:
@@ -426,6 +446,13 @@ def _folder(pid: int) -> Path | None:
         return Path(f"/proc/{pid}/cwd").readlink()
     except OSError:
         return None
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""
 
 
 def _words(pid: int) -> list[str]:
