@@ -22,7 +22,6 @@ from elastic.launch_env import HUGETLB, pin_threads
 from elastic.observe import metrics
 from elastic.observe.log import read_events
 from elastic.run_dir import RunDir
-from elastic.snapshot.area import Area
 
 RECIPES = Path(__file__).parent / "recipes"
 TINY = RECIPES / "tiny.py"
@@ -251,25 +250,6 @@ class Drill:
 
         self.waits_for(answers, "an uploader that serves")
 
-    def keeps(self, step: int, *nodes: Agent) -> None:
-        """Wait until the state after this step is whole in the memory of these nodes, or of all: it is copied beside the next step."""
-
-        def newest(agent: Agent) -> int:
-            kept = self.area_of(agent).newest()
-            return -1 if kept is None else int(kept.about["step"])
-
-        asked = nodes or [agent for agent in self.agents if agent.process.poll() is None]
-        self.waits_for(lambda: all(newest(agent) >= step for agent in asked), f"a snapshot of step {step}")
-
-    def area_of(self, agent: Agent) -> Area:
-        """The agent's memory for snapshots, opened as its workers open it."""
-
-        def found() -> Path | None:
-            links = Path(f"/proc/{agent.pid}/fd").iterdir()
-            return next((link for link in links if "elastic-snapshots" in _target(link)), None)
-
-        return Area.open(str(self.waits_for(found, "memory for snapshots")))
-
     @property
     def last_step(self) -> int:
         return int(metrics.read(self.run.metrics)[-1]["step"])
@@ -446,13 +426,6 @@ def _folder(pid: int) -> Path | None:
         return Path(f"/proc/{pid}/cwd").readlink()
     except OSError:
         return None
-
-
-def _target(link: Path) -> str:
-    try:
-        return str(link.readlink())
-    except OSError:
-        return ""
 
 
 def _words(pid: int) -> list[str]:

@@ -24,7 +24,6 @@ def test_workers_that_do_not_drain_are_killed_after_half_of_the_grace_and_their_
     drill.shut(10, 15)
     agent = drill.start(*MEMORY_ALONE, "--grace", "10s")
     drill.stands(10, ranks=1)
-    drill.keeps(9)
     agent.signal(signal.SIGTERM)
     agent.ends_with(75)
     assert "step 9 is saved" in agent.output.splitlines()[-1]
@@ -34,7 +33,6 @@ def test_workers_that_do_not_drain_are_killed_after_half_of_the_grace_and_their_
     drill.open(10)
     agent = drill.start(*MEMORY_ALONE, "--grace", "1h")
     drill.stands(15, ranks=1)
-    drill.keeps(14)
     agent.signal(signal.SIGTERM)
     drill.happens("drain_requested", generation=2)
     agent.signal(signal.SIGTERM)

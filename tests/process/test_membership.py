@@ -38,7 +38,6 @@ def test_the_node_of_rank_0_dies_and_the_other_goes_on(drill, undisturbed):
     options = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0", "--snapshot-every", "1")
     agents = [drill.start(*options) for _ in range(2)]
     drill.stands(10, ranks=2)
-    drill.keeps(9)
     doomed = drill.agent_of_rank(0, generation=1)
     (other,) = (agent for agent in agents if agent is not doomed)
     doomed.signal(signal.SIGKILL)
@@ -58,7 +57,6 @@ def test_a_frozen_node_is_given_up_and_joins_as_a_newcomer_when_it_wakes(drill, 
     options = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0", "--snapshot-every", "1")
     agents = [drill.start(*options) for _ in range(2)]
     drill.stands(6, ranks=2)
-    drill.keeps(5)
     frozen = drill.processes_of(drill.agent_of_rank(0, generation=1))
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
