@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 MARK = "ELASTIC_SOAK"
 VICTIMS = {"worker": 14, "warm parent": 2, "uploader": 2, "node": 2}
-WORDS = {"warm parent": "elastic.train.warm", "uploader": "elastic.checkpoint.uploader"}
+UPLOADER = "elastic.checkpoint.uploader"
 NODES, WORKERS = 2, 2
 LIMIT_S = 3600.0
 
@@ -85,14 +85,13 @@ class Soak:
         self.struck[kind] += 1
 
     def find(self, kind: str) -> list[int]:
-        """Processes of this run, by what they are; a worker is a child of a warm parent."""
-        parents = {pid: parent for pid, parent, words in self.processes() if WORDS["warm parent"] in words}
-        forked = [pid for pid, parent in parents.items() if parent in parents]
-        if kind == "worker":
-            return forked
-        if kind == "warm parent":
-            return [pid for pid in parents if pid not in forked]
-        return [pid for pid, _, words in self.processes() if WORDS[kind] in words]
+        """Processes of this run, by what they are: an agent has an uploader and a warm parent, which has the workers."""
+        everything = self.processes()
+        uploaders = {pid for pid, _, words in everything if UPLOADER in words}
+        agents = {agent.pid for agent in self.agents}
+        warm = {pid for pid, parent, _ in everything if parent in agents} - uploaders
+        workers = {pid for pid, parent, _ in everything if parent in warm}
+        return sorted({"uploader": uploaders, "warm parent": warm, "worker": workers}[kind])
 
     def processes(self) -> list[tuple[int, int, str]]:
         found = []
