@@ -26,6 +26,7 @@ VICTIMS = {"worker": 14, "warm parent": 2, "uploader": 2, "node": 2}
 UPLOADER = "elastic.checkpoint.uploader"
 NODES, WORKERS = 2, 2
 LIMIT_S = 3600.0
+PAUSES_S = (0.1, 3.0)  # four workers on two cores need about a second to their first step
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -146,7 +147,7 @@ def soak(args: argparse.Namespace, calm: Path, stormy: Path) -> int:
         for _ in range(NODES):
             run.start_node()
         while sum(run.struck.values()) < args.kills and not run.is_over():
-            time.sleep(run.draw.uniform(0.1, 1.5))
+            time.sleep(run.draw.uniform(*PAUSES_S))
             run.strike()
             print(f"\r{sum(run.struck.values())} kills", end="", flush=True)
         print(f"\r{dict(run.struck)} in {time.monotonic() - began_at:.0f} s; now the run may end", flush=True)

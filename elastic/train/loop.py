@@ -238,9 +238,10 @@ class Loop:
             diary.interval.took_snapshot(point.step)
         if snapshots is None:
             return None
-        snapshots.start(self._state.take_apart(), point, late=self._state.updated_addresses, patient=patient)
-        # In host memory the copy is complete already.
-        return self._finish_snapshot() if now or self._around.world.device.type == "cpu" else None
+        is_at_once = self._around.world.device.type == "cpu"  # the copy from host memory
+        late = frozenset[int]() if is_at_once else self._state.updated_addresses
+        snapshots.start(self._state.take_apart(), point, late=late, patient=patient)
+        return self._finish_snapshot() if now or is_at_once else None
 
     def _finish_snapshot(self) -> Taken | None:
         snapshots, diary = self._around.snapshots, self._around.diary
