@@ -146,6 +146,8 @@ def soak(args: argparse.Namespace, calm: Path, stormy: Path) -> int:
     try:
         for _ in range(NODES):
             run.start_node()
+        while not any(event["event"] == "first_step" for event in events(stormy)) and not run.is_over():
+            time.sleep(0.1)
         while sum(run.struck.values()) < args.kills and not run.is_over():
             time.sleep(run.draw.uniform(*PAUSES_S))
             run.strike()

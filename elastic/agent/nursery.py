@@ -28,6 +28,7 @@ from elastic.train import warm
 
 READY_LIMIT_S = 300.0
 FORK_LIMIT_S = 30.0
+MOST_KILLED_EARLY = 3
 _RECEIVE_BYTES = 64 * 1024
 _LAST_WORDS_BYTES = 2000
 _CLOCK = SystemClock()
@@ -75,6 +76,7 @@ class WarmParent:
         self._answers: list[dict[str, Any]] = []
         self._is_ready = False
         self.is_alive = True
+        self.ended_by: int | None = None  # exit code, or minus the signal's number
 
     @staticmethod
     def start(recipe: Path) -> "WarmParent":
@@ -165,7 +167,7 @@ class WarmParent:
         """End it, and with it its workers."""
         self.is_alive = False
         self._process.kill()
-        self._process.wait()
+        self.ended_by = self._process.wait()
 
     def close(self) -> None:
         self.kill()
@@ -258,6 +260,7 @@ class Nursery:
         self.say = say
         self._recipe = recipe
         self._said = ""
+        self._killed_early = 0
         self._parent: WarmParent | None = None
         self._code: frozenset[tuple[str, int]] = frozenset()
         self._is_hopeless = sys.platform != "linux"
@@ -308,8 +311,10 @@ class Nursery:
             self._parent = how(self._recipe)
 
     def _go_cold(self, reason: str) -> None:
-        # One that ended before it was ready would end again.
-        self._is_hopeless = self._parent is not None and not self._parent.is_ready
+        if self._parent is not None and not self._parent.is_ready:
+            # One that ended by itself before it was ready would end again; one that was killed, for want of memory say, has some more tries.
+            self._killed_early += 1
+            self._is_hopeless = self._parent.ended_by != _SIGKILLED or self._killed_early > MOST_KILLED_EARLY
         if reason != self._said:
             self._said = reason
             self.say(f"workers are not forked from the warm parent but started one by one: {reason}")

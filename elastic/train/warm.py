@@ -184,9 +184,11 @@ def go_on(recipe: Path, agent: socket.socket, agent_pid: int, printed: IO[bytes]
         worker.die_with(agent_pid)
         os.setsid()
         connection = agent.detach()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
         for descriptor in (1, 2):
             os.dup2(printed.fileno(), descriptor)
+        os.close(nothing)
         printed.close()
         # As `python -u`: what a worker prints is in its log at once.
         for name, descriptor in (("stdout", 1), ("stderr", 2)):

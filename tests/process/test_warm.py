@@ -268,6 +268,22 @@ def test_a_warm_parent_that_fails_while_it_imports_is_quoted_and_not_tried_again
     assert "FileNotFoundError" in node.said[0]
 
 
+def test_a_warm_parent_that_is_killed_while_it_imports_has_a_successor(pinned, tmp_path):
+    """As the kernel does for want of memory. The workers of that generation start cold, those of the next are forked."""
+    node = Node(tmp_path)
+    with node.nursery:
+        os.kill(node.warm_pid, signal.SIGKILL)
+        assert node.runs(node.nursery.start, "exit", "7")[0] == 7
+        assert not node.nursery._parent.is_alive
+        node.nursery.renew()
+        assert node.runs(node.nursery.start, "exit", "7")[0] == 7
+        assert node.nursery._parent.is_alive
+    assert [words.partition(":")[0] for words in node.said] == [
+        "workers are not forked from the warm parent but started one by one",
+        "the warm parent died; another one is started",
+    ]
+
+
 def test_workers_die_with_a_warm_parent_that_is_killed_and_the_next_ones_have_another(node, monkeypatch):
     """SIGTERM and SIGINT of a scheduler pass it by; then it gets SIGKILL, and the wait for its workers ends by itself."""
     for number in (signal.SIGTERM, signal.SIGINT):
