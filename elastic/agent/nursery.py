@@ -18,13 +18,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, NoReturn, Protocol, Self
 
 import elastic
 from elastic.agent.child import Child, Start, start_cold
 from elastic.checkpoint.wire import Lines, to_line
 from elastic.clock import SystemClock
-from elastic.train import warm
+from elastic.threads import threads
 
 READY_LIMIT_S = 300.0
 FORK_LIMIT_S = 30.0
@@ -33,6 +33,8 @@ _RECEIVE_BYTES = 64 * 1024
 _LAST_WORDS_BYTES = 2000
 _CLOCK = SystemClock()
 _SIGKILLED = -9
+
+GoOn = Callable[[Path, socket.socket, int, IO[bytes]], NoReturn]
 
 
 class NotWarm(Exception):  # noqa: N818 - a reason to start cold, not an error
@@ -96,22 +98,21 @@ class WarmParent:
         return WarmParent._begin(begin, *socket.socketpair())
 
     @staticmethod
-    def split_off(recipe: Path) -> "WarmParent":
-        """As `start`, for a process that will need torch itself: both have it once it is imported here, which takes seconds, and the rest only the warm parent imports."""
+    def split_off(recipe: Path, go_on: GoOn) -> "WarmParent":
+        """As `start`, for a process that needs torch itself: it is imported here, for both, and the rest only in the fork. go_on: what the fork does."""
         gc.disable()  # as the warm parent does while it imports
         importlib.import_module("torch")
         gc.enable()
-        if warm.threads() > 1:
-            return WarmParent.start(recipe)  # a thread of this process might hold a lock
+        if threads() > 1:
+            return WarmParent.start(recipe)
         agent_pid = os.getpid()
-
         ours, theirs = socket.socketpair()
 
         def begin(connection: socket.socket, printed: IO[bytes]) -> Process:
             pid = os.fork()
             if not pid:
                 ours.close()
-                warm.go_on(recipe, connection, agent_pid, printed)
+                go_on(recipe, connection, agent_pid, printed)
             return Forked(pid)
 
         return WarmParent._begin(begin, ours, theirs)
@@ -122,7 +123,7 @@ class WarmParent:
     ) -> "WarmParent":
         printed = tempfile.TemporaryFile()  # noqa: SIM115 - it is read as long as workers are forked
         # It is born with the signals blocked that it will let pass by, and so never without that protection.
-        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, warm.PASSED_BY)
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         try:
             process = begin(theirs, printed)
         finally:

@@ -27,6 +27,7 @@ from typing import IO, Any, NoReturn, TextIO
 
 from elastic.checkpoint.wire import to_line
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
+from elastic.threads import threads
 from elastic.train import worker
 from elastic.train.preload import Preloaded, preload
 
@@ -151,11 +152,6 @@ def unfit(preloaded: Preloaded) -> str | None:
     if torch.distributed.is_initialized():
         return "importing initialized a process group, which a forked process cannot share"
     return preloaded.flaw()
-
-
-def threads() -> int:
-    """Of this process, whoever started them."""
-    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def _open_files() -> list[str]:

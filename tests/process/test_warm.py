@@ -369,11 +369,12 @@ from pathlib import Path
 from elastic.agent.child import Start, start_cold, wait_for_news
 from elastic.agent.nursery import Nursery, WarmParent
 from elastic.launch_env import pin_threads
+from elastic.train import warm
 pin_threads()
 recipe = Path(sys.argv[1])
 if sys.argv[2] == "with a thread":
     threading.Thread(target=threading.Event().wait, daemon=True).start()
-with Nursery(recipe, lambda words: print(words, file=sys.stderr), WarmParent.split_off) as nursery:
+with Nursery(recipe, lambda words: print(words, file=sys.stderr), lambda recipe: WarmParent.split_off(recipe, warm.go_on)) as nursery:
     for start in (nursery.start, start_cold):
         with tempfile.TemporaryFile() as log:
             child = start(Start(words=(str(recipe), "tell", "--a"), env=os.environ | {"RANK": "3"}, out=log.fileno(), err=log.fileno()))
