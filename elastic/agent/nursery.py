@@ -303,6 +303,7 @@ class Nursery:
             except NotWarm as reason:
                 self._go_cold(str(reason))
             else:
+                self._killed_early = 0
                 return WarmChild(self._parent, pid)
         return start_cold(start)
 
