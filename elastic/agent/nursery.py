@@ -261,7 +261,7 @@ class Nursery:
         self.say = say
         self._recipe = recipe
         self._said = ""
-        self._killed_early = 0
+        self._killed_early: set[int] = set()  # pids, since one served
         self._parent: WarmParent | None = None
         self._code: frozenset[tuple[str, int]] = frozenset()
         self._is_hopeless = sys.platform != "linux"
@@ -303,7 +303,7 @@ class Nursery:
             except NotWarm as reason:
                 self._go_cold(str(reason))
             else:
-                self._killed_early = 0
+                self._killed_early.clear()
                 return WarmChild(self._parent, pid)
         return start_cold(start)
 
@@ -314,9 +314,10 @@ class Nursery:
 
     def _go_cold(self, reason: str) -> None:
         if self._parent is not None and not self._parent.is_ready:
-            # One that ended by itself before it was ready would end again; one that was killed, for want of memory say, has some more tries.
-            self._killed_early += 1
-            self._is_hopeless = self._parent.ended_by != _SIGKILLED or self._killed_early > MOST_KILLED_EARLY
+            # One that ended by itself before it was ready would end again; after one that was killed, for want of memory say, others are tried.
+            self._killed_early.add(self._parent.pid)
+            too_often = len(self._killed_early) > MOST_KILLED_EARLY
+            self._is_hopeless = self._parent.ended_by != _SIGKILLED or too_often
         if reason != self._said:
             self._said = reason
             self.say(f"workers are not forked from the warm parent but started one by one: {reason}")
