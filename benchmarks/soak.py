@@ -70,6 +70,10 @@ class Soak:
         self.agents.append(node)
 
     def strike(self) -> None:
+        for agent in [agent for agent in self.agents if agent.poll() is not None]:
+            # It was struck before it had begun, where a scheduler would start it again.
+            self.agents.remove(agent)
+            self.start_node()
         kind = self.draw.choices(list(VICTIMS), list(VICTIMS.values()))[0]
         if kind == "node" and len(self.find("worker")) < NODES * WORKERS:
             kind = "worker"  # the death of all nodes at once costs the steps since the checkpoint, and is no case of this test

@@ -15,7 +15,7 @@ import pytest
 from elastic import launch_env
 from elastic.agent import nursery as nursery_module
 from elastic.agent.child import Start, kill_session, start_cold, wait_for_news
-from elastic.agent.nursery import MOST_KILLED_EARLY, Nursery, WarmChild, installed_code
+from elastic.agent.nursery import Nursery, WarmChild, installed_code
 from elastic.agent.workers import WorkerPlan, Workers
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -273,7 +273,7 @@ def test_a_warm_parent_that_is_killed_while_it_imports_has_a_successor(pinned, t
     node = Node(tmp_path)
     with node.nursery:
         os.kill(node.warm_pid, signal.SIGKILL)
-        for _ in range(MOST_KILLED_EARLY + 1):  # workers of one generation
+        for _ in range(2):  # workers of one generation
             assert node.runs(node.nursery.start, "exit", "7")[0] == 7
         assert not node.nursery._parent.is_alive
         node.nursery.renew()
@@ -405,11 +405,11 @@ def test_a_worker_of_a_parent_that_split_off_sees_what_a_started_one_sees(node, 
     assert saw_warm == saw_cold
 
 
-def test_a_worker_does_not_undo_what_the_warm_parent_imported(node):
+def test_a_worker_does_not_undo_what_the_warm_parent_imported(node, monkeypatch):
     """A folder that a package made for itself when it was imported would be gone with the first worker that ends."""
     script = node.folder / "finalizers.py"
     script.write_text("import weakref, torch\nprint(sum(f.atexit for f in weakref.finalize._registry))\n")
-    node.recipe = script
+    monkeypatch.setattr(node, "recipe", script)
     assert node.runs(node.nursery.start)[1].splitlines()[0] == "0"
 
 
