@@ -440,13 +440,6 @@ def test_ctrl_c_while_everything_imports_leaves_nothing(drill):
     assert not drill.run.local.exists()
 
 
-def words(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
 def test_installing_a_package_renews_the_warm_parent_and_caching_byte_code_does_not(
     node, tmp_path, monkeypatch
 ):
