@@ -3,7 +3,7 @@
 python benchmarks/snapshot_cost.py [--repeats 5] [--steps 60] [--samples 32] [--nodes 1]
 
 ResNet-18 on 32x32 noise, two workers on gloo, of one node or of two, shards = workers. A run with `--snapshot-every 2` has both kinds of steps side by side: one that follows a
-snapshot pays for it, because the copy begins when the step before is written down and is over before the update; the next one pays nothing. The table shows medians, for each
+snapshot pays for it, because a state is copied after its step is written down, and so in the time of the next one; the step after that pays nothing. The table shows medians, for each
 run and over all. A run with `auto` shows the interval that it settled on.
 """
 

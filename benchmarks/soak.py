@@ -24,6 +24,7 @@ BIN = Path(sys.executable).parent
 MARK = "ELASTIC_SOAK"
 VICTIMS = {"worker": 14, "warm parent": 2, "uploader": 2, "node": 2}
 UPLOADER = "elastic.checkpoint.uploader"
+COLD = "elastic.train.worker"
 NODES, WORKERS = 2, 2
 LIMIT_S = 3600.0
 PAUSES_S = (0.1, 3.0)  # four workers on two cores need about a second to their first step
@@ -69,6 +70,10 @@ class Soak:
         self.agents.append(node)
 
     def strike(self) -> None:
+        for agent in [agent for agent in self.agents if agent.poll() is not None]:
+            # It was struck before it had begun, where a scheduler would start it again.
+            self.agents.remove(agent)
+            self.start_node()
         kind = self.draw.choices(list(VICTIMS), list(VICTIMS.values()))[0]
         if kind == "node" and len(self.find("worker")) < NODES * WORKERS:
             kind = "worker"  # the death of all nodes at once costs the steps since the checkpoint, and is no case of this test
@@ -86,12 +91,13 @@ class Soak:
         self.struck[kind] += 1
 
     def find(self, kind: str) -> list[int]:
-        """Processes of this run, by what they are: an agent has an uploader and a warm parent, which has the workers."""
+        """Processes of this run, by what they are: an agent has an uploader, a warm parent, which has the workers, or workers that started cold."""
         everything = self.processes()
         uploaders = {pid for pid, _, words in everything if UPLOADER in words}
+        cold = {pid for pid, _, words in everything if COLD in words}
         agents = {agent.pid for agent in self.agents}
-        warm = {pid for pid, parent, _ in everything if parent in agents} - uploaders
-        workers = {pid for pid, parent, _ in everything if parent in warm}
+        warm = {pid for pid, parent, _ in everything if parent in agents} - uploaders - cold
+        workers = {pid for pid, parent, _ in everything if parent in warm} | cold
         return sorted({"uploader": uploaders, "warm parent": warm, "worker": workers}[kind])
 
     def processes(self) -> list[tuple[int, int, str]]:

@@ -28,7 +28,6 @@ from elastic.threads import threads
 
 READY_LIMIT_S = 300.0
 FORK_LIMIT_S = 30.0
-MOST_KILLED_EARLY = 3
 _RECEIVE_BYTES = 64 * 1024
 _LAST_WORDS_BYTES = 2000
 _CLOCK = SystemClock()
@@ -261,7 +260,6 @@ class Nursery:
         self.say = say
         self._recipe = recipe
         self._said = ""
-        self._killed_early = 0
         self._parent: WarmParent | None = None
         self._code: frozenset[tuple[str, int]] = frozenset()
         self._is_hopeless = sys.platform != "linux"
@@ -313,9 +311,8 @@ class Nursery:
 
     def _go_cold(self, reason: str) -> None:
         if self._parent is not None and not self._parent.is_ready:
-            # One that ended by itself before it was ready would end again; one that was killed, for want of memory say, has some more tries.
-            self._killed_early += 1
-            self._is_hopeless = self._parent.ended_by != _SIGKILLED or self._killed_early > MOST_KILLED_EARLY
+            # One that ended by itself before it was ready would end again; after one that was killed, for want of memory say, another is tried.
+            self._is_hopeless = self._parent.ended_by != _SIGKILLED
         if reason != self._said:
             self._said = reason
             self.say(f"workers are not forked from the warm parent but started one by one: {reason}")

@@ -54,7 +54,7 @@ class Diary:
 class Surroundings:
     """What the loop stands in.
 
-    `diary` is None on every rank but the first, `snapshots` on every worker of a node but one, `faults` without a plan. `failures`: consecutive ones without a new step.
+    `diary` is None on every rank but the first, `snapshots` on every worker of a node but one, `faults` without a plan. `failures`: consecutive ones without a new step that may lie in the state.
     """
 
     world: World

@@ -273,7 +273,8 @@ def test_a_warm_parent_that_is_killed_while_it_imports_has_a_successor(pinned, t
     node = Node(tmp_path)
     with node.nursery:
         os.kill(node.warm_pid, signal.SIGKILL)
-        assert node.runs(node.nursery.start, "exit", "7")[0] == 7
+        for _ in range(2):  # workers of one generation
+            assert node.runs(node.nursery.start, "exit", "7")[0] == 7
         assert not node.nursery._parent.is_alive
         node.nursery.renew()
         assert node.runs(node.nursery.start, "exit", "7")[0] == 7
@@ -404,11 +405,11 @@ def test_a_worker_of_a_parent_that_split_off_sees_what_a_started_one_sees(node, 
     assert saw_warm == saw_cold
 
 
-def test_a_worker_does_not_undo_what_the_warm_parent_imported(node):
+def test_a_worker_does_not_undo_what_the_warm_parent_imported(node, monkeypatch):
     """A folder that a package made for itself when it was imported would be gone with the first worker that ends."""
     script = node.folder / "finalizers.py"
     script.write_text("import weakref, torch\nprint(sum(f.atexit for f in weakref.finalize._registry))\n")
-    node.recipe = script
+    monkeypatch.setattr(node, "recipe", script)
     assert node.runs(node.nursery.start)[1].splitlines()[0] == "0"
 
 
@@ -437,13 +438,6 @@ def test_ctrl_c_while_everything_imports_leaves_nothing(drill):
     agent.ends_with(130)
     drill.all_are_gone()
     assert not drill.run.local.exists()
-
-
-def words(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 def test_installing_a_package_renews_the_warm_parent_and_caching_byte_code_does_not(
