@@ -32,3 +32,17 @@ def test_every_failure_names_a_test_that_exists_or_says_that_nobody_notices_yet(
     test = row[-1].strip("`")
 
     assert test in names_of_tests() or (row[1], test) == ("nobody yet", "–")  # noqa: RUF001 - the dash of the table
+
+
+@pytest.mark.parametrize("row", rows("failures.md"), ids=lambda row: row[0][:40])
+def test_a_scenario_that_a_failure_names_exists(row):
+    scenario = row[-2].strip("`")
+
+    assert scenario == "–" or (ROOT / "tests/scenarios/cluster" / f"{scenario}.txt").is_file()  # noqa: RUF001 - the dash of the table
+
+
+def test_every_scenario_of_a_fault_is_named_by_a_failure():
+    named = {row[-2].strip("`") for row in rows("failures.md")} | {"undisturbed"}
+    there = {path.stem for path in (ROOT / "tests/scenarios/cluster").glob("*.txt")}
+
+    assert there <= named
