@@ -48,6 +48,7 @@ def docker(*words: str, check: bool = True, timeout_s: float | None = None) -> s
         text=True,
         check=False,
         timeout=timeout_s,
+        process_group=0,  # Ctrl-C goes to the tests alone, which then remove what they made
         # The classic builder needs no plugin, and this Dockerfile nothing that the other one has.
         env=os.environ | {"DOCKER_BUILDKIT": "0"},
     )
@@ -111,7 +112,7 @@ def _daemon() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="elastic-engine-"))
     log = folder / "dockerd.log"
     with log.open("wb") as out:
-        # A session of its own: Ctrl-C goes to the tests, which need the engine to remove what they made.
+        # A session of its own, because it must outlive Ctrl-C for as long as there is something to remove.
         daemon = subprocess.Popen(["dockerd"], stdout=out, stderr=out, start_new_session=True)
     try:
         yield _answer(daemon, log)

@@ -51,7 +51,8 @@ def mounts() -> list[Path]:
     base = Path(sys.base_prefix).resolve()
     # An interpreter of the distribution is in the base image too, and nothing may be mounted over that.
     ours = [] if base == Path("/usr") else [base]
-    return list(dict.fromkeys([*ours, Path(sys.prefix).resolve(), ROOT]))
+    # Scripts of the virtual environment begin with its name as it was when they were installed, which may be a link.
+    return list(dict.fromkeys([*ours, Path(sys.prefix).resolve(), Path(sys.prefix), ROOT]))
 
 
 def interpreter() -> Path:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+import compose
 from cluster import Cluster
 from engine import NoEngine, engine
 from image import ROOT, node_image
@@ -29,16 +30,16 @@ from scenario import Scenario, parse, rewritten
 
 from elastic.run_dir import RunDir
 
+COMPOSE = "compose"
 SCENARIOS = ROOT / "tests" / "scenarios" / "cluster"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """`verdict` is None where the scenario could not be played to its end; `kept` is the folder of what is left of a failure."""
+    """`verdict` is None where the case could not be played to its end; `kept` is the folder of what is left of a failure."""
 
-    scenario: Scenario
+    name: str
     verdict: Verdict | None
-    happened: list[str]
     complaints: list[str]
     took_s: float
     kept: Path | None
@@ -52,19 +53,21 @@ def main() -> int:
     parser.add_argument("--update", action="store_true")
     parser.add_argument("--list", action="store_true")
     wanted = parser.parse_args()
-    scenarios = [parse(path.stem, path.read_text()) for path in sorted(SCENARIOS.glob("*.txt"))]
-    if unknown := set(wanted.names) - {scenario.name for scenario in scenarios}:
-        parser.error(f"expected names of scenarios (--list), found {', '.join(sorted(unknown))}")
-    chosen = [scenario for scenario in scenarios if not wanted.names or scenario.name in wanted.names]
+    scenarios = {path.stem: parse(path.stem, path.read_text()) for path in sorted(SCENARIOS.glob("*.txt"))}
+    if unknown := set(wanted.names) - {*scenarios, COMPOSE}:
+        parser.error(f"expected names of cases (--list), found {', '.join(sorted(unknown))}")
     if wanted.list:
-        print("\n".join(f"{scenario.name:24}{scenario.title}" for scenario in chosen))
+        for name, scenario in scenarios.items():
+            print(f"{name:24}{scenario.title}")
+        print(f"{COMPOSE:24}{compose.TITLE}")
         return 0
-    # As Ctrl-C: what was started is removed on the way out.
-    signal.signal(signal.SIGTERM, _interrupt)
+    chosen = wanted.names or [*scenarios, COMPOSE]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
     try:
         with engine() as version:
-            print(f"Docker engine {version}; {len(chosen)} scenarios", flush=True)
-            return _play_all(chosen, update=wanted.update)
+            print(f"Docker engine {version}; {len(chosen)} cases", flush=True)
+            return _play_all(chosen, scenarios, update=wanted.update)
     except NoEngine as reason:
         print(f"\nNO CONTAINER CAN RUN HERE, NOTHING WAS TESTED: {reason}\n", file=sys.stderr)
         return 2
@@ -74,36 +77,36 @@ def main() -> int:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """What was started is removed on the way out, and an impatient second signal does not stop that."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
-def _play_all(scenarios: list[Scenario], *, update: bool) -> int:
+def _play_all(names: list[str], scenarios: dict[str, Scenario], *, update: bool) -> int:
     began_s = time.monotonic()
     image = node_image()
-    undisturbed = _undisturbed()
+    undisturbed = _undisturbed(TINY)
     outcomes = []
-    for scenario in scenarios:
-        outcome = _play(scenario, image, undisturbed, update=update)
+    for name in names:
+        outcome = _compose() if name == COMPOSE else _play(scenarios[name], image, undisturbed, update=update)
         outcomes.append(outcome)
-        print(
-            f"{scenario.name}: {'survived' if not outcome.complaints else 'FAILED'}, {outcome.took_s:.0f} s",
-            flush=True,
-        )
+        print(f"{name}: {'FAILED' if outcome.complaints else 'survived'}, {outcome.took_s:.0f} s", flush=True)
         for complaint in outcome.complaints:
             print(f"    {complaint}", flush=True)
         if outcome.kept is not None:
             print(f"    what it left is in {outcome.kept}", flush=True)
     Console().print(_table(outcomes))
-    print(f"{len(outcomes)} scenarios in {time.monotonic() - began_s:.0f} s")
+    print(f"{len(outcomes)} cases in {time.monotonic() - began_s:.0f} s")
     return 1 if any(outcome.complaints for outcome in outcomes) else 0
 
 
-def _undisturbed() -> Evidence:
+def _undisturbed(recipe: Path, *arguments: str) -> Evidence:
     """One worker on this machine, outside of any container, from start to end."""
     folder = Path(tempfile.mkdtemp(prefix="elastic-undisturbed-"))
-    words = [sys.executable, "-m", "elastic.cli", str(TINY), "--run-dir", str(folder / "run"), *SAVES]
+    words = [sys.executable, "-m", "elastic.cli", str(recipe), "--run-dir", str(folder / "run"), *SAVES]
     try:
-        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*words, "--", *arguments], check=True, stdout=subprocess.DEVNULL)
         return evidence(RunDir.parse(str(folder / "run")))
     finally:
         shutil.rmtree(folder)
@@ -130,14 +133,23 @@ def _play(scenario: Scenario, image: str, undisturbed: Evidence, *, update: bool
                 ]
         if complaints:
             kept = _keep(scenario.name, cluster)
-    return Outcome(
-        scenario=scenario,
-        verdict=verdict,
-        happened=happened,
-        complaints=complaints,
-        took_s=time.monotonic() - began_s,
-        kept=kept,
-    )
+    took_s = time.monotonic() - began_s
+    return Outcome(name=scenario.name, verdict=verdict, complaints=complaints, took_s=took_s, kept=kept)
+
+
+def _compose() -> Outcome:
+    began_s = time.monotonic()
+    verdict = None
+    try:
+        with compose.Compose() as project:
+            found = project.perform()
+        undisturbed = _undisturbed(ROOT / compose.RECIPE, *compose.ARGUMENTS)
+        verdict = judge(found, undisturbed, compose.WITHIN_S)
+        complaints = list(verdict.complaints)
+    except (WentWrong, TimeoutError, RuntimeError) as error:
+        complaints = [str(error)]
+    took_s = time.monotonic() - began_s
+    return Outcome(name=COMPOSE, verdict=verdict, complaints=complaints, took_s=took_s, kept=None)
 
 
 def _keep(name: str, cluster: Cluster) -> Path:
@@ -157,9 +169,7 @@ def _table(outcomes: list[Outcome]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("digest", no_wrap=True)
     for outcome in outcomes:
-        table.add_row(
-            outcome.scenario.name, "no" if outcome.complaints else "yes", *_measured(outcome.verdict)
-        )
+        table.add_row(outcome.name, "no" if outcome.complaints else "yes", *_measured(outcome.verdict))
     return table
 
 
