@@ -24,7 +24,7 @@ UNPRIVILEGED = 1000
 # Of the private range; most home and company networks use others.
 SUBNETS = IPv4Network("10.208.0.0/12")
 NETWORK_TRIES = 20
-END_S = 120.0
+END_S = 240.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

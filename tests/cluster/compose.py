@@ -28,7 +28,7 @@ WITHIN_S = 15.0
 # Long enough that three nodes are together for most of it, on a machine of two cores.
 ARGUMENTS = ("--epochs", "24")
 NODES = 3
-PATIENCE_S = 180.0
+PATIENCE_S = 240.0
 LOOK_S = 0.2
 RUN = "/runs/barlow"
 
