@@ -29,7 +29,7 @@ WITHIN_S = 15.0
 ARGUMENTS = ("--epochs", "24")
 NODES = 3
 PATIENCE_S = 240.0
-LOOK_S = 0.2
+LOOK_S = 2.0  # each look starts an interpreter
 RUN = "/runs/barlow"
 
 
