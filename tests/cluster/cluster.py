@@ -189,11 +189,14 @@ class Cluster:
 
     def _iptables(self, node: str, *words: str) -> None:
         pid = docker("inspect", "--format", "{{.State.Pid}}", self._name(node))
-        subprocess.run(
-            ["nsenter", "--target", pid, "--net", "iptables", "--wait", *words],
-            check=True,
-            capture_output=True,
-        )
+        if pid == "0":
+            raise RuntimeError(
+                f"expected {node} to run when its packets are to be dropped or let through, but it has ended"
+            )
+        words = ("nsenter", "--target", pid, "--net", "iptables", "--wait", *words)
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(words)}: exit code {done.returncode}: {done.stderr.strip()}")
 
     @property
     def _network(self) -> str:
