@@ -1,38 +1,69 @@
-"""What a snapshot after every step costs, and what `auto` chooses: seconds per step beside the same run without snapshots, in turns.
+"""What a snapshot after every step costs, and what `auto` chooses.
 
-python benchmarks/snapshot_cost.py [--repeats 5] [--steps 40] [--samples 32]
+python benchmarks/snapshot_cost.py [--repeats 5] [--steps 60] [--samples 32] [--nodes 1]
 
-ResNet-18 on 32x32 noise, two workers of one node on gloo, shards = workers. Each turn runs all settings one after another, so that what else the machine does hits all;
-the table shows medians over turns, and the median and the spread of the turns' ratios to `off`.
+ResNet-18 on 32x32 noise, two workers on gloo, of one node or of two, shards = workers. A run with `--snapshot-every 2` has both kinds of steps side by side: one that follows a
+snapshot pays for it, because a state is copied after its step is written down, and so in the time of the next one; the step after that pays nothing. The table shows medians, for each
+run and over all. A run with `auto` shows the interval that it settled on.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from steady import BIN, HERE, median_step_s, run
+from steady import BIN, HERE, WARM_UP, run
 
-SETTINGS = ("off", "1", "auto")
 WORKERS = 2
 
 
-def turn(args: argparse.Namespace, every: str) -> tuple[float, str]:
-    """(seconds per step, what `auto` chose last)."""
+def train(args: argparse.Namespace, every: str, folder: Path) -> None:
+    """Until all nodes have finished."""
+    words = [
+        BIN / "elastic-train",
+        HERE / "resnet_ours.py",
+        "--run-dir",
+        folder,
+        "--save-every",
+        "100000steps",
+    ]
+    words += ["--snapshot-every", every, "--nproc-per-node", WORKERS // args.nodes]
+    words += ["--min-nodes", args.nodes, "--max-nodes", args.nodes]
+    words += ["--", WORKERS, args.samples, args.steps]
+    with ThreadPoolExecutor(args.nodes) as nodes:
+        list(nodes.map(run, [words] * args.nodes))
+
+
+def paired(args: argparse.Namespace) -> tuple[float, float]:
+    """Seconds of a step that follows no snapshot, and of one that follows one."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
-        words = [BIN / "elastic-train", HERE / "resnet_ours.py", "--run-dir", folder]
-        words += ["--nproc-per-node", WORKERS, "--save-every", "100000steps", "--snapshot-every", every]
-        run([*words, "--", WORKERS, args.samples, args.steps])
+        train(args, "2", folder)
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    took = {line["step"]: line["time"] - before["time"] for before, line in itertools.pairwise(lines)}
+    # The first step's state is kept, then every second one's: it is the even steps that follow one.
+    without, following = (
+        statistics.median(s for step, s in took.items() if step > WARM_UP and step % 2 == rest)
+        for rest in (1, 0)
+    )
+    return without, following
+
+
+def chosen(args: argparse.Namespace) -> str:
+    """What `auto` chose last."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        train(args, "auto", folder)
         events = [
             json.loads(line) for path in folder.glob("events/*") for line in path.read_text().splitlines()
         ]
-    chosen = [str(e["every"]) for e in events if e["event"] == "snapshot_interval"]
-    return median_step_s([line["time"] for line in lines]), chosen[-1] if chosen else "-"
+    every = [str(e["every"]) for e in events if e["event"] == "snapshot_interval"]
+    return every[-1] if every else "-"
 
 
 def main() -> None:
@@ -40,25 +71,29 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--samples", type=int, default=32, help="samples a shard")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--nodes", type=int, default=1, choices=(1, 2))
     args = parser.parse_args()
-    turns = [{every: turn(args, every) for every in SETTINGS} for _ in range(args.repeats)]
+    runs = [paired(args) for _ in range(args.repeats)]
+    ratios = [following / without for without, following in runs]
     table = Table(
-        "snapshots",
-        "s/step",
-        "ratio to off",
-        "ratios of the turns",
-        "auto's interval",
-        title=f"ResNet-18 32x32, {args.samples} samples a shard, {WORKERS} workers",
+        "step",
+        "s",
+        "ratio",
+        "of the runs",
+        title=f"ResNet-18 32x32, {args.samples} samples a shard, {WORKERS} workers on {args.nodes} nodes",
     )
-    for every in SETTINGS:
-        seconds = statistics.median(each[every][0] for each in turns)
-        ratios = [each[every][0] / each["off"][0] for each in turns]
-        shown = " ".join(f"{ratio:.3f}" for ratio in ratios)
-        chosen = " ".join(each[every][1] for each in turns)
-        table.add_row(every, f"{seconds:.4f}", f"{statistics.median(ratios):.3f}", shown, chosen)
-    Console(width=140).print(table)
+    table.add_row("after none", f"{statistics.median(without for without, _ in runs):.4f}", "1", "")
+    table.add_row(
+        "after a snapshot",
+        f"{statistics.median(following for _, following in runs):.4f}",
+        f"{statistics.median(ratios):.3f}",
+        " ".join(f"{ratio:.3f}" for ratio in ratios),
+    )
+    console = Console(width=140)
+    console.print(table)
+    console.print(f"auto takes one every {chosen(args)} steps")
 
 
 if __name__ == "__main__":

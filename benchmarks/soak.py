@@ -23,9 +23,11 @@ HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 MARK = "ELASTIC_SOAK"
 VICTIMS = {"worker": 14, "warm parent": 2, "uploader": 2, "node": 2}
-WORDS = {"warm parent": "elastic.train.warm", "uploader": "elastic.checkpoint.uploader"}
+UPLOADER = "elastic.checkpoint.uploader"
+COLD = "elastic.train.worker"
 NODES, WORKERS = 2, 2
 LIMIT_S = 3600.0
+PAUSES_S = (0.1, 3.0)  # four workers on two cores need about a second to their first step
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -68,6 +70,10 @@ class Soak:
         self.agents.append(node)
 
     def strike(self) -> None:
+        for agent in [agent for agent in self.agents if agent.poll() is not None]:
+            # It was struck before it had begun, where a scheduler would start it again.
+            self.agents.remove(agent)
+            self.start_node()
         kind = self.draw.choices(list(VICTIMS), list(VICTIMS.values()))[0]
         if kind == "node" and len(self.find("worker")) < NODES * WORKERS:
             kind = "worker"  # the death of all nodes at once costs the steps since the checkpoint, and is no case of this test
@@ -85,14 +91,14 @@ class Soak:
         self.struck[kind] += 1
 
     def find(self, kind: str) -> list[int]:
-        """Processes of this run, by what they are; a worker is a child of a warm parent."""
-        parents = {pid: parent for pid, parent, words in self.processes() if WORDS["warm parent"] in words}
-        forked = [pid for pid, parent in parents.items() if parent in parents]
-        if kind == "worker":
-            return forked
-        if kind == "warm parent":
-            return [pid for pid in parents if pid not in forked]
-        return [pid for pid, _, words in self.processes() if WORDS[kind] in words]
+        """Processes of this run, by what they are: an agent has an uploader, a warm parent, which has the workers, or workers that started cold."""
+        everything = self.processes()
+        uploaders = {pid for pid, _, words in everything if UPLOADER in words}
+        cold = {pid for pid, _, words in everything if COLD in words}
+        agents = {agent.pid for agent in self.agents}
+        warm = {pid for pid, parent, _ in everything if parent in agents} - uploaders - cold
+        workers = {pid for pid, parent, _ in everything if parent in warm} | cold
+        return sorted({"uploader": uploaders, "warm parent": warm, "worker": workers}[kind])
 
     def processes(self) -> list[tuple[int, int, str]]:
         found = []
@@ -146,8 +152,10 @@ def soak(args: argparse.Namespace, calm: Path, stormy: Path) -> int:
     try:
         for _ in range(NODES):
             run.start_node()
+        while not any(event["event"] == "first_step" for event in events(stormy)) and not run.is_over():
+            time.sleep(0.1)
         while sum(run.struck.values()) < args.kills and not run.is_over():
-            time.sleep(run.draw.uniform(0.1, 1.5))
+            time.sleep(run.draw.uniform(*PAUSES_S))
             run.strike()
             print(f"\r{sum(run.struck.values())} kills", end="", flush=True)
         print(f"\r{dict(run.struck)} in {time.monotonic() - began_at:.0f} s; now the run may end", flush=True)

@@ -98,6 +98,7 @@ def _train(words: list[str]) -> int:
     from elastic.agent import preflight
     from elastic.agent.checks import check
     from elastic.agent.nursery import Nursery, WarmParent
+    from elastic.train import warm
 
     recipe = Path(options.recipe)
     preflight.uses_library(recipe)  # what is not Python is refused before it is read for its imports
@@ -106,7 +107,7 @@ def _train(words: list[str]) -> int:
     if words == sys.argv[1:]:  # this process is that command, and not a caller of `main`
         launch_env.ask_for_large_pages()
     # Only here and behind it: torch takes seconds to import, and the other commands do without it.
-    with Nursery(recipe, _say, WarmParent.split_off) as nursery:
+    with Nursery(recipe, _say, lambda recipe: WarmParent.split_off(recipe, warm.go_on)) as nursery:
         from elastic.agent.launch import launch
 
         return launch(options, nursery)

@@ -34,7 +34,7 @@ class AgentLink:
     save_every: str
     snapshot_every: str
     memory: str  # path of the node's snapshots to restore from; empty while it has none
-    failures: int  # consecutive ones without a new step
+    failures: int  # consecutive ones without a new step that may lie in the state
     error_folder: str  # directory of this generation's error files
     faults: str | None
 

@@ -19,7 +19,7 @@ from elastic.agent.environment import plan_worker
 from elastic.agent.holdoff import HoldOff
 from elastic.agent.memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, Memory
 from elastic.agent.nursery import Nursery
-from elastic.agent.restart import Action, Decision, Ended, Observation, decide
+from elastic.agent.restart import Action, Decision, Ended, Observation, decide, may_lie_in_the_state
 from elastic.agent.settings import Settings
 from elastic.agent.vigil import Vigil
 from elastic.agent.workers import Workers
@@ -107,6 +107,7 @@ class NodeAgent(LocalElasticAgent):
         self._started: Crew | None = None
         self._drain_asked = False
         self._is_done = False
+        self._blamed = 0  # of the consecutive failures without a new step, those that may lie in the state
 
     @property
     def wants_to_leave(self) -> bool:
@@ -186,6 +187,7 @@ class NodeAgent(LocalElasticAgent):
                     restarts=generation.restarts,
                 )
             )
+        self._blamed = min(self._blamed, generation.restarts)
         self._errors.mkdir(parents=True, exist_ok=True)
         plans = [
             plan_worker(
@@ -193,7 +195,7 @@ class NodeAgent(LocalElasticAgent):
                 worker,
                 self._settings,
                 generation=generation.number,
-                failures=generation.restarts,
+                failures=self._blamed,
                 control_page=self._page.path,
                 memory=self._memory.path,
                 errors=self._errors,
@@ -265,6 +267,8 @@ class NodeAgent(LocalElasticAgent):
                 case Action.REPORT_DONE:
                     self._report_done()
                 case Action.MEET:
+                    if watch is not None and watch.failure is not None:
+                        self._blamed += may_lie_in_the_state(watch.failure.message)
                     self._end_generation(decision.reason)
                     return None
                 case Action.CLOSE_AND_MEET:
@@ -356,6 +360,7 @@ class NodeAgent(LocalElasticAgent):
         self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors, self._culprit)
         # First the word, then the deed: while own workers die, the others kill theirs.
         group = self._group.close("failure", step=self._step, counts=True, failure=self.failure)
+        self._blamed += may_lie_in_the_state(self.failure.message)
         self._kill_workers()
         self._end_generation(decision.reason)
         if group.generation != self._log.generation or group.restarts <= self._settings.max_restarts:

@@ -18,13 +18,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, NoReturn, Protocol, Self
 
 import elastic
 from elastic.agent.child import Child, Start, start_cold
 from elastic.checkpoint.wire import Lines, to_line
 from elastic.clock import SystemClock
-from elastic.train import warm
+from elastic.threads import threads
 
 READY_LIMIT_S = 300.0
 FORK_LIMIT_S = 30.0
@@ -32,6 +32,8 @@ _RECEIVE_BYTES = 64 * 1024
 _LAST_WORDS_BYTES = 2000
 _CLOCK = SystemClock()
 _SIGKILLED = -9
+
+GoOn = Callable[[Path, socket.socket, int, IO[bytes]], NoReturn]
 
 
 class NotWarm(Exception):  # noqa: N818 - a reason to start cold, not an error
@@ -75,6 +77,7 @@ class WarmParent:
         self._answers: list[dict[str, Any]] = []
         self._is_ready = False
         self.is_alive = True
+        self.ended_by: int | None = None  # exit code, or minus the signal's number
 
     @staticmethod
     def start(recipe: Path) -> "WarmParent":
@@ -94,22 +97,21 @@ class WarmParent:
         return WarmParent._begin(begin, *socket.socketpair())
 
     @staticmethod
-    def split_off(recipe: Path) -> "WarmParent":
-        """As `start`, for a process that will need torch itself: both have it once it is imported here, which takes seconds, and the rest only the warm parent imports."""
+    def split_off(recipe: Path, go_on: GoOn) -> "WarmParent":
+        """As `start`, for a process that needs torch itself: it is imported here, for both, and the rest only in the fork. go_on: what the fork does."""
         gc.disable()  # as the warm parent does while it imports
         importlib.import_module("torch")
         gc.enable()
-        if warm.threads() > 1:
-            return WarmParent.start(recipe)  # a thread of this process might hold a lock
+        if threads() > 1:
+            return WarmParent.start(recipe)
         agent_pid = os.getpid()
-
         ours, theirs = socket.socketpair()
 
         def begin(connection: socket.socket, printed: IO[bytes]) -> Process:
             pid = os.fork()
             if not pid:
                 ours.close()
-                warm.go_on(recipe, connection, agent_pid, printed)
+                go_on(recipe, connection, agent_pid, printed)
             return Forked(pid)
 
         return WarmParent._begin(begin, ours, theirs)
@@ -120,7 +122,7 @@ class WarmParent:
     ) -> "WarmParent":
         printed = tempfile.TemporaryFile()  # noqa: SIM115 - it is read as long as workers are forked
         # It is born with the signals blocked that it will let pass by, and so never without that protection.
-        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, warm.PASSED_BY)
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         try:
             process = begin(theirs, printed)
         finally:
@@ -165,7 +167,7 @@ class WarmParent:
         """End it, and with it its workers."""
         self.is_alive = False
         self._process.kill()
-        self._process.wait()
+        self.ended_by = self._process.wait()
 
     def close(self) -> None:
         self.kill()
@@ -308,8 +310,9 @@ class Nursery:
             self._parent = how(self._recipe)
 
     def _go_cold(self, reason: str) -> None:
-        # One that ended before it was ready would end again.
-        self._is_hopeless = self._parent is not None and not self._parent.is_ready
+        if self._parent is not None and not self._parent.is_ready:
+            # One that ended by itself before it was ready would end again; after one that was killed, for want of memory say, another is tried.
+            self._is_hopeless = self._parent.ended_by != _SIGKILLED
         if reason != self._said:
             self._said = reason
             self.say(f"workers are not forked from the warm parent but started one by one: {reason}")

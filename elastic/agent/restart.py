@@ -12,6 +12,7 @@ from elastic.agent.hangs import Hung
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS, EXIT_PEER_LOST, EXIT_USAGE
 
 VICTIM_PATIENCE_S = 3.0
+_SIGKILL = 9
 
 
 class Action(Enum):
@@ -87,6 +88,11 @@ def decide(seen: Observation) -> Decision:
     if seen.newcomers and not seen.drain_asked:
         return Decision(Action.ASK_DRAIN, "a node is waiting to join")
     return Decision(Action.GO_ON, "training")
+
+
+def may_lie_in_the_state(message: str) -> bool:
+    """Whether a failure, by its message, may come from what the worker computed: SIGKILL comes from outside, or for want of memory."""
+    return not message.endswith(f"ended with signal {_SIGKILL}")
 
 
 def _by_workers(seen: Observation) -> Decision | None:

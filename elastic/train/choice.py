@@ -50,7 +50,7 @@ class Rejected:
 def choose(claims: Sequence[Claim], failures: int) -> tuple[list[Candidate], list[Rejected]]:
     """(what to try, best first; what is refused), from every rank's claim, in rank order.
 
-    failures: consecutive ones without a new step. A state that was restored three times without one is poison: the next older one is tried, and so on;
+    failures: consecutive ones without a new step, kills from outside aside. A state that was restored three times without one is poison: the next older one is tried, and so on;
     the oldest is never passed over, and the number of restarts is somebody else's limit.
     """
     candidates, rejected = _snapshots(claims)

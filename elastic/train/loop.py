@@ -54,7 +54,7 @@ class Diary:
 class Surroundings:
     """What the loop stands in.
 
-    `diary` is None on every rank but the first, `snapshots` on every worker of a node but one, `faults` without a plan. `failures`: consecutive ones without a new step.
+    `diary` is None on every rank but the first, `snapshots` on every worker of a node but one, `faults` without a plan. `failures`: consecutive ones without a new step that may lie in the state.
     """
 
     world: World
@@ -188,7 +188,7 @@ class Loop:
                 f"step {step.number} ended without gradients: expected step.backward(loss) or step.mean_loss(...) in the body of the loop"
             )
         step.reached("optimizer")
-        # Of an earlier step, which was copied beside this one.
+        # Of an earlier step, where it was copied beside this one.
         self._finish_snapshot()
         self._chain = _link(self._chain, outcome)
         point = Point(step=step.number, epoch=step.epoch, chain=self._chain, line=self._line(step, outcome))
@@ -238,9 +238,10 @@ class Loop:
             diary.interval.took_snapshot(point.step)
         if snapshots is None:
             return None
-        late = self._state.updated_addresses
-        snapshots.start(self._state.take_apart(), point, late=late, now=now, patient=patient)
-        return self._finish_snapshot() if now else None
+        is_at_once = self._around.world.device.type == "cpu"  # the copy from host memory
+        late = frozenset[int]() if is_at_once else self._state.updated_addresses
+        snapshots.start(self._state.take_apart(), point, late=late, patient=patient)
+        return self._finish_snapshot() if now or is_at_once else None
 
     def _finish_snapshot(self) -> Taken | None:
         snapshots, diary = self._around.snapshots, self._around.diary

@@ -91,7 +91,7 @@ def restore(  # noqa: PLR0913 - every place that a state can come from
     log: EventLog | None,
     clock: Clock,
 ) -> Loaded:
-    """failures: consecutive ones without a new step. Raises NothingLoads, StatesDiffer or PeerLost. `log` is rank 0's."""
+    """failures: consecutive ones without a new step that may lie in the state. Raises NothingLoads, StatesDiffer or PeerLost. `log` is rank 0's."""
     claims = [_parse(said) for said in world.gather(asdict(_claim(world, store, kept, clock)))]
     candidates, rejected = choose(claims, failures)
     for refused in rejected:

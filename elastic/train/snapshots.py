@@ -1,11 +1,9 @@
-"""The state after a step that is to be kept lies whole in memory that outlives this process, at the latest when the next step is reported as done.
+"""After a step that is to be kept, its state lies whole in memory that outlives this process, before the step is reported as done.
 
-One worker of a node, its local rank 0, writes for all, beside the next step. It does not make a state durable: the uploader takes checkpoints from the same memory.
+One worker of a node, its local rank 0, writes for all. From a GPU the copy goes on beside the next step, and is whole before that one is reported as done. It does not make a state durable: the uploader takes checkpoints from the same memory.
 """
 
-import time
 from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,17 +94,13 @@ class Snapshots:
         self._clock = clock
         self._facts = facts
         self._asked = False
-        self._beside = ThreadPoolExecutor(1, "snapshot")
-        self._under_way: Future[tuple[Taken | None, float]] | None = None
-        self._stalled_s = 0.0
-        self.cost_s = 0.0  # of the last one: training's, and of a processor beside it
+        self._under_way: _UnderWay | None = None
+        self.cost_s = 0.0  # of the last one
 
-    def start(
-        self, parts: Parts, point: Point, *, late: Collection[int], now: bool, patient: bool = False
-    ) -> bool:
+    def start(self, parts: Parts, point: Point, *, late: Collection[int], patient: bool = False) -> bool:
         """Begin to keep this state; False when there is no memory for it, or every slot is in use, now or (patient) for half a minute.
 
-        late: addresses of the tensors that nothing changes before the next update. now: no step follows that the copy could go on beside.
+        late: addresses of the tensors that nothing changes before the next update.
         """
         assert self._under_way is None, "the one before is finished first"
         document = {"state": parts.document, "step": point.step, "epoch": point.epoch, "chain": point.chain}
@@ -118,40 +112,22 @@ class Snapshots:
             return False
         area, slot = place
         began_at = self._clock.monotonic()
-        self._transfer.start(layout, area.body(slot), late, now=now)
-        it = _UnderWay(area=area, slot=slot, size_bytes=layout.size_bytes, point=point)
-        self._under_way = self._beside.submit(self._complete, it)
-        self._stalled_s = laid_out_s + self._clock.monotonic() - began_at
+        self._transfer.start(layout, area.body(slot), late)
+        self._under_way = _UnderWay(area=area, slot=slot, size_bytes=layout.size_bytes, point=point)
+        self.cost_s = laid_out_s + self._clock.monotonic() - began_at
         return True
 
     def finish(self) -> Taken | None:
-        """Wait until the one that was begun is published; None when none is under way, or when its state was changed under the copy."""
+        """Wait for the copy that was begun, and publish it, before the next step is reported as done; None when none is under way, or the state changed under it."""
         if self._under_way is None:
             return None
         began_at = self._clock.monotonic()
-        taken, busy_s = self._under_way.result()
-        self._under_way = None
-        self.cost_s = self._stalled_s + max(busy_s, self._clock.monotonic() - began_at)
-        return taken
-
-    def before_forward(self) -> None:
-        self._transfer.before_forward()
-
-    def before_update(self) -> None:
-        began_at = self._clock.monotonic()
-        self._transfer.before_update()
-        self._stalled_s += self._clock.monotonic() - began_at
-
-    def _complete(self, it: _UnderWay) -> tuple[Taken | None, float]:
-        """What was published, and the seconds of a processor that this took; on the thread beside training."""
-        began_s = time.thread_time()
-        if not self._transfer.complete():
+        it, self._under_way = self._under_way, None
+        if not self._transfer.wait():
             print(
-                f"the snapshot of step {it.point.step} is thrown away: the recipe changed parameters before the next step's sum. "
-                "From now on snapshots are copied before the step goes on, which takes longer",
-                flush=True,
+                f"the snapshot of step {it.point.step} is thrown away: parameters were changed before the next step's sum"
             )
-            return None, time.thread_time() - began_s
+            return None
         about = self._facts | {
             "step": it.point.step,
             "epoch": it.point.epoch,
@@ -159,7 +135,14 @@ class Snapshots:
             "checksum": checksum.of_image(it.area.body(it.slot)[: it.size_bytes]),
         }
         snapshot = it.area.publish(it.slot, size_bytes=it.size_bytes, about=_with_line(about, it.point.line))
-        return Taken(area=it.area, snapshot=snapshot), time.thread_time() - began_s
+        self.cost_s += self._clock.monotonic() - began_at
+        return Taken(area=it.area, snapshot=snapshot)
+
+    def before_forward(self) -> None:
+        self._transfer.before_forward()
+
+    def before_update(self) -> None:
+        self._transfer.before_update()
 
     def _place(self, size_bytes: int, *, patient: bool) -> tuple[Area, int] | None:
         # The very first snapshot of a process waits for the agent to make the memory; later ones are taken when it is there.

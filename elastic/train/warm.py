@@ -27,6 +27,7 @@ from typing import IO, Any, NoReturn, TextIO
 
 from elastic.checkpoint.wire import to_line
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
+from elastic.threads import threads
 from elastic.train import worker
 from elastic.train.preload import Preloaded, preload
 
@@ -153,11 +154,6 @@ def unfit(preloaded: Preloaded) -> str | None:
     return preloaded.flaw()
 
 
-def threads() -> int:
-    """Of this process, whoever started them."""
-    return len(list(Path("/proc/self/task").iterdir()))
-
-
 def _open_files() -> list[str]:
     found = []
     for link in Path("/proc/self/fd").iterdir():
@@ -184,9 +180,11 @@ def go_on(recipe: Path, agent: socket.socket, agent_pid: int, printed: IO[bytes]
         worker.die_with(agent_pid)
         os.setsid()
         connection = agent.detach()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
         for descriptor in (1, 2):
             os.dup2(printed.fileno(), descriptor)
+        os.close(nothing)
         printed.close()
         # As `python -u`: what a worker prints is in its log at once.
         for name, descriptor in (("stdout", 1), ("stderr", 2)):

@@ -137,7 +137,7 @@ class Drill:
         env: dict[str, str] | None = None,
     ) -> Agent:
         """`elastic-train RECIPE --run-dir RUN OPTIONS -- ARGUMENTS`, saving every 4 steps unless the options say otherwise; not a new process, but forked from a warm one."""
-        words = self._words(options, recipe, arguments)
+        words = self._command(options, recipe, arguments)
 
         def fork(out: IO[bytes]) -> Process:
             start = Start(words=(str(AGENT), *words), env=self._env(env), out=out.fileno(), err=out.fileno())
@@ -147,7 +147,7 @@ class Drill:
 
     def start_anew(self, *options: str) -> Agent:
         """The same, imports and all."""
-        return self.execute([sys.executable, "-m", "elastic.cli", *self._words(options)])
+        return self.execute([sys.executable, "-m", "elastic.cli", *self._command(options)])
 
     def execute(self, words: list[str], env: dict[str, str] | None = None) -> Agent:
         def begin(out: IO[bytes]) -> Process:
@@ -163,7 +163,7 @@ class Drill:
 
         return self._begin(begin)
 
-    def _words(
+    def _command(
         self, options: tuple[str, ...], recipe: Path = TINY, arguments: tuple[str, ...] = ()
     ) -> list[str]:
         words = [str(recipe), "--run-dir", self.run.url, "--save-every", "4steps", *options]

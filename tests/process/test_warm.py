@@ -268,6 +268,23 @@ def test_a_warm_parent_that_fails_while_it_imports_is_quoted_and_not_tried_again
     assert "FileNotFoundError" in node.said[0]
 
 
+def test_a_warm_parent_that_is_killed_while_it_imports_has_a_successor(pinned, tmp_path):
+    """As the kernel does for want of memory. The workers of that generation start cold, those of the next are forked."""
+    node = Node(tmp_path)
+    with node.nursery:
+        os.kill(node.warm_pid, signal.SIGKILL)
+        for _ in range(2):  # workers of one generation
+            assert node.runs(node.nursery.start, "exit", "7")[0] == 7
+        assert not node.nursery._parent.is_alive
+        node.nursery.renew()
+        assert node.runs(node.nursery.start, "exit", "7")[0] == 7
+        assert node.nursery._parent.is_alive
+    assert [words.partition(":")[0] for words in node.said] == [
+        "workers are not forked from the warm parent but started one by one",
+        "the warm parent died; another one is started",
+    ]
+
+
 def test_workers_die_with_a_warm_parent_that_is_killed_and_the_next_ones_have_another(node, monkeypatch):
     """SIGTERM and SIGINT of a scheduler pass it by; then it gets SIGKILL, and the wait for its workers ends by itself."""
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -347,6 +364,55 @@ while True:
 """
 
 
+SPLITTER = """
+import json, os, sys, tempfile, threading
+from pathlib import Path
+from elastic.agent.child import Start, start_cold, wait_for_news
+from elastic.agent.nursery import Nursery, WarmParent
+from elastic.launch_env import pin_threads
+from elastic.train import warm
+pin_threads()
+recipe = Path(sys.argv[1])
+if sys.argv[2] == "with a thread":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+with Nursery(recipe, lambda words: print(words, file=sys.stderr), lambda recipe: WarmParent.split_off(recipe, warm.go_on)) as nursery:
+    for start in (nursery.start, start_cold):
+        with tempfile.TemporaryFile() as log:
+            child = start(Start(words=(str(recipe), "tell", "--a"), env=os.environ | {"RANK": "3"}, out=log.fileno(), err=log.fileno()))
+            while child.poll() is None:
+                wait_for_news([child], 1000.0)
+            log.seek(0)
+            print(json.dumps({"code": child.poll(), "kind": type(child).__name__, "printed": log.read().decode()}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["alone", "with a thread"])
+def test_a_worker_of_a_parent_that_split_off_sees_what_a_started_one_sees(node, how):
+    """The agent has imported torch and forks itself; with a thread beside it, it starts a new process instead. Both fork workers."""
+    done = subprocess.run(
+        [sys.executable, "-c", SPLITTER, str(node.recipe), how], capture_output=True, text=True, check=True
+    )
+    assert not done.stderr.replace(PRINTED, "")
+    warm, cold = (json.loads(line) for line in done.stdout.splitlines())
+    assert (warm["code"], warm["kind"]) == (0, "WarmChild")
+    assert (cold["code"], cold["kind"]) == (0, "ColdChild")
+    saw_warm, saw_cold = (
+        json.loads(each["printed"].replace(PRINTED, "").splitlines()[0]) for each in (warm, cold)
+    )
+    # Its interpreter was started by the agent's own command line.
+    for seen in (saw_warm, saw_cold):
+        del seen["flags"]
+    assert saw_warm == saw_cold
+
+
+def test_a_worker_does_not_undo_what_the_warm_parent_imported(node, monkeypatch):
+    """A folder that a package made for itself when it was imported would be gone with the first worker that ends."""
+    script = node.folder / "finalizers.py"
+    script.write_text("import weakref, torch\nprint(sum(f.atexit for f in weakref.finalize._registry))\n")
+    monkeypatch.setattr(node, "recipe", script)
+    assert node.runs(node.nursery.start)[1].splitlines()[0] == "0"
+
+
 @pytest.mark.parametrize("when", ["importing", "ready"])
 def test_nothing_is_left_of_an_agent_that_is_killed(node, when):
     """A stand-in for the agent gets SIGKILL: while its warm parent imports, and once a worker of it stands."""
@@ -372,13 +438,6 @@ def test_ctrl_c_while_everything_imports_leaves_nothing(drill):
     agent.ends_with(130)
     drill.all_are_gone()
     assert not drill.run.local.exists()
-
-
-def words(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 def test_installing_a_package_renews_the_warm_parent_and_caching_byte_code_does_not(

@@ -1,5 +1,7 @@
 """The launcher's variables become one value; what is wrong with them is said."""
 
+import os
+
 import pytest
 
 from elastic import launch_env
@@ -94,3 +96,26 @@ def test_a_number_of_threads_that_is_none_is_refused(bare, value):
     bare.setenv("OMP_NUM_THREADS", value)
     with pytest.raises(UsageError, match="OMP_NUM_THREADS, found"):
         launch_env.pin_threads()
+
+
+@pytest.mark.parametrize(
+    ("mode", "before", "after"),
+    [
+        ("always [madvise] never", None, "glibc.malloc.hugetlb=1"),
+        ("always [madvise] never", "glibc.malloc.check=3", "glibc.malloc.check=3:glibc.malloc.hugetlb=1"),
+        ("always [madvise] never", "glibc.malloc.hugetlb=0", None),
+        ("[always] madvise never", None, None),
+        ("always madvise [never]", None, None),
+    ],
+)
+def test_large_pages_are_asked_for_once_and_only_where_that_helps(bare, tmp_path, mode, before, after):
+    """The process is not begun anew in the test; what it would find in its environment is looked at, and asking again changes nothing."""
+    begun = []
+    (tmp_path / "enabled").write_text(mode)
+    bare.setattr(launch_env, "LARGE_PAGES", tmp_path / "enabled")
+    bare.setattr(launch_env.os, "execv", lambda *words: begun.append(words))
+    bare.setenv("GLIBC_TUNABLES", before or "")
+    for _ in range(2):
+        launch_env.ask_for_large_pages()
+    assert os.environ["GLIBC_TUNABLES"] == (after or before or "")
+    assert len(begun) == (after is not None)
