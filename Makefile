@@ -3,7 +3,7 @@
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup train test check soak bench
+.PHONY: setup train test check cluster soak bench
 
 setup: $(READY)
 
@@ -34,6 +34,10 @@ $(READY): pyproject.toml
 	  $(BIN)/python -m pip install --group dev --editable .; \
 	fi
 	@touch $(READY)
+
+# Scenarios on containers; installs and starts a Docker engine where there is none and this is root. NAMES="zombie undisturbed" plays these alone.
+cluster: $(READY)
+	$(BIN)/python tests/cluster/run.py $(NAMES)
 
 # Two hundred random kills in one run; some ten minutes.
 soak: $(READY)

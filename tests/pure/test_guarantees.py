@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+NONE = "–"  # noqa: RUF001 - the dash of the table
 
 
 def rows(name):
@@ -29,6 +30,22 @@ def test_every_guarantee_names_a_module_and_a_test_that_exist(row):
 
 @pytest.mark.parametrize("row", rows("failures.md"), ids=lambda row: row[0][:40])
 def test_every_failure_names_a_test_that_exists_or_says_that_nobody_notices_yet(row):
-    test = row[-1].strip("`")
+    """A scenario of the cluster proves it as well as a test does."""
+    scenario, test = (cell.strip("`") for cell in row[-2:])
 
-    assert test in names_of_tests() or (row[1], test) == ("nobody yet", "–")  # noqa: RUF001 - the dash of the table
+    proven = test in names_of_tests() or (test == NONE and scenario != NONE)
+    assert proven or (row[1], test) == ("nobody yet", NONE)
+
+
+@pytest.mark.parametrize("row", rows("failures.md"), ids=lambda row: row[0][:40])
+def test_a_scenario_that_a_failure_names_exists(row):
+    scenario = row[-2].strip("`")
+
+    assert scenario == NONE or (ROOT / "tests/scenarios/cluster" / f"{scenario}.txt").is_file()
+
+
+def test_every_scenario_of_a_fault_is_named_by_a_failure():
+    named = {row[-2].strip("`") for row in rows("failures.md")} | {"undisturbed"}
+    there = {path.stem for path in (ROOT / "tests/scenarios/cluster").glob("*.txt")}
+
+    assert there <= named

@@ -1,0 +1,141 @@
+"""Either a Docker engine answers on this machine, or there is one sentence why none can.
+
+Where none runs and this process is root, one is installed from the distribution's packages and started; one that was started here is ended here. What was
+installed stays. It does not use an engine on another machine: nodes share folders of this one.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PACKAGES = ("docker.io", "iptables")
+START_S = 60.0
+STOP_S = 30.0
+_QUIET_APT = {"DEBIAN_FRONTEND": "noninteractive"}
+
+
+class NoEngine(Exception):  # noqa: N818 - a state of this machine, and whoever runs the tests decides what it means
+    """No container can run here; the message says why and what to do."""
+
+
+@contextmanager
+def engine() -> Iterator[str]:
+    """The version of an engine that runs until the end of the block. Raises NoEngine."""
+    _refuse_remote()
+    if version := _version():
+        yield version
+        return
+    if os.geteuid() != 0:
+        raise NoEngine(
+            "expected a Docker engine, found none that answers; start it (or run this as root, which installs and starts one)"
+        )
+    _need("dockerd", PACKAGES[0])
+    _need("iptables", PACKAGES[1])
+    with _daemon() as version:
+        yield version
+
+
+def docker(*words: str, check: bool = True, timeout_s: float | None = None) -> str:
+    """What `docker WORDS` prints on its standard output. Raises RuntimeError with its complaint if it fails and `check`."""
+    done = subprocess.run(
+        ["docker", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+        process_group=0,  # Ctrl-C goes to the tests alone, which then remove what they made
+        # The classic builder needs no plugin, and this Dockerfile nothing that the other one has.
+        env=os.environ | {"DOCKER_BUILDKIT": "0"},
+    )
+    if check and done.returncode:
+        raise RuntimeError(f"docker {' '.join(words)}: exit code {done.returncode}\n{done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def need_package(command: str, package: str) -> None:
+    """Have `command`, by installing `package` where it is missing. Raises NoEngine."""
+    if shutil.which(command) is None and os.geteuid() != 0:
+        raise NoEngine(
+            f"expected the command {command}, found none; install the package {package}, or run this as root"
+        )
+    _need(command, package)
+
+
+def _refuse_remote() -> None:
+    host = os.environ.get("DOCKER_HOST", "")
+    if host and not host.startswith("unix://"):
+        raise NoEngine(
+            f"expected an engine on this machine, found DOCKER_HOST={host}; its containers could not share folders of this machine. Unset it"
+        )
+
+
+def _version() -> str | None:
+    if shutil.which("docker") is None:
+        return None
+    try:
+        return docker("version", "--format", "{{.Server.Version}}", timeout_s=20.0) or None
+    except (RuntimeError, subprocess.TimeoutExpired):
+        return None
+
+
+def _need(command: str, package: str) -> None:
+    if shutil.which(command) is not None:
+        return
+    if shutil.which("apt-get") is None:
+        raise NoEngine(
+            f"expected {command} or apt-get to install {package} with, found neither; install Docker by hand"
+        )
+    print(f"installing {package}, because there is no {command}", flush=True)
+    for words in (["update"], ["install", "--yes", "--no-install-recommends", package]):
+        done = subprocess.run(
+            ["apt-get", "--quiet", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | _QUIET_APT,
+        )
+        if done.returncode:
+            raise NoEngine(
+                f"expected apt-get {' '.join(words)} to succeed, found: {_end(done.stderr or done.stdout)}"
+            )
+    if shutil.which(command) is None:
+        raise NoEngine(f"expected {command} in the package {package}, found none")
+
+
+@contextmanager
+def _daemon() -> Iterator[str]:
+    folder = Path(tempfile.mkdtemp(prefix="elastic-engine-"))
+    log = folder / "dockerd.log"
+    with log.open("wb") as out:
+        # A session of its own, because it must outlive Ctrl-C for as long as there is something to remove.
+        daemon = subprocess.Popen(["dockerd"], stdout=out, stderr=out, start_new_session=True)
+    try:
+        yield _answer(daemon, log)
+    finally:
+        daemon.terminate()
+        try:
+            daemon.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _answer(daemon: "subprocess.Popen[bytes]", log: Path) -> str:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and daemon.poll() is None:
+        if version := _version():
+            return version
+        time.sleep(0.2)
+    raise NoEngine(
+        f"expected dockerd to answer within {START_S:.0f} s, found: {_end(log.read_text(errors='replace'))}"
+    )
+
+
+def _end(text: str) -> str:
+    return " / ".join(text.strip().splitlines()[-3:]) or "nothing printed"

@@ -1,0 +1,165 @@
+"""A run is judged by what it left behind alone, the same way whatever was done to it; what is wrong is said in sentences.
+
+Every sample of every epoch counts exactly once where every step does and its chain value, a sum over losses and gradients of all steps so far, is that of
+the undisturbed run. It does not promise to see what left no trace: an event can be lost with its writer.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Record = dict[str, Any]
+
+# A generation opens a moment before its word reaches a save that is just being committed (docs/guarantees.md, limits).
+FENCE_TOLERANCE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Struck:
+    """A deed: when it began, by the wall clock of the machine that all nodes are on, and the newest step and generation of then."""
+
+    time: float
+    step: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """`events` by time, `metrics` as the file has them; `commits`: step and digest of every commit record; `damage`: what does not load, in sentences."""
+
+    events: Sequence[Record]
+    metrics: Sequence[Record]
+    commits: Sequence[Record]
+    damage: Sequence[str] = ()
+    struck: Sequence[Struck] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`next_step_s`: the longest time from a deed to the end of the next new step; None without a deed."""
+
+    complaints: tuple[str, ...]
+    digest: str | None
+    lost_steps: int
+    next_step_s: float | None
+
+    @property
+    def survived(self) -> bool:
+        return not self.complaints
+
+
+def judge(found: Evidence, undisturbed: Evidence, within_s: float) -> Verdict:
+    waits_s = [_next_step_s(struck, found.metrics) for struck in found.struck]
+    complaints = [
+        *_digest_differs(found, undisturbed),
+        *_steps_differ(found.metrics, undisturbed.metrics),
+        *_commits_are_wrong(found, undisturbed),
+        *_fenced_commits(found.events),
+        *_started_over(found.events),
+        *(
+            f"expected a new step within {within_s:g} s of each deed, found {wait_s:.1f} s"
+            for wait_s in waits_s
+            if wait_s > within_s
+        ),
+    ]
+    return Verdict(
+        complaints=tuple(complaints),
+        digest=next(iter(digests(found.events)), None),
+        lost_steps=sum(int(e["lost_steps"]) for e in found.events if e["event"] == "restored"),
+        next_step_s=max(waits_s, default=None),
+    )
+
+
+def digests(events: Sequence[Record]) -> list[str]:
+    return [str(event["digest"]) for event in events if event["event"] == "run_finished"]
+
+
+def history(events: Sequence[Record]) -> list[str]:
+    """One line for each generation: how many trained, why it began, and from what; nothing that depends on speed or on who came first."""
+    lines = []
+    for start in (e for e in events if e["event"] == "generation_started"):
+        number = start["generation"]
+        restored = [e for e in events if e["event"] == "restored" and e.get("generation") == number]
+        line = f"generation {number}: {start['world_size']} workers, {start['cause']}"
+        for event in restored[-1:]:
+            lost = f", {event['lost_steps']} lost" if event["lost_steps"] else ""
+            line += f"; restored step {event['step']} from {event['source']}{lost}"
+        lines.append(line)
+    return lines
+
+
+def _digest_differs(found: Evidence, undisturbed: Evidence) -> Iterator[str]:
+    there, expected = digests(found.events), digests(undisturbed.events)
+    if there != expected:
+        yield f"expected one end with the undisturbed digest {_short(expected)}, found {_short(there)}"
+
+
+def _short(texts: list[str]) -> str:
+    return ", ".join(text[:12] for text in texts) or "none"
+
+
+def _steps_differ(found: Sequence[Record], undisturbed: Sequence[Record]) -> Iterator[str]:
+    steps, expected = [line["step"] for line in found], [line["step"] for line in undisturbed]
+    if steps != expected:
+        counted = Counter(steps)
+        twice = [step for step, times in counted.items() if times > 1]
+        missing = [step for step in expected if step not in counted]
+        yield f"expected each of {len(expected)} steps once and in order, found missing {missing}, repeated {twice}"
+        return
+    for mine, theirs in zip(found, undisturbed, strict=True):
+        if mine["chain"] != theirs["chain"]:
+            yield f"expected the undisturbed run's chain value at step {mine['step']}, found another: what was trained differs from there on"
+            return
+
+
+def _commits_are_wrong(found: Evidence, undisturbed: Evidence) -> Iterator[str]:
+    yield from (f"expected every checkpoint to load, found damage: {damage}" for damage in found.damage)
+    records = Counter(record["step"] for record in found.commits)
+    told = Counter(int(e["step"]) for e in found.events if e["event"] == "checkpoint_committed")
+    for step, times in sorted((records | told).items()):
+        if times > 1:
+            yield f"expected one commit of step {step}, found {times}"
+    states = {record["step"]: record["digest"] for record in undisturbed.commits}
+    for record in found.commits:
+        if states.get(record["step"], record["digest"]) != record["digest"]:
+            yield f"expected the undisturbed state in the checkpoint of step {record['step']}, found another"
+    if not found.commits:
+        yield "expected a checkpoint of the last step, found none"
+
+
+def _fenced_commits(events: Sequence[Record]) -> Iterator[str]:
+    """A node that is in no newer generation may commit only until that one opens."""
+    starts = [e for e in events if e["event"] == "generation_started"]
+    for commit in (e for e in events if e["event"] == "checkpoint_committed"):
+        known = [s for s in starts if s["time"] < commit["time"] - FENCE_TOLERANCE_S]
+        if known and commit["node"] not in known[-1]["nodes"] and not _just_joined(commit, starts):
+            yield f"expected no commit from outside of generation {known[-1]['generation']}, found one of step {commit['step']} by {commit['node']}"
+
+
+def _just_joined(commit: Record, starts: Sequence[Record]) -> bool:
+    newest = [s for s in starts if s["time"] <= commit["time"]]
+    return bool(newest) and commit["node"] in newest[-1]["nodes"]
+
+
+def _started_over(events: Sequence[Record]) -> Iterator[str]:
+    reached = 0
+    for event in events:
+        if event["event"] == "restored" and event["step"] == 0 and reached > 0:
+            yield f"expected to go on from a saved state, found generation {event['generation']} at step 0 after step {reached}"
+        if event["event"] in ("generation_ended", "checkpoint_committed", "first_step"):
+            reached = max(reached, int(event["step"]))
+
+
+def _next_step_s(struck: Struck, metrics: Sequence[Record]) -> float:
+    """To the first new step of a newer generation, or of the same one if no other came; infinite where there is none.
+
+    A drain still finishes a step of its own, which says nothing of how long the group stood still. A deed after the last step costs nothing.
+    """
+    if metrics and struck.step == metrics[-1]["step"]:
+        return 0.0
+    new = [line for line in metrics if line["step"] > struck.step]
+    newer = [line for line in new if line["generation"] > struck.generation]
+    first = next(iter(newer or new), None)
+    return math.inf if first is None else max(0.0, float(first["time"]) - struck.time)

@@ -1,0 +1,184 @@
+"""`make cluster`: every scenario on containers, one table, exit 1 if one of them was not survived or went another way than written.
+
+    python tests/cluster/run.py [NAME ...]        some scenarios only
+    python tests/cluster/run.py --update          write what happened into the files, for a person to review
+    python tests/cluster/run.py --list
+
+Exit 2: no container can run here, and why. What a failed scenario left behind is kept, and named.
+"""
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import compose
+from cluster import Cluster
+from engine import NoEngine, engine
+from image import ROOT, node_image
+from oracle import Evidence, Verdict, history, judge
+from play import SAVES, TINY, Play, WentWrong, evidence
+from rich.console import Console
+from rich.table import Table
+from scenario import Scenario, parse, rewritten
+
+from elastic.run_dir import RunDir
+
+COMPOSE = "compose"
+SCENARIOS = ROOT / "tests" / "scenarios" / "cluster"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """`verdict` is None where the case could not be played to its end; `kept` is the folder of what is left of a failure."""
+
+    name: str
+    verdict: Verdict | None
+    complaints: list[str]
+    took_s: float
+    kept: Path | None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--update", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    wanted = parser.parse_args()
+    scenarios = {path.stem: parse(path.stem, path.read_text()) for path in sorted(SCENARIOS.glob("*.txt"))}
+    if unknown := set(wanted.names) - {*scenarios, COMPOSE}:
+        parser.error(f"expected names of cases (--list), found {', '.join(sorted(unknown))}")
+    if wanted.list:
+        for name, scenario in scenarios.items():
+            print(f"{name:24}{scenario.title}")
+        print(f"{COMPOSE:24}{compose.TITLE}")
+        return 0
+    chosen = wanted.names or [*scenarios, COMPOSE]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
+    try:
+        with engine() as version:
+            print(f"Docker engine {version}; {len(chosen)} cases", flush=True)
+            return _play_all(chosen, scenarios, update=wanted.update)
+    except NoEngine as reason:
+        print(f"\nNO CONTAINER CAN RUN HERE, NOTHING WAS TESTED: {reason}\n", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; every container is removed", file=sys.stderr)
+        return 130
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """What was started is removed on the way out, and an impatient second signal does not stop that."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _play_all(names: list[str], scenarios: dict[str, Scenario], *, update: bool) -> int:
+    began_s = time.monotonic()
+    image = node_image()
+    undisturbed = _undisturbed(TINY)
+    outcomes = []
+    for name in names:
+        outcome = _compose() if name == COMPOSE else _play(scenarios[name], image, undisturbed, update=update)
+        outcomes.append(outcome)
+        print(f"{name}: {'FAILED' if outcome.complaints else 'survived'}, {outcome.took_s:.0f} s", flush=True)
+        for complaint in outcome.complaints:
+            print(f"    {complaint}", flush=True)
+        if outcome.kept is not None:
+            print(f"    what it left is in {outcome.kept}", flush=True)
+    Console().print(_table(outcomes))
+    print(f"{len(outcomes)} cases in {time.monotonic() - began_s:.0f} s")
+    return 1 if any(outcome.complaints for outcome in outcomes) else 0
+
+
+def _undisturbed(recipe: Path, *arguments: str) -> Evidence:
+    """One worker on this machine, outside of any container, from start to end."""
+    folder = Path(tempfile.mkdtemp(prefix="elastic-undisturbed-"))
+    words = [sys.executable, "-m", "elastic.cli", str(recipe), "--run-dir", str(folder / "run"), *SAVES]
+    try:
+        subprocess.run([*words, "--", *arguments], check=True, stdout=subprocess.DEVNULL)
+        return evidence(RunDir.parse(str(folder / "run")))
+    finally:
+        shutil.rmtree(folder)
+
+
+def _play(scenario: Scenario, image: str, undisturbed: Evidence, *, update: bool) -> Outcome:
+    began_s = time.monotonic()
+    verdict, happened, kept = None, [], None
+    with Cluster(image) as cluster:
+        try:
+            found = Play(scenario, cluster).perform()
+            verdict, happened = judge(found, undisturbed, scenario.within_s), history(found.events)
+            complaints = list(verdict.complaints)
+        except (WentWrong, TimeoutError, RuntimeError) as error:
+            complaints = [str(error)]
+        if verdict is not None and happened != list(scenario.expected):
+            if update:
+                path = SCENARIOS / f"{scenario.name}.txt"
+                path.write_text(rewritten(path.read_text(), happened))
+            else:
+                complaints += [
+                    "expected " + " | ".join(scenario.expected),
+                    "found    " + " | ".join(happened),
+                ]
+        if complaints:
+            kept = _keep(scenario.name, cluster)
+    took_s = time.monotonic() - began_s
+    return Outcome(name=scenario.name, verdict=verdict, complaints=complaints, took_s=took_s, kept=kept)
+
+
+def _compose() -> Outcome:
+    began_s = time.monotonic()
+    verdict = None
+    try:
+        with compose.Compose() as project:
+            found = project.perform()
+        undisturbed = _undisturbed(ROOT / compose.RECIPE, *compose.ARGUMENTS)
+        verdict = judge(found, undisturbed, compose.WITHIN_S)
+        complaints = list(verdict.complaints)
+    except (WentWrong, TimeoutError, RuntimeError) as error:
+        complaints = [str(error)]
+    took_s = time.monotonic() - began_s
+    return Outcome(name=COMPOSE, verdict=verdict, complaints=complaints, took_s=took_s, kept=None)
+
+
+def _keep(name: str, cluster: Cluster) -> Path:
+    """The run, and what every node printed."""
+    folder = Path(tempfile.mkdtemp(prefix=f"elastic-failed-{name}-"))
+    shutil.copytree(cluster.shared, folder, dirs_exist_ok=True)
+    for node in cluster.nodes:
+        (folder / f"{node}.log").write_text(cluster.log(node, lines=2000))
+    return folder
+
+
+def _table(outcomes: list[Outcome]) -> Table:
+    table = Table(title="What survives what")
+    table.add_column("case", no_wrap=True)
+    table.add_column("survived")
+    for name in ("seconds to next step", "steps lost"):
+        table.add_column(name, justify="right")
+    table.add_column("digest", no_wrap=True)
+    for outcome in outcomes:
+        table.add_row(outcome.name, "no" if outcome.complaints else "yes", *_measured(outcome.verdict))
+    return table
+
+
+def _measured(verdict: Verdict | None) -> tuple[str, str, str]:
+    if verdict is None:
+        return "–", "–", "–"  # noqa: RUF001 - the dash of the table
+    waited = "–" if verdict.next_step_s is None else f"{verdict.next_step_s:.2f}"  # noqa: RUF001 - as above
+    return waited, str(verdict.lost_steps), (verdict.digest or "none")[:16]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""The oracle of the cluster finds each way in which a run can be wrong; a judge that passes everything would pass unseen."""
+
+from dataclasses import replace
+
+import pytest
+from oracle import Evidence, Struck, history, judge
+
+STEPS = 6
+
+
+def event(name, time, node="n1", generation=1, **fields):
+    return {"event": name, "time": time, "node": node, "generation": generation, **fields}
+
+
+def line(step, generation=1):
+    return {"step": step, "chain": f"c{step}", "time": 100.0 + step, "generation": generation}
+
+
+def run():
+    """Two nodes train six steps; n2 is lost after step 3, n1 goes on and commits steps 2 and 6."""
+    return Evidence(
+        events=[
+            event("generation_started", 100.0, world_size=2, nodes=["n1", "n2"], cause="start"),
+            event("restored", 100.1, step=0, source="none", lost_steps=0),
+            event("checkpoint_committed", 102.1, node="n2", step=2),
+            event("generation_ended", 103.5, step=3),
+            event("generation_started", 103.8, generation=2, world_size=1, nodes=["n1"], cause="node lost"),
+            event("restored", 103.9, generation=2, step=3, source="snapshot", lost_steps=0),
+            event("checkpoint_committed", 106.5, generation=2, step=6),
+            event("run_finished", 107.0, generation=2, digest="d" * 64),
+        ],
+        metrics=[line(step, 1 if step < 4 else 2) for step in range(1, STEPS + 1)],
+        commits=[{"step": 2, "digest": "s2"}, {"step": 6, "digest": "s6"}],
+        struck=[Struck(time=103.2, step=3, generation=1)],
+    )
+
+
+def complaints(found):
+    return judge(found, run(), within_s=1.0).complaints
+
+
+def test_a_run_that_went_well_survives_and_is_measured():
+    verdict = judge(run(), run(), within_s=1.0)
+
+    assert verdict.survived
+    assert verdict.digest == "d" * 64
+    assert verdict.lost_steps == 0
+    assert verdict.next_step_s == pytest.approx(0.8)
+    assert history(run().events) == [
+        "generation 1: 2 workers, start; restored step 0 from none",
+        "generation 2: 1 workers, node lost; restored step 3 from snapshot",
+    ]
+
+
+def with_events(change):
+    found = run()
+    return replace(found, events=sorted(change(list(found.events)), key=lambda e: e["time"]))
+
+
+def with_metrics(change):
+    found = run()
+    return replace(found, metrics=change(list(found.metrics)))
+
+
+WRONG = {
+    "another digest": (
+        with_events(lambda es: [*es[:-1], event("run_finished", 107.0, digest="e" * 64)]),
+        "undisturbed digest",
+    ),
+    "no end": (with_events(lambda es: es[:-1]), "undisturbed digest"),
+    "two ends": (with_events(lambda es: [*es, es[-1]]), "undisturbed digest"),
+    "a step is missing": (with_metrics(lambda ms: [*ms[:2], *ms[3:]]), "missing [3]"),
+    "a step is there twice": (with_metrics(lambda ms: [*ms[:3], *ms[2:]]), "repeated [3]"),
+    "steps are out of order": (with_metrics(lambda ms: [ms[1], ms[0], *ms[2:]]), "in order"),
+    "other samples": (
+        with_metrics(lambda ms: [*ms[:4], ms[4] | {"chain": "x"}, ms[5]]),
+        "chain value at step 5",
+    ),
+    "two commit records": (
+        replace(run(), commits=[*run().commits, run().commits[0]]),
+        "one commit of step 2",
+    ),
+    "two commits told": (
+        with_events(lambda es: [*es, event("checkpoint_committed", 102.2, step=2)]),
+        "one commit of step 2",
+    ),
+    "another state": (
+        replace(run(), commits=[{"step": 2, "digest": "x"}, run().commits[1]]),
+        "checkpoint of step 2, found another",
+    ),
+    "no checkpoint": (replace(run(), commits=[]), "a checkpoint of the last step"),
+    "damage": (replace(run(), damage=["step 2: torn"]), "step 2: torn"),
+    "a fenced commit": (
+        with_events(lambda es: [*es, event("checkpoint_committed", 105.5, node="n2", step=4)]),
+        "no commit from outside of generation 2, found one of step 4",
+    ),
+    "started over": (
+        with_events(
+            lambda es: [
+                *es[:5],
+                event("restored", 103.9, generation=2, step=0, source="none", lost_steps=3),
+                *es[6:],
+            ]
+        ),
+        "at step 0 after step 3",
+    ),
+    "too slow": (replace(run(), struck=[Struck(time=102.9, step=3, generation=1)]), "within 1 s"),
+    "no new step": (with_metrics(lambda ms: ms[:3]), "missing [4, 5, 6]"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_said(name):
+    """One thing is wrong with a run that is otherwise as it should be."""
+    found, complaint = WRONG[name]
+
+    assert any(complaint in said for said in complaints(found)), complaints(found)
+
+
+def test_a_commit_right_after_a_generation_opened_is_nobodys_fault():
+    found = with_events(lambda es: [*es, event("checkpoint_committed", 104.0, node="n2", step=4)])
+
+    assert not complaints(found)
+
+
+def test_a_drain_is_measured_to_the_first_step_of_the_next_generation():
+    """The step that a drain still finishes comes soon; counting that one would hide how long the group stood still."""
+    found = replace(run(), struck=[Struck(time=101.5, step=1, generation=1)])
+
+    assert judge(found, run(), within_s=9.0).next_step_s == pytest.approx(2.5)

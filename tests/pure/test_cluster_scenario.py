@@ -1,0 +1,109 @@
+"""The language of the cluster's scenarios is read whole or refused with its line."""
+
+from pathlib import Path
+
+import pytest
+from scenario import (
+    Deed,
+    End,
+    Hold,
+    Open,
+    Release,
+    Shut,
+    Stands,
+    Start,
+    Strike,
+    Until,
+    parse,
+    rewritten,
+)
+
+SCENARIOS = Path(__file__).parents[1] / "scenarios" / "cluster"
+
+TEXT = """\
+# Something happens.
+# More about it.
+options --max-restarts 0
+within 2.5s
+start 2 --max-nodes 3
+shut 6 10
+stands 6
+pause node of rank 0
+kill worker of rank 1
+cut nodes of ranks 0 1
+terminate every node
+until restored generation=2 source=peer
+hold 5s
+release
+open 6
+end 137 0
+> generation 1: 2 workers, start
+"""
+
+
+def test_every_word_is_read_as_it_is_meant():
+    scenario = parse("name", TEXT)
+
+    assert scenario.title == "Something happens."
+    assert scenario.options == ("--max-restarts", "0")
+    assert scenario.within_s == 2.5
+    assert scenario.expected == ("generation 1: 2 workers, start",)
+    assert scenario.commands == (
+        Start(nodes=2, options=("--max-nodes", "3")),
+        Shut(steps=(6, 10)),
+        Stands(step=6),
+        Strike(deed=Deed.PAUSE, ranks=(0,), is_worker=False),
+        Strike(deed=Deed.KILL, ranks=(1,), is_worker=True),
+        Strike(deed=Deed.CUT, ranks=(0, 1), is_worker=False),
+        Strike(deed=Deed.TERMINATE, ranks=None, is_worker=False),
+        Until(event="restored", fields={"generation": 2, "source": "peer"}),
+        Hold(seconds=5.0),
+        Release(),
+        Open(step=6),
+        End(codes=(0, 137)),
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "explode",
+        "start",
+        "start two",
+        "stands",
+        "kill",
+        "kill node",
+        "kill node of rank x",
+        "pause worker of rank 0",
+        "until",
+        "until restored generation",
+        "hold 5",
+        "release now",
+        "within soon",
+    ],
+)
+def test_a_line_that_means_nothing_is_named(line):
+    """Each line is nearly right; passing over it would make a scenario that tests less than it says."""
+    with pytest.raises(ValueError, match="name, line 3"):
+        parse("name", f"# Title.\nstart 1\n{line}\n")
+
+
+@pytest.mark.parametrize("text", ["start 1\n", "# Title.\nopen 1\n", ""])
+def test_a_scenario_without_a_title_or_a_start_is_refused(text):
+    with pytest.raises(ValueError, match="expected a comment"):
+        parse("name", text)
+
+
+def test_what_happened_takes_the_place_of_what_was_expected_and_nothing_else_changes():
+    written = rewritten(TEXT, ["one", "two"])
+
+    assert written == TEXT.replace("> generation 1: 2 workers, start\n", "> one\n> two\n")
+    assert parse("name", written).expected == ("one", "two")
+
+
+@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.txt")), ids=lambda path: path.stem)
+def test_every_scenario_of_the_cluster_can_be_read_and_expects_something(path):
+    scenario = parse(path.stem, path.read_text())
+
+    assert scenario.expected
+    assert isinstance(scenario.commands[-1], End)
