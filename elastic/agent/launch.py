@@ -36,6 +36,7 @@ from elastic.observe.log import EventLog
 from elastic.options import HangTimeout, Options
 from elastic.rendezvous.address import new_node_id, node_address
 from elastic.rendezvous.backend import Backend
+from elastic.rendezvous.calls import Calls
 from elastic.rendezvous.core import Policy
 from elastic.rendezvous.group import Rendezvous
 from elastic.rendezvous.meeting import linger
@@ -44,6 +45,7 @@ from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
 from elastic.run_dir import RunDir
 
 SAVE_DEADLINE_S = 600.0
+CALLS_PER_KEEP_ALIVE = 8
 STOP_S = 30.0
 
 
@@ -112,15 +114,18 @@ def _run(  # noqa: PLR0913 - what was checked, in the order of checking
         scratch = Path(tempfile.mkdtemp(prefix="elastic-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         console = Tail(run, open_screen(sys.stdout), clock)
+        calls = _open_calls(node, address, options.keep_alive_s)
+        stack.callback(calls.close)
         rendezvous = Rendezvous(
             backend,
-            Node(id=node, address=address, nproc=nproc),
+            Node(id=node, address=address, nproc=nproc, port=calls.port),
             _policy(options, declared),
             keep_alive_s=options.keep_alive_s,
             clock=clock,
             open_endpoint=host.open,
             say=lambda reason, aloud: console.say(reason) if aloud else None,
             floor=floor,
+            calls=calls,
         )
         if options.fresh and meeting.kind != "dir":
             rendezvous.begin_anew()
@@ -172,6 +177,15 @@ def _run(  # noqa: PLR0913 - what was checked, in the order of checking
             linger(backend, node, clock)
         console.stop()
         return farewell(agent, run, log)
+
+
+def _open_calls(node: str, address: str, keep_alive_s: float) -> Calls:
+    try:
+        return Calls(node, address, keep_alive_s / CALLS_PER_KEEP_ALIVE)
+    except OSError as error:
+        raise UsageError(
+            f"expected an address of this machine that the other nodes reach, found {address!r} ({error}); correct --local-addr"
+        ) from error
 
 
 def _policy(options: Options, declared: Identity | None) -> Policy:

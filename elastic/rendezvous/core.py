@@ -4,12 +4,13 @@ A transition that names a generation changes nothing once the group has moved on
 present. It does not promise that a transition takes effect: the shell must get it through compare-and-set, and looks again if not.
 """
 
-from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from elastic.errors import EXIT_COMPLETE
 from elastic.rendezvous.membership import Failure, Group, Node, Verdict
+from elastic.rendezvous.reach import Complaint, cut_off
 
 START = "start"
 RESUME = "resume"
@@ -17,6 +18,7 @@ NODE_LOST = "node lost"
 NODE_LEFT = "node left"
 NODE_JOINED = "node joined"
 FAILURE = "failure"
+CUT = "because the network between the others and me is cut"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ class Decision:
     reason: str
 
 
-def decide(group: Group, me: Node, *, alive: Collection[str], timing: Timing, policy: Policy) -> Decision:
+def decide(group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, policy: Policy) -> Decision:
     """What `me`, whose workers are stopped, does about this group. `alive` holds the ids of all live nodes, mine included."""
     if group.ended is not None:
         return Decision(action=Action.STOP, reason=f"the run has ended: {group.ended.reason}")
@@ -73,20 +75,25 @@ def decide(group: Group, me: Node, *, alive: Collection[str], timing: Timing, po
             action=Action.JOIN, reason=f"not yet waiting for a generation after {group.generation}"
         )
     if group.open:
+        why = f", {CUT}" if me.id in group.apart else ""
         return Decision(
-            action=Action.WAIT, reason=f"waiting: generation {group.generation} is open without me"
+            action=Action.WAIT, reason=f"waiting: generation {group.generation} is open without me{why}"
         )
     return _decide_forming(group, me, alive=alive, timing=timing, policy=policy)
 
 
 def _decide_forming(
-    group: Group, me: Node, *, alive: Collection[str], timing: Timing, policy: Policy
+    group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, policy: Policy
 ) -> Decision:
     number = group.generation + 1
     waited_s = 0.0 if timing.closed_since_s is None else timing.now_s - timing.closed_since_s
     nodes = admitted(queue(group, alive=alive), policy=policy)
-    busy = [n.id for n in group.members if n.id in alive and n.id not in group.waiting_ids]
-    if busy:
+    apart = _apart(group, alive=alive)
+    # One that is apart may be held up by what it cannot reach, and disturbs nobody.
+    busy = [n.id for n in group.members if n.id in alive - apart and n.id not in group.waiting_ids]
+    if me.id in apart:
+        reason = f"generation {number} is formed without me, {CUT}"
+    elif busy:
         reason = f"generation {number} waits for {', '.join(busy)} to stop their workers"
     elif len(nodes) < policy.min_nodes:
         reason = f"generation {number} waits for nodes: {len(nodes)} of at least {policy.min_nodes} are here"
@@ -103,7 +110,7 @@ def _decide_forming(
     return Decision(action=Action.WAIT, reason=reason)
 
 
-def timed(last: Timing, group: Group, *, alive: Collection[str], now_s: float, policy: Policy) -> Timing:
+def timed(last: Timing, group: Group, *, alive: AbstractSet[str], now_s: float, policy: Policy) -> Timing:
     """`last`, brought up to what is seen now: a stretch of time goes on as long as its condition holds at every look."""
     is_closed = not group.open and group.ended is None
     is_enough = len(admitted(queue(group, alive=alive), policy=policy)) >= policy.min_nodes
@@ -133,16 +140,23 @@ def _continues(group: Group, nodes: tuple[Node, ...]) -> bool:
     return any(node.id in group.member_ids for node in nodes)
 
 
-def lost_members(group: Group, *, alive: Collection[str]) -> tuple[str, ...]:
+def lost_members(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
     """Members of the open generation that no longer answer."""
     return tuple(n.id for n in group.members if n.id not in alive) if group.open else ()
 
 
-def queue(group: Group, *, alive: Collection[str]) -> tuple[Node, ...]:
-    """The live waiting nodes in the rank order of the next generation: previous members keep theirs, then by arrival."""
-    waiting = {node.id: node for node in group.waiting if node.id in alive}
+def queue(group: Group, *, alive: AbstractSet[str]) -> tuple[Node, ...]:
+    """The live waiting nodes that can be reached, in the rank order of the next generation: previous members keep theirs, then by arrival."""
+    apart = _apart(group, alive=alive)
+    waiting = {node.id: node for node in group.waiting if node.id in alive and node.id not in apart}
     previous = [waiting[node.id] for node in group.members if node.id in waiting]
     return (*previous, *(node for node in waiting.values() if node.id not in group.member_ids))
+
+
+def _apart(group: Group, *, alive: AbstractSet[str]) -> frozenset[str]:
+    """Those who are apart from somebody: when nobody else is left, whoever was apart goes on alone."""
+    apart = frozenset(group.apart)
+    return apart if any(i in alive for i in (group.member_ids | group.waiting_ids) - apart) else frozenset()
 
 
 def admitted(nodes: tuple[Node, ...], *, policy: Policy) -> tuple[Node, ...]:
@@ -157,7 +171,7 @@ def admitted(nodes: tuple[Node, ...], *, policy: Policy) -> tuple[Node, ...]:
     return tuple(chosen)
 
 
-def newcomers(group: Group, *, alive: Collection[str], policy: Policy) -> tuple[Node, ...]:
+def newcomers(group: Group, *, alive: AbstractSet[str], policy: Policy) -> tuple[Node, ...]:
     """Waiting nodes that a new generation would admit beside the live members of this open one; a spare is not among them."""
     if not group.open:
         return ()
@@ -174,9 +188,9 @@ def join(group: Group, node: Node) -> Group:
     return replace(group, waiting=(*(n for n in group.waiting if n.id != node.id), node))
 
 
-def form(group: Group, *, alive: Collection[str], endpoint: str, policy: Policy) -> Group:
+def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: Policy) -> Group:
     """Open the next generation with all who are waiting, alive and admitted; the rest of the living stay as spares."""
-    nodes = queue(group, alive=alive)
+    nodes, apart = queue(group, alive=alive), _apart(group, alive=alive)
     members = admitted(nodes, policy=policy)
     if group.open or group.ended is not None or len(members) < policy.min_nodes:
         return group
@@ -186,11 +200,16 @@ def form(group: Group, *, alive: Collection[str], endpoint: str, policy: Policy)
         generation=group.generation + 1,
         open=True,
         members=members,
-        waiting=tuple(node for node in nodes if node not in members),
+        waiting=(
+            *(n for n in nodes if n not in members),
+            *(n for n in group.waiting if n.id in alive & apart),
+        ),
         done=(),
         endpoint=endpoint,
         cause=START if group.generation == 0 else continued,
         failure=None,
+        complaints=(),
+        apart=tuple(i for i in group.apart if i in alive & apart),
     )
 
 
@@ -215,16 +234,47 @@ def close(
         restarts=before + 1 if counts else before,
         high_step=max(step, group.high_step),
         failure=failure,
+        complaints=(),
     )
 
 
-def evict(group: Group, *, alive: Collection[str], step: int = 0) -> Group:
+def evict(group: Group, *, alive: AbstractSet[str], step: int = 0) -> Group:
     """Forget waiting nodes that no longer answer, and close the open generation if one of its members does not."""
     waiting = tuple(node for node in group.waiting if node.id in alive)
     kept = group if waiting == group.waiting else replace(group, waiting=waiting)
     if not lost_members(group, alive=alive):
         return kept
     return close(kept, generation=group.generation, cause=NODE_LOST, step=step, counts=False)
+
+
+def complain(group: Group, *, generation: int, node_id: str, unheard: tuple[str, ...]) -> Group:
+    """Say which members of the open generation, if it is still `generation`, this one does not hear both ways; none: it has no complaint any more."""
+    if generation != group.generation or not group.open or node_id not in group.member_ids:
+        return group
+    said = Complaint(node=node_id, unheard=unheard)
+    if said in group.complaints or (not unheard and all(c.node != node_id for c in group.complaints)):
+        return group
+    kept = tuple(complaint for complaint in group.complaints if complaint.node != node_id)
+    return replace(group, complaints=(*kept, said) if unheard else kept)
+
+
+def set_apart(group: Group, *, alive: AbstractSet[str], step: int) -> Group:
+    """Close the open generation if live members complain of each other, and set apart as few of them as it takes."""
+    if not group.open:
+        return group
+    order = [node.id for node in group.members if node.id in alive]
+    apart = cut_off(order, group.complaints)
+    if not apart:
+        return group
+    closed = close(group, generation=group.generation, cause=NODE_LOST, step=step, counts=False)
+    return replace(closed, apart=tuple(dict.fromkeys((*group.apart, *apart))))
+
+
+def welcome_back(group: Group, *, node_id: str, heard: AbstractSet[str]) -> Group:
+    """Those whom a node that is not apart itself hears again are apart no more."""
+    if node_id in group.apart or not any(i in heard for i in group.apart):
+        return group
+    return replace(group, apart=tuple(i for i in group.apart if i not in heard))
 
 
 def leave(group: Group, node_id: str) -> Group:
@@ -260,7 +310,9 @@ def reopen(group: Group) -> Group:
     """A person starts a failed or interrupted run again; a complete one stays complete. Generations go on counting."""
     if group.ended is None or group.ended.exit_code == EXIT_COMPLETE:
         return group
-    return replace(group, members=(), waiting=(), done=(), cause=RESUME, restarts=0, failure=None, ended=None)
+    return replace(
+        group, members=(), waiting=(), done=(), cause=RESUME, restarts=0, failure=None, ended=None, apart=()
+    )
 
 
 def begin_anew(group: Group) -> Group:

@@ -13,6 +13,7 @@ from elastic.errors import EXIT_INTERRUPTED, ElasticError, GroupEnded, UsageErro
 from elastic.rendezvous import core
 from elastic.rendezvous.backend import Backend, BackendFailed, PublishesGeneration
 from elastic.rendezvous.core import Action, Policy, Timing
+from elastic.rendezvous.hearing import Hearing, Hears
 from elastic.rendezvous.liveness import NEVER_BEATEN, Liveness
 from elastic.rendezvous.membership import Failure, Group, Node, Verdict
 
@@ -82,10 +83,11 @@ class Rendezvous:
         open_endpoint: Callable[[], str],
         say: Callable[[str, bool], None] | None = None,
         floor: int = 0,
+        calls: Hears | None = None,
     ) -> None:
         """`open_endpoint` starts a fresh TCPStore on this node and gives its "host:port"; `say` takes each new reason, and
         whether a person should know it because something is waited for or wrong. `floor`: the newest generation that the
-        run is known to have had; a group that begins anew counts on from it.
+        run is known to have had; a group that begins anew counts on from it. `calls`: who reaches whom, where that is known.
         """
         if policy.max_workers is not None and me.nproc > policy.max_workers:
             raise UsageError(
@@ -101,6 +103,7 @@ class Rendezvous:
         self._publish = backend.publish_generation if isinstance(backend, PublishesGeneration) else None
         self._keep_alive_s = keep_alive_s
         self._liveness = Liveness(keep_alive_s=keep_alive_s)
+        self._hearing = None if calls is None else Hearing(calls, keep_alive_s)
         self._timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
         # A run whose shared state is lost, with its store or its folder, does not count its generations twice.
         self._beginning = replace(Group.empty(), generation=floor)
@@ -150,6 +153,11 @@ class Rendezvous:
         """One look and one action of `join`; None means not yet. Raises what `join` raises, but never Interrupted."""
         version, group = self._look()
         alive = self._alive
+        if self._hearing is not None:
+            welcomed = core.welcome_back(group, node_id=self._me.id, heard=self._hearing.heard)
+            if welcomed != group:
+                self._set(version, welcomed)
+                return None
         if group.open and group.generation == self._entered and self._me.id in group.member_ids:
             # The backend was out of reach when this node stopped its workers: it says so now.
             closed = core.close(group, generation=self._entered, cause=core.NODE_LOST, step=0, counts=False)
@@ -191,6 +199,16 @@ class Rendezvous:
         if group.ended is None and (lost or group.waiting_ids - alive):
             evicted = core.evict(group, alive=alive, step=step)
             group = evicted if self._set(version, evicted) else group
+        elif self._hearing is not None and group.ended is None:
+            judged = self._hearing.judge(
+                group,
+                generation=self._entered,
+                me=self._me.id,
+                alive=alive,
+                step=step,
+                now_s=self._timing.now_s,
+            )
+            group = judged if judged != group and self._set(version, judged) else group
         mine = group.generation == self._entered and self._me.id in group.member_ids
         watch = Watch(
             open=mine and group.open,
@@ -251,8 +269,10 @@ class Rendezvous:
             self._publish(group.generation)
         now_s = self._clock.monotonic()
         beats = self._backend.beats()
-        others = (group.member_ids | group.waiting_ids) - {self._me.id}
+        others = (group.member_ids | group.waiting_ids | set(group.apart)) - {self._me.id}
         self._liveness = self._liveness.look({i: beats.get(i, NEVER_BEATEN) for i in others}, now_s=now_s)
+        if self._hearing is not None:
+            self._hearing.look(group, now_s=now_s)
         self._timing = core.timed(self._timing, group, alive=self._alive, now_s=now_s, policy=self._policy)
         return version, group
 

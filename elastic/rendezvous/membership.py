@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from elastic.errors import ElasticError
+from elastic.rendezvous.reach import Complaint
 
-FORMAT = 1
+FORMAT = 2
 TRACEBACK_LIMIT_BYTES = 8192
 
 
@@ -19,11 +20,12 @@ class GroupDamaged(ElasticError):  # noqa: N818 - the name says what is wrong, a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One agent process. `id` belongs to that process alone; `nproc` is the number of its workers."""
+    """One agent process. `id` belongs to that process alone; `nproc` is the number of its workers; `port` is where it can be called, 0 for nowhere."""
 
     id: str
     address: str
     nproc: int
+    port: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,8 @@ class Group:
     While `open`, `members` (in rank order) train as `generation` and meet at `endpoint`, "host:port" of its TCPStore.
     While not open, `members` are those of the generation that was closed, less those who left, and `waiting` are those
     who stopped their workers, in order of arrival. `restarts` counts consecutive failures without a step above
-    `high_step`. `cause` says why this generation exists (open) or why it ended (not open).
+    `high_step`. `cause` says why this generation exists (open) or why it ended (not open). `complaints` are what members
+    of an open generation say of each other; `apart` are nodes that answer here but cannot be reached by the others.
     """
 
     generation: int
@@ -70,6 +73,8 @@ class Group:
     high_step: int
     failure: Failure | None
     ended: Verdict | None
+    complaints: tuple[Complaint, ...] = ()
+    apart: tuple[str, ...] = ()
 
     @staticmethod
     def empty() -> "Group":
@@ -111,7 +116,8 @@ class Group:
             ) from error
 
 
-_NODE_FIELDS = {"id": str, "address": str, "nproc": int}
+_NODE_FIELDS = {"id": str, "address": str, "nproc": int, "port": int}
+_COMPLAINT_FIELDS = {"node": str, "unheard": list}
 _FAILURE_FIELDS = {"node": str, "rank": int, "message": str, "traceback": str}
 _VERDICT_FIELDS = {"exit_code": int, "reason": str}
 _GROUP_FIELDS = {
@@ -127,6 +133,8 @@ _GROUP_FIELDS = {
     "high_step": int,
     "failure": (dict, type(None)),
     "ended": (dict, type(None)),
+    "complaints": list,
+    "apart": list,
 }
 
 
@@ -144,6 +152,17 @@ def _fields(record: object, types: dict[str, Any], what: str) -> dict[str, Any]:
     return record
 
 
+def _ids(found: list[object], what: str) -> tuple[str, ...]:
+    if not all(isinstance(each, str) for each in found):
+        raise ValueError(f"{what} should be a list of node ids")
+    return tuple(each for each in found if isinstance(each, str))
+
+
+def _complaint(record: object) -> Complaint:
+    fields = _fields(record, _COMPLAINT_FIELDS, "group.complaints")
+    return Complaint(node=fields["node"], unheard=_ids(fields["unheard"], "group.complaints.unheard"))
+
+
 def _nodes(records: list[object], what: str) -> tuple[Node, ...]:
     nodes = tuple(Node(**_fields(record, _NODE_FIELDS, what)) for record in records)
     if len({node.id for node in nodes}) != len(nodes):
@@ -156,8 +175,6 @@ def _group(record: object) -> Group:
         raise ValueError(f"its format is {record.get('format')!r} (was it written by another version?)")
     fields = dict(_fields(record, _GROUP_FIELDS, "group"))
     del fields["format"]
-    if not all(isinstance(node_id, str) for node_id in fields["done"]):
-        raise ValueError("group.done should be a list of node ids")
     if fields["open"] and not (fields["members"] and fields["endpoint"] and fields["generation"]):
         raise ValueError("an open generation needs a number, members and an endpoint")
     failure, ended = fields["failure"], fields["ended"]
@@ -166,7 +183,9 @@ def _group(record: object) -> Group:
         | {
             "members": _nodes(fields["members"], "group.members"),
             "waiting": _nodes(fields["waiting"], "group.waiting"),
-            "done": tuple(fields["done"]),
+            "done": _ids(fields["done"], "group.done"),
+            "complaints": tuple(_complaint(each) for each in fields["complaints"]),
+            "apart": _ids(fields["apart"], "group.apart"),
             "failure": None
             if failure is None
             else Failure(**_fields(failure, _FAILURE_FIELDS, "group.failure")),

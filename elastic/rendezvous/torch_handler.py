@@ -52,6 +52,10 @@ class JoinTimedOut(RendezvousTimeout, RendezvousTimeoutError):  # noqa: N818 - n
     """RendezvousTimeout in the words of both libraries."""
 
 
+class HostUnreachable(RendezvousTimeout, RendezvousConnectionError):  # noqa: N818 - named as its parents are
+    """The nodes that form generations cannot be reached from here, in the words of both libraries."""
+
+
 class EndpointHost:
     """Serves the TCPStores of the generations that this node forms; the newest, and the one entered last until the next is entered."""
 
@@ -113,8 +117,8 @@ class ElasticRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Close the generation that this node is in, if nobody did, and wait for the next; its workers must be stopped.
 
-        Raises RunEnded, JoinTimedOut, elastic's Interrupted and BackendFailed, and RendezvousConnectionError if the
-        store of three generations in a row could not be reached.
+        Raises RunEnded, JoinTimedOut, elastic's Interrupted and BackendFailed, and HostUnreachable if the store of three
+        generations in a row could not be reached.
         """
         self._close_own()
         for _ in range(CONNECT_TRIES):
@@ -126,7 +130,8 @@ class ElasticRendezvous(RendezvousHandler):
                 self._rendezvous.close(NODE_LOST, step=0, counts=False)
                 continue
             return self._entered(generation, store)
-        raise RendezvousConnectionError(
+        self._rendezvous.leave()
+        raise HostUnreachable(
             f"the TCPStore of {CONNECT_TRIES} generations in a row should answer within {CONNECT_TIMEOUT}, but did not; is"
             f" the address that nodes publish (--local-addr, GLOO_SOCKET_IFNAME) reachable from here?"
         )

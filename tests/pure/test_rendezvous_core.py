@@ -11,6 +11,7 @@ from elastic.rendezvous import core
 from elastic.rendezvous.core import Action, Policy, Timing
 from elastic.rendezvous.liveness import NEVER_BEATEN, Liveness
 from elastic.rendezvous.membership import Failure, Group, GroupDamaged, Node, Verdict
+from elastic.rendezvous.reach import Complaint
 
 POLICY = Policy(min_nodes=1, max_nodes=4, last_call_s=2.0, timeout_s=60.0)
 LONG_AGO = Timing(now_s=100.0, closed_since_s=90.0, enough_since_s=90.0)
@@ -59,6 +60,10 @@ groups = st.builds(
     high_step=st.integers(0, 9),
     failure=failures,
     ended=st.none() | st.builds(Verdict, exit_code=st.integers(0, 99), reason=names),
+    complaints=st.lists(
+        st.builds(Complaint, node=names, unheard=st.lists(names, max_size=3).map(tuple)), max_size=3
+    ).map(tuple),
+    apart=st.lists(names, max_size=3).map(tuple),
 )
 
 

@@ -3,8 +3,9 @@
 A run of the scenarios in tests/scenarios/rendezvous/*.txt replays their commands and must give back the same text.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import pytest
@@ -70,12 +71,26 @@ class Machine:
 
 
 @dataclass
+class Line:
+    """What one node hears of the others, as `Calls` would count it."""
+
+    counters: dict[str, int] = field(default_factory=dict)
+    called: frozenset[str] = frozenset()
+
+    def know(self, nodes: Iterable[Node]) -> None:
+        self.called = frozenset(node.id for node in nodes)
+
+
+@dataclass
 class World:
     policy: Policy
     keep_alive_s: float = 3.0
     backend: MemoryBackend = field(default_factory=MemoryBackend)
     clock: FakeClock = field(default_factory=FakeClock)
     machines: dict[str, Machine] = field(default_factory=dict)
+    lines: dict[str, Line] = field(default_factory=dict)
+    deaf: set[str] = field(default_factory=set)  # nothing comes in
+    mute: set[str] = field(default_factory=set)  # nothing goes out
 
     @property
     def group(self) -> Group:
@@ -88,14 +103,16 @@ class World:
 
     def start(self, name: str) -> None:
         said: list[str] = []
+        self.lines[name] = Line()
         rendezvous = Rendezvous(
             self.backend,
-            Node(id=name, address=name, nproc=1),
+            Node(id=name, address=name, nproc=1, port=1),
             self.policy,
             keep_alive_s=self.keep_alive_s,
             clock=self.clock,
             open_endpoint=lambda: f"{name}:1",
             say=lambda reason, _aloud: said.append(reason),
+            calls=self.lines[name],
         )
         self.machines[name] = Machine(rendezvous=rendezvous, said=said)
 
@@ -115,7 +132,17 @@ class World:
             self.clock.sleep(POLL_S)
             self.poll_all()
 
+    def reach(self, one: str, other: str) -> bool:
+        """Whether what one says comes to the other."""
+        return one not in self.mute and other not in self.deaf
+
+    def call_all(self) -> None:
+        for one, other in permutations(self.running, 2):
+            if self.reach(one, other) and self.reach(other, one) and one in self.lines[other].called:
+                self.lines[other].counters[one] = self.lines[other].counters.get(one, 0) + 1
+
     def poll_all(self) -> None:
+        self.call_all()
         for name, machine in self.running.items():
             self.backend.beat(name)
             machine.poll()
@@ -165,6 +192,12 @@ def _run_command(world: World, command: str, words: list[str]) -> list[str]:
             world.kill(words[0])
         case "freeze" | "wake":
             world.machines[words[0]].is_frozen = command == "freeze"
+        case "cut" | "deafen" | "mute":
+            world.deaf |= set(words if command != "mute" else ())
+            world.mute |= set(words if command != "deafen" else ())
+        case "heal":
+            world.deaf.clear()
+            world.mute.clear()
         case "leave":
             world.leave(words[0])
         case "fail":
@@ -242,6 +275,21 @@ class Nodes(RuleBasedStateMachine):
             machine.rendezvous.done()
             assert self.world.backend.history() == before, "a fenced node changed the group"
 
+    @precondition(lambda self: self.world.machines)
+    @rule(data=st.data(), which=st.sampled_from(["deaf", "mute", "both"]))
+    def cut(self, data: st.DataObject, which: str) -> None:
+        name = self.pick(data, list(self.world.machines))
+        if which != "mute":
+            self.world.deaf.add(name)
+        if which != "deaf":
+            self.world.mute.add(name)
+
+    @precondition(lambda self: self.world.deaf | self.world.mute)
+    @rule()
+    def heal(self) -> None:
+        self.world.deaf.clear()
+        self.world.mute.clear()
+
     @rule(data=st.data(), step=st.integers(0, 5))
     def fail(self, data: st.DataObject, step: int) -> None:
         inside = [name for name, m in self.world.running.items() if m.generation is not None]
@@ -261,16 +309,31 @@ class Nodes(RuleBasedStateMachine):
     @precondition(lambda self: self.world.running)
     @rule()
     def settle(self) -> None:
-        """Nothing happens for one keep-alive and the last call: all who live must be in, but for spares beyond max."""
+        """The network is whole, and nothing happens for a few keep-alives and the last call: all who live must be in, but for spares beyond max."""
+        self.heal()
         keep_alive_s, last_call_s = self.world.keep_alive_s, self.world.policy.last_call_s
-        self.world.tick(keep_alive_s + last_call_s + 10 * POLL_S)
+        self.world.tick(2 * keep_alive_s + last_call_s + 10 * POLL_S)
         group, running = self.world.group, set(self.world.running)
         assert group.open, group
+        assert not group.apart and not group.complaints
         assert group.member_ids <= running, "a dead node is a member"
         assert len(group.members) == min(len(running), self.world.policy.max_nodes)
         assert group.member_ids | group.waiting_ids == running
         for name, machine in self.world.running.items():
             assert (machine.generation is not None) == (name in group.member_ids)
+
+    @precondition(lambda self: self.world.running)
+    @rule()
+    def settle_cut(self) -> None:
+        """Nothing changes for several keep-alives while the network stays as it is: no two members that once heard each other are cut off from each other."""
+        keep_alive_s, last_call_s = self.world.keep_alive_s, self.world.policy.last_call_s
+        self.world.tick(6 * keep_alive_s + last_call_s + 10 * POLL_S)
+        group = self.world.group
+        assert group.open, group
+        for one, other in permutations(group.member_ids, 2):
+            have_met = one in self.world.lines[other].counters
+            is_cut = not (self.world.reach(one, other) and self.world.reach(other, one))
+            assert not (have_met and is_cut), f"{one} and {other} do not hear each other"
 
     @invariant()
     def generations_only_grow_and_one_opens_at_a_time(self) -> None:

@@ -1,0 +1,37 @@
+"""Who is cut off follows from who does not hear whom, is the same whoever works it out, and is as few as it takes.
+
+Nodes may meet through a folder, or servers, that all of them reach while the network between them is broken. It does not promise that those who stay hear each other for long.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complaint:
+    """`node` and each of `unheard` do not hear each other both ways."""
+
+    node: str
+    unheard: tuple[str, ...]
+
+
+def cut_off(order: Sequence[str], complaints: Iterable[Complaint]) -> tuple[str, ...]:
+    """Those without whom nobody in `order` has a complaint about another, in this order.
+
+    Who is part of most complaints goes first; of several the last in the order, so that rank 0 stays if it can.
+    """
+    pairs = {
+        frozenset((complaint.node, other))
+        for complaint in complaints
+        for other in complaint.unheard
+        if complaint.node != other and {complaint.node, other} <= set(order)
+    }
+    gone: set[str] = set()
+    while left := [pair for pair in pairs if not pair & gone]:
+        counts = {name: sum(name in pair for pair in left) for name in order}
+        gone.add(max(reversed(order), key=lambda name: counts[name]))
+    # Of two that went for each other's sake one may be fine without the rest.
+    for name in order:
+        if name in gone and not any(name in pair and not (pair - {name}) <= gone for pair in pairs):
+            gone.discard(name)
+    return tuple(name for name in order if name in gone)

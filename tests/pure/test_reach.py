@@ -1,0 +1,121 @@
+"""Who is cut off, against a twin that tries every way to leave nodes out; and datagrams that mean harm."""
+
+import itertools
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.rendezvous.calls import Call, Calls
+from elastic.rendezvous.membership import Node
+from elastic.rendezvous.reach import Complaint, cut_off
+
+ORDER = tuple("abcdef")
+complaints = st.lists(
+    st.builds(
+        Complaint,
+        node=st.sampled_from(ORDER),
+        unheard=st.lists(st.sampled_from(ORDER), unique=True, max_size=5).map(tuple),
+    ),
+    max_size=5,
+)
+
+
+def is_quiet(left, found):
+    """Whether nobody of those left complains about another one who is left."""
+    return not any(c.node in left and (set(c.unheard) - {c.node}) & left for c in found)
+
+
+@given(complaints)
+def test_those_who_stay_hear_each_other_and_nobody_went_for_nothing(found):
+    """Any complaints; with each one put back alone there would be a complaint again, and somebody stays."""
+    gone = cut_off(ORDER, found)
+    stay = set(ORDER) - set(gone)
+    assert stay and is_quiet(stay, found)
+    assert not any(is_quiet(stay | {name}, found) for name in gone)
+
+
+@given(st.sampled_from(ORDER), st.sets(st.sampled_from(ORDER)), st.booleans())
+def test_one_cut_node_is_the_one_that_goes(victim, others, says_so):
+    """Any two or more others complain about it, or it about them (it is deaf), or both."""
+    others -= {victim}
+    if len(others) < 2:
+        others = set(ORDER) - {victim}
+    found = [Complaint(node=victim, unheard=tuple(sorted(others)))]
+    if not says_so:
+        found = [Complaint(node=other, unheard=(victim,)) for other in others]
+    assert cut_off(ORDER, found) == (victim,)
+
+
+@pytest.mark.parametrize("names", list(itertools.combinations("abc", 2)))
+def test_of_two_the_first_in_order_stays(names):
+    assert cut_off(names, [Complaint(node=names[0], unheard=(names[1],))]) == (names[1],)
+    assert cut_off(names, [Complaint(node=names[1], unheard=(names[0],))]) == (names[1],)
+
+
+def test_complaints_about_strangers_and_oneself_count_nothing():
+    """By somebody who left, about somebody who left, about itself."""
+    found = [Complaint(node="x", unheard=("a",)), Complaint(node="a", unheard=("y", "a"))]
+    assert cut_off(("a", "b"), found) == ()
+
+
+@given(st.binary(max_size=80) | st.text(max_size=80).map(str.encode))
+def test_any_datagram_is_a_call_or_nothing(data):
+    """What strangers send."""
+    call = Call.parse(data)
+    assert call is None or Call.parse(call.to_json()) == call
+
+
+@pytest.fixture
+def opened():
+    found = []
+
+    def make(name):
+        found.append(Calls(name, "127.0.0.1", 0.01))
+        return found[-1]
+
+    yield make
+    for calls in found:
+        calls.close()
+
+
+def node(name, calls):
+    return Node(id=name, address="127.0.0.1", nproc=1, port=calls.port)
+
+
+def test_two_hear_each_other_and_a_path_of_one_direction_is_none(opened):
+    """a and b call each other; c calls a, who does not know it; d hears b and is not heard."""
+    a, b, c = opened("a"), opened("b"), opened("c")
+    a.know([node("a", a), node("b", b)])
+    b.know([node("a", a), node("b", b)])
+    c.know([node("a", a)])
+    while not (a.counters.get("b", 0) > 20 and b.counters.get("a", 0) > 20):
+        pass
+    assert set(a.counters) == {"b"} and c.counters == {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        a.know([Node(id="d", address="127.0.0.1", nproc=1, port=deaf.getsockname()[1])])
+        for _ in range(20):
+            deaf.sendto(Call(caller="d", called="a", hears=False).to_json(), ("127.0.0.1", a.port))
+        while not Call.parse(deaf.recv(1024)).hears:
+            pass
+    assert a.counters == {}
+
+
+def test_garbage_and_lies_do_not_end_the_calls(opened):
+    """Datagrams that are too long, no JSON, meant for others, or from nobody that is known; then a real one still counts."""
+    a, b = opened("a"), opened("b")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        for data in (b"", b"\xff" * 60000, b"[" * 60000, b"{}", b'{"from":1,"to":2,"hears":3}'):
+            stranger.sendto(data, ("127.0.0.1", a.port))
+        for call in (
+            Call(caller="z", called="a", hears=True),
+            Call(caller="b", called="z", hears=True),
+        ):
+            stranger.sendto(call.to_json(), ("127.0.0.1", a.port))
+    a.know([node("b", b)])
+    b.know([node("a", a)])
+    while not a.counters:
+        pass
+    assert set(a.counters) == {"b"}
