@@ -171,8 +171,10 @@ class SnapshotRejected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultInjected(Event):
+    """`step` is the one that is trained or saved, for an agent's the last that its workers finished; None before a generation's first."""
+
     fault: str
-    step: int
+    step: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
