@@ -73,7 +73,7 @@ class AtRendezvous:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Every:
-    """Again and again, `period_s` ± `jitter_s` after the strike before. What is drawn for a strike depends on the seed and the strike's number alone."""
+    """Again and again, `period_s` ± `jitter_s` after the strike before. What is drawn for a strike depends on the seed, the kind of victim and the strike's number alone."""
 
     period_s: float
     jitter_s: float
@@ -94,7 +94,8 @@ class Every:
 
     def _fraction(self, strike: int, what: str) -> float:
         """In [0, 1)."""
-        drawn = sha256(f"{self.seed} {strike} {what}".encode()).digest()
+        # With the victim: storms of one seed are not to strike at the same moments.
+        drawn = sha256(f"{self.seed} {self.victim} {strike} {what}".encode()).digest()
         return int.from_bytes(drawn[:6], "little") / (1 << 48)
 
 

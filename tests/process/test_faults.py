@@ -350,7 +350,7 @@ def test_a_plan_that_kills_at_random_again_and_again_leaves_no_trace(drill, undi
     agent.ends_with(0)
 
     drill.is_like(undisturbed)
-    assert len(drill.events("generation_started")) > 4
+    assert len(drill.events("generation_started")) >= 3
 
 
 def test_a_plan_that_kills_random_nodes_counts_its_strikes_in_the_run(drill, undisturbed):

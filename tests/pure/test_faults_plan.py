@@ -268,3 +268,9 @@ def test_strikes_differ_and_every_victim_has_its_turn():
     assert len({wait_s for wait_s, _ in drawn[0]}) == 60
     assert {victim for _, victim in drawn[0]} == {0, 1, 2}
     assert drawn[0] != drawn[1]
+
+
+def test_storms_of_one_seed_strike_at_moments_of_their_own():
+    """A plan with the same seed in all its lines: with the same draws its storms would be one."""
+    plan = parse("; ".join(f"every 20±10s: kill random {victim}, seed 7" for victim in VICTIMS))
+    assert len({fault.where.wait_s(0) for fault in plan}) == len(VICTIMS)
