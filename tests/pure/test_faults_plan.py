@@ -1,5 +1,8 @@
 """A plan is read as it is meant and printed as it is read; a line that is wrong is told, and so is a fault that nobody can carry out."""
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +30,7 @@ from elastic.faults.plan import (
     check_fits,
 )
 
+ROOT = Path(__file__).parents[2]
 COUNTS, NUMBERS = st.integers(1, 10**6), st.integers(0, 999)
 THOUSANDTHS = st.integers(1, 10**8)
 
@@ -274,3 +278,17 @@ def test_storms_of_one_seed_strike_at_moments_of_their_own():
     """A plan with the same seed in all its lines: with the same draws its storms would be one."""
     plan = parse("; ".join(f"every 20±10s: kill random {victim}, seed 7" for victim in VICTIMS))
     assert len({fault.where.wait_s(0) for fault in plan}) == len(VICTIMS)
+
+
+@pytest.mark.parametrize(("name", "count"), [("README.md", 1), ("docs/faults.md", 3)])
+def test_every_plan_that_the_documents_show_is_one(name, count):
+    """A renamed point or deed would leave users with a drill that is refused."""
+    plans = re.findall(r'(?:--faults|PLAN=)\s*"([^"$]+)"', (ROOT / name).read_text())
+    assert len(plans) == count
+    assert all(len(parse(plan)) >= 2 for plan in plans)
+
+
+def test_the_document_explains_every_point():
+    """A point that nobody can look up is of no use."""
+    rows = re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs/faults.md").read_text(), re.MULTILINE)
+    assert {*STEP_POINTS, *SAVE_POINTS, "restore", "rendezvous"} <= set(rows)
