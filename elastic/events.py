@@ -171,7 +171,7 @@ class SnapshotRejected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultInjected(Event):
-    """`step` is the one that is trained or saved, for an agent's the last that its workers finished; None before a generation's first."""
+    """`step` is the one that is trained or saved, for an agent's strike the last that its workers finished, 0 for none; None at a restore or a rendezvous."""
 
     fault: str
     step: int | None
