@@ -171,8 +171,10 @@ class SnapshotRejected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultInjected(Event):
+    """`step` is the one that is trained or saved, for an agent's strike the last that its workers finished, 0 for none; None at a restore or a rendezvous."""
+
     fault: str
-    step: int
+    step: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from elastic.agent.memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, Memory
 from elastic.agent.nursery import Nursery
 from elastic.agent.restart import Action, Decision, Ended, Observation, decide, may_lie_in_the_state
 from elastic.agent.settings import Settings
+from elastic.agent.strikes import Prey, Strikes
 from elastic.agent.vigil import Vigil
 from elastic.agent.workers import Workers
 from elastic.checkpoint.fsspec_store import open_store
@@ -101,6 +102,7 @@ class NodeAgent(LocalElasticAgent):
             console.say,
         )
         self._vigil = None if settings.silences is None else Vigil(settings.silences, self._page, log, clock)
+        self._strikes = Strikes.of(settings, log, clock)
         self._held = HoldOff()
         self._leaving = Leaving()
         self.last_step = 0
@@ -169,6 +171,8 @@ class NodeAgent(LocalElasticAgent):
         generation = self._handler.generation
         assert generation is not None
         self._log.generation = generation.number
+        if self._strikes is not None:
+            self._strikes.enter(generation)
         has_left = {node.id for node in self._held.members} - {node.id for node in generation.members}
         self._held = self._held.entered(generation.members, step=self._step)
         self._page.clear()
@@ -301,6 +305,9 @@ class NodeAgent(LocalElasticAgent):
         self._memory.serve()
         if self._vigil is not None:
             self._vigil.look(self._crew)
+        if self._strikes is not None:
+            workers = {rank: self._crew.pid(rank) for rank in self._crew.running}
+            self._strikes.look(self._all_finished, Prey(workers, self._uploader.pid, self._nursery.warm_pid))
         if self._uploader.revive():
             self._memory.release_leases()
             self._console.say(
@@ -470,6 +477,11 @@ class NodeAgent(LocalElasticAgent):
     def _step(self) -> int:
         """The last step that a worker of this node finished in this generation."""
         return max(self._page.step(i) for i in range(self._worker_group.spec.local_world_size))
+
+    @property
+    def _all_finished(self) -> int:
+        """The last step that all workers of this node finished in this generation."""
+        return min(self._page.step(i) for i in range(self._worker_group.spec.local_world_size))
 
     def _why_drained(self, watch: Watch | None) -> str:
         return "node joined" if watch is not None and watch.newcomers else "node left"

@@ -9,9 +9,15 @@ from elastic.agent.gathering import meeting_of
 from elastic.checkpoint.fsspec_store import open_store
 from elastic.control_page import MAX_WORKERS
 from elastic.errors import UsageError
-from elastic.faults import plan
+from elastic.faults import language, plan
 from elastic.options import Options
 from elastic.run_dir import RunDir
+
+
+def check_faults(options: Options, nproc: int | None, *, uses_library: bool = True) -> None:
+    """nproc: None where it takes torch to know. Raises UsageError."""
+    faults = language.parse(options.faults or "")
+    plan.check_fits(faults, nodes=options.max_nodes, nproc=nproc, uses_library=uses_library)
 
 
 def check(options: Options) -> None:
@@ -20,8 +26,7 @@ def check(options: Options) -> None:
         raise UsageError(
             f"expected at most {MAX_WORKERS} workers a node, found --nproc-per-node {options.nproc_per_node}"
         )
-    if options.faults is not None:
-        plan.parse(options.faults)
+    check_faults(options, None if options.nproc_per_node == "auto" else options.nproc_per_node)
     run = RunDir.parse(options.run_dir)
     meeting_of(options, run).check(os.environ)
     if run.local.exists() and not run.local.is_dir():

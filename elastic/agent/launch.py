@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from elastic import identity
 from elastic.agent import preflight
 from elastic.agent.agent import NodeAgent
+from elastic.agent.checks import check_faults
 from elastic.agent.closing import farewell
 from elastic.agent.gathering import meeting_of, newest_generation, open_backend, set_aside, show_generation
 from elastic.agent.hangs import Silences
@@ -58,6 +59,7 @@ def launch(options: Options, nursery: Nursery) -> int:
     run = RunDir.parse(options.run_dir)
     nproc = _nproc(options)
     uses_library = preflight.uses_library(recipe)
+    check_faults(options, nproc, uses_library=uses_library)
     declared = preflight.ask(recipe, options.recipe_args, nursery.start) if uses_library else None
     is_new = _check_declared(options, declared, run, nproc) if declared is not None else options.fresh
     meeting = meeting_of(options, run)

@@ -275,6 +275,11 @@ class Nursery:
             self._parent.close()
             self._parent = None
 
+    @property
+    def warm_pid(self) -> int | None:
+        """Of the warm parent; None where there is none."""
+        return self._parent.pid if self._parent is not None and self._parent.is_alive else None
+
     def renew(self) -> None:
         """Before the others are met, when no worker lives: begin anew where the warm parent died, or holds code that has changed on the disk, and wait until it is ready."""
         if self._parent is None:

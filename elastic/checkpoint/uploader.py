@@ -22,8 +22,9 @@ from elastic.checkpoint.wire import Offer, UploaderConfig
 from elastic.checkpoint.work import OVERTIME_S, Client, Job, Work
 from elastic.clock import Clock, SystemClock
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, UsageError
-from elastic.faults import plan
 from elastic.faults.inject import Faults
+from elastic.faults.language import parse
+from elastic.faults.plan import AtSave
 from elastic.observe.log import EventLog
 
 _MOST_CLIENTS = 64
@@ -161,11 +162,13 @@ def _no_faults(_point: str, _step: int) -> None:
 
 def _reached(config: UploaderConfig) -> Callable[[str, int], None]:
     """What strikes this process according to the run's fault plan."""
-    mine = tuple(fault for fault in plan.parse(config.faults or "") if fault.rank is None)
+    mine = tuple(fault for fault in parse(config.faults or "") if isinstance(fault.where, AtSave))
     if not mine or config.faults_path is None:
         return _no_faults
-    log = EventLog(Path(config.events_path), node=config.node, clock=SystemClock())
-    return Faults(mine, Path(config.faults_path), log).reach
+    clock = SystemClock()
+    log = EventLog(Path(config.events_path), node=config.node, clock=clock)
+    faults = Faults(mine, Path(config.faults_path), log, clock)
+    return lambda point, step: faults.reach(AtSave(step=step, point=point))
 
 
 def main(arguments: list[str]) -> int:

@@ -19,7 +19,7 @@ from elastic.data.loader import Batch, Loader
 from elastic.data.order import Order
 from elastic.errors import EXIT_INTERRUPTED, StoreFailed, UsageError
 from elastic.events import Drained, FirstStep, Restored, RunStarted, SnapshotInterval
-from elastic.faults.inject import Faults
+from elastic.faults.inject import WorkerFaults
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
 from elastic.place import Place
@@ -68,7 +68,7 @@ class Surroundings:
     pulse: Pulse
     kept: Kept
     snapshots: Snapshots | None
-    faults: Faults | None
+    faults: WorkerFaults | None
 
 
 class Loop:
@@ -128,6 +128,7 @@ class Loop:
             failures=around.failures,
             log=diary.log if diary is not None else None,
             clock=around.clock,
+            reached=around.faults.at_restore if around.faults is not None else None,
         )
         self._chain = loaded.chain
         around.page.set_step(around.world.local_rank, loaded.step)
@@ -168,8 +169,7 @@ class Loop:
             global_batch=self._order.global_batch,
         )
         if self._around.faults is not None:
-            faults = self._around.faults
-            step.reached = lambda point: faults.reach(point, number)
+            step.reached = self._around.faults.at_step(number)
         return step
 
     def _requests(self, number: int) -> Requests:
@@ -201,7 +201,7 @@ class Loop:
             around.pulse.enter(Place.SAVE)
             must = outcome.drain or is_last
             taken = self._keep(point, now=must or outcome.save, patient=must)
-            step.reached("snapshot")
+            step.reached("after-snapshot")
         around.page.set_step(around.world.local_rank, step.number)
         if is_last:
             self._final = point, taken
@@ -236,11 +236,15 @@ class Loop:
         snapshots, diary = self._around.snapshots, self._around.diary
         if diary is not None:
             diary.interval.took_snapshot(point.step)
+        faults = self._around.faults
+        halfway = None if faults is None else faults.in_snapshot(point.step)
         if snapshots is None:
+            if halfway is not None:  # another worker of this node copies
+                halfway()
             return None
         is_at_once = self._around.world.device.type == "cpu"  # the copy from host memory
         late = frozenset[int]() if is_at_once else self._state.updated_addresses
-        snapshots.start(self._state.take_apart(), point, late=late, patient=patient)
+        snapshots.start(self._state.take_apart(), point, late=late, patient=patient, halfway=halfway)
         return self._finish_snapshot() if now or is_at_once else None
 
     def _finish_snapshot(self) -> Taken | None:

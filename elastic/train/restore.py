@@ -4,6 +4,7 @@ All tell what they have; choice.py orders it; one rank that has the best candida
 that fails anywhere is reported, and the next older one is tried. If commit records exist and none loads, that is an error: nobody starts over silently.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -90,14 +91,18 @@ def restore(  # noqa: PLR0913 - every place that a state can come from
     failures: int,
     log: EventLog | None,
     clock: Clock,
+    reached: Callable[[], None] | None = None,
 ) -> Loaded:
-    """failures: consecutive ones without a new step that may lie in the state. Raises NothingLoads, StatesDiffer or PeerLost. `log` is rank 0's."""
+    """failures: consecutive ones without a new step that may lie in the state. Raises NothingLoads, StatesDiffer or PeerLost. `log` is rank 0's.
+
+    reached: called when this rank has loaded a state, or has to begin without one, and nobody knows yet; faults can be injected there.
+    """
     claims = [_parse(said) for said in world.gather(asdict(_claim(world, store, kept, clock)))]
     candidates, rejected = choose(claims, failures)
     for refused in rejected:
         _report(log, refused)
     for candidate in candidates:
-        loaded, problem = _try(world, store, kept, state, candidate, clock)
+        loaded, problem = _try(world, store, kept, state, candidate, clock, reached=reached)
         if loaded is not None:
             kept.forget_unless(loaded.step)
             return loaded
@@ -108,6 +113,8 @@ def restore(  # noqa: PLR0913 - every place that a state can come from
             f"{count} checkpoints are committed and none of them loads; "
             "elastic-train verify lists the damage; nothing was changed, and --fresh would set the run aside and start anew"
         )
+    if reached is not None:
+        reached()
     agree(world, state.take_apart(), "before step 1")
     kept.forget_unless(0)
     return Loaded(step=0, chain="", source="none")
@@ -132,8 +139,15 @@ def _parse(said: dict[str, Any]) -> Claim:
     return Claim(**said | {"records": tuple(said["records"]), "damaged": damaged})
 
 
-def _try(
-    world: World, store: Store, kept: Kept, state: State, candidate: Candidate, clock: Clock
+def _try(  # noqa: PLR0913 - as `restore`
+    world: World,
+    store: Store,
+    kept: Kept,
+    state: State,
+    candidate: Candidate,
+    clock: Clock,
+    *,
+    reached: Callable[[], None] | None,
 ) -> tuple[Loaded | None, str]:
     """(what was loaded, "") or (None, what is wrong with this candidate on the first rank that says so)."""
     mine, problem = _own_copy(world, store, kept, candidate, clock)
@@ -149,6 +163,8 @@ def _try(
     found: tuple[str, dict[str, str]] = ("", {})
     if mine is not None and not problem:
         chain, found, problem = _load(mine, state)
+    if reached is not None:
+        reached()
     has_line = candidate.tier is Tier.MEMORY and world.rank in candidate.ranks
     told = world.gather(
         {"problem": problem, "line": kept.about.get("line") if has_line else None, "state": found[0]}

@@ -23,8 +23,7 @@ from elastic.data.loader import Loader
 from elastic.data.order import Order, Tail
 from elastic.errors import UsageError
 from elastic.events import RunFinished
-from elastic.faults import plan
-from elastic.faults.inject import Faults
+from elastic.faults.inject import WorkerFaults
 from elastic.identity import Identity
 from elastic.launch_env import AgentLink
 from elastic.observe.log import EventLog
@@ -172,7 +171,14 @@ class Run:
             pulse=self._pulse,
             kept=Kept(Area.open(self._link.memory) if self._link.memory else None),
             snapshots=self._snapshots(clock),
-            faults=self._faults(),
+            faults=WorkerFaults.of(
+                self._link.faults,
+                self._dir.faults,
+                self._log,
+                clock,
+                rank=self.rank,
+                generation=self._link.generation,
+            ),
         )
 
     @property
@@ -192,12 +198,6 @@ class Run:
         lend = OwnMemory().lend if self._is_alone else AgentMemory(self._page, self._link.pid).lend
         transfer = HostTransfer() if self.device.type == "cpu" else DeviceTransfer(self.device)
         return Snapshots(lend, transfer, clock, facts)
-
-    def _faults(self) -> Faults | None:
-        if self._link.faults is None:
-            return None
-        mine = tuple(fault for fault in plan.parse(self._link.faults) if fault.rank == self.rank)
-        return Faults(mine, self._dir.faults, self._log) if mine else None
 
     def _asked_to_stop(self, _signal: int, _frame: object) -> None:
         self._page.drain = True

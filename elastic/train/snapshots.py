@@ -4,7 +4,7 @@ One worker of a node, its local rank 0, writes for all. From a GPU the copy goes
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic.clock import Clock
@@ -97,10 +97,18 @@ class Snapshots:
         self._under_way: _UnderWay | None = None
         self.cost_s = 0.0  # of the last one
 
-    def start(self, parts: Parts, point: Point, *, late: Collection[int], patient: bool = False) -> bool:
+    def start(
+        self,
+        parts: Parts,
+        point: Point,
+        *,
+        late: Collection[int],
+        patient: bool = False,
+        halfway: Callable[[], None] | None = None,
+    ) -> bool:
         """Begin to keep this state; False when there is no memory for it, or every slot is in use, now or (patient) for half a minute.
 
-        late: addresses of the tensors that nothing changes before the next update.
+        late: addresses of the tensors that nothing changes before the next update. halfway: called with half of the tensors in the slot, where a fault can be injected.
         """
         assert self._under_way is None, "the one before is finished first"
         document = {"state": parts.document, "step": point.step, "epoch": point.epoch, "chain": point.chain}
@@ -111,6 +119,11 @@ class Snapshots:
         if place is None:
             return False
         area, slot = place
+        if halfway is not None:
+            half = replace(layout, places=layout.places[: len(layout.places) // 2])
+            self._transfer.start(half, area.body(slot), ())
+            self._transfer.wait()
+            halfway()
         began_at = self._clock.monotonic()
         self._transfer.start(layout, area.body(slot), late)
         self._under_way = _UnderWay(area=area, slot=slot, size_bytes=layout.size_bytes, point=point)

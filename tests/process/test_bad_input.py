@@ -39,7 +39,13 @@ def refused(drill, monkeypatch, capfd):
             "expected --min-nodes to be at most --max-nodes, found 3 and 2",
         ),
         (["--save-every", "often"], "expected 500steps, 30s, 10min, 2h or auto, found 'often'"),
-        (["--faults", "step 3: explode"], "found 'step 3: explode'"),
+        (["--faults", "step 3: explode"], "found 'explode' in 'step 3: explode'"),
+        (
+            ["--faults", "step 3 rank 2: kill", "--max-nodes", "2", "--nproc-per-node", "1"],
+            "expected a rank from 0 to 1",
+        ),
+        (["--faults", "step 3 rank 1: kill"], "expected a rank from 0 to 0 (1 nodes of 1), found 1"),
+        (["--faults", "step 3 node 1: kill"], "expected a node from 0 to 0 (--max-nodes 1), found 1"),
         (["--nproc-per-node", "1000"], "expected at most 126 workers a node, found --nproc-per-node 1000"),
         (
             ["--nproc-per-node", "3", "--max-nodes", "2"],

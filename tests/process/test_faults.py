@@ -2,8 +2,12 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
+
+from elastic.observe import metrics
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -186,3 +190,200 @@ def test_no_worker_outlives_a_killed_agent_and_the_same_command_resumes(drill, u
 
     drill.is_like(undisturbed)
     assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (8, 1)]
+
+
+# What a plan can do beside killing workers and uploaders.
+
+TWO = ("--max-nodes", "2", "--min-nodes", "1", "--last-call", "10min", "--snapshot-every", "1")
+
+
+def test_a_rank_that_exits_one_that_hangs_and_one_that_pauses_leave_no_trace(drill, undisturbed):
+    """An exit code, a stop of the heartbeat in the middle of backward, and a SIGSTOP that ends by itself: only the first two cost a generation."""
+    plan = "step 4 rank 1: exit 9; step 8 rank 0 backward: hang; step 13 rank 1 optimizer: pause 1s"
+    options = ("--nproc-per-node", "2", "--hang-timeout", "4", "--snapshot-every", "1")
+    drill.start(*options, "--faults", plan).ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert [(e["generation"], e["step"]) for e in drill.events("fault_injected")] == [(1, 4), (2, 8), (3, 13)]
+    assert [e["code"] for e in drill.events("worker_exited", generation=1, victim=False)] == [9]
+    assert [e["rank"] for e in drill.events("hang_detected")] == [0]
+    assert len(drill.events("generation_started")) == 3
+    # Rank 0 wrote down step 14 after its sum, which rank 1 slept before.
+    paused = drill.happens("fault_injected", step=13)["time"]
+    assert metrics.read(drill.run.metrics)[13]["time"] - paused >= 1.0
+
+
+def test_a_rank_that_becomes_slow_changes_nothing_but_the_time(drill, undisturbed):
+    """Both ranks, one for a while and one until the end; nobody is taken for hung, and no generation ends."""
+    plan = "step 5 rank 1: slow 3x for 4 steps; step 7 rank 0 backward: slow 2x"
+    drill.start("--nproc-per-node", "2", "--faults", plan).ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert [e["step"] for e in drill.events("fault_injected")] == [5, 7]
+    assert len(drill.events("generation_started")) == 1
+
+
+def test_a_rank_killed_in_the_middle_of_its_snapshot_leaves_a_torn_slot_that_is_not_used(drill, undisturbed):
+    """The line of step 9 is written, half of its state is copied: step 8 is what is found. Then rank 1, which copies nothing, while rank 0 does."""
+    plan = "step 9 snapshot: kill; step 15 rank 1 snapshot: kill"
+    options = ("--nproc-per-node", "2", "--snapshot-every", "1", "--save-every", "10min")
+    drill.start(*options, "--faults", plan).ends_with(0)
+
+    drill.is_like(undisturbed)
+    first, second, third = ((e["step"], e["source"], e["lost_steps"]) for e in drill.events("restored"))
+    assert first == (0, "none", 0)
+    assert second == (8, "snapshot", 1)
+    # Where rank 0 is killed for it is open.
+    assert third[0] in {14, 15}
+
+
+def test_an_uploader_that_pauses_at_each_point_of_a_commit_commits_all_the_same(drill, undisturbed):
+    """Stopped and woken between payload and commit record of step 8, and in the middle of the payload of the last step, which the workers wait for."""
+    plan = "checkpoint 8 before-commit: pause 1s; checkpoint 24 upload: pause 1s"
+    drill.shut(9)
+    agent = drill.start("--keep", "9", "--faults", plan)
+    # A newer save would take its place before it is begun.
+    drill.happens("fault_injected", step=8)
+    drill.open(9)
+    agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    for step in (8, 24):
+        paused = drill.happens("fault_injected", step=step)["time"]
+        assert drill.happens("checkpoint_committed", step=step)["time"] - paused >= 1.0
+    assert drill.inspects("verify", drill.run.url)[0] == 0
+
+
+def test_a_rank_killed_while_it_restores_is_restored_again(drill, undisturbed):
+    """In generation 1 one that has nothing to load; in generation 3 rank 1, which has loaded the state of step 4 and told nobody."""
+    plan = "generation 1 rank 0 restore: kill; step 5: kill; generation 3 rank 1 restore: kill"
+    options = ("--nproc-per-node", "2", "--snapshot-every", "1")
+    drill.start(*options, "--faults", plan).ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert [(e["generation"], e["step"]) for e in drill.events("fault_injected")] == [
+        (1, None),
+        (2, 5),
+        (3, None),
+    ]
+    assert [(e["generation"], e["step"]) for e in drill.events("restored")] == [(2, 0), (4, 4)]
+
+
+def test_a_node_killed_by_a_plan_takes_all_that_it_started_along(drill, undisturbed):
+    """Node 0, with rank 0, once its worker has finished step 9: agent, worker, warm parent and uploader are gone, and the other goes on."""
+    drill.shut(10)
+    plan = "step 9 node 0: kill"
+    agents = [drill.start(*TWO, "--faults", plan) for _ in range(2)]
+    killed = drill.agent_of_rank(0, generation=1)
+    (other,) = (agent for agent in agents if agent is not killed)
+    killed.ends_with(-signal.SIGKILL)
+    drill.waits_for(
+        lambda: set(drill.alive()) == set(drill.processes_of(other)), "the end of all processes of the node"
+    )
+    drill.open(10)
+    other.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert [e["step"] for e in drill.events("fault_injected")] == [9]
+    assert drill.events("generation_started", generation=2, cause="node lost", world_size=1)
+
+
+def test_a_node_that_is_terminated_by_a_plan_leaves_with_a_drain(drill, undisturbed):
+    """SIGTERM to the agent of node 1, by itself."""
+    drill.shut(10)
+    agents = [drill.start(*TWO, "--faults", "step 9 node 1: terminate") for _ in range(2)]
+    left = drill.agent_of_rank(1, generation=1)
+    (other,) = (agent for agent in agents if agent is not left)
+    drill.happens("drain_requested")
+    drill.open(10)
+    left.ends_with(75)
+    other.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert drill.events("restored", generation=2, lost_steps=0)
+
+
+def test_a_node_that_pauses_for_longer_than_its_keep_alive_is_evicted_and_comes_back(drill, undisturbed):
+    """Node 0 stops with all that it started, which nobody from outside does; the other goes on without it, and lets it in again when it wakes."""
+    drill.shut(10, 14)
+    plan = "step 9 node 0: pause 8s"
+    agents = [drill.start(*TWO, "--faults", plan) for _ in range(2)]
+    paused = drill.agent_of_rank(0, generation=1)
+    drill.happens("generation_started", generation=2, cause="node lost")
+    drill.open(10)
+    drill.happens("drain_requested")
+    drill.open(14)
+    joined = drill.happens("generation_started", cause="node joined", world_size=2)
+    for agent in agents:
+        agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    fault = drill.happens("fault_injected")
+    assert joined["time"] - fault["time"] >= 8.0
+    assert "a newer generation exists, and this node is not in it" in paused.output
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_killed_between_the_meeting_and_its_workers_start_is_given_up(drill, undisturbed, node):
+    """Generation 2 has formed with both; one of them, with node 0 also the one that keeps the generation's store, never starts its workers."""
+    plan = f"step 5: kill; generation 2 node {node} rendezvous: kill"
+    agents = [drill.start(*TWO, "--faults", plan) for _ in range(2)]
+    codes = sorted(agent.wait() for agent in agents)
+
+    assert codes == [-signal.SIGKILL, 0], drill.output
+    drill.is_like(undisturbed)
+    assert [(e["generation"], e["step"]) for e in drill.events("fault_injected")] == [(1, 5), (2, None)]
+    assert drill.events("generation_started", cause="node lost", world_size=1)
+
+
+def test_a_plan_that_kills_at_random_again_and_again_leaves_no_trace(drill, undisturbed):
+    """Workers, uploaders and warm parents, two of each at least, while the run stands before step 10. Then no strike gets its claim any more: a machine may be too slow to end under such a storm."""
+    storms = [f"every 3±1s: kill random {victim}, seed 7" for victim in ("worker", "uploader", "warm parent")]
+    drill.shut(10)
+    agent = drill.start("--nproc-per-node", "2", "--max-restarts", "99", "--faults", "; ".join(storms))
+    for storm in storms:
+        drill.waits_for(lambda storm=storm: len(drill.events("fault_injected", fault=storm)) >= 2, storm)
+    for claims in drill.run.faults.iterdir():
+        claims.rename(drill.folder / claims.name)
+        claims.touch()  # where a folder should be
+    drill.open(10)
+    agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert len(drill.events("generation_started")) >= 3
+
+
+def test_a_plan_that_kills_random_nodes_counts_its_strikes_in_the_run(drill, undisturbed):
+    """Two nodes of a storm, both killed, by themselves, in the order that was drawn; the same command without a plan finishes."""
+    drill.shut(6)
+    plan = "every 2±1s: kill random node, seed 5"
+    agents = [drill.start(*TWO, "--faults", plan) for _ in range(2)]
+    for agent in agents:
+        agent.ends_with(-signal.SIGKILL)
+    drill.all_are_gone()
+    struck = drill.events("fault_injected", fault=plan)
+    assert len({event["node"] for event in struck}) == 2
+    drill.open(6)
+    drill.start("--snapshot-every", "1").ends_with(0)
+
+    drill.is_like(undisturbed)
+
+
+PAUSING = """
+import os, subprocess, sys
+from elastic.faults.inject import pause
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+pause(0.2, with_children=sys.argv[1] == "tree")
+found = os.waitpid(child.pid, os.WCONTINUED | os.WNOHANG)[1]
+child.communicate(b"")
+sys.exit(7 if found and os.WIFCONTINUED(found) else 8)
+"""
+
+
+@pytest.mark.parametrize(("whom", "code"), [("self", 8), ("tree", 7)])
+def test_whoever_pauses_was_stopped_and_went_on(whom, code):
+    """The kernel keeps for the parent that a child was stopped and continued; the pausing process says the same of its own child."""
+    process = subprocess.Popen([sys.executable, "-c", PAUSING, whom])
+    _, status = os.waitpid(process.pid, os.WCONTINUED)
+    assert os.WIFCONTINUED(status)
+    assert process.wait() == code

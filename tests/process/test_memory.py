@@ -139,7 +139,7 @@ def test_a_state_that_leads_nowhere_is_given_up_for_an_older_one(drill):
 
 def test_a_rank_killed_right_after_its_snapshot_costs_the_step_in_flight_at_most(drill, undisturbed):
     """Rank 0, which writes the snapshot, after it; then rank 1, which writes nothing: where rank 0 stands when it is killed for that, before its line, before its snapshot or after it, is open."""
-    plan = "step 9 rank 0 snapshot: kill; step 15 rank 1 snapshot: kill"
+    plan = "step 9 rank 0 after-snapshot: kill; step 15 rank 1 after-snapshot: kill"
     drill.start(*MEMORY_ALONE, "--nproc-per-node", "2", "--faults", plan).ends_with(0)
 
     drill.is_like(undisturbed)

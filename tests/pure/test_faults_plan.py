@@ -1,43 +1,114 @@
-"""A plan is read as it is written, and a line that is wrong is told."""
+"""A plan is read as it is meant and printed as it is read; a line that is wrong is told, and so is a fault that nobody can carry out."""
+
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.errors import UsageError
-from elastic.faults.plan import SAVE_POINTS, STEP_POINTS, Deed, Fault, parse
+from elastic.faults.language import parse
+from elastic.faults.plan import (
+    SAVE_POINTS,
+    STEP_POINTS,
+    VICTIMS,
+    AtNode,
+    AtRendezvous,
+    AtRestore,
+    AtSave,
+    AtStep,
+    Every,
+    Exit,
+    Fault,
+    Hang,
+    Kill,
+    Pause,
+    Raise,
+    Slow,
+    Terminate,
+    check_fits,
+)
+
+ROOT = Path(__file__).parents[2]
+COUNTS, NUMBERS = st.integers(1, 10**6), st.integers(0, 999)
+THOUSANDTHS = st.integers(1, 10**8)
+
+
+def thousandths(least):
+    return THOUSANDTHS.map(lambda n: least + n / 1000)
+
+
+def faults(where, *deeds):
+    return st.builds(lambda where, deed: Fault(text="", where=where, deed=deed), where, st.one_of(*deeds))
+
+
+@st.composite
+def storms(draw):
+    period_s = draw(thousandths(0))
+    jitter_s = draw(st.sampled_from([0.0, period_s]) | st.integers(0, int(period_s)).map(float))
+    return Every(
+        period_s=period_s,
+        jitter_s=jitter_s,
+        victim=draw(st.sampled_from(VICTIMS)),
+        seed=draw(st.integers(0, 10**6)),
+    )
+
+
+OF_ANYBODY = (st.just(Kill()), st.builds(Pause, thousandths(0)))
+OF_WORKERS = (*OF_ANYBODY, st.just(Raise()), st.just(Hang()), st.builds(Exit, st.integers(0, 255)))
+FAULTS = st.one_of(
+    faults(
+        st.builds(AtStep, step=COUNTS, rank=NUMBERS, point=st.sampled_from(STEP_POINTS)),
+        *OF_WORKERS,
+        st.builds(Slow, thousandths(1), st.none() | COUNTS),
+    ),
+    faults(st.builds(AtRestore, generation=COUNTS, rank=NUMBERS), *OF_WORKERS),
+    faults(st.builds(AtNode, step=COUNTS, node=NUMBERS), *OF_ANYBODY, st.just(Terminate())),
+    faults(st.builds(AtRendezvous, generation=COUNTS, node=NUMBERS), *OF_ANYBODY, st.just(Terminate())),
+    faults(st.builds(AtSave, step=COUNTS, point=st.sampled_from(SAVE_POINTS)), *OF_ANYBODY),
+    faults(storms(), st.just(Kill())),
+)
+
+
+def meanings(plan):
+    return [(fault.where, fault.deed) for fault in plan]
 
 
 def test_a_plan_of_every_kind_of_line():
-    """Comments, blank lines, odd spaces, semicolons; indices count faults, not lines."""
+    """Comments, blank lines, odd spaces, semicolons; the text of each fault is its line."""
     plan = """
     # a drill
     step 40 rank 1: kill
 
     step   7 mid-sum:  raise   # with a comment
     step 3 rank 2 optimizer: exit 5; checkpoint 40 before-commit: kill uploader
+    step 9 snapshot: hang; step 9 rank 1 after-snapshot: pause 0.5s
+    step 80 rank 0: slow 3x; step 80 rank 1: slow 1.5x for 20 steps
+    step 60 node 2: pause 5s; step 61 node 0: terminate
+    checkpoint 40 before-commit: pause 5s
+    generation 2 rank 1 restore: kill; generation 2 node 1 rendezvous: kill
+    every 20±10s: kill random worker, seed 7; every 5s: kill random warm parent, seed 0
     """
-    assert parse(plan) == (
-        Fault(index=0, text="step 40 rank 1: kill", step=40, rank=1, point="forward", deed=Deed.KILL),
-        Fault(index=1, text="step 7 mid-sum: raise", step=7, rank=0, point="mid-sum", deed=Deed.RAISE),
-        Fault(
-            index=2,
-            text="step 3 rank 2 optimizer: exit 5",
-            step=3,
-            rank=2,
-            point="optimizer",
-            deed=Deed.EXIT,
-            code=5,
-        ),
-        Fault(
-            index=3,
-            text="checkpoint 40 before-commit: kill uploader",
-            step=40,
-            rank=None,
-            point="before-commit",
-            deed=Deed.KILL,
-        ),
-    )
+    found = parse(plan)
+    assert meanings(found) == [
+        (AtStep(step=40, rank=1, point="forward"), Kill()),
+        (AtStep(step=7, rank=0, point="mid-sum"), Raise()),
+        (AtStep(step=3, rank=2, point="optimizer"), Exit(5)),
+        (AtSave(step=40, point="before-commit"), Kill()),
+        (AtStep(step=9, rank=0, point="snapshot"), Hang()),
+        (AtStep(step=9, rank=1, point="after-snapshot"), Pause(0.5)),
+        (AtStep(step=80, rank=0, point="forward"), Slow(3.0)),
+        (AtStep(step=80, rank=1, point="forward"), Slow(1.5, 20)),
+        (AtNode(step=60, node=2), Pause(5.0)),
+        (AtNode(step=61, node=0), Terminate()),
+        (AtSave(step=40, point="before-commit"), Pause(5.0)),
+        (AtRestore(generation=2, rank=1), Kill()),
+        (AtRendezvous(generation=2, node=1), Kill()),
+        (Every(period_s=20, jitter_s=10, victim="worker", seed=7), Kill()),
+        (Every(period_s=5, jitter_s=0, victim="warm parent", seed=0), Kill()),
+    ]
+    assert [fault.text for fault in found[:2]] == ["step 40 rank 1: kill", "step 7 mid-sum: raise"]
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing", " ; ;"])
@@ -46,58 +117,86 @@ def test_a_plan_may_be_empty(text):
     assert parse(text) == ()
 
 
-@given(
-    st.lists(
-        st.builds(
-            "step {} rank {} {}: {}".format,
-            st.integers(0, 10**6),
-            st.integers(0, 99),
-            st.sampled_from(STEP_POINTS),
-            st.sampled_from(["kill", "raise", "exit 7"]),
-        )
-        | st.builds(
-            "checkpoint {} {}: kill uploader".format, st.integers(0, 10**6), st.sampled_from(SAVE_POINTS)
-        ),
-        max_size=5,
-    ),
-    st.sampled_from([";", "\n", " ;\n", "  # why\n"]),
-)
-def test_any_right_plan_gives_its_lines_back(lines, separator):
-    """The text of a fault is its line: events quote it."""
-    faults = parse(separator.join(lines))
-    assert [fault.text for fault in faults] == lines
-    assert [fault.index for fault in faults] == list(range(len(lines)))
+@given(st.lists(FAULTS, max_size=5), st.sampled_from([";", "\n", " ;\n", "  # why\n"]))
+def test_every_printed_plan_parses_back_to_itself(plan, separator):
+    """Any place with any of its deeds, any numbers, printed and read again."""
+    found = parse(separator.join(map(str, plan)))
+    assert meanings(found) == meanings(plan)
+    assert list(map(str, found)) == list(map(str, plan)) == [fault.text for fault in found]
+
+
+def test_the_same_fault_twice_in_a_plan_is_two_faults():
+    """Written in two ways: short, and with its defaults."""
+    first, other, second = parse("step 3: kill\nstep 4: kill\nstep 3 rank 0 forward: kill")
+    assert (first.twin, other.twin, second.twin) == (0, 0, 1)
+    assert str(first) == str(second)
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "expected", "found"),
     [
-        "kill rank 1",
-        "step 40",
-        "step x: kill",
-        "step -1: kill",
-        "step 40 rank: kill",
-        "step 40 sideways: kill",
-        "step 40 upload: kill",
-        "step 40: exit",
-        "step 40: exit -9",
-        "step 40: kill kill",
-        "step 40: kill uploader",
-        "checkpoint 40: kill uploader",
-        "checkpoint 40 forward: kill uploader",
-        "checkpoint 40 upload: raise",
-        "Step 40: kill",
+        ("kill rank 1", "a colon", "kill rank 1"),
+        ("step 40", "a colon", "step 40"),
+        ("node 3: kill", "step N, checkpoint N, generation N or every", "node 3"),
+        ("Step 40: kill", "step N, checkpoint N, generation N or every", "Step 40"),
+        (": kill", "step N, checkpoint N, generation N or every", "nothing"),
+        ("step x: kill", "a number from 1 on", "x"),
+        ("step ²: kill", "a number from 1 on", "²"),
+        ("step -1: kill", "a number from 1 on", "-1"),
+        ("step 0: kill", "a number from 1 on", "0"),
+        (f"step {'9' * 5000}: kill", "a number from 1 on", "9" * 5000),
+        ("step 40 rank: kill", "forward, backward", "rank"),
+        ("step 40 rank -1: kill", "a rank", "-1"),
+        ("step 40 node: kill", "forward, backward", "node"),
+        ("step 40 node 1 forward: kill", "step N, then rank R", "40 node 1 forward"),
+        ("step 40 sideways: kill", "forward, backward", "sideways"),
+        ("step 40 upload: kill", "forward, backward", "upload"),
+        ("step 40: exit", "kill, raise, exit C", "exit"),
+        ("step 40: exit -9", "an exit code from 0 to 255", "-9"),
+        ("step 40: exit 256", "an exit code from 0 to 255", "256"),
+        ("step 40: kill kill", "kill, raise, exit C", "kill kill"),
+        ("step 40: kill uploader", "kill, raise, exit C", "kill uploader"),
+        ("step 40: terminate", "kill, raise, exit C", "terminate"),
+        ("step 40:", "kill, raise, exit C", "nothing"),
+        ("step 40: pause 0s", "a time above 0", "0s"),
+        ("step 40: pause -5s", "a time above 0", "-5s"),
+        ("step 40: pause 5", "a time above 0", "5"),
+        ("step 40: pause 1e3s", "a time above 0", "1e3s"),
+        ("step 40: slow 1x", "a factor above 1", "1x"),
+        ("step 40: slow 3x for 0 steps", "a number from 1 on", "0"),
+        ("step 40 node 1: raise", "kill, pause Ns or terminate", "raise"),
+        ("step 40 node 1: slow 3x", "kill, pause Ns or terminate", "slow 3x"),
+        ("checkpoint 40: kill uploader", "checkpoint N, then upload", "40"),
+        ("checkpoint 40 forward: kill uploader", "upload, before-commit or after-commit", "forward"),
+        ("checkpoint 40 upload: raise", "kill uploader or pause Ns", "raise"),
+        ("checkpoint 40 upload: kill", "kill uploader or pause Ns", "kill"),
+        ("generation 2 rank 1: kill", "generation N, then rank R restore", "2 rank 1"),
+        ("generation 2 rank 1 rendezvous: kill", "generation N, then rank R restore", "2 rank 1 rendezvous"),
+        ("generation 0 rank 1 restore: kill", "a number from 1 on", "0"),
+        ("generation 2 rank 1 restore: slow 2x", "kill, raise, exit C, hang or pause Ns", "slow 2x"),
+        ("generation 2 node 1 rendezvous: hang", "kill, pause Ns or terminate", "hang"),
+        ("every 20: kill random worker, seed 7", "every Ns or every N±Ms", "20"),
+        ("every 0s: kill random worker, seed 7", "a time above 0 s", "0s"),
+        ("every 5±10s: kill random worker, seed 7", "varies by no more than itself", "5±10s"),
+        ("every -5s: kill random worker, seed 7", "every Ns or every N±Ms", "-5s"),
+        ("every 20±10s: kill random rank, seed 7", "kill random worker", "kill random rank, seed 7"),
+        ("every 20±10s: kill random worker", "', seed N'", "kill random worker"),
+        ("every 20±10s: pause random worker, seed 7", "kill random", "pause random worker, seed 7"),
     ],
 )
-def test_a_wrong_line_is_named_with_what_was_expected(line):
-    """Between two right ones, so that the message must tell which."""
+def test_a_wrong_line_is_told_with_its_number_what_was_expected_and_what_was_found(line, expected, found):
+    """Between two right ones, behind a comment and a semicolon, so that the message must count lines and not faults."""
     with pytest.raises(UsageError) as caught:
-        parse(f"step 1: kill\n{line}\nstep 2: kill")
-    assert repr(line) in str(caught.value)
-    assert "kill|raise|exit C" in str(caught.value)
+        parse(f"# a drill\nstep 1: kill; step 2: kill\nstep 3: raise; {line}\nstep 2: kill")
+    message = str(caught.value)
+    assert message.startswith("fault plan, line 3: expected ")
+    said, _, rest = message.partition(", found ")
+    assert expected in said
+    assert rest.startswith(repr(found))
+    assert repr(line) in rest
 
 
-@given(st.text(max_size=40))
+@given(st.text(max_size=40) | st.text("step 0123456789:rankodelwxvy±.,;#\n-", max_size=40))
 def test_any_text_is_a_plan_or_a_usage_error(text):
     """Never another exception: the plan comes from a command line."""
     try:
@@ -109,3 +208,87 @@ def test_any_text_is_a_plan_or_a_usage_error(text):
 def test_a_comment_ends_with_its_line():
     """A semicolon in a comment begins no fault."""
     assert len(parse("step 1: kill  # first this; then that")) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "nodes", "nproc"),
+    [
+        ("step 1 rank 3: kill", 2, 2),
+        ("generation 1 rank 3 restore: kill", 2, 2),
+        ("step 1 node 1: kill", 2, 2),
+        ("generation 9 node 1 rendezvous: terminate", 2, None),
+        ("step 1 rank 999: kill", 2, None),
+        ("every 5s: kill random node, seed 1", 1, 1),
+        ("checkpoint 9 upload: pause 1s", 1, 1),
+    ],
+)
+def test_a_fault_of_the_last_rank_and_node_fits(line, nodes, nproc):
+    """What is not known yet refuses nothing."""
+    check_fits(parse(line), nodes=nodes, nproc=nproc)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("step 1 rank 4: kill", "expected a rank from 0 to 3 (2 nodes of 2), found 4"),
+        ("generation 1 rank 4 restore: kill", "expected a rank from 0 to 3 (2 nodes of 2), found 4"),
+        ("step 1 node 2: kill", "expected a node from 0 to 1 (--max-nodes 2), found 2"),
+        ("generation 1 node 2 rendezvous: kill", "expected a node from 0 to 1 (--max-nodes 2), found 2"),
+    ],
+)
+def test_a_fault_beyond_the_largest_world_is_refused(line, found):
+    """By one; behind a fault that fits."""
+    with pytest.raises(UsageError) as caught:
+        check_fits(parse(f"step 1: kill\n{line}"), nodes=2, nproc=2)
+    assert found in str(caught.value)
+    assert repr(line) in str(caught.value)
+
+
+def test_a_script_without_the_library_has_no_steps_to_strike_at():
+    """Its processes can be killed at random, and its nodes when they meet; nobody would ever reach a step."""
+    fits = parse("every 5s: kill random worker, seed 1; generation 2 node 0 rendezvous: kill")
+    check_fits(fits, nodes=1, nproc=1, uses_library=False)
+    for line in (
+        "step 1: kill",
+        "step 1 node 0: kill",
+        "checkpoint 1 upload: pause 1s",
+        "generation 1 rank 0 restore: kill",
+    ):
+        with pytest.raises(UsageError, match="uses none of the library"):
+            check_fits(parse(line), nodes=1, nproc=1, uses_library=False)
+
+
+@given(storms(), st.integers(0, 1000), st.integers(1, 50))
+def test_what_is_drawn_for_a_strike_is_within_its_bounds(storm, strike, among):
+    """Any storm: its wait lies within the jitter, its victim among those that are there."""
+    assert storm.period_s - storm.jitter_s <= storm.wait_s(strike) <= storm.period_s + storm.jitter_s
+    assert 0 <= storm.pick(strike, among) < among
+
+
+def test_strikes_differ_and_every_victim_has_its_turn():
+    """A draw that ignored the strike's number, or the seed, would hit the same one for ever."""
+    storms_ = [Every(period_s=20, jitter_s=10, victim="worker", seed=seed) for seed in (7, 8)]
+    drawn = [[(storm.wait_s(strike), storm.pick(strike, 3)) for strike in range(60)] for storm in storms_]
+    assert len({wait_s for wait_s, _ in drawn[0]}) == 60
+    assert {victim for _, victim in drawn[0]} == {0, 1, 2}
+    assert drawn[0] != drawn[1]
+
+
+def test_storms_of_one_seed_strike_at_moments_of_their_own():
+    """A plan with the same seed in all its lines: with the same draws its storms would be one."""
+    plan = parse("; ".join(f"every 20±10s: kill random {victim}, seed 7" for victim in VICTIMS))
+    assert len({fault.where.wait_s(0) for fault in plan}) == len(VICTIMS)
+
+
+@pytest.mark.parametrize(("name", "count"), [("README.md", 1), ("docs/faults.md", 3)])
+def test_every_plan_that_the_documents_show_is_one(name, count):
+    """A renamed point or deed would leave users with a drill that is refused."""
+    plans = re.findall(r'(?:--faults|PLAN=)\s*"([^"$]+)"', (ROOT / name).read_text())
+    assert len(plans) == count
+    assert all(len(parse(plan)) >= 2 for plan in plans)
+
+
+def test_the_document_explains_every_point():
+    """A point that nobody can look up is of no use."""
+    rows = re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs/faults.md").read_text(), re.MULTILINE)
+    assert {*STEP_POINTS, *SAVE_POINTS, "restore", "rendezvous"} <= set(rows)

@@ -1,0 +1,212 @@
+"""Who carries out what, and how often, without processes: claims, slowness, and the draws of agents that never talk to each other."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.agent.strikes import Prey, Storm
+from elastic.checkpoint.fakes import FakeClock
+from elastic.faults.claims import Claims
+from elastic.faults.drag import Drag
+from elastic.faults.inject import InjectedFault, WorkerFaults
+from elastic.faults.language import parse
+from elastic.faults.plan import Slow
+from elastic.observe.log import EventLog, read_events
+from elastic.rendezvous.group import Generation
+from elastic.rendezvous.membership import Node
+
+
+def worker(folder, plan, *, rank=0, generation=1, clock=None):
+    clock = clock or FakeClock()
+    log = EventLog(folder / "events" / f"{rank}.jsonl", node="a", clock=clock)
+    return WorkerFaults.of(plan, folder / "faults", log, clock, rank=rank, generation=generation)
+
+
+def test_a_fault_strikes_once_however_often_its_step_is_trained_again(tmp_path):
+    """The same step reached three times, each time by a new process's object."""
+    for trial in range(3):
+        point = worker(tmp_path, "step 3 rank 1 mid-sum: raise", rank=1).at_step(3)
+        for passed in ("forward", "backward"):
+            point(passed)
+        if trial == 0:
+            with pytest.raises(InjectedFault):
+                point("mid-sum")
+        else:
+            point("mid-sum")
+    (event,) = read_events(tmp_path / "events")
+    assert (event["fault"], event["step"]) == ("step 3 rank 1 mid-sum: raise", 3)
+
+
+def test_a_fault_that_is_written_twice_strikes_twice(tmp_path):
+    """Once with its defaults and once without; the third time there is nothing left."""
+    struck = 0
+    for _ in range(3):
+        try:
+            worker(tmp_path, "step 3: raise; step 3 rank 0 forward: raise").at_step(3)("forward")
+        except InjectedFault:
+            struck += 1
+    assert struck == 2
+
+
+def test_a_plan_that_was_edited_strikes_with_what_is_new_in_it_alone(tmp_path):
+    """A line before the one that has struck: its claim must not be taken for the new one's, nor be forgotten."""
+    with pytest.raises(InjectedFault):
+        worker(tmp_path, "step 3: raise").at_step(3)("forward")
+    edited = "step 2: raise; step 3: raise"
+    with pytest.raises(InjectedFault):
+        worker(tmp_path, edited).at_step(2)("forward")
+    worker(tmp_path, edited).at_step(3)("forward")
+
+
+def test_nobody_carries_out_the_fault_of_another_rank_step_point_or_generation(tmp_path):
+    """Everything that is near to the place, and then the place."""
+    plan = "step 3 rank 1 backward: raise; generation 2 rank 1 restore: raise; step 5 rank 1 snapshot: raise"
+    assert worker(tmp_path, plan, rank=0) is None
+    faults = worker(tmp_path, plan, rank=1, generation=1)
+    for step, point in itertools.product((2, 3, 4, 5), ("forward", "mid-sum", "optimizer", "after-snapshot")):
+        faults.at_step(step)(point)
+    faults.at_step(2)("backward")
+    faults.at_restore()
+    assert faults.in_snapshot(4) is None
+    assert not read_events(tmp_path / "events")
+    with pytest.raises(InjectedFault):
+        faults.in_snapshot(5)()
+    with pytest.raises(InjectedFault):
+        worker(tmp_path, plan, rank=1, generation=2).at_restore()
+    with pytest.raises(InjectedFault):
+        faults.at_step(3)("backward")
+
+
+def test_a_fault_whose_claim_cannot_be_written_does_not_strike(tmp_path, capsys):
+    """A file stands where the folder of claims should be; the fault would strike at every replay."""
+    (tmp_path / "faults").touch()
+    worker(tmp_path, "step 3: raise").at_step(3)("forward")
+    assert "fault not injected" in capsys.readouterr().out
+
+
+def steps_of(clock, count, drags, taken):
+    """Each step of a group, 1 s of work for each rank, when all wait for the slowest; `taken` gets their seconds."""
+    for step in range(1, count + 1):
+        began_s, ends = clock.now, []
+        for drag in drags:
+            clock.now = began_s
+            drag.begin(step)
+            ends.append(clock.now + 1.0)
+        clock.now = max(ends)
+        taken.append(clock.now - began_s)
+        yield step
+
+
+def test_a_slow_rank_takes_so_many_times_as_long_for_so_many_steps():
+    """From the step after the strike on, and not a step longer."""
+    clock = FakeClock()
+    drag, taken = Drag(clock), []
+    for step in steps_of(clock, 9, [drag], taken):
+        if step == 3:
+            drag.slow(Slow(2.5, 4))
+    assert taken == [1, 1, 1, 2.5, 2.5, 2.5, 2.5, 1, 1]
+
+
+def test_two_slow_ranks_do_not_slow_each_other_down_for_ever():
+    """Each waits for the other in every step; a drag that multiplied that as well would grow without end."""
+    clock = FakeClock()
+    drags, taken = [Drag(clock), Drag(clock)], []
+    for step in steps_of(clock, 30, drags, taken):
+        if step == 2:
+            drags[0].slow(Slow(3.0))
+            drags[1].slow(Slow(4.0))
+    assert taken == [1, 1] + [4] * 28
+
+
+def test_a_rank_whose_first_step_is_struck_is_slow_as_well(tmp_path):
+    """Nothing was measured before; through the plan, with the points of several shards."""
+    clock = FakeClock()
+    faults = worker(tmp_path, "step 1: slow 3x for 1 steps", clock=clock)
+    taken = []
+    for step in (1, 2, 3):
+        began_s = clock.now
+        point = faults.at_step(step)
+        for _ in range(3):  # its shards
+            point("forward")
+            clock.now += 1.0
+        taken.append(clock.now - began_s)
+    assert taken == [3.0, 9.0, 3.0]
+
+
+NODES = [Node(id=name, address=name, nproc=2) for name in "abc"]
+
+
+def generation_of(nodes, rank_of_node):
+    return Generation(
+        number=1,
+        members=tuple(nodes),
+        rank_of_node=rank_of_node,
+        endpoint="a:1",
+        cause="start",
+        restarts=0,
+        world_size=2 * len(nodes),
+        base_rank=2 * rank_of_node,
+    )
+
+
+class Fleet:
+    """Agents that share nothing but a folder; `struck` is what was killed, with its time."""
+
+    def __init__(self, folder, plan, count=3):
+        (self.fault,) = parse(plan)
+        self.clock, self.folder, self.count = FakeClock(), folder, count
+        self.storms = [self.agent() for _ in range(count)]
+        self.struck = []
+
+    def agent(self):
+        return Storm(self.fault, self.fault.where, Claims(self.folder), self.clock)
+
+    def look(self, seconds=0.25):
+        self.clock.now += seconds
+        for rank, storm in enumerate(self.storms):
+            workers = {2 * rank: 100 + 2 * rank, 2 * rank + 1: 101 + 2 * rank}
+            prey = Prey(workers, 200 + rank, 300 + rank)
+            pid = storm.look(generation_of(NODES[: self.count], rank), prey)
+            if pid is not None:
+                self.struck.append((self.clock.now - 1000, pid))
+
+
+def test_agents_that_never_talk_strike_once_each_time_and_hit_every_rank_in_turn(tmp_path):
+    """Three agents, a thousand looks: as many strikes as were drawn, each of the rank that was drawn, and none before its time."""
+    fleet = Fleet(tmp_path, "every 20±10s: kill random worker, seed 7")
+    for _ in range(4000):
+        fleet.look()
+    every, times = fleet.fault.where, [time for time, _ in fleet.struck]
+    assert [pid - 100 for _, pid in fleet.struck] == [every.pick(n, 6) for n in range(len(fleet.struck))]
+    assert {pid for _, pid in fleet.struck} == set(range(100, 106))
+    waits = [later - before for before, later in itertools.pairwise([0.0, *times])]
+    assert all(0 <= wait - every.wait_s(n) <= 1 for n, wait in enumerate(waits))
+    assert len(waits) >= 40
+
+
+@given(st.integers(0, 5))
+def test_the_sequence_goes_on_where_it_was_when_agents_are_replaced(tmp_path_factory, strikes):
+    """All agents are replaced after some strikes: the next victim is the one that was drawn for that strike."""
+    fleet = Fleet(tmp_path_factory.mktemp("claims"), "every 4±4s: kill random uploader, seed 3")
+    while len(fleet.struck) < strikes:
+        fleet.look()
+    fleet.storms = [fleet.agent() for _ in fleet.storms]
+    while len(fleet.struck) < strikes + 3:
+        fleet.look()
+    drawn = [200 + fleet.fault.where.pick(n, 3) for n in range(len(fleet.struck))]
+    assert [pid for _, pid in fleet.struck] == drawn
+
+
+def test_a_victim_that_is_not_there_is_waited_for(tmp_path):
+    """A node without a warm parent: nothing is claimed, so that the strike comes once there is one."""
+    (fault,) = parse("every 1s: kill random warm parent, seed 1")
+    clock = FakeClock()
+    storm = Storm(fault, fault.where, Claims(tmp_path), clock)
+    clock.now += 5
+    alone = generation_of(NODES[:1], 0)
+    assert storm.look(alone, Prey({}, 200, None)) is None
+    assert not list(tmp_path.rglob("*"))
+    assert storm.look(alone, Prey({}, 200, 300)) == 300
+    assert storm.look(alone, Prey({}, 200, 300)) is None
