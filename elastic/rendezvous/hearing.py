@@ -12,7 +12,7 @@ from elastic.rendezvous import core
 from elastic.rendezvous.liveness import NEVER_BEATEN, Liveness
 from elastic.rendezvous.membership import Group, Node
 
-SILENT_AFTER = 1.5  # keep-alives
+SILENT_AFTER = 1.5  # of a keep-alive
 SETTLED_AFTER = 0.25  # of a keep-alive: so long the first complaint waits for the others'
 HEARD_WITHIN = 0.5
 

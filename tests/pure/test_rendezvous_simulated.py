@@ -309,7 +309,7 @@ class Nodes(RuleBasedStateMachine):
     @precondition(lambda self: self.world.running)
     @rule()
     def settle(self) -> None:
-        """The network is whole, and nothing happens for a few keep-alives and the last call: all who live must be in, but for spares beyond max."""
+        """The network is whole, and nothing happens for long enough: all who live must be in, but for spares beyond max."""
         self.heal()
         keep_alive_s, last_call_s = self.world.keep_alive_s, self.world.policy.last_call_s
         self.world.tick(2 * keep_alive_s + last_call_s + 10 * POLL_S)
@@ -325,7 +325,7 @@ class Nodes(RuleBasedStateMachine):
     @precondition(lambda self: self.world.running)
     @rule()
     def settle_cut(self) -> None:
-        """Nothing changes for several keep-alives while the network stays as it is: no two members that once heard each other are cut off from each other."""
+        """Nothing changes for long while the network stays as it is: no two members that once heard each other are cut off from each other."""
         keep_alive_s, last_call_s = self.world.keep_alive_s, self.world.policy.last_call_s
         self.world.tick(6 * keep_alive_s + last_call_s + 10 * POLL_S)
         group = self.world.group
