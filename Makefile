@@ -3,7 +3,7 @@
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup train test check cluster soak bench
+.PHONY: setup train test check cluster soak chaos bench
 
 setup: $(READY)
 
@@ -42,6 +42,10 @@ cluster: $(READY)
 # Two hundred random kills in one run; some ten minutes.
 soak: $(READY)
 	$(BIN)/python benchmarks/soak.py
+
+# A storm of mixed faults that one number replays: make chaos SEED=7 MINUTES=10.
+chaos: $(READY)
+	$(BIN)/python benchmarks/chaos.py $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
 
 bench: $(READY)
 	$(BIN)/python benchmarks/steady.py

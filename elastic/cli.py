@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from elastic import launch_env
+from elastic import identity, launch_env
 from elastic.clock import SystemClock
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
 from elastic.options import COMMANDS, Inspection, asks_for, options_help, parse, parse_inspection
+from elastic.outside import printable
 from elastic.run_dir import RunDir
 
 EXIT_CTRL_C = 130  # what a shell reports for a program that SIGINT ended
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except ElasticError as error:
-        print(f"elastic-train: {error}", file=sys.stderr)
+        print(f"elastic-train: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_CTRL_C
@@ -178,7 +179,7 @@ def _diff(wanted: Inspection, a: RunDir, b: RunDir) -> int:
 
 
 def _verify(wanted: Inspection, run: RunDir) -> int:
-    from elastic.checkpoint.catalog import committed, verify
+    from elastic.checkpoint.catalog import committed, of_run, verify
     from elastic.checkpoint.fsspec_store import open_store
     from elastic.observe.tables import verify_text
 
@@ -186,12 +187,23 @@ def _verify(wanted: Inspection, run: RunDir) -> int:
         _existing(run)
     store, clock = open_store(run.checkpoints_url), SystemClock()
     records, _ = committed(store, clock)
+    run_id = _run_id(run)
+    foreign = [] if run_id is None else of_run((records, []), run_id)[1]
     value = {
         "committed": sorted({record.step for record in records}),
-        "damage": [dataclasses.asdict(item) for item in verify(store, clock)],
+        "damage": [dataclasses.asdict(item) for item in verify(store, clock) + foreign],
     }
     _show(wanted, value, verify_text(run.url, value))
     return EXIT_FAILED if value["damage"] else EXIT_COMPLETE
+
+
+def _run_id(run: RunDir) -> str | None:
+    """Of the run that the directory belongs to; None where that is not written down."""
+    from elastic.checkpoint.fsspec_store import open_store
+    from elastic.checkpoint.store import read_small
+
+    there = read_small(open_store(run.url), identity.NAME, SystemClock())
+    return None if there is None else identity.parse(there).run_id
 
 
 def _summary(run: RunDir) -> dict[str, Any]:

@@ -1,12 +1,18 @@
 """Everything noteworthy that can happen to a run, one frozen record each.
 
 The log adds `time` (seconds since 1970), `node` and `generation` to each record and writes it as one JSON line;
-console, report, status and tests read these records and nothing else. A field is only ever added, never renamed.
+console, report, status and tests read these records and nothing else. A field is only ever added, with a default, never renamed.
 """
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
+
+from elastic.outside import fits
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +20,7 @@ class Event:
     @property
     def name(self) -> str:
         """GenerationStarted is written as generation_started."""
-        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
+        return _snake(type(self).__name__)
 
     def fields(self) -> dict[str, Any]:
         return asdict(self)
@@ -195,3 +201,18 @@ class RunInterrupted(Event):
     """An agent leaves with exit 75; `step` is the newest committed checkpoint."""
 
     step: int
+
+
+HEAD = {"event": str, "time": float, "node": str, "generation": int}
+KINDS = {_snake(kind.__name__): kind for kind in Event.__subclasses__()}
+
+
+def is_event(record: dict[str, Any]) -> bool:
+    """Whether a record is what the log writes; of an event that a recipe defines, its head alone is known."""
+    if not all(name in record and fits(record[name], kind) for name, kind in HEAD.items()):
+        return False
+    kind = KINDS.get(record["event"])
+    return kind is None or all(
+        fits(record[each.name], each.type) if each.name in record else each.default is not MISSING
+        for each in fields(kind)
+    )

@@ -6,9 +6,10 @@ The recipe's text is recorded but not compared: mending a bug and going on is th
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from elastic.errors import UsageError
+from elastic.outside import fits, parse_json
 
 NAME = "run.json"
 FORMAT = 1
@@ -53,8 +54,11 @@ WORDS = {
 def parse(text: bytes) -> Identity:
     """Raises UsageError when the text is not an identity."""
     try:
-        fields = json.loads(text)
-        identity = Identity(**fields | {"arguments": tuple(fields["arguments"])})
+        found = parse_json(text)
+        wrong = [each.name for each in fields(Identity) if not fits(found[each.name], each.type)]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is {str(found[wrong[0]])[:80]!r}")
+        identity = Identity(**found | {"arguments": tuple(found["arguments"])})
     except (ValueError, TypeError, KeyError) as error:
         raise UsageError(
             f"expected the identity of a run in {NAME}, found something else ({error}); "

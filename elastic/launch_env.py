@@ -7,10 +7,11 @@ under plain python or torchrun. `ELASTIC_PREFLIGHT` is set where the agent only 
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from elastic.errors import UsageError
+from elastic.outside import fits, number, parse_json
 
 AGENT = "ELASTIC_AGENT"
 PREFLIGHT = "ELASTIC_PREFLIGHT"
@@ -58,30 +59,40 @@ class Launch:
 
 
 def read() -> Launch:
-    """Raises UsageError for a variable that is not a number."""
+    """Raises UsageError for a variable that is not what the launcher sets."""
     link = os.environ.get(AGENT)
-    agent = None
-    if link is not None:
-        fields = json.loads(link)
-        agent = AgentLink(**fields | {"arguments": tuple(fields["arguments"])})
     return Launch(
         rank=_number("RANK", 0),
         world_size=_number("WORLD_SIZE", 1),
         local_rank=_number("LOCAL_RANK", 0),
         local_world_size=_number("LOCAL_WORLD_SIZE", 1),
-        agent=agent,
+        agent=None if link is None else _agent_link(link),
         preflight=os.environ.get(PREFLIGHT),
         run_dir=os.environ.get(RUN_DIR),
     )
 
 
+def _agent_link(text: str) -> AgentLink:
+    try:
+        found = parse_json(text)
+        wrong = [each.name for each in fields(AgentLink) if not fits(found[each.name], each.type)]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is not as expected")
+        return AgentLink(**found | {"arguments": tuple(found["arguments"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"expected in {AGENT} what elastic-train tells its workers, found something else ({error}); unset it to run without an agent"
+        ) from error
+
+
 def _number(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
-    if not text.isdecimal():
+    value = number(text)
+    if value is None:
         raise UsageError(
-            f"expected a number in the environment variable {name}, found {text!r}; the launcher sets it"
+            f"expected a number in the environment variable {name}, found {text!r:.80}; the launcher sets it"
         )
-    return int(text)
+    return value
 
 
 def pin_threads() -> int:

@@ -97,9 +97,10 @@ class NodeAgent(LocalElasticAgent):
         self._custody = Custody(
             self._memory,
             open_store(settings.run.checkpoints_url),
-            settings.uploader_socket,
-            clock,
-            console.say,
+            run_id=settings.run_id,
+            uploader_socket=settings.uploader_socket,
+            clock=clock,
+            say=console.say,
         )
         self._vigil = None if settings.silences is None else Vigil(settings.silences, self._page, log, clock)
         self._strikes = Strikes.of(settings, log, clock)

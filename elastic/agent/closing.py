@@ -10,6 +10,7 @@ from elastic.checkpoint.record import CommitRecord
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS
 from elastic.events import RunFailed, RunFinished, RunInterrupted
 from elastic.observe.log import EventLog, read_events
+from elastic.outside import printable
 from elastic.run_dir import RunDir
 
 
@@ -68,9 +69,10 @@ def _print_failure(agent: NodeAgent, run: RunDir, safe: int) -> None:
     if agent.exit_code == EXIT_NOTHING_LOADS:
         print(f"elastic-train verify {run.url} lists the damage", file=sys.stderr)
     print(
-        f"training failed: {agent.verdict}. Step {safe} is the newest that is saved; logs are in {run.local / 'logs'}",
+        f"training failed: {printable(agent.verdict)}. Step {safe} is the newest that is saved; logs are in {run.local / 'logs'}",
         file=sys.stderr,
     )
     if failure is not None:
-        print(f"first failing worker: rank {failure.rank} on {failure.node}", file=sys.stderr)
-        print(failure.traceback.rstrip() or failure.message, file=sys.stderr)
+        # It may come from another node.
+        print(printable(f"first failing worker: rank {failure.rank} on {failure.node}"), file=sys.stderr)
+        print(printable(failure.traceback.rstrip() or failure.message), file=sys.stderr)

@@ -6,7 +6,7 @@ The state lies in the node's memory, where its workers left it. It does not prom
 from collections.abc import Callable
 
 from elastic.agent.memory import Memory
-from elastic.checkpoint.catalog import committed
+from elastic.checkpoint.catalog import committed, of_run
 from elastic.checkpoint.handoff import Uploads
 from elastic.checkpoint.offering import offer
 from elastic.checkpoint.record import CommitRecord
@@ -19,10 +19,18 @@ LOOK_S = 0.1
 
 class Custody:
     def __init__(
-        self, memory: Memory, store: Store, uploader_socket: str, clock: Clock, say: Callable[[str], None]
+        self,
+        memory: Memory,
+        store: Store,
+        *,
+        run_id: str,
+        uploader_socket: str,
+        clock: Clock,
+        say: Callable[[str], None],
     ) -> None:
         self._memory = memory
         self._store = store
+        self._run_id = run_id
         self._socket = uploader_socket
         self._clock = clock
         self._say = say
@@ -30,7 +38,7 @@ class Custody:
     def newest_checkpoint(self) -> CommitRecord | None:
         """The storage's word, and not an event's: a save may have lost its writer right after it was committed. None where there is none, or the storage does not answer."""
         try:
-            records, _ = committed(self._store, self._clock)
+            records, _ = of_run(committed(self._store, self._clock), self._run_id)
         except StoreFailed as error:
             self._say(f"the checkpoints cannot be listed: {error}")
             return None

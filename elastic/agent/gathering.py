@@ -16,6 +16,7 @@ from elastic.errors import StoreFailed, UsageError
 from elastic.observe.log import read_events
 from elastic.observe.status import GOODBYES
 from elastic.options import Options
+from elastic.outside import number
 from elastic.rendezvous.backend import Backend, PublishesGeneration
 from elastic.rendezvous.meeting import Meeting, stirring, wait_for
 from elastic.run_dir import RunDir
@@ -51,8 +52,8 @@ def newest_generation(run: RunDir, clock: Clock) -> int:
         records, _ = committed(open_store(run.checkpoints_url), clock)
     except StoreFailed:
         records = []  # the storage is asked again, with patience, by those who load
-    logs = (int(path.name) for path in run.logs.glob("*") if path.name.isdecimal())
-    return max([0, *(record.generation for record in records), *logs])
+    logs = (number(path.name) for path in run.logs.glob("*"))
+    return max([0, *(record.generation for record in records), *filter(None, logs)])
 
 
 def show_generation(meeting: Meeting, backend: Backend, mirror: Path) -> Mirror | None:

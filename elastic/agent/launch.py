@@ -155,7 +155,7 @@ def _run(  # noqa: PLR0913 - what was checked, in the order of checking
                 max_restarts=options.max_restarts,
             ),
             DefaultLogsSpecs(log_dir=str(scratch)),  # by itself it would leave a folder behind at every start
-            settings=_settings(options, run, node, scratch, uploader, uses_library=declared is not None),
+            settings=_settings(options, run, node, scratch, uploader, declared),
             rendezvous=rendezvous,
             nursery=nursery,
             uploader=uploader,
@@ -201,10 +201,17 @@ def _policy(options: Options, declared: Identity | None) -> Policy:
 
 
 def _settings(
-    options: Options, run: RunDir, node: str, scratch: Path, uploader: UploaderProcess, *, uses_library: bool
+    options: Options,
+    run: RunDir,
+    node: str,
+    scratch: Path,
+    uploader: UploaderProcess,
+    declared: Identity | None,
 ) -> Settings:
+    uses_library = declared is not None
     return Settings(
         run=run,
+        run_id="" if declared is None else declared.run_id,
         node=node,
         recipe=options.recipe,
         arguments=options.recipe_args,

@@ -10,6 +10,7 @@ from elastic.run_dir import RunDir
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     run: RunDir
+    run_id: str  # empty where the script knows nothing of us
     node: str
     recipe: str
     arguments: tuple[str, ...]

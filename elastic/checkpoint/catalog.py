@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic.checkpoint.record import CommitRecord, parse, parse_commit_name
-from elastic.checkpoint.store import Entry, ObjectMissing, Store, read_small, reading
+from elastic.checkpoint.store import Entry, LeadsOut, ObjectMissing, Store, read_small, reading
 from elastic.clock import Clock
 from elastic.errors import CheckpointDamaged
 
@@ -45,7 +45,10 @@ def records_in(entries: list[Entry], store: Store, clock: Clock) -> tuple[list[C
 
 def read_record(store: Store, name: str, step: int, clock: Clock) -> CommitRecord | None:
     """The commit record under `name`, None when there is none. Raises CheckpointDamaged, or StoreFailed."""
-    data = read_small(store, name, clock)
+    try:
+        data = read_small(store, name, clock)
+    except LeadsOut as error:
+        raise CheckpointDamaged(str(error)) from error
     if data is None:
         return None
     record = parse(data)
@@ -72,6 +75,19 @@ def check_payload(store: Store, record: CommitRecord, clock: Clock) -> None:
     reading(lambda: _stream(store, record, _forget), clock)
 
 
+def of_run(
+    found: tuple[list[CommitRecord], list[Damage]], run_id: str
+) -> tuple[list[CommitRecord], list[Damage]]:
+    """What `committed` gave, with the records of other runs among the damages: a state of theirs would load where its shapes fit, and spoil the trajectory."""
+    records, damages = found
+    foreign = [
+        Damage(step=each.step, reason=f"it is of another run ({each.run_id!r:.40}, expected {run_id!r})")
+        for each in records
+        if each.run_id != run_id
+    ]
+    return [each for each in records if each.run_id == run_id], damages + foreign
+
+
 def verify(store: Store, clock: Clock) -> list[Damage]:
     """Read every committed payload; what is damaged, newest first. Raises StoreFailed."""
     records, damages = committed(store, clock)
@@ -96,6 +112,8 @@ def _stream(store: Store, record: CommitRecord, take: Callable[[bytes], None]) -
         raise CheckpointDamaged(
             f"the payload {record.payload} is missing, its commit record is there"
         ) from error
+    except LeadsOut as error:
+        raise CheckpointDamaged(str(error)) from error
     if size_bytes != record.size_bytes:
         found = "more" if size_bytes > record.size_bytes else f"{size_bytes}"
         raise CheckpointDamaged(

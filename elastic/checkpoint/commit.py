@@ -185,6 +185,8 @@ class _Write:
             self._is_in_doubt = True
         try:
             found = read_record(self._store, name, record.step, self._clock)
+            if found is not None and found.run_id != record.run_id:
+                raise CheckpointDamaged(f"it is of another run ({found.run_id!r:.40})")
             if found is not None and found.write_id != record.write_id:
                 # Giving up our own good copy for theirs is right only if theirs loads.
                 check_payload(self._store, found, self._clock)

@@ -21,11 +21,14 @@ from typing import Protocol
 
 from elastic.clock import Clock, SystemClock
 from elastic.errors import StoreFailed, UsageError
+from elastic.outside import number
+from elastic.plain_file import read_small
 from elastic.rendezvous.backend import BackendFailed, PublishesGeneration
 
 FRESH_S = 1.0
 MIRROR_EVERY_S = 0.2
 _LOOK_S = 0.02
+_LIMIT_BYTES = 64
 
 
 class Fence(Protocol):
@@ -143,7 +146,7 @@ def _awake_s() -> float:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return read_small(path, _LIMIT_BYTES).decode(errors="replace")
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -153,6 +156,7 @@ def _read(path: Path) -> str:
 
 
 def _number(text: str, path: Path) -> int:
-    if not text.isdecimal():
+    found = number(text)
+    if found is None:
         raise StoreFailed(f"expected the number of the newest generation in {path}, found {text[:40]!r}")
-    return int(text)
+    return found

@@ -1,6 +1,7 @@
 """On a local or shared folder, what `write` and `create` returned is on the disk, its folders included, after a power cut.
 
-It does not promise so on a file system that answers fsync without doing it.
+Nothing outside of the folder is read or written: links below it are followed only as far as they stay in it. It does not promise so on a file system that answers
+fsync without doing it, nor against somebody who makes links there in the very moment.
 """
 
 import errno
@@ -10,8 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from elastic.checkpoint.store import CHUNK_BYTES, Entry, Payload, StoreUnsteady, as_store_failure
+from elastic.checkpoint.store import CHUNK_BYTES, Entry, LeadsOut, Payload, StoreUnsteady, as_store_failure
 from elastic.errors import StoreFailed
+from elastic.plain_file import NotPlain, open_plain
 
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}
 
@@ -22,15 +24,16 @@ class LocalStore:
 
     def list(self) -> list[Entry]:
         with _classified(f"listing {self._root}"):
-            return sorted(_entries(self._root, ""), key=lambda entry: entry.name)
+            return sorted(self._entries(self._root, ""), key=lambda entry: entry.name)
 
     def read(self, name: str) -> Iterator[bytes]:
-        with _classified(f"reading {self._root / name}"), (self._root / name).open("rb", buffering=0) as file:
+        path = self._inside(name)
+        with _classified(f"reading {path}"), open_plain(path, follow=True) as file:
             while chunk := file.read(CHUNK_BYTES):
                 yield chunk
 
     def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
-        path = self._root / name
+        path = self._inside(name)
         with _classified(f"writing {path}"):
             self._make_folders(path.parent)
             try:
@@ -44,7 +47,7 @@ class LocalStore:
         return size_bytes
 
     def create(self, name: str, data: bytes) -> bool:
-        path = self._root / name
+        path = self._inside(name)
         # A dot-file with no meaning to any reader; a crash may leave it behind, never anything half-written at `path`.
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         with _classified(f"creating {path}"):
@@ -61,7 +64,7 @@ class LocalStore:
         return True
 
     def delete(self, name: str) -> None:
-        path = self._root / name
+        path = self._inside(name)
         with _classified(f"deleting {path}"):
             path.unlink(missing_ok=True)
             for folder in self._folders_up(path.parent):
@@ -72,6 +75,33 @@ class LocalStore:
                     break
             if path.parent.exists():
                 _sync(path.parent)
+
+    def _inside(self, name: str) -> Path:
+        """The path of `name`. Raises LeadsOut."""
+        path = self._root / name
+        # Path.resolve raises another error than OSError where links lead in a circle.
+        target, root = Path(os.path.realpath(path)), Path(os.path.realpath(self._root))
+        if not target.is_relative_to(root):
+            raise LeadsOut(
+                f"expected {path} to lie in {root}, found that a link leads to {target}; remove the link, and put what it names in its place if it is wanted"
+            )
+        return path
+
+    def _entries(self, folder: Path, prefix: str) -> Iterator[Entry]:
+        try:
+            found = list(os.scandir(folder))
+        except FileNotFoundError:
+            # Never made, or removed while we listed: either way it holds nothing. Any other error must not look like that.
+            return
+        for item in found:
+            name = f"{prefix}{item.name}"
+            if item.is_dir(follow_symlinks=False):
+                yield from self._entries(Path(item.path), f"{name}/")
+                continue
+            if item.is_dir():
+                self._inside(name)  # checkpoints that were moved away must not look like none
+            with suppress(FileNotFoundError):
+                yield Entry(name=name, size_bytes=item.stat().st_size)
 
     def _make_folders(self, folder: Path) -> None:
         missing = [each for each in (folder, *folder.parents) if not each.exists()]
@@ -93,6 +123,8 @@ class LocalStore:
 def _classified(doing: str) -> Iterator[None]:
     try:
         yield
+    except NotPlain as error:
+        raise LeadsOut(f"{doing} failed: {error}; remove it") from error
     except FileNotFoundError as error:
         if doing.startswith("reading"):
             raise as_store_failure(doing, error) from error
@@ -100,20 +132,6 @@ def _classified(doing: str) -> Iterator[None]:
         raise StoreUnsteady(f"{doing} failed: {error}") from error
     except OSError as error:
         raise as_store_failure(doing, error) from error
-
-
-def _entries(folder: Path, prefix: str) -> Iterator[Entry]:
-    try:
-        found = list(os.scandir(folder))
-    except FileNotFoundError:
-        # Never made, or removed while we listed: either way it holds nothing. Any other error must not look like that.
-        return
-    for item in found:
-        if item.is_dir(follow_symlinks=False):
-            yield from _entries(Path(item.path), f"{prefix}{item.name}/")
-        else:
-            with suppress(FileNotFoundError):
-                yield Entry(name=f"{prefix}{item.name}", size_bytes=item.stat().st_size)
 
 
 def _write_new(path: Path, payload: Payload, midway: Callable[[], None]) -> int:

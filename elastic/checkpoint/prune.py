@@ -21,8 +21,9 @@ from elastic.clock import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Keep the newest `keep` checkpoints and the multiples of `every` steps; attempts are swept after two `save_deadline_s`."""
+    """Keep the newest `keep` checkpoints of the run `run_id` and the multiples of `every` steps; attempts are swept after two `save_deadline_s`."""
 
+    run_id: str
     keep: int
     every: int | None
     save_deadline_s: float
@@ -42,7 +43,12 @@ class Pruning:
         entries = reading(self._store.list, self._clock)
         records, _ = records_in(entries, self._store, self._clock)
         present = {(entry.name, entry.size_bytes) for entry in entries}
-        whole = [record for record in records if (record.payload, record.size_bytes) in present]
+        whole = [
+            record
+            for record in records
+            # Another run's may have steps far above ours; counting them would delete ours.
+            if record.run_id == self._policy.run_id and (record.payload, record.size_bytes) in present
+        ]
         steps = to_delete(
             counted(whole, generation=generation, resumed_from=resumed_from),
             keep=self._policy.keep,

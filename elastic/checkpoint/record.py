@@ -6,12 +6,12 @@ Names of everything below the checkpoints' URL are made and taken apart here and
 
 import hashlib
 import json
-import math
 import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from elastic.errors import CheckpointDamaged
+from elastic.outside import fits, parse_json
 
 FORMAT = 1
 PAYLOAD = "state.safetensors"
@@ -76,8 +76,8 @@ def parse(data: bytes) -> CommitRecord:
             f"the commit record has {len(data)} bytes, expected at most {RECORD_LIMIT_BYTES}"
         )
     try:
-        body = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        body = parse_json(data)
+    except ValueError as error:
         raise CheckpointDamaged(f"the commit record is not JSON ({len(data)} bytes: {error})") from error
     if not isinstance(body, dict):
         raise CheckpointDamaged(f"the commit record is a JSON {type(body).__name__}, expected an object")
@@ -163,7 +163,7 @@ def _is_valid(name: str, value: object) -> bool:
         case "run_id" | "torch":
             return isinstance(value, str)
         case "created":
-            return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+            return fits(value, float)
         case "write_id":
             return isinstance(value, str) and _HEX_32.fullmatch(value) is not None
         case "sha256" | "digest":

@@ -58,7 +58,12 @@ class Saver:
         self._config = config
         self._clock = clock
         self._reached = reached
-        policy = Policy(keep=config.keep, every=config.every, save_deadline_s=config.save_deadline_s)
+        policy = Policy(
+            run_id=config.run_id,
+            keep=config.keep,
+            every=config.every,
+            save_deadline_s=config.save_deadline_s,
+        )
         self._pruning = Pruning(store, policy, clock)
         self._membership = threading.Condition()
         self._entered = config.entered

@@ -2,7 +2,7 @@
 
 It does not promise that a bulk payload appears whole: a crash may leave part of one, which is why a checkpoint exists only
 once its commit record does. A store raises StoreFailed for everything that goes wrong; the subclasses below are for
-its callers in this package: StoreUnsteady may be tried again and ObjectMissing is an answer.
+its callers in this package: StoreUnsteady may be tried again, ObjectMissing and LeadsOut are answers.
 """
 
 import errno
@@ -42,6 +42,10 @@ class StoreUnsteady(StoreFailed):
 
 class ObjectMissing(StoreFailed):
     """Nothing is stored under this name."""
+
+
+class LeadsOut(StoreFailed):
+    """What is there is no object of this store: a link that leads out of it, or no plain file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +98,7 @@ class Store(Protocol):
         """Every object there is, by name; an empty list when the store's folder does not exist."""
 
     def read(self, name: str) -> Iterator[bytes]:
-        """The object in chunks. Raises ObjectMissing."""
+        """The object in chunks. Raises ObjectMissing or LeadsOut."""
 
     def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
         """Store a payload under a name that nobody else uses; return the size in bytes that the store now reports.

@@ -18,7 +18,7 @@ from typing import Any
 
 from elastic.checkpoint.fsspec_store import open_store
 from elastic.checkpoint.saver import Saver, complain
-from elastic.checkpoint.wire import Offer, UploaderConfig
+from elastic.checkpoint.wire import Offer, UploaderConfig, entered
 from elastic.checkpoint.work import OVERTIME_S, Client, Job, Work
 from elastic.clock import Clock, SystemClock
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, UsageError
@@ -99,10 +99,11 @@ class Uploader:
             client.close()
 
     def _take(self, client: Client, message: dict[str, Any]) -> None:
-        if type(message.get("entered")) is int:
+        generation = entered(message)
+        if generation is not None:
             # Before anything that comes later is judged: this loop takes messages one by one.
-            self._work.enter(message["entered"])
-            client.answer({"entered": message["entered"]})
+            self._work.enter(generation)
+            client.answer({"entered": generation})
             return
         fd = client.take_fd()
         try:

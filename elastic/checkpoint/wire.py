@@ -7,6 +7,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from elastic.outside import parse_json
+
 LINE_LIMIT_BYTES = 64 * 1024
 
 
@@ -87,12 +89,17 @@ class Lines:
         return [_object(line) for line in whole]
 
 
+def entered(message: dict[str, Any]) -> int | None:
+    """The generation that the owner's node has entered, where the message says so. Raises ValueError for one that cannot be."""
+    return _number(message, "entered", 0) if "entered" in message else None
+
+
 def to_line(message: dict[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
 def _object(line: bytes) -> dict[str, Any]:
-    found = json.loads(line)
+    found = parse_json(line)
     if not isinstance(found, dict):
         raise ValueError(f"expected a JSON object, found {line[:80]!r}")  # noqa: TRY004 - like any other malformed line
     return found
@@ -101,12 +108,14 @@ def _object(line: bytes) -> dict[str, Any]:
 def _number(message: dict[str, Any], name: str, lowest: int) -> int:
     value = message.get(name)
     if type(value) is not int or not lowest <= value < 10**12:
-        raise ValueError(f"expected {name} to be a whole number from {lowest} to 10**12 - 1, found {value!r}")
+        raise ValueError(
+            f"expected {name} to be a whole number from {lowest} to 10**12 - 1, found {value!r:.80}"
+        )
     return value
 
 
 def _text(message: dict[str, Any], name: str) -> str:
     value = message.get(name)
     if not isinstance(value, str):
-        raise ValueError(f"expected {name} to be text, found {value!r}")  # noqa: TRY004 - as above
+        raise ValueError(f"expected {name} to be text, found {value!r:.80}")  # noqa: TRY004 - as above
     return value

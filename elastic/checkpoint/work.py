@@ -41,6 +41,8 @@ class Client:
         except BlockingIOError:
             return []
         self._fds.extend(fds)
+        if len(self._fds) > _MOST_FDS:
+            raise ValueError(f"more than {_MOST_FDS} descriptors came without the offers that they belong to")
         return self._lines.feed(data) if data else None
 
     def take_fd(self) -> int:

@@ -18,6 +18,7 @@ from rich.text import Text
 from elastic.clock import Clock
 from elastic.observe.log import read_events
 from elastic.observe.metrics import newest
+from elastic.outside import fits, printable
 from elastic.run_dir import RunDir
 
 LINE_LIMIT = 4000
@@ -128,7 +129,8 @@ class Tail:
 
     def say(self, text: str) -> None:
         """Print a line of the agent itself, in order with the workers' lines."""
-        self._asked.append((text, None))
+        # It may hold the names of other nodes.
+        self._asked.append((printable(text), None))
 
     def stop(self, *, drain: bool = True) -> None:
         """End the thread; with `drain` what the logs hold by now is printed first, but not for longer than `STOP_WITHIN_S`."""
@@ -239,7 +241,7 @@ def _shown(line: bytes) -> str:
 
 def _details(newest: dict[str, Any]) -> str:
     loss = newest.get("loss")
-    shown = f"{loss:.4g}" if isinstance(loss, float | int) else "-"
+    shown = f"{loss:.4g}" if fits(loss, float) else "-"
     return f"loss {shown} world {newest.get('world_size', '-')} generation {newest.get('generation', '-')}"
 
 

@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from elastic.clock import Clock
-from elastic.events import Event
+from elastic.events import Event, is_event
+from elastic.outside import parse_json
+from elastic.plain_file import NotPlain, open_plain
+
+LINE_LIMIT_BYTES = 1024 * 1024
 
 
 class EventLog:
@@ -39,26 +43,36 @@ class EventLog:
     def _open(self) -> int:
         if self._fd is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._fd = os.open(self._path, flags, 0o644)
         return self._fd
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete JSON lines of a file in order; a torn line (its writer was killed, or the disk was full) is left out."""
+    """The complete JSON lines of a file in order; a torn line (its writer was killed, or the disk was full) is left out, as is one of more than a mebibyte."""
     try:
-        text = path.read_text(errors="replace")
-    except FileNotFoundError:
+        file = open_plain(path)
+    except (FileNotFoundError, NotPlain):
         return
-    for line in text.split("\n")[:-1]:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
+    with file:
+        is_inside = False  # a line that is too long
+        while piece := file.readline(LINE_LIMIT_BYTES):
+            was_inside, is_inside = is_inside, not piece.endswith(b"\n")
+            record = None if was_inside or is_inside else as_record(piece)
+            if record is not None:
+                yield record
+
+
+def as_record(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line; None for anything else."""
+    try:
+        record = parse_json(line.decode(errors="replace"))
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def read_events(directory: Path) -> list[dict[str, Any]]:
-    """All events of a run, of all nodes, by time."""
+    """All events of a run, of all nodes, by time; what is no event, as `events.py` knows them, is left out."""
     records = [record for path in sorted(directory.glob("*.jsonl")) for record in read_lines(path)]
-    return sorted((r for r in records if "event" in r and "time" in r), key=lambda r: r["time"])
+    return sorted(filter(is_event, records), key=lambda record: float(record["time"]))

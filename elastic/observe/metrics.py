@@ -8,12 +8,24 @@ import json
 import math
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from elastic.observe.log import read_lines
+from elastic.observe.log import as_record, read_lines
+from elastic.outside import fits
+from elastic.plain_file import open_plain
 
 _TAIL_BYTES = 64 * 1024
+# What is counted with, where it is there; the rest is the recipe's own.
+_KINDS = {
+    "step": int,
+    "epoch": int,
+    "world_size": int,
+    "generation": int,
+    "time": float,
+    "seconds": float | None,
+}
 
 
 class Metrics:
@@ -42,11 +54,16 @@ class Metrics:
 
         Raises OSError: a step that stayed in the file would be there twice after the replay.
         """
-        data = self._path.read_bytes() if self._path.exists() else b""
+        data = b""
+        with suppress(FileNotFoundError), open_plain(self._path) as written:
+            data = written.read()
         cut, highest = _cut(data, step)
         fresh = self._path.with_name(f"{self._path.name}.{os.getpid()}.rewound")
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with fresh.open("wb") as file:
+        # Whatever has that name is not ours to write through: this process has made none yet.
+        with suppress(FileNotFoundError):
+            fresh.unlink()
+        with fresh.open("xb") as file:
             file.write(data[:cut])
             file.flush()
             os.fsync(file.fileno())
@@ -70,7 +87,9 @@ class Metrics:
     def _open(self) -> int:
         if self._fd is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            # Not through a link: whoever may write here could have every file of this user appended to.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._fd = os.open(self._path, flags, 0o644)
         return self._fd
 
     def _complain(self, error: OSError) -> None:
@@ -84,13 +103,13 @@ class Metrics:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The lines of all steps that count, in order; a missing file has none."""
-    return [record for record in read_lines(path) if isinstance(record.get("step"), int)]
+    return list(filter(_is_step, read_lines(path)))
 
 
 def newest(path: Path) -> dict[str, Any] | None:
     """The newest complete line, read from the end of the file alone; None if there is none or it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             size_bytes = file.seek(0, os.SEEK_END)
             file.seek(max(0, size_bytes - _TAIL_BYTES))
             lines = file.read(_TAIL_BYTES).split(b"\n")[:-1]
@@ -122,11 +141,14 @@ def _cut(data: bytes, step: int) -> tuple[int, int]:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+    record = as_record(line)
+    return record if record is not None and _is_step(record) else None
+
+
+def _is_step(record: dict[str, Any]) -> bool:
+    return "step" in record and all(
+        fits(record[name], kind) for name, kind in _KINDS.items() if name in record
+    )
 
 
 def _finite(value: Any) -> Any:

@@ -10,6 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from elastic.outside import printable
+
 Record = dict[str, Any]
 
 
@@ -41,7 +43,7 @@ def status_tables(name: str, status: Record) -> RenderableType:
         return facts
     table = _table("workers", "rank", "node", "pid")
     for worker in status["workers"]:
-        table.add_row(str(worker["rank"]), str(worker["node"]), str(worker["pid"]))
+        table.add_row(*map(_cell, (worker["rank"], worker["node"], worker["pid"])))
     return Group(facts, table)
 
 
@@ -51,13 +53,13 @@ def diff_text(diff: Record) -> RenderableType:
         run = diff[name]
         end = f"finished, digest {run['final_digest']}" if run["finished"] else "not finished"
         lines.append(f"{name.upper()}: {run['steps']} steps, {end}")
-    return Text("\n".join(lines))
+    return _cell("\n".join(lines))
 
 
 def verify_text(name: str, found: Record) -> RenderableType:
     steps, damage = found["committed"], found["damage"]
     if damage:
-        return Text(
+        return _cell(
             "\n".join([f"{name}: damaged", *(f"  step {item['step']}: {item['reason']}" for item in damage)])
         )
     if not steps:
@@ -86,8 +88,8 @@ def _facts(name: str, facts: Record) -> Group:
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for label, value in facts.items():
-        table.add_row(label, Text(str(value)))
-    return Group(Text(name, style="bold"), table)
+        table.add_row(label, _cell(value))
+    return Group(Text(printable(name), style="bold"), table)
 
 
 def _generations(generations: list[Record]) -> Table:
@@ -95,7 +97,7 @@ def _generations(generations: list[Record]) -> Table:
     for g in generations:
         nodes = ", ".join(str(node) for node in g["nodes"])
         steps = (_known(g["first_step"]), _known(g["last_step"]))
-        table.add_row(str(g["generation"]), g["cause"], str(g["world_size"]), Text(nodes), *steps)
+        table.add_row(*map(_cell, (g["generation"], g["cause"], g["world_size"], nodes, *steps)))
     return table
 
 
@@ -104,9 +106,8 @@ def _recoveries(recoveries: list[Record]) -> Table:
     words = [phase.removesuffix("_s").replace("_", " ") for phase in phases]
     table = _table("recoveries: lost steps, phases in seconds", "cause", "lost", "source", *words)
     for r in recoveries:
-        table.add_row(
-            r["cause"], str(r["lost_steps"]), _known(r["source"]), *(_number(r[phase]) for phase in phases)
-        )
+        found = (r["cause"], r["lost_steps"], _known(r["source"]), *(_number(r[phase]) for phase in phases))
+        table.add_row(*map(_cell, found))
     return table
 
 
@@ -117,6 +118,11 @@ def _table(title: str, *columns: str) -> Table:
     for column in columns:
         table.add_column(column)
     return table
+
+
+def _cell(value: Any) -> Text:
+    """Events are written by every node: what they say is shown, and neither rich nor the terminal takes it for an instruction."""
+    return Text(printable(str(value)))
 
 
 def _seconds(value: float | None) -> str:

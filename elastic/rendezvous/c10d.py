@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public by its documentation
 
+from elastic.outside import number, parse_json
 from elastic.rendezvous.backend import BackendFailed
 from elastic.rendezvous.endpoint import split_endpoint
 from elastic.rendezvous.store_line import StoreLine, is_own_address
@@ -54,8 +55,11 @@ class Written:
         if data == _ABSENT.encode():
             return None
         try:
-            version, writer, value = data.decode("ascii").split(" ")
-            return Written(version=int(version), writer=writer, value=b64decode(value, validate=True))
+            text, writer, value = data.decode("ascii").split(" ")
+            version = number(text)
+            if version is None:
+                raise ValueError(f"{text[:40]} is no version")
+            return Written(version=version, writer=writer, value=b64decode(value, validate=True))
         except ValueError as error:
             raise BackendFailed(
                 f"the store should hold a group as this version of elastic-train writes it, found {data[:40]!r}; does another program use"
@@ -126,7 +130,7 @@ class C10dBackend:
             nodes = self._nodes(store)[1]
             # All of them are there: a node is listed after its first beat.
             values = store.multi_get([self._key(f"beat/{node_id}") for node_id in nodes]) if nodes else []
-        counters = {node_id: _number(value) for node_id, value in zip(nodes, values, strict=True)}
+        counters = {node_id: number(value) for node_id, value in zip(nodes, values, strict=True)}
         return {node_id: counter for node_id, counter in counters.items() if counter is not None}
 
     def publish_generation(self, generation: int) -> None:
@@ -136,8 +140,9 @@ class C10dBackend:
         key = self._key("generation")
         with self._line.use("write the newest generation") as store:
             for _ in range(WRITE_TRIES):
-                text = store.compare_set(key, _ABSENT, _ABSENT).decode()
-                shown = 0 if text == _ABSENT else _number(text.encode()) or 0
+                found = store.compare_set(key, _ABSENT, _ABSENT)
+                text = found.decode(errors="replace")
+                shown = number(found) or 0
                 if shown >= generation:
                     break
                 store.compare_set(key, "" if text == _ABSENT else text, str(generation))
@@ -146,7 +151,14 @@ class C10dBackend:
     def shown_generation(self) -> int:
         with self._line.use("read the newest generation") as store:
             found = store.compare_set(self._key("generation"), _ABSENT, _ABSENT)
-        return _number(found) or 0
+        if found == _ABSENT.encode():
+            return 0
+        generation = number(found)
+        if generation is None:
+            raise BackendFailed(
+                f"the store should hold the newest generation, found {found[:40]!r}; does another program use it?"
+            )
+        return generation
 
     @property
     def _version(self) -> int | None:
@@ -179,11 +191,12 @@ class C10dBackend:
 
     def _nodes(self, store: TCPStore) -> tuple[str, list[str]]:
         """The list as text, empty where there is none yet, and its nodes."""
-        text = store.compare_set(self._key("nodes"), _ABSENT, _ABSENT).decode()
+        # Bytes that are no text make a text that is no list.
+        text = store.compare_set(self._key("nodes"), _ABSENT, _ABSENT).decode(errors="replace")
         if text == _ABSENT:
             return "", []
         try:
-            nodes = json.loads(text)
+            nodes = parse_json(text)
         except ValueError:
             nodes = None
         if not isinstance(nodes, list) or not all(isinstance(one, str) for one in nodes):
@@ -194,7 +207,3 @@ class C10dBackend:
 
     def _key(self, name: str) -> str:
         return self._prefix + name
-
-
-def _number(data: bytes) -> int | None:
-    return int(data) if data.isdigit() else None

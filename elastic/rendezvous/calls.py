@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from elastic.outside import parse_json
 from elastic.rendezvous.membership import Node
 
 LIMIT_BYTES = 1024
@@ -33,8 +34,8 @@ class Call:
     def parse(data: bytes) -> "Call | None":
         """None for what is no call; anybody can send a datagram."""
         try:
-            said = json.loads(data)
-        except (ValueError, RecursionError):
+            said = parse_json(data)
+        except ValueError:
             return None
         if not isinstance(said, dict) or set(said) != {"from", "to", "hears"}:
             return None

@@ -19,7 +19,10 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from elastic.errors import UsageError
+from elastic.outside import number
+from elastic.plain_file import NotPlain, read_small
 from elastic.rendezvous.backend import BackendFailed
+from elastic.rendezvous.membership import STATE_LIMIT_BYTES
 
 KEPT_VERSIONS = 16
 STALE_AFTER_S = 3600.0
@@ -28,6 +31,7 @@ READ_TRIES = 8
 _STATE = "state-"
 _BEAT = "beat-"
 _TEMPORARY = ".tmp-"
+_NUMBER_LIMIT_BYTES = 64
 
 
 class DirectoryBackend:
@@ -50,7 +54,7 @@ class DirectoryBackend:
                     return self._newest
                 # The file can be gone only if 16 newer ones came since the listing: list again.
                 with contextlib.suppress(FileNotFoundError):
-                    self._newest = version, self._state(version).read_bytes()
+                    self._newest = version, read_small(self._state(version), STATE_LIMIT_BYTES)
                     return self._newest
         raise BackendFailed(
             f"state files in {self._path} vanish faster than they can be read, {READ_TRIES} times in a row"
@@ -84,8 +88,10 @@ class DirectoryBackend:
         with self._failures("read heartbeats"):
             for name in self._names():
                 if name.startswith(_BEAT):
-                    with contextlib.suppress(FileNotFoundError, ValueError):
-                        found[unquote(name.removeprefix(_BEAT))] = int((self._path / name).read_text())
+                    with contextlib.suppress(FileNotFoundError, NotPlain):
+                        counter = number(read_small(self._path / name, _NUMBER_LIMIT_BYTES))
+                        if counter is not None:
+                            found[unquote(name.removeprefix(_BEAT))] = counter
         return found
 
     def publish_generation(self, generation: int) -> None:
@@ -133,7 +139,7 @@ class DirectoryBackend:
             for name in self._names()
             if name.startswith(_STATE)
         )
-        return [int(number) for number in names if number.isdigit()]
+        return [version for name in names if (version := number(name)) is not None]
 
     def _link(self, target: Path, value: bytes) -> bool:
         """Create `target` with this content, whole; False if it exists."""
@@ -169,7 +175,7 @@ class DirectoryBackend:
 def read_generation(path: Path) -> int:
     """The newest generation shown in the rendezvous folder `path`; 0 before the first."""
     try:
-        text = (path / "generation").read_text()
-    except FileNotFoundError:
+        text = read_small(path / "generation", _NUMBER_LIMIT_BYTES)
+    except (FileNotFoundError, NotPlain):
         return 0
-    return int(text) if text.isdigit() else 0
+    return number(text) or 0

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from elastic.clock import Clock, SystemClock
+from elastic.outside import number
 from elastic.rendezvous.backend import BackendFailed
 from elastic.rendezvous.etcd_http import Access, EtcdHttp, NotFound, Unsure
 
@@ -101,11 +102,12 @@ class EtcdBackend:
         if not found:
             return 0, 0
         text = _value(found[0])
-        if not text.isdigit():
+        generation = number(text)
+        if generation is None:
             raise BackendFailed(
                 f"etcd should have a number in {self._prefix}generation, found {text[:40]!r}; delete that key, it is written again"
             )
-        return _revision(found[0]), int(text)
+        return _revision(found[0]), generation
 
     def _set_if(self, name: str, revision: int, value: bytes) -> bool:
         key = self._key(name)
@@ -170,14 +172,15 @@ def _value(pair: Mapping[str, Any]) -> bytes:
     try:
         return _bytes(pair.get("value"))
     except ValueError as error:
-        raise BackendFailed(f"etcd should give values in base64, found {pair.get('value')!r}") from error
+        raise BackendFailed(f"etcd should give values in base64, found {pair.get('value')!r:.80}") from error
 
 
 def _revision(pair: Mapping[str, Any]) -> int:
     text = pair.get("mod_revision")
-    if not isinstance(text, str) or not text.isdecimal():
-        raise BackendFailed(f"etcd should give a key's revision as a number in a string, found {text!r}")
-    return int(text)
+    revision = number(text) if isinstance(text, str) else None
+    if revision is None:
+        raise BackendFailed(f"etcd should give a key's revision as a number in a string, found {text!r:.80}")
+    return revision
 
 
 def _pairs(answer: object) -> list[Mapping[str, Any]]:

@@ -18,6 +18,7 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 
 from elastic.clock import Clock, SystemClock
 from elastic.errors import UsageError
+from elastic.outside import parse_json
 from elastic.rendezvous.backend import BackendFailed, BackendRefuses
 from elastic.rendezvous.endpoint import split_endpoint
 
@@ -161,7 +162,7 @@ class EtcdHttp:
 def _answer(url: str, status: int, data: bytes) -> dict[str, Any] | _Refusal:
     try:
         # A refused stream, such as a lease's keepalive, has its error in a line of its own.
-        found = json.loads(data.split(b"\n", 1)[0] or b"{}")
+        found = parse_json(data.split(b"\n", 1)[0] or b"{}")
     except ValueError:
         found = None
     if not isinstance(found, dict):

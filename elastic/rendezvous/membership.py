@@ -8,10 +8,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from elastic.errors import ElasticError
+from elastic.outside import parse_json
 from elastic.rendezvous.reach import Complaint
 
 FORMAT = 2
 TRACEBACK_LIMIT_BYTES = 8192
+MESSAGE_LIMIT = 2048
+STATE_LIMIT_BYTES = 4 * 1024 * 1024
+LARGEST = 10**12
+LONGEST_NAME = 255
+LAST_PORT = 65535
 
 
 class GroupDamaged(ElasticError):  # noqa: N818 - the name says what is wrong, as elsewhere in the tree of errors
@@ -39,8 +45,9 @@ class Failure:
 
     def __post_init__(self) -> None:
         # The end of a traceback names the error; its beginning is only the way there.
-        tail = self.traceback.encode()[-TRACEBACK_LIMIT_BYTES:].decode(errors="ignore")
+        tail = self.traceback.encode(errors="replace")[-TRACEBACK_LIMIT_BYTES:].decode(errors="ignore")
         object.__setattr__(self, "traceback", tail)
+        object.__setattr__(self, "message", self.message[:MESSAGE_LIMIT])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +115,9 @@ class Group:
     def parse(data: bytes) -> "Group":
         """Raises GroupDamaged, naming the first field that is not what `to_json` writes."""
         try:
-            return _group(json.loads(data))
+            if len(data) > STATE_LIMIT_BYTES:
+                raise ValueError(f"it has {len(data)} bytes, more than {STATE_LIMIT_BYTES}")
+            return _group(parse_json(data))
         except ValueError as error:
             raise GroupDamaged(
                 f"the rendezvous state should be JSON of format {FORMAT}, but {error}; stop all agents and remove the"
@@ -142,13 +151,13 @@ def _fields(record: object, types: dict[str, Any], what: str) -> dict[str, Any]:
     """`record` as a dict that has exactly these fields, of these types."""
     if not isinstance(record, dict) or set(record) != set(types):
         found = sorted(record) if isinstance(record, dict) else type(record).__name__
-        raise ValueError(f"{what} should have the fields {sorted(types)}, found {found}")
+        raise ValueError(f"{what} should have the fields {sorted(types)}, found {found!s:.200}")
     for name, kind in types.items():
         # To Python, True is an int; to the format it is not.
         if not isinstance(record[name], kind) or (kind is int and isinstance(record[name], bool)):
-            raise ValueError(f"{what}.{name} has the wrong type: {record[name]!r}")
-        if kind is int and record[name] < 0:
-            raise ValueError(f"{what}.{name} is negative: {record[name]}")
+            raise ValueError(f"{what}.{name} has the wrong type: {record[name]!r:.80}")
+        if kind is int and not 0 <= record[name] < LARGEST:
+            raise ValueError(f"{what}.{name} is negative or too large: {record[name]!r:.80}")
     return record
 
 
@@ -165,6 +174,12 @@ def _complaint(record: object) -> Complaint:
 
 def _nodes(records: list[object], what: str) -> tuple[Node, ...]:
     nodes = tuple(Node(**_fields(record, _NODE_FIELDS, what)) for record in records)
+    for name in (name for node in nodes for name in (node.id, node.address)):
+        if not name.isprintable() or len(name) > LONGEST_NAME:
+            raise ValueError(f"{what} has a name that no node gives itself: {name!r:.80}")
+    for node in nodes:
+        if node.port > LAST_PORT:
+            raise ValueError(f"{what} has a port that none can be: {node.port}")
     if len({node.id for node in nodes}) != len(nodes):
         raise ValueError(f"{what} names a node twice")
     return nodes
@@ -172,7 +187,7 @@ def _nodes(records: list[object], what: str) -> tuple[Node, ...]:
 
 def _group(record: object) -> Group:
     if isinstance(record, dict) and record.get("format") != FORMAT:
-        raise ValueError(f"its format is {record.get('format')!r} (was it written by another version?)")
+        raise ValueError(f"its format is {record.get('format')!r:.80} (was it written by another version?)")
     fields = dict(_fields(record, _GROUP_FIELDS, "group"))
     del fields["format"]
     if fields["open"] and not (fields["members"] and fields["endpoint"] and fields["generation"]):

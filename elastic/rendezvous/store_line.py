@@ -121,8 +121,8 @@ def _serve(host: str, port: int) -> TCPStore | None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """On the loopback interface where the endpoint says so, else on all: what a host's name means on the host itself is often not what the others reach."""
-    if _is_loopback(host):
+    """On the address that the endpoint spells, else on all: what a host's name means on the host itself is often not what the others reach."""
+    if _is_address(host):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     if socket.has_dualstack_ipv6():
@@ -130,13 +130,14 @@ def _listen(host: str, port: int) -> socket.socket:
     return socket.create_server(("", port))
 
 
-def _is_loopback(host: str) -> bool:
+def _is_address(host: str) -> bool:
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True
 
 
 def _connect(host: str, port: int) -> TCPStore:

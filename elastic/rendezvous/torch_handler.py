@@ -7,6 +7,7 @@ counts progress nor limits workers, and membership changes stop the workers as t
 
 import contextlib
 import os
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -25,10 +26,12 @@ from torch.distributed.elastic.rendezvous import (
 
 from elastic.clock import SystemClock
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, GroupEnded, UsageError
+from elastic.outside import number
 from elastic.rendezvous.address import new_node_id, node_address
 from elastic.rendezvous.backend import BackendFailed
 from elastic.rendezvous.core import FAILURE, NODE_JOINED, NODE_LOST, Policy
 from elastic.rendezvous.directory import DirectoryBackend
+from elastic.rendezvous.endpoint import HIGHEST_PORT
 from elastic.rendezvous.group import Generation, Rendezvous, RendezvousTimeout, Watch
 from elastic.rendezvous.membership import Node, Verdict
 
@@ -65,8 +68,17 @@ class EndpointHost:
         self._stores: dict[str, TCPStore] = {}
 
     def open(self) -> str:
-        """Start a server on a free port of all interfaces and give its "host:port"."""
-        store = TCPStore(self._address, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
+        """Start a server on a free port of the address that this node publishes and give its "host:port"."""
+        listener = _listen(self._address)
+        port = listener.getsockname()[1]
+        store = TCPStore(
+            self._address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=STORE_TIMEOUT,
+            master_listen_fd=listener.detach(),
+        )
         endpoint = f"{self._address}:{store.port}"
         # One that was opened for a generation which somebody else then formed is of no use to anybody.
         self._stores = {name: old for name, old in self._stores.items() if name == self._entered} | {
@@ -75,16 +87,29 @@ class EndpointHost:
         return endpoint
 
     def enter(self, endpoint: str) -> TCPStore:
-        """The store at `endpoint`, own or another node's; servers of other generations end here. Raises torch's DistError."""
+        """The store at `endpoint`, own or another node's; servers of other generations end here. Raises torch's DistError, or ValueError for what is no endpoint."""
         own = self._stores.get(endpoint)
         self._entered = endpoint
         self._stores = {} if own is None else {endpoint: own}
         if own is not None:
             return own
-        host, port = endpoint.rsplit(":", 1)
-        store = TCPStore(host, int(port), is_master=False, timeout=CONNECT_TIMEOUT)
+        host, _, text = endpoint.rpartition(":")
+        port = number(text) or 0
+        if not host or not 0 < port <= HIGHEST_PORT:
+            raise ValueError(f"expected HOST:PORT, found {endpoint!r:.80}")
+        store = TCPStore(host, port, is_master=False, timeout=CONNECT_TIMEOUT)
         store.set_timeout(STORE_TIMEOUT)
         return store
+
+
+def _listen(address: str) -> socket.socket:
+    """On that address alone, so that other networks of this machine do not reach it; on all where it stands for this machine elsewhere only, behind a translation of addresses say."""
+    with contextlib.suppress(OSError):
+        family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((address, 0), family=family)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
 
 
 class ElasticRendezvous(RendezvousHandler):
@@ -125,7 +150,7 @@ class ElasticRendezvous(RendezvousHandler):
             generation = self._join()
             try:
                 store = self._host.enter(generation.endpoint)
-            except RuntimeError:
+            except (RuntimeError, ValueError):
                 # The node of rank 0 died before its keep-alive told; those who did reach it will see this and follow.
                 self._rendezvous.close(NODE_LOST, step=0, counts=False)
                 continue

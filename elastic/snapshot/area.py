@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from elastic.outside import parse_json
 from elastic.snapshot.room import available_bytes
 
 PAGE = 4096
@@ -216,8 +217,10 @@ class Area:
             if not _is_whole(seq) or not 0 < size_bytes <= self.capacity_bytes:
                 return None
             try:
-                about = json.loads(text)
+                about = parse_json(text)
             except ValueError:
+                about = None
+            if not isinstance(about, dict):
                 return None  # its memory was changed: as good as torn
             return Snapshot(
                 slot=slot,

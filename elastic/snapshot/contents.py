@@ -69,7 +69,7 @@ def parse(image: Buffer) -> Contents:
         ties = json.loads(metadata[TIES])
         for name, first in ties.items():
             if name in entries or first not in entries:
-                raise ValueError(f"{name} is tied to {first!r}, which cannot be")
+                raise ValueError(f"{name!r} is tied to {first!r}, which cannot be")
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
         raise CheckpointDamaged(f"the payload is not a training state: {error}") from error
     return Contents(entries=entries, ties=ties, document=document)

@@ -58,6 +58,7 @@ class Surroundings:
     """
 
     world: World
+    run_id: str
     store: Store
     clock: Clock
     generation: int
@@ -125,6 +126,7 @@ class Loop:
             around.store,
             around.kept,
             self._state,
+            run_id=around.run_id,
             failures=around.failures,
             log=diary.log if diary is not None else None,
             clock=around.clock,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elastic.checkpoint.catalog import committed, read_payload
+from elastic.checkpoint.catalog import committed, of_run, read_payload
 from elastic.checkpoint.record import CommitRecord
 from elastic.checkpoint.store import Store
 from elastic.clock import Clock
@@ -88,16 +88,17 @@ def restore(  # noqa: PLR0913 - every place that a state can come from
     kept: Kept,
     state: State,
     *,
+    run_id: str,
     failures: int,
     log: EventLog | None,
     clock: Clock,
     reached: Callable[[], None] | None = None,
 ) -> Loaded:
-    """failures: consecutive ones without a new step that may lie in the state. Raises NothingLoads, StatesDiffer or PeerLost. `log` is rank 0's.
+    """run_id: whose checkpoints may be used. failures: consecutive ones without a new step that may lie in the state. Raises NothingLoads, StatesDiffer or PeerLost. `log` is rank 0's.
 
     reached: called when this rank has loaded a state, or has to begin without one, and nobody knows yet; faults can be injected there.
     """
-    claims = [_parse(said) for said in world.gather(asdict(_claim(world, store, kept, clock)))]
+    claims = [_parse(said) for said in world.gather(asdict(_claim(world, store, kept, run_id, clock)))]
     candidates, rejected = choose(claims, failures)
     for refused in rejected:
         _report(log, refused)
@@ -120,11 +121,11 @@ def restore(  # noqa: PLR0913 - every place that a state can come from
     return Loaded(step=0, chain="", source="none")
 
 
-def _claim(world: World, store: Store, kept: Kept, clock: Clock) -> Claim:
+def _claim(world: World, store: Store, kept: Kept, run_id: str, clock: Clock) -> Claim:
     records: tuple[dict[str, Any], ...] = ()
     damaged: tuple[tuple[int, str], ...] = ()
     if world.rank == 0:
-        found, damages = committed(store, clock)
+        found, damages = of_run(committed(store, clock), run_id)
         records = tuple(asdict(record) for record in found)
         damaged = tuple((damage.step, damage.reason) for damage in damages)
     for problem in kept.problems:
@@ -209,7 +210,7 @@ def _load(data: Tensor, state: State) -> tuple[str, tuple[str, dict[str, str]], 
         if found != expected:
             raise CheckpointDamaged("the objects give another state than the one that they were loaded with")
         return str(document["chain"]), found, ""
-    except (ElasticError, OSError, KeyError) as error:
+    except (ElasticError, OSError, LookupError, TypeError) as error:
         return "", nothing, f"{type(error).__name__}: {error}"
 
 

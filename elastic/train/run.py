@@ -161,6 +161,7 @@ class Run:
             )
         return Surroundings(
             world=self._world,
+            run_id=self._identity.run_id,
             store=open_store(self._dir.checkpoints_url),
             clock=clock,
             generation=self._link.generation,

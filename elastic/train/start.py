@@ -22,6 +22,7 @@ from elastic.errors import ElasticError, UsageError
 from elastic.identity import Identity
 from elastic.launch_env import Launch
 from elastic.observe.log import EventLog
+from elastic.outside import printable
 from elastic.run_dir import RunDir
 from elastic.train.alone import link_without_agent
 from elastic.train.run import Run
@@ -72,7 +73,7 @@ def _explain(kind: type[BaseException], error: BaseException, trace: TracebackTy
     if not isinstance(error, ElasticError):
         sys.__excepthook__(kind, error, trace)
         return
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {printable(str(error))}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads may wait for peers that are gone; nothing else could set the exit code from here either.
@@ -111,7 +112,7 @@ def _claim(world: World, ours: Identity, run_dir: str) -> None:
     there = None
     if world.rank == 0:
         store = open_store(RunDir.parse(run_dir).url)
-        there = create_or_read(store, identity.NAME, ours.to_json(), SystemClock()).decode()
+        there = create_or_read(store, identity.NAME, ours.to_json(), SystemClock()).decode(errors="replace")
     found = identity.parse(world.from_first(there).encode())
     identity.check(found, ours, run_dir)
     if world.rank == 0 and found.recipe_sha256 != ours.recipe_sha256:

@@ -91,15 +91,22 @@ class State:
 
         Raises CheckpointDamaged when the parts belong to other objects.
         """
-        if set(parts.document) != set(self.objects):
+        if not isinstance(parts.document, dict) or parts.document.keys() != self.objects.keys():
             raise CheckpointDamaged(
-                f"expected the state of {sorted(self.objects)}, found that of {sorted(parts.document)}; "
+                f"expected the state of {sorted(self.objects)}, found that of {_names(parts.document)}; "
                 "the recipe's State must have the same entries as when the run began"
             )
         for name, thing in self.objects.items():
             try:
                 self._load(name, thing, parts)
-            except (RuntimeError, KeyError, ValueError, TypeError) as error:
+            except (
+                RuntimeError,
+                LookupError,
+                ArithmeticError,
+                AttributeError,
+                ValueError,
+                TypeError,
+            ) as error:
                 raise CheckpointDamaged(f"{name} does not take the saved state: {error}") from error
 
     def _load(self, name: str, thing: Stateful, parts: Parts) -> None:
@@ -110,6 +117,10 @@ class State:
             if not _keeps_any(thing, parts.tensors):
                 return
         thing.load_state_dict(cast("dict[str, Any]", _decode(saved, _Copies(parts.tensors))))
+
+
+def _names(document: object) -> str:
+    return str(sorted(document)) if isinstance(document, dict) else type(document).__name__
 
 
 def _keeps_any(thing: Stateful, given: Mapping[str, Tensor]) -> bool:

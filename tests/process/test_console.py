@@ -3,6 +3,7 @@ import threading
 from dataclasses import dataclass, field
 
 from elastic.clock import SystemClock
+from elastic.events import RunStarted
 from elastic.observe.console import LINE_LIMIT, BarScreen, LogReader, PlainScreen, Tail
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
@@ -84,7 +85,7 @@ def test_progress_shows_new_steps_only_and_the_length_of_the_run(tmp_path):
     metrics = Metrics(run.metrics)
     metrics.append({"step": 6, "loss": 1.0})
     log = EventLog(run.events / "n.jsonl", node="n", clock=SystemClock())
-    log.record_named("run_started", {"steps": 20})
+    log.record(RunStarted(steps=20, epochs=1, seed=0, global_batch=8, shards=8))
     screen = RecordingScreen()
     tail = Tail(run, screen, SystemClock())
     tail.start()

@@ -1,0 +1,245 @@
+"""A storm of faults, drawn from one number, over a run of two nodes on this machine; the run must end as if nothing had happened.
+
+python benchmarks/chaos.py [--seed 1] [--minutes 5] [--mtbf 4] [--folder DIR]
+
+What strikes is drawn from the mix of chaos_plan.py. The judge is that of tests/cluster: same digest, every step once with its chain value, one commit a step, nothing fenced, no
+start from nothing. Beside the goodput stands what the formula expects from the measured recoveries. It exits 1 for a complaint of the judge.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from chaos_plan import HARMLESS, Deed, Strike, expected_goodput, storm
+from soak import NODES, WORKERS, Soak
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "tests" / "cluster"))  # not before: a name of ours must not be hidden
+
+from oracle import Struck, judge  # noqa: E402
+from play import evidence  # noqa: E402
+
+from elastic.observe import metrics  # noqa: E402
+from elastic.observe.log import read_events  # noqa: E402
+from elastic.observe.report import summarise  # noqa: E402
+from elastic.run_dir import RunDir  # noqa: E402
+
+PROBE_EPOCHS = 40
+STEPS_AN_EPOCH = 20
+SILENCE_S = 4.0  # twice the keep-alive
+SLOW_S, SLOW_TIMES = 0.2, 10
+WITHIN_S = 120.0
+LIMIT_S = 3600.0
+SIGNALS = {
+    Deed.WORKER_KILLED: signal.SIGKILL,
+    Deed.WORKER_ABORTED: signal.SIGABRT,
+    Deed.WORKER_SEGFAULT: signal.SIGSEGV,
+    Deed.WORKER_HANGS: signal.SIGSTOP,
+    Deed.UPLOADER_KILLED: signal.SIGKILL,
+    Deed.WARM_PARENT_KILLED: signal.SIGKILL,
+}
+KINDS = {Deed.UPLOADER_KILLED: "uploader", Deed.WARM_PARENT_KILLED: "warm parent"}
+
+
+@dataclass(slots=True)
+class Later:
+    """What is due after a deed: somebody goes on."""
+
+    at_s: float
+    pids: list[int]
+
+
+class Chaos(Soak):
+    """The group of the soak, under a storm."""
+
+    def __init__(self, folder: Path, epochs: int) -> None:
+        super().__init__(folder, epochs, seed=0)
+        self.run = RunDir.parse(str(folder / "run"))
+        self.deeds: list[Struck] = []
+        self.counted: Counter[Deed] = Counter()
+        self._later: list[Later] = []
+
+    def weather(self, strikes: list[Strike]) -> None:
+        """Let it come, until it is over or the run is."""
+        began_at = time.monotonic()
+        for strike in strikes:
+            while (left_s := began_at + strike.at_s - time.monotonic()) > 0 and not self.is_over():
+                self.wake()
+                self.restart()
+                time.sleep(min(left_s, 0.2))
+            if self.is_over():
+                break
+            self.do(strike)
+        while self._later:
+            self.wake()
+            time.sleep(0.05)
+
+    def do(self, strike: Strike) -> None:
+        self.restart()
+        struck = self._now()
+        pids = self._victims(strike)
+        if not pids:
+            return
+        match strike.deed:
+            case Deed.NODE_KILLED | Deed.NODE_DRAINED:
+                is_drain = strike.deed is Deed.NODE_DRAINED
+                _send(pids[:1], signal.SIGTERM if is_drain else signal.SIGKILL)
+            case Deed.NODE_SILENT:
+                _send(pids, signal.SIGSTOP)
+                self._later.append(Later(at_s=time.monotonic() + SILENCE_S, pids=pids))
+            case Deed.WORKER_SLOW:
+                for turn in range(SLOW_TIMES):
+                    _send(pids, signal.SIGSTOP)
+                    time.sleep(SLOW_S)
+                    _send(pids, signal.SIGCONT)
+                    time.sleep(SLOW_S if turn else 0)
+            case deed:
+                _send(pids, SIGNALS[deed])
+        self.counted[strike.deed] += 1
+        if strike.deed not in HARMLESS:
+            self.deeds.append(struck)
+
+    def wake(self) -> None:
+        due = [later for later in self._later if later.at_s <= time.monotonic()]
+        for later in due:
+            _send(later.pids, signal.SIGCONT)
+            self._later.remove(later)
+
+    def restart(self) -> None:
+        """As a scheduler does with a node that ended before the run did."""
+        for agent in [agent for agent in self.agents if agent.poll() is not None]:
+            if not self.is_over():
+                self.agents.remove(agent)
+                self.start_node()
+
+    def _victims(self, strike: Strike) -> list[int]:
+        """Whom it hits; nobody where nobody is there, or where it would end the last node that trains, which is no case of this test."""
+        if strike.deed in (Deed.NODE_KILLED, Deed.NODE_DRAINED, Deed.NODE_SILENT):
+            agents = [agent.pid for agent in self.agents if agent.poll() is None]
+            if len(agents) < NODES or len(self.find("worker")) < NODES * WORKERS or self._later:
+                return []
+            return self._node(agents[int(strike.victim * len(agents))])
+        found = self.find(KINDS.get(strike.deed, "worker"))
+        return [found[int(strike.victim * len(found))]] if found else []
+
+    def _node(self, agent: int) -> list[int]:
+        """The agent and all that it started, parents first."""
+        parents = {pid: parent for pid, parent, _ in self.processes()}
+        found = [agent]
+        for pid in found:
+            found += [child for child, parent in parents.items() if parent == pid and child not in found]
+        return found
+
+    def _now(self) -> Struck:
+        newest = metrics.newest(self.run.metrics) or {"step": 0, "generation": 0}
+        return Struck(time=time.time(), step=newest["step"], generation=newest["generation"])
+
+
+def _send(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def calm(folder: Path, epochs: int) -> Chaos:
+    """The same run, undisturbed, by as many nodes."""
+    folder.mkdir(parents=True)
+    run = Chaos(folder, epochs)
+    try:
+        for _ in range(NODES):
+            run.start_node()
+        for agent in run.agents:
+            agent.wait(LIMIT_S)
+    finally:
+        run.close()
+    return run
+
+
+def stormy(folder: Path, epochs: int, strikes: list[Strike]) -> Chaos:
+    folder.mkdir(parents=True)
+    run = Chaos(folder, epochs)
+    began_at = time.monotonic()
+    try:
+        for _ in range(NODES):
+            run.start_node()
+        while not metrics.newest(run.run.metrics) and not run.is_over():
+            time.sleep(0.1)
+        run.weather(strikes)
+        while not run.is_over() and time.monotonic() - began_at < LIMIT_S:
+            run.restart()
+            time.sleep(0.5)
+        for agent in run.agents:
+            agent.wait(WITHIN_S)
+    except subprocess.TimeoutExpired as error:
+        print(f"a node did not end: {error}")
+    finally:
+        run.close()
+    return run
+
+
+def report_of(run: RunDir) -> dict[str, Any]:
+    return summarise(read_events(run.events), metrics.read(run.metrics))
+
+
+def expected(report: dict[str, Any], undisturbed: dict[str, Any]) -> float:
+    """By the formula, from what this run's own recoveries took, times what the undisturbed run has anyway. Every step is kept in memory: the interval is a step, saving costs none."""
+    times_s = [each["total_s"] for each in report["recoveries"] if each["total_s"] is not None]
+    if not times_s or not report["goodput"]:
+        return float(undisturbed["goodput"] or 0.0)
+    step_s = report["step_time_s"]["median"]
+    wall_s = step_s * report["steps"] / report["goodput"]
+    found = expected_goodput(
+        mtbf_s=wall_s / len(times_s), recovery_s=mean(times_s), interval_s=step_s, save_s=0.0
+    )
+    return found * float(undisturbed["goodput"] or 0.0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument(
+        "--mtbf", type=float, default=4.0, help="seconds from one fault to the next, on average"
+    )
+    parser.add_argument("--folder", type=Path, help="where the runs stay [a temporary folder]")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        return chaos(args, args.folder or Path(temporary))
+
+
+def chaos(args: argparse.Namespace, folder: Path) -> int:
+    probe = report_of(calm(folder / "probe", PROBE_EPOCHS).run)
+    rate = probe["steps"] * (probe["goodput"] or 1.0) / (probe["step_time_s"]["median"] * probe["steps"])
+    epochs = max(PROBE_EPOCHS, int(args.minutes * 60 * rate / STEPS_AN_EPOCH))
+    strikes = storm(args.seed, mtbf_s=args.mtbf, duration_s=args.minutes * 60)
+    print(f"seed {args.seed}: {len(strikes)} faults in {args.minutes:g} minutes, {epochs} epochs", flush=True)
+    undisturbed, run = calm(folder / "calm", epochs), stormy(folder / "stormy", epochs, strikes)
+    there, calmly = report_of(run.run), report_of(undisturbed.run)
+    verdict = judge(evidence(run.run, run.deeds), evidence(undisturbed.run), WITHIN_S)
+    print(json.dumps({deed.value: count for deed, count in run.counted.items()}))
+    print(f"{len(there['recoveries'])} recoveries, {verdict.lost_steps} finished steps lost")
+    print(
+        f"goodput {there['goodput']:.3f}, expected {expected(there, calmly):.3f}; undisturbed {calmly['goodput']:.3f}"
+    )
+    for complaint in verdict.complaints:
+        print(f"NOT as promised: {complaint}")
+    print("as promised" if verdict.survived else f"replay with --seed {args.seed}")
+    return 0 if verdict.survived else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,248 @@
+"""Whoever may write somewhere puts a pickle there that tells when it goes off; and what a run opens for others to reach is counted."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import stat
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hostile import bomb
+
+from elastic.checkpoint import record as commit_record
+from elastic.checkpoint.record import commit_name
+from elastic.rendezvous.address import node_address
+from elastic.rendezvous.backend import BackendFailed
+from elastic.rendezvous.c10d import C10dBackend
+from elastic.rendezvous.etcd import EtcdBackend
+from elastic.rendezvous.etcd_http import Access
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+PAIR = ("--max-nodes", "2", "--last-call", "10min")
+
+# Every process of Python reads it at its start: a pickle that is read anywhere leaves a line.
+WATCH = """
+import os, sys, traceback
+def watch(event, arguments):
+    if event == "pickle.find_class":
+        with open(os.environ["PICKLES"], "a") as file:
+            file.write(f"{arguments} {''.join(traceback.format_stack())}")
+sys.addaudithook(watch)
+"""
+LISTENS = "0A"  # of the states in /proc/net/tcp
+
+
+@pytest.fixture
+def flag(tmp_path):
+    flag = tmp_path / "went-off"
+    yield flag
+    assert not flag.exists(), "a pickle was read"
+
+
+def test_pickles_in_a_run_directory_are_told_as_damage_and_do_not_go_off(stopped, undisturbed, flag):
+    """In place of a commit record, of a payload whose record fits it, among events and metrics, in beats and in the number of the generation."""
+    drill, pickled = stopped, bomb(flag)
+    checkpoints, rendezvous = drill.run.local / "checkpoints", drill.run.rendezvous
+    (checkpoints / commit_name(20)).write_bytes(pickled)
+    record = commit_record.parse((checkpoints / commit_name(16)).read_bytes())
+    (checkpoints / record.payload).write_bytes(pickled)
+    forged = replace(record, size_bytes=len(pickled), sha256=hashlib.sha256(pickled).hexdigest())
+    (checkpoints / commit_name(16)).write_bytes(forged.to_json())
+    (drill.run.events / "stranger.jsonl").write_bytes(pickled + b"\n")
+    with drill.run.metrics.open("ab") as file:
+        file.write(pickled + b"\n")
+    (rendezvous / "beat-stranger").write_bytes(pickled)
+    (rendezvous / "generation").write_bytes(pickled)
+
+    code, found = drill.inspects("verify", drill.run.url)
+    assert code == 1 and [each["step"] for each in found["damage"]] == [20]
+    assert drill.inspects("report", drill.run.url)[0] == 0 == drill.inspects("status", drill.run.url)[0]
+    drill.start().ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert {event["step"] for event in drill.events("checkpoint_rejected")} == {16, 20}
+    assert drill.events("restored")[-1]["step"] == 12
+
+
+def test_a_pickle_for_the_runs_identity_is_refused(stopped, flag):
+    """run.json is read before anything else is done."""
+    (stopped.run.local / "run.json").write_bytes(bomb(flag))
+    agent = stopped.start()
+    agent.ends_with(2)
+    assert "expected the identity of a run in run.json" in agent.output
+
+
+def test_a_pickle_for_the_groups_state_ends_the_agent_with_advice(stopped, flag):
+    """The next version of the group's state, made by somebody else."""
+    newest = max(stopped.run.rendezvous.glob("state-*.json"))
+    version = int(re.findall(r"\d+", newest.name)[0])
+    newest.with_name(f"state-{version + 1:012d}.json").write_bytes(bomb(flag))
+    agent = stopped.start()
+    agent.ends_with(1)
+    assert "remove the rendezvous folder (it holds no training state)" in agent.output
+
+
+def test_pickles_in_a_store_of_the_group_are_failures(flag, etcd, tmp_path):
+    """Under every key that c10d and etcd read."""
+    from etcd_servers import free_port
+
+    backend = C10dBackend(f"127.0.0.1:{free_port()}", "g")
+    try:
+        backend.beat("n")
+        with backend._line.use("write as a stranger does") as store:
+            for name in ("group", "nodes", "generation", "beat/n"):
+                store.set(backend._key(name), bomb(flag).decode("latin-1"))
+        for read in (backend.read, backend.beats, backend.shown_generation):
+            with pytest.raises(BackendFailed):
+                read()
+        with suppress(BackendFailed):
+            backend.publish_generation(3)
+        with suppress(BackendFailed):
+            backend.compare_and_set(None, b"x")
+    finally:
+        backend.close()
+
+    theirs = EtcdBackend(etcd.endpoints, tmp_path.name, Access())
+    theirs.beat("n")
+    for name in ("group", "generation", "beat/n"):
+        assert theirs._set_if(name, _revision(theirs, name), bomb(flag))
+    fresh = EtcdBackend(etcd.endpoints, tmp_path.name, Access())
+    assert fresh.read()[1] == bomb(flag)  # what it means is found out by its reader
+    assert fresh.beats() == {}
+    with pytest.raises(BackendFailed, match="delete that key"):
+        fresh.shown_generation()
+
+
+def _revision(backend, name):
+    found = backend._call("kv/range", backend._range(name)["request_range"]).get("kvs")
+    return int(found[0]["mod_revision"]) if found else 0
+
+
+def test_a_pickle_on_the_uploaders_socket_cuts_off_who_sent_it(drill, flag):
+    """And JSON that nests too deep, which would have ended it."""
+    drill.shut(6)
+    agent = drill.start()
+    drill.stands(6, ranks=1)
+    drill.uploader_serves(agent)
+    uploader = drill.uploader_of(agent)
+    config = json.loads(Path(f"/proc/{uploader}/cmdline").read_text().split("\0")[3])
+    for bytes_ in (bomb(flag) + b"\n", b"[" * 60_000 + b"\n", b'{"entered": -1}\n', b'{"entered": 1e99}\n'):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(config["socket_path"])
+            stranger.sendall(bytes_)
+            assert b"error" in stranger.recv(4096)
+            assert stranger.recv(4096) == b""
+    drill.open(6)
+    agent.ends_with(0)
+    assert {e["step"] for e in drill.events("checkpoint_committed")} >= {24}
+    assert drill.uploader_of(agent) is None
+    assert "a client of the uploader is cut off" in agent.output
+
+
+def test_no_process_of_a_run_reads_a_pickle(drill, undisturbed, tmp_path):
+    """Two nodes, a worker that is killed, checkpoints: every process tells what it unpickles, and nobody has anything to tell."""
+    (tmp_path / "watch").mkdir()
+    (tmp_path / "watch" / "sitecustomize.py").write_text(WATCH)
+    told = tmp_path / "pickles"
+    path = os.pathsep.join([str(tmp_path / "watch"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {"PYTHONPATH": path, "PICKLES": str(told)}
+    code = "import pickle, pathlib; pickle.loads(pickle.dumps(pathlib.PurePosixPath('x')))"
+    control = drill.execute([sys.executable, "-c", code], env)
+    control.ends_with(0)
+    assert "find_class" in told.read_text() or "PurePosixPath" in told.read_text()
+    told.unlink()
+
+    command = [sys.executable, "-m", "elastic.cli"]
+    words = drill._command((*PAIR, "--faults", "step 9 rank 1: kill"))
+    agents = [drill.execute([*command, *words], env) for _ in range(2)]
+    for agent in agents:
+        agent.ends_with(0)
+    drill.is_like(undisturbed)
+    assert not told.exists(), told.read_text()
+
+
+def test_a_run_listens_on_its_nodes_own_address_alone_and_nobody_elses_user_reaches_its_files(
+    drill, undisturbed
+):
+    """Two nodes at a step: every listening socket of every process, and who may open sockets, memory and folders in scratch."""
+    drill.shut(6)
+    agents = [drill.start(*PAIR) for _ in range(2)]
+    drill.stands(6, ranks=2)
+    pids = drill.alive()
+    assert len(pids) >= 2 * 4  # agent, warm parent, uploader, worker
+    own = node_address(os.environ)
+    listening = {address for pid in pids for address in _listening(pid)}
+    assert listening and {host for host, _ in listening} == {own}
+    assert not any(_datagrams(pid) for pid in pids)
+    for agent in agents:
+        config = json.loads(Path(f"/proc/{drill.uploader_of(agent)}/cmdline").read_text().split("\0")[3])
+        path = Path(config["socket_path"])
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    names = {name for pid in pids for name in _unix_names(pid)}
+    assert not any(name.startswith("@") for name in names), "a name without a file has no owner"
+    drill.open(6)
+    for agent in agents:
+        agent.ends_with(0)
+    drill.is_like(undisturbed)
+
+
+def test_a_checkpoint_of_another_run_is_never_gone_on_from(stopped, undisturbed):
+    """The newest one came from a run with another seed, say, and its shapes fit."""
+    drill = stopped
+    path = drill.run.local / "checkpoints" / commit_name(20)
+    record = commit_record.parse(path.read_bytes())
+    path.write_bytes(replace(record, run_id="0" * 16).to_json())
+    code, found = drill.inspects("verify", drill.run.url)
+    assert code == 1 and ["another run" in each["reason"] for each in found["damage"]] == [True]
+    drill.start().ends_with(0)
+    drill.is_like(undisturbed)
+    assert drill.events("restored")[-1]["step"] == 16
+    assert [event["step"] for event in drill.events("checkpoint_rejected")] == [20]
+    shutil.rmtree(drill.run.local)
+
+
+def _inodes(pid: int) -> set[str]:
+    found = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            found |= set(re.findall(r"socket:\[(\d+)\]", str(link.readlink())))
+    return found
+
+
+def _lines(pid: int, table: str) -> list[list[str]]:
+    inodes = _inodes(pid)
+    lines = [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    return [line for line in lines if inodes & set(line)]
+
+
+def _listening(pid: int) -> list[tuple[str, int]]:
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in _lines(pid, table):
+            if line[3] == LISTENS:
+                host, _, port = line[1].partition(":")
+                found.append((_address(host), int(port, 16)))
+    return found
+
+
+def _datagrams(pid: int) -> list[list[str]]:
+    return [*_lines(pid, "udp"), *_lines(pid, "udp6")]
+
+
+def _unix_names(pid: int) -> list[str]:
+    return [line[7] for line in _lines(pid, "unix") if len(line) > 7]
+
+
+def _address(text: str) -> str:
+    """As the kernel writes it: words of four bytes, each in this machine's order."""
+    words = [bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8)]
+    data = b"".join(words)
+    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)

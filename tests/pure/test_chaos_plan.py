@@ -1,0 +1,72 @@
+"""A storm can be had again from its seed, is as heavy as it was asked for, and the expected goodput is that of the formula."""
+
+import random
+from collections import Counter
+
+import pytest
+from chaos_plan import MIX, Deed, best_interval_s, expected_goodput, storm
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@given(st.integers(0, 2**32), st.floats(0.5, 60), st.floats(0, 600))
+def test_a_storm_is_a_function_of_its_seed(seed, mtbf_s, duration_s):
+    """Drawn twice, and once more for half the time: the shorter one is the beginning of the longer."""
+    strikes = storm(seed, mtbf_s=mtbf_s, duration_s=duration_s)
+    assert strikes == storm(seed, mtbf_s=mtbf_s, duration_s=duration_s)
+    half = storm(seed, mtbf_s=mtbf_s, duration_s=duration_s / 2)
+    assert strikes[: len(half)] == half
+    assert [s.at_s for s in strikes] == sorted(s.at_s for s in strikes)
+    assert all(0 < s.at_s < duration_s and 0 <= s.victim < 1 for s in strikes)
+
+
+def test_a_long_storm_has_the_rate_and_the_mix_that_were_asked_for():
+    """Forty thousand strikes: each share within half a percent of all, the rate within three."""
+    strikes = storm(1, mtbf_s=2.0, duration_s=80_000.0)
+    assert len(strikes) == pytest.approx(40_000, rel=0.03)
+    counted = Counter(strike.deed for strike in strikes)
+    assert set(counted) == set(Deed)
+    for deed, percent in MIX.items():
+        assert counted[deed] / len(strikes) == pytest.approx(percent / sum(MIX.values()), abs=0.005)
+
+
+@pytest.mark.parametrize("mix", [{}, {Deed.WORKER_KILLED: 0}, {Deed.WORKER_KILLED: 2, Deed.WORKER_SLOW: -1}])
+def test_a_mix_that_cannot_be_is_refused(mix):
+    """Nothing to draw from, or less than nothing."""
+    with pytest.raises(ValueError, match="mix"):
+        storm(1, mtbf_s=1.0, duration_s=1.0, mix=mix)
+
+
+def simulated(mtbf_s, recovery_s, interval_s, save_s, wall_s):
+    """The dumb twin: a clock that goes from save to save and from fault to fault."""
+    draw = random.Random(3)
+    now = useful = 0.0
+    until_fault = draw.expovariate(1 / mtbf_s)
+    while now < wall_s:
+        if until_fault >= interval_s + save_s:
+            now, useful, until_fault = (
+                now + interval_s + save_s,
+                useful + interval_s,
+                until_fault - interval_s - save_s,
+            )
+        else:
+            now += until_fault + recovery_s
+            until_fault = draw.expovariate(1 / mtbf_s)
+    return useful / now
+
+
+@pytest.mark.parametrize(
+    ("mtbf_s", "recovery_s", "interval_s", "save_s"),
+    [(60.0, 2.0, 1.0, 0.05), (600.0, 30.0, 20.0, 1.0), (30.0, 0.5, 0.1, 0.0)],
+)
+def test_the_formula_agrees_with_a_simulation_where_faults_are_rare(mtbf_s, recovery_s, interval_s, save_s):
+    """It is of first order: faults that come a tenth as often as the clock goes from save to save are rare enough for one percent."""
+    expected = expected_goodput(mtbf_s=mtbf_s, recovery_s=recovery_s, interval_s=interval_s, save_s=save_s)
+    assert expected == pytest.approx(simulated(mtbf_s, recovery_s, interval_s, save_s, 2e5), abs=0.01)
+
+
+def test_figures_that_were_published_for_the_formula():
+    """M = 60 s, w = 50 ms: 0.93 for u0 = 2 s and 0.80 for 10 s, both at the best interval; never below nothing."""
+    best = best_interval_s(mtbf_s=60.0, save_s=0.05)
+    found = [expected_goodput(mtbf_s=60.0, recovery_s=u0, interval_s=best, save_s=0.05) for u0 in (2, 10, 60)]
+    assert found == [pytest.approx(0.93, abs=0.01), pytest.approx(0.80, abs=0.01), 0.0]

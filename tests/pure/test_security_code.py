@@ -1,0 +1,111 @@
+"""No line of the library could unpickle or evaluate what somebody else wrote."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import elastic
+
+LIBRARY = Path(elastic.__file__).parent
+UNSAFE_MODULES = {
+    "_pickle",
+    "cloudpickle",
+    "code",
+    "copyreg",
+    "dill",
+    "joblib",
+    "marshal",
+    "pickle",
+    "shelve",
+    "xmlrpc",
+    "yaml",
+}
+UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "breakpoint"}
+LOADERS = {"torch", "np", "numpy"}  # under these names alone may they be imported
+UNSAFE_LOADS = {"load", "hub", "package", "jit"}
+# Its pipes and queues unpickle what comes: here between a process and its own children alone.
+USERS_OF_MULTIPROCESSING = {"data/loader.py", "testing.py"}
+
+
+def unsafe(tree: ast.AST) -> list[str]:
+    """What in this code could run what it reads."""
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                modules = [each.name for each in names]
+                found += [
+                    str(e.asname) for e in names if e.name in LOADERS and (e.asname or e.name) not in LOADERS
+                ]
+            case ast.ImportFrom(module=module, names=names):
+                modules = [module or "", *(f"{module}.{each.name}" for each in names)]
+            case _:
+                modules = []
+        found += [name for name in modules if UNSAFE_MODULES & set(name.split("."))]
+        found += [name for name in modules if name.endswith("_object") or "_object_" in name]
+        found += [
+            name for name in modules if name in {f"{lib}.{each}" for lib in LOADERS for each in UNSAFE_LOADS}
+        ]
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name in UNSAFE_CALLS:
+                found.append(name)
+            case ast.Attribute(attr=name) if name.endswith(("_object", "_object_list")):
+                found.append(name)
+            case ast.Attribute(value=ast.Name(id=library), attr=name) if (
+                library in LOADERS and name in UNSAFE_LOADS
+            ):
+                found.append(f"{library}.{name}")
+            case ast.keyword(arg="allow_pickle" | "shell" as name):
+                found.append(name)
+            case _:
+                pass
+    return found
+
+
+def modules() -> list[str]:
+    return sorted(str(path.relative_to(LIBRARY)) for path in LIBRARY.rglob("*.py"))
+
+
+@pytest.mark.parametrize("name", modules())
+def test_no_module_unpickles_or_evaluates(name):
+    """Looks at every import, call and attribute: pickle and its like, torch.load, collectives of objects, eval, shells."""
+    assert unsafe(ast.parse((LIBRARY / name).read_text())) == []
+
+
+def test_multiprocessing_is_used_where_it_was_looked_at_and_nowhere_else():
+    """Another user of it would unpickle what its processes send."""
+    users = {name for name in modules() if "multiprocessing" in imported(LIBRARY / name)}
+    assert users == USERS_OF_MULTIPROCESSING
+
+
+def imported(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {each.name.split(".")[0] for each in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "import _pickle as quick",
+        "from torch import load",
+        "import torch as t\nt.load(path)",
+        "def f():\n    from cloudpickle import loads",
+        "state = torch.load(path)",
+        "dist.broadcast_object_list(values)",
+        "dist.all_gather_object(values, mine)",
+        "from torch.distributed import all_gather_object",
+        "numpy.lib.format.read_array(file, allow_pickle=True)",
+        "eval(line)",
+        "subprocess.run(line, shell=True)",
+    ],
+)
+def test_the_look_sees_what_it_looks_for(text):
+    """Each line is one that must never come into the library."""
+    assert unsafe(ast.parse(text))

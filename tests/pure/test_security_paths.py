@@ -1,0 +1,297 @@
+"""Nothing outside of a run directory is read or written through it, no reader waits for ever, and no file fills the memory."""
+
+import json
+import os
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elastic.checkpoint import record as names
+from elastic.checkpoint.catalog import committed, of_run, read_payload, verify
+from elastic.checkpoint.commit import Guard, commit
+from elastic.checkpoint.fakes import FakeClock
+from elastic.checkpoint.local_store import LocalStore
+from elastic.checkpoint.prune import Policy, Pruning
+from elastic.checkpoint.record import Save, commit_name, parse, step_dir
+from elastic.checkpoint.store import LeadsOut, Payload, read_small
+from elastic.errors import CheckpointDamaged, StoreFailed
+from elastic.observe import metrics
+from elastic.observe.log import EventLog, read_events
+from elastic.rendezvous.backend import BackendFailed
+from elastic.rendezvous.directory import DirectoryBackend
+from elastic.snapshot import contents
+
+CLOCK = FakeClock()
+HUGE_BYTES = 1 << 30
+MOST_BYTES = 32 << 20
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run" / "checkpoints"
+
+
+@pytest.fixture
+def store(root):
+    return LocalStore(root)
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A folder that is none of the program's business."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "precious").write_bytes(b"precious")
+    yield tmp_path / "outside"
+    assert [path.name for path in (tmp_path / "outside").iterdir()] == ["precious"]
+    assert (tmp_path / "outside" / "precious").read_bytes() == b"precious"
+
+
+def save(store, step, *, run_id="r", data=b"image"):
+    fd = os.memfd_create("image")
+    try:
+        os.write(fd, data)
+        about = Save(
+            run_id=run_id, step=step, epoch=0, generation=1, digest="0" * 64, world_size=1, torch="2"
+        )
+        return commit(
+            store,
+            Payload(fd=fd, size_bytes=len(data)),
+            about,
+            guard=Guard(deadline=CLOCK.monotonic() + 100.0, is_fenced=lambda: False),
+            clock=CLOCK,
+            reached=lambda point: None,
+        )
+    finally:
+        os.close(fd)
+
+
+def test_a_step_whose_folder_is_a_link_is_not_written_through(store, root, outside):
+    """The folder of the next checkpoint leads somewhere else: the save fails, and the checkpoints do not look like none."""
+    root.mkdir()
+    (root / step_dir(7)).symlink_to(outside)
+    with pytest.raises(LeadsOut, match="remove the link"):
+        save(store, 7)
+    with pytest.raises(StoreFailed, match="remove the link"):
+        committed(store, CLOCK)
+
+
+@pytest.mark.parametrize("target", ["precious", "nothing"])
+def test_a_payload_that_is_a_link_is_damage(store, root, outside, target):
+    """What it leads to has the right bytes, or is not there."""
+    record = save(store, 7, data=b"precious").record
+    (root / record.payload).unlink()
+    (root / record.payload).symlink_to(outside / target)
+    with pytest.raises(CheckpointDamaged, match="link"):
+        read_payload(store, record, CLOCK)
+    assert [damage.step for damage in verify(store, CLOCK)] == [7]
+
+
+def test_a_commit_record_that_is_a_link_is_damage_and_not_nothing(store, root, tmp_path, outside):
+    """A run of which all records were replaced by links must not be started over."""
+    save(store, 7)
+    (root / commit_name(7)).rename(tmp_path / "moved.json")
+    (root / commit_name(7)).symlink_to(tmp_path / "moved.json")
+    records, damages = committed(store, CLOCK)
+    assert records == [] and [damage.step for damage in damages] == [7]
+
+
+def test_links_that_stay_inside_and_links_to_the_folder_itself_are_followed(tmp_path, root):
+    """A run directory on another disk is reached by a link; that is the person's business."""
+    root.mkdir()
+    (tmp_path / "link").symlink_to(root)
+    through = LocalStore(tmp_path / "link")
+    record = save(through, 7).record
+    assert bytes(read_payload(through, record, CLOCK)) == b"image"
+    payload = root / record.payload
+    payload.rename(payload.with_name("elsewhere"))
+    payload.symlink_to("elsewhere")
+    assert bytes(read_payload(through, record, CLOCK)) == b"image"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_what_is_no_file_is_damage_and_holds_up_nobody(store, root, make):
+    """A pipe that nobody writes to: opening it would wait for ever."""
+    record = save(store, 7).record
+    (root / record.payload).unlink()
+    make(root / record.payload)
+    with pytest.raises(CheckpointDamaged):
+        read_payload(store, record, CLOCK)
+    (root / commit_name(7)).unlink()
+    make(root / commit_name(7))
+    if make is os.mkfifo:
+        assert [damage.step for damage in committed(store, CLOCK)[1]] == [7]
+
+
+def test_links_in_a_circle_are_an_error_of_the_store(store, root):
+    """The kernel gives up on them, and so must this."""
+    root.mkdir()
+    (root / step_dir(7)).symlink_to(step_dir(7))
+    with pytest.raises(StoreFailed):
+        save(store, 7)
+
+
+def test_a_record_of_another_run_is_damage_and_never_counts(store):
+    """Checkpoints of a longer run were copied into the folder: none of them is used, and none of ours is deleted in their favour."""
+    for step in (100, 200, 300):
+        save(store, step, run_id="other")
+    for step in (1, 2, 3):
+        save(store, step)
+        policy = Policy(run_id="r", keep=2, every=None, save_deadline_s=100.0)
+        Pruning(store, policy, CLOCK).after_commit(generation=1, resumed_from=None)
+    records, damages = of_run(committed(store, CLOCK), "r")
+    assert [record.step for record in records] == [3, 2]
+    assert {damage.step for damage in damages} == {100, 200, 300}
+    assert all("another run" in damage.reason for damage in damages)
+
+
+def test_a_step_that_another_run_committed_is_committed_again_beside_it(store):
+    """The record's name is taken, by a state that is none of ours."""
+    save(store, 7, run_id="other", data=b"theirs")
+    done = save(store, 7, data=b"ours")
+    assert done.is_ours
+    (record,) = of_run(committed(store, CLOCK), "r")[0]
+    assert bytes(read_payload(store, record, CLOCK)) == b"ours"
+
+
+def test_a_record_that_was_copied_to_another_step_is_damage(store, root):
+    """And one that was forged for it names a payload that is not there."""
+    record = save(store, 7).record
+    (root / step_dir(9)).mkdir()
+    (root / commit_name(9)).write_bytes((root / commit_name(7)).read_bytes())
+    assert [damage.step for damage in committed(store, CLOCK)[1]] == [9]
+    forged = replace(record, step=9)
+    (root / commit_name(9)).write_bytes(forged.to_json())
+    assert parse(forged.to_json()).payload.startswith(step_dir(9))
+    with pytest.raises(CheckpointDamaged, match="missing"):
+        read_payload(store, forged, CLOCK)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "n.jsonl"])
+def test_nothing_is_appended_through_a_link(tmp_path, outside, name, capsys):
+    """A link under the name of a diary, to a file of the person's own."""
+    path = tmp_path / "run" / name
+    path.parent.mkdir()
+    path.symlink_to(outside / "precious")
+    if name == "metrics.jsonl":
+        metrics.Metrics(path).append({"step": 1})
+        with pytest.raises(OSError, match="plain file"):
+            metrics.Metrics(path).rewind(0)
+        assert metrics.newest(path) is None
+    else:
+        EventLog(path, node="n", clock=CLOCK).record_named("x", {})
+    assert read_events(path.parent) == []
+    assert "not written" in capsys.readouterr().err
+
+
+def test_nothing_is_written_through_a_link_under_the_name_of_the_new_metrics(tmp_path, outside):
+    """The name of the file that will replace the metrics can be guessed."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+    path.with_name(f"{path.name}.{os.getpid()}.rewound").symlink_to(outside / "precious")
+    assert metrics.Metrics(path).rewind(1) == 2
+    assert [line["step"] for line in metrics.read(path)] == [1]
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "endless"]
+)
+def test_no_file_of_a_rendezvous_holds_up_an_agent(tmp_path, make):
+    """Pipes that nobody writes to and files without an end, under every name that is read."""
+    backend = DirectoryBackend(tmp_path)
+    for name in ("state-000000000001.json", "beat-x", "generation"):
+        make(tmp_path / name)
+    with pytest.raises(BackendFailed):
+        backend.read()
+    assert backend.beats() == {}
+    assert backend.shown_generation() == 0
+    backend.publish_generation(3)  # in its place
+    assert backend.shown_generation() == 3
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "endless"]
+)
+def test_no_diary_holds_up_a_report(tmp_path, make):
+    """As above, for events and metrics."""
+    make(tmp_path / "metrics.jsonl")
+    assert read_events(tmp_path) == [] == metrics.read(tmp_path / "metrics.jsonl")
+    assert metrics.newest(tmp_path / "metrics.jsonl") is None
+
+
+def sparse(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(HUGE_BYTES)
+
+
+def refused(call, error):
+    with pytest.raises(error):
+        call()
+
+
+def test_files_of_a_gibibyte_take_little_memory(tmp_path, root, store):
+    """Holes of a gibibyte where small files belong, and a header that announces exabytes."""
+    save(store, 7)
+    sparse(root / commit_name(8))
+    sparse(tmp_path / "state-000000000001.json")
+    sparse(tmp_path / "generation")
+    sparse(tmp_path / "run.json")
+    sparse(tmp_path / "events" / "n.jsonl")
+    backend = DirectoryBackend(tmp_path)
+    header = contents.LENGTH.pack(2**63) + b"{}"
+    tracemalloc.start()
+    try:
+        assert [damage.step for damage in committed(store, CLOCK)[1]] == [8]
+        refused(backend.read, BackendFailed)
+        assert backend.shown_generation() == 0
+        assert len(read_small(LocalStore(tmp_path), "run.json", CLOCK)) < MOST_BYTES
+        assert read_events(tmp_path / "events") == []
+        refused(lambda: contents.parse(header), CheckpointDamaged)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < MOST_BYTES
+
+
+def test_a_payload_that_grew_is_read_no_further_than_its_record_says(store, root):
+    """The payload was replaced by a hole of a gibibyte."""
+    record = save(store, 7).record
+    sparse(root / record.payload)
+    tracemalloc.start()
+    try:
+        refused(lambda: read_payload(store, record, CLOCK), CheckpointDamaged)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    "attempt", ["../../outside", "/etc", "a-000001-01234567\0", "a-000001-01234567/..", "."]
+)
+def test_a_forged_record_cannot_name_a_place_outside(attempt):
+    """With a checksum that fits."""
+    good = json.loads(
+        names.CommitRecord(
+            format=1,
+            run_id="r",
+            step=3,
+            epoch=0,
+            generation=1,
+            write_id="0" * 32,
+            attempt="a-000001-00000000",
+            size_bytes=1,
+            sha256="0" * 64,
+            digest="0" * 64,
+            world_size=1,
+            torch="2",
+            created=1.0,
+        ).to_json()
+    )
+    del good["self_sha256"]
+    bad = good | {"attempt": attempt}
+    with pytest.raises(CheckpointDamaged, match="attempt"):
+        parse(json.dumps(bad | {"self_sha256": names._checksum(bad)}).encode())

@@ -1,0 +1,342 @@
+"""Whatever stands where a record belongs gives the documented error or a record that can be used; never another exception."""
+
+import io
+import json
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hostile import HOSTILE, json_values, junk, spoiled, texts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from elastic import events, identity, launch_env
+from elastic.checkpoint import record as commit_record
+from elastic.checkpoint.fence import open_fence
+from elastic.checkpoint.wire import Lines, Offer, entered
+from elastic.errors import CheckpointDamaged, ElasticError, StoreFailed, UsageError
+from elastic.observe import metrics
+from elastic.observe.console import progress_line
+from elastic.observe.diff import compare
+from elastic.observe.log import as_record, read_events
+from elastic.observe.report import summarise
+from elastic.observe.status import status
+from elastic.observe.tables import diff_text, report_tables, status_tables
+from elastic.outside import printable
+from elastic.rendezvous import core
+from elastic.rendezvous.backend import BackendFailed
+from elastic.rendezvous.c10d import Written
+from elastic.rendezvous.core import Policy, Timing
+from elastic.rendezvous.directory import DirectoryBackend, read_generation
+from elastic.rendezvous.etcd_http import _answer
+from elastic.rendezvous.membership import Failure, Group, GroupDamaged, Node
+from elastic.snapshot import contents
+
+OURS = identity.Identity(
+    recipe="train.py",
+    recipe_sha256="ab" * 32,
+    arguments=("--epochs", "3"),
+    seed=1,
+    global_batch=64,
+    shards=8,
+    torch="2.11.0",
+    device="cpu",
+    threads=1,
+)
+RECORD = commit_record.CommitRecord(
+    format=commit_record.FORMAT,
+    run_id=OURS.run_id,
+    step=3,
+    epoch=0,
+    generation=1,
+    write_id="0123456789abcdef" * 2,
+    attempt="a-000001-01234567",
+    size_bytes=1,
+    sha256="0" * 64,
+    digest="0" * 64,
+    world_size=1,
+    torch="2",
+    created=1.0,
+)
+LINK = launch_env.AgentLink(
+    pid=1,
+    node="n",
+    run_dir="/r",
+    generation=1,
+    recipe="train.py",
+    arguments=("x",),
+    control_page="/proc/1/fd/3",
+    uploader="/tmp/u",
+    save_every="auto",
+    snapshot_every="auto",
+    memory="",
+    failures=0,
+    error_folder="/tmp/e",
+    faults=None,
+)
+OFFER = {
+    "step": 1,
+    "epoch": 0,
+    "generation": 1,
+    "slot": 0,
+    "seq": 2,
+    "offset": 4096,
+    "size_bytes": 9,
+    "world_size": 1,
+    "torch": "2",
+    "resumed_from": None,
+    "final": False,
+}
+POLICY = Policy(min_nodes=1, max_nodes=4, last_call_s=0.0, timeout_s=60.0)
+NOW = Timing(now_s=100.0, closed_since_s=1.0, enough_since_s=1.0)
+ME = Node(id="me", address="127.0.0.1", nproc=1)
+
+
+def group() -> Group:
+    waiting = core.join(core.join(Group.empty(), Node(id="a", address="h", nproc=2)), ME)
+    opened = core.form(waiting, alive={"a", "me"}, endpoint="h:1", policy=POLICY)
+    failure = Failure(node="a", rank=0, message="m", traceback="t")
+    return core.close(opened, generation=1, cause=core.FAILURE, step=2, counts=True, failure=failure)
+
+
+def decode(data: bytes) -> None:
+    contents.digest(contents.LENGTH.pack(len(data)) + data)
+
+
+def offers(data: bytes) -> None:
+    for message in Lines().feed(data + b"\n"):
+        if entered(message) is None:
+            Offer.parse(message)
+
+
+READERS: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
+    "run.json": (identity.parse, UsageError),
+    "COMMIT.json": (commit_record.parse, CheckpointDamaged),
+    "payload": (contents.digest, CheckpointDamaged),
+    "payload's header": (decode, CheckpointDamaged),
+    "group": (Group.parse, GroupDamaged),
+    "uploader's socket": (offers, ValueError),
+    "c10d": (Written.parse, BackendFailed),
+    "ELASTIC_AGENT": (lambda data: launch_env._agent_link(data.decode(errors="replace")), UsageError),
+    "etcd": (lambda data: _answer("u", 200, data), BackendFailed),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("data", HOSTILE, ids=lambda data: repr(data[:12]))
+def test_hostile_bytes_give_the_documented_error(reader, data):
+    """Nested a hundred thousand deep, a number of a million digits, no text at all, a pickle, numbers of another script."""
+    read, documented = READERS[reader]
+    if reader == "etcd" and data in (b"", b"{}", b'{"step": 1e999}'):
+        assert (
+            read(data) is not None
+        )  # an answer that says nothing; what is looked for in it is looked for elsewhere
+        return
+    with pytest.raises(documented):
+        read(data)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@given(junk)
+def test_arbitrary_bytes_give_the_documented_error(reader, data):
+    """Noise, and JSON of any shape."""
+    read, documented = READERS[reader]
+    with suppress(documented):
+        read(data)
+
+
+@given(spoiled(json.loads(OURS.to_json())))
+def test_a_spoiled_identity_is_refused_or_compared(record):
+    """Single fields of run.json replaced: what is still an identity must compare, and say the differences."""
+    with suppress(UsageError):
+        found = identity.parse(json.dumps(record).encode())
+        assert len(found.run_id) == 16
+        identity.check(found, OURS, "runs/x")
+
+
+@given(spoiled(json.loads(RECORD.to_json())), st.booleans())
+def test_a_spoiled_commit_record_is_damage_or_names_a_payload_of_its_step(record, forged):
+    """With the checksum as it was, or made to fit by a forger: the payload's name must stay below the step's folder."""
+    record.pop("self_sha256", None)
+    with suppress(CheckpointDamaged):
+        checksum = commit_record._checksum(record) if forged else "0" * 64
+        found = commit_record.parse(json.dumps(record | {"self_sha256": checksum}).encode())
+        folder, attempt, name = found.payload.split("/")
+        assert (folder, name) == (commit_record.step_dir(found.step), commit_record.PAYLOAD)
+        assert commit_record.parse_attempt_dir(attempt) == found.generation
+
+
+@settings(max_examples=300)
+@given(spoiled(json.loads(group().to_json())))
+def test_a_spoiled_group_is_refused_or_can_be_decided_about(record):
+    """A stranger's group that parses: every question that an agent asks of it has an answer."""
+    try:
+        found = Group.parse(json.dumps(record).encode())
+    except GroupDamaged:
+        return
+    alive = found.member_ids | found.waiting_ids | {"me"}
+    core.decide(found, ME, alive=alive, timing=NOW, policy=POLICY)
+    core.lost_members(found, alive={"me"})
+    core.newcomers(found, alive=alive, policy=POLICY)
+    for changed in (
+        core.evict(found, alive={"me"}),
+        core.leave(found, "me"),
+        core.join(core.leave(found, "me"), ME),
+    ):
+        assert Group.parse(changed.to_json()) == changed
+
+
+@given(spoiled(OFFER))
+def test_a_spoiled_offer_is_refused_or_whole(message):
+    """Every number of an offer becomes a place in memory or a field of a commit record."""
+    with suppress(ValueError):
+        offer = Offer.parse(message)
+        for each in fields(Offer):
+            assert getattr(offer, each.name) is None or isinstance(getattr(offer, each.name), each.type)
+
+
+@given(spoiled(json.loads(LINK.to_env()[launch_env.AGENT])))
+def test_a_spoiled_link_is_refused_or_a_link(record):
+    """The one variable that the agent adds for its workers."""
+    with suppress(UsageError):
+        link = launch_env._agent_link(json.dumps(record))
+        assert isinstance(link.arguments, tuple)
+
+
+@given(junk)
+def test_files_of_a_rendezvous_with_anything_in_them_are_a_failure_or_a_number(data):
+    """State, beat, generation and the uploader's fence."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in ("state-000000000001.json", "beat-x", "generation", "state-²", "state-", "beat-\udcff"):
+            (folder / file).write_bytes(data)
+        backend = DirectoryBackend(folder)
+        assert backend.read() == (1, data)
+        assert all(counter >= 0 for counter in backend.beats().values())
+        assert read_generation(folder) == backend.shown_generation() >= 0
+        backend.publish_generation(10**17)
+        for fence in ("file", "mirror"):
+            (folder / fence).write_bytes(data)
+            with suppress(StoreFailed):
+                assert open_fence(f"{fence}:{folder / fence}").newest() >= 0
+
+
+RIGHT = {
+    int: st.integers(-2, 9) | st.integers(-(10**30), 10**30),
+    float: st.floats(allow_nan=False, allow_infinity=False) | st.integers(0, 9),
+    str: texts,
+    bool: st.booleans(),
+    list[str]: st.lists(texts, max_size=3),
+    int | None: st.none() | st.integers(-2, 9),
+    str | None: st.none() | texts,
+}
+
+
+@st.composite
+def logged(draw: st.DrawFn) -> dict[str, Any]:
+    """An event whose fields are mostly of the right kind, whatever their values, and sometimes anything."""
+    name = draw(st.sampled_from(sorted(events.KINDS)))
+    kinds = events.HEAD | {each.name: each.type for each in fields(events.KINDS[name])}
+    record = {field: draw(RIGHT[kind]) for field, kind in kinds.items()}
+    record |= {"event": name, "generation": draw(st.integers(0, 3)), "time": draw(st.floats(0, 99))}
+    return draw(spoiled(record)) if draw(st.integers(0, 3)) == 0 else record
+
+
+steps = st.fixed_dictionaries(
+    {"step": st.integers(0, 9) | json_values},
+    optional={
+        "seconds": st.floats() | json_values,
+        "time": st.floats(0, 99) | json_values,
+        "generation": st.integers(0, 3) | json_values,
+        "loss": json_values,
+        "chain": json_values,
+        "world_size": json_values,
+    },
+)
+
+
+def shown(thing: Any) -> str:
+    out = io.StringIO()
+    Console(file=out, highlight=False, force_terminal=False, width=200).print(thing, soft_wrap=True)
+    return out.getvalue()
+
+
+@settings(max_examples=300)
+@given(st.lists(logged(), max_size=6), st.lists(steps, max_size=4), st.lists(junk, max_size=2))
+def test_a_diary_of_anything_can_be_reported_and_shown_without_commanding_the_terminal(told, lines, noise):
+    """Events and metrics that another node wrote, or a stranger: report, status and diff give numbers, and no control character."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        text = b"\n".join([*(json.dumps(each).encode() for each in told), *noise, b""])
+        (folder / "n.jsonl").write_bytes(text)
+        (folder / "metrics").write_bytes(b"\n".join([*(json.dumps(e).encode() for e in lines), *noise, b""]))
+        found, counted = read_events(folder), metrics.read(folder / "metrics")
+        newest = metrics.newest(folder / "metrics")
+    assert all(events.is_event(each) for each in found)
+    report, now = summarise(found, counted), status(found, newest, {"n": 1.0}, 100.0)
+    difference = compare(report, counted, report, counted)
+    json.dumps([report, now, difference])
+    tables = [report_tables("run", report), status_tables("run", now), diff_text(difference)]
+    for text in (*map(shown, tables), "" if newest is None else printable(progress_line(newest, None))):
+        assert all(each.isprintable() or each == "\n" for each in text)
+
+
+def test_what_the_log_writes_is_an_event():
+    """Of every kind, through its JSON form: the reader must not refuse its own writer."""
+    example = {int: 1, float: 0.5, str: "x", bool: True, list[str]: ["a"], int | None: None, str | None: "y"}
+    for name, kind in events.KINDS.items():
+        event = kind(**{each.name: example[each.type] for each in fields(kind)})
+        head = {"event": event.name, "time": 1.5, "node": "n", "generation": 1}
+        record = as_record(json.dumps(head | event.fields()).encode())
+        assert event.name == name and record is not None and events.is_event(record)
+        for field in fields(kind):
+            assert not events.is_event(record | {field.name: {}})
+
+
+def test_an_error_shows_what_it_found_without_commanding_the_terminal():
+    """A run.json whose arguments clear the screen."""
+    there = identity.parse(json.dumps(json.loads(OURS.to_json()) | {"arguments": ["\x1b[2J"]}).encode())
+    with pytest.raises(ElasticError) as caught:
+        identity.check(there, OURS, "runs/x")
+    assert "\\x1b[2J" in printable(str(caught.value)) and "\x1b" not in printable(str(caught.value))
+
+
+@given(st.text())
+def test_what_is_printable_is_left_as_it_is(text):
+    """Everything else is escaped, and lines stay lines."""
+    said = printable(text)
+    assert all(each.isprintable() or each in "\n\t" for each in said)
+    assert said == text or not all(each.isprintable() or each in "\n\t" for each in text)
+    assert said.count("\n") == text.count("\n")
+
+
+def test_another_nodes_words_are_escaped_on_the_console(tmp_path):
+    """A reason that holds the name of a node, which another machine chose."""
+    from elastic.checkpoint.fakes import FakeClock
+    from elastic.observe.console import PlainScreen, Tail
+    from elastic.run_dir import RunDir
+
+    out = io.StringIO()
+    tail = Tail(RunDir.parse(str(tmp_path)), PlainScreen(out), FakeClock())
+    tail.say("\x1b[2Jnode stopped answering")
+    tail.start()
+    tail.stop()
+    assert out.getvalue() == "\\x1b[2Jnode stopped answering\n"
+
+
+def test_a_failing_worker_of_another_node_does_not_command_the_terminal(tmp_path, capsys):
+    """Its traceback comes through the rendezvous."""
+    from elastic.agent.closing import _print_failure
+    from elastic.run_dir import RunDir
+
+    failure = Failure(node="a\x07", rank=0, message="m", traceback="line 1\nValueError: \x1b]0;x\x07")
+    agent = SimpleNamespace(failure=failure, exit_code=1, verdict="\x1b[2J")
+    _print_failure(agent, RunDir.parse(str(tmp_path)), 0)
+    said = capsys.readouterr().err
+    assert "ValueError" in said and all(each.isprintable() or each == "\n" for each in said)

@@ -1,0 +1,95 @@
+"""What somebody may put where the program reads: bytes that are not what belongs there, and a pickle that tells when it goes off."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+
+class Bomb:
+    """Whoever unpickles it makes a folder."""
+
+    def __init__(self, flag: Path) -> None:
+        self.flag = flag
+
+    def __reduce__(self) -> Any:
+        return Path.mkdir, (self.flag,)
+
+
+def bomb(flag: Path) -> bytes:
+    return pickle.dumps(Bomb(flag), protocol=0)
+
+
+HOSTILE = [
+    b"",
+    b"\0",
+    b"\xff\xfe\xff",
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b"9" * 1_000_000,
+    b"1" * 5_000,
+    b"-1",
+    "²".encode(),
+    "٣".encode(),
+    b"NaN",
+    b"Infinity",
+    b"1e999",
+    b"null",
+    b"[]",
+    b"{}",
+    b'"\\ud800"',
+    b'{"step": 1e999}',
+    bomb(Path("/nowhere/went-off")),
+]
+
+numbers = (
+    st.integers()
+    | st.integers(-2, 9)
+    | st.sampled_from([10**12, 2**63, 10**400, -(10**400)])
+    | st.floats()
+    | st.booleans()
+)
+texts = st.text(max_size=6) | st.sampled_from(
+    [
+        "../../x",
+        "/etc/passwd",
+        "a\0b",
+        "\x1b]0;x\x07",
+        "[/red]",
+        "[bold]",
+        "\ud800",
+        "\u202e",
+        "x:99999",
+        "1:",
+    ]
+)
+json_values = st.recursive(
+    st.none() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+junk = st.binary(max_size=200) | st.sampled_from(HOSTILE) | json_values.map(lambda v: json.dumps(v).encode())
+
+
+@st.composite
+def spoiled(draw: st.DrawFn, good: dict[str, Any]) -> dict[str, Any]:
+    """A record of which some fields were replaced by anything, left out or added, at any depth."""
+    record = json.loads(json.dumps(good))
+    for _ in range(draw(st.integers(0, 3))):
+        place = record
+        while True:
+            name = draw(st.sampled_from(sorted(place))) if place else None
+            inner = None if name is None else place[name]
+            if isinstance(inner, list) and inner and isinstance(inner[0], dict) and draw(st.booleans()):
+                place = inner[0]
+            elif isinstance(inner, dict) and inner and draw(st.booleans()):
+                place = inner
+            else:
+                break
+        if name is not None and draw(st.integers(0, 5)) == 0:
+            del place[name]
+        else:
+            place[draw(texts) if name is None else name] = draw(json_values)
+    return record
