@@ -171,7 +171,7 @@ def test_no_process_of_a_run_reads_a_pickle(drill, undisturbed, tmp_path):
 def test_a_run_listens_on_its_nodes_own_address_alone_and_nobody_elses_user_reaches_its_files(
     drill, undisturbed
 ):
-    """Two nodes at a step: every listening socket of every process, and who may open sockets, memory and folders in scratch."""
+    """Two nodes at a step: every listening socket and every one for datagrams of every process, and who may open sockets, memory and folders in scratch."""
     drill.shut(6)
     agents = [drill.start(*PAIR) for _ in range(2)]
     drill.stands(6, ranks=2)
@@ -180,7 +180,9 @@ def test_a_run_listens_on_its_nodes_own_address_alone_and_nobody_elses_user_reac
     own = node_address(os.environ)
     listening = {address for pid in pids for address in _listening(pid)}
     assert listening and {host for host, _ in listening} == {own}
-    assert not any(_datagrams(pid) for pid in pids)
+    calls = {pid: _datagrams(pid) for pid in pids}
+    assert [calls.pop(agent.pid) for agent in agents] == [[own], [own]]
+    assert not any(calls.values())
     for agent in agents:
         config = json.loads(Path(f"/proc/{drill.uploader_of(agent)}/cmdline").read_text().split("\0")[3])
         path = Path(config["socket_path"])
@@ -233,8 +235,8 @@ def _listening(pid: int) -> list[tuple[str, int]]:
     return found
 
 
-def _datagrams(pid: int) -> list[list[str]]:
-    return [*_lines(pid, "udp"), *_lines(pid, "udp6")]
+def _datagrams(pid: int) -> list[str]:
+    return [_address(line[1].partition(":")[0]) for table in ("udp", "udp6") for line in _lines(pid, table)]
 
 
 def _unix_names(pid: int) -> list[str]:
