@@ -6,7 +6,7 @@ What the recipe declares, and what the run directory holds, is checked later: th
 import os
 
 from elastic.agent.gathering import meeting_of
-from elastic.checkpoint.fsspec_store import open_store
+from elastic.checkpoint.fsspec_store import check_url
 from elastic.control_page import MAX_WORKERS
 from elastic.errors import UsageError
 from elastic.faults import plan
@@ -31,4 +31,4 @@ def check(options: Options) -> None:
         raise UsageError(
             f"expected to write to {parent}, found it read-only; take another --run-dir or change its mode"
         )
-    open_store(run.checkpoints_url)  # an unknown protocol or a missing extra is said here
+    check_url(run.checkpoints_url)  # an unknown protocol or a missing extra is said here

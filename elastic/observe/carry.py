@@ -171,9 +171,10 @@ class Carrier:
             while self._left:
                 self._left[-1].carry()
                 self._left.pop()
+            # Events first, so that nobody finds a step whose generation is not known to have restored anything.
+            is_done = self._files.carry()
             if self._is_first():
                 self._lines.carry()
-            is_done = self._files.carry()
         except ObjectsFailed as error:
             self._complain(error)
             return False

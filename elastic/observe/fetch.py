@@ -43,12 +43,12 @@ def readable(run: RunDir) -> Iterator[RunDir]:
 
 
 def _fetch(objects: Objects, run: RunDir) -> None:
-    events_parts, metrics_parts = objects.listed(parts.EVENTS), objects.listed(parts.METRICS)
+    # Events behind metrics: of a step that is there, what its generation restored is there too.
+    metrics_parts, events_parts = objects.listed(parts.METRICS), objects.listed(parts.EVENTS)
     if not events_parts and objects.read(NAME) is None:
         raise UsageError(
             f"expected a run at {run.url}, found nothing there; elastic-train RECIPE --run-dir names one"
         )
-    # Metrics first and events behind them: a step that is there has its generation's events too.
     lines = [
         line for line in _records(objects.read_all(sorted(metrics_parts))) if type(line.get("step")) is int
     ]
