@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.clock import Clock
-from elastic.objects import Objects, ObjectsFailed
+from elastic.objects import Objects
 from elastic.observe import parts
 from elastic.run_dir import RunDir
 
@@ -131,7 +131,8 @@ class Carrier:
         self._files = Files(run, objects, ignored=there if is_new else frozenset())
         self._left = [] if is_new else [Lines(path, path.stem, objects) for path in left]
         self._lines = Lines(run.metrics_of(node), node, objects)
-        self._own_events = run.events / f"{node}-agent.jsonl"
+        # The agent and its uploader write down what matters at once, and little else: generations, deaths, checkpoints.
+        self._noteworthy = [run.events / f"{node}-{who}.jsonl" for who in ("agent", "uploader")]
         self._is_first = is_first
         self._clock = clock
         self._say = say
@@ -152,8 +153,7 @@ class Carrier:
     def _run_until_closed(self) -> None:
         due_s, seen_bytes = 0.0, 0
         while not self._closing.wait(TICK_S):
-            # The agent writes down when a generation begins or ends, and little else.
-            size_bytes = _size_bytes(self._own_events)
+            size_bytes = sum(map(_size_bytes, self._noteworthy))
             now_s = self._clock.monotonic()
             if now_s < due_s and (size_bytes == seen_bytes or self._has_failed):
                 continue
@@ -175,11 +175,8 @@ class Carrier:
             is_done = self._files.carry()
             if self._is_first():
                 self._lines.carry()
-        except ObjectsFailed as error:
-            self._complain(error)
-            return False
         except Exception as error:
-            # The thread's edge: were it to die of a full disk or a bug, the run's report would end here without a word.
+            # The thread's edge: were it to die of a store that is away, a full disk or a bug, the run's report would end here without a word.
             self._complain(error)
             return False
         if self._has_failed:

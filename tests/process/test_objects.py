@@ -222,3 +222,13 @@ def test_fresh_sets_a_run_in_an_object_store_aside_and_counts_generations_on(mac
     machines.start("--fresh").ends_with(0)
     report = machines.is_like(undisturbed)
     assert [one["generation"] for one in report["generations"]] == [2]
+
+
+def test_a_recipe_without_an_agent_leaves_its_diary_in_the_store_too(machines, undisturbed, recipes):
+    """Plain python, on one machine; then elastic-train looks at it from elsewhere."""
+    machine = machines.all
+    env = {"ELASTIC_RUN_DIR": machines.url, "PYTHONPATH": str(Path(__file__).parents[2])}
+    machine.execute([sys.executable, str(recipes / "tiny.py")], env=env).ends_with(0)
+    code, report = machines.inspects("report", machines.url)
+    assert (code, report["finished"], report["steps"]) == (0, True, STEPS)
+    assert report["final_digest"] == undisturbed.digest
