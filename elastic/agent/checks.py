@@ -23,7 +23,10 @@ def check(options: Options) -> None:
     if options.faults is not None:
         plan.parse(options.faults)
     run = RunDir.parse(options.run_dir)
-    meeting_of(options, run).check(os.environ)
+    meeting = meeting_of(options, run)
+    meeting.check(os.environ)
+    if options.meets_in_objects:
+        check_url(meeting.endpoint)
     if run.local.exists() and not run.local.is_dir():
         raise UsageError(f"expected a run directory at {run.local}, found a file; take another --run-dir")
     parent = next(folder for folder in (run.local, *run.local.parents) if folder.exists())
