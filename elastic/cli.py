@@ -124,8 +124,11 @@ def _inspect(wanted: Inspection) -> int:
             return _verify(wanted, runs[0])
         case _:
             pass
+    from elastic.checkpoint.fsspec_store import check_url
     from elastic.observe.fetch import readable
 
+    for run in runs:
+        check_url(run.url)
     with contextlib.ExitStack() as stack:
         there = [stack.enter_context(readable(run)) for run in runs]
         match wanted.command:
