@@ -121,22 +121,24 @@ def _say(text: str) -> None:
 def _inspect(wanted: Inspection) -> int:
     runs = [RunDir.parse(text) for text in wanted.runs]
     match wanted.command:
-        case "report":
-            return _report(wanted, _existing(runs[0]))
-        case "status":
-            return _status(wanted, _existing(runs[0]))
-        case "diff":
-            return _diff(wanted, *(_existing(run) for run in runs))
-        case _:
+        case "verify":
             return _verify(wanted, runs[0])
+        case _:
+            pass
+    from elastic.checkpoint.fsspec_store import check_url
+    from elastic.observe.fetch import readable
 
-
-def _existing(run: RunDir) -> RunDir:
-    if not run.local.is_dir():
-        raise UsageError(
-            f"expected a run directory, found nothing at {run.local}; elastic-train RECIPE --run-dir names one"
-        )
-    return run
+    for run in runs:
+        check_url(run.url)
+    with contextlib.ExitStack() as stack:
+        there = [stack.enter_context(readable(run)) for run in runs]
+        match wanted.command:
+            case "report":
+                return _report(wanted, there[0])
+            case "status":
+                return _status(wanted, there[0])
+            case _:
+                return _diff(wanted, *there)
 
 
 def _report(wanted: Inspection, run: RunDir) -> int:
@@ -183,8 +185,10 @@ def _verify(wanted: Inspection, run: RunDir) -> int:
     from elastic.checkpoint.fsspec_store import open_store
     from elastic.observe.tables import verify_text
 
-    if not run.is_remote:
-        _existing(run)
+    if not run.is_remote and not run.local.is_dir():
+        raise UsageError(
+            f"expected a run directory, found nothing at {run.local}; elastic-train RECIPE --run-dir names one"
+        )
     store, clock = open_store(run.checkpoints_url), SystemClock()
     records, _ = committed(store, clock)
     run_id = _run_id(run)

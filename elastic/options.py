@@ -8,12 +8,13 @@ import argparse
 import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import PurePath
 from typing import Any, Literal, NoReturn
 
 from elastic.errors import UsageError
+from elastic.url import has_exclusive_create
 
 COMMANDS = ("report", "status", "verify", "diff")
 _SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -21,6 +22,7 @@ _ENDPOINTS = {
     "c10d": "the address of the node that is to keep the group's state, HOST[:PORT]",
     "etcd": "the members of the cluster, HOST[:PORT],HOST[:PORT],...",
 }
+OBJECTS_KEEP_ALIVE_S = 15.0  # a beat every 3 s, and room for a request that takes long or fails
 _NUMBER = r"\d{1,9}(?:\.\d{1,3})?"
 
 
@@ -135,6 +137,11 @@ class Options:
     rdzv_timeout_s: float = 600.0
     local_addr: str | None = None
 
+    @property
+    def meets_in_objects(self) -> bool:
+        """Whether the group's state is kept in an object store."""
+        return self.rdzv_backend == "dir" and has_exclusive_create(self.rdzv_endpoint or self.run_dir)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
@@ -153,6 +160,8 @@ def parse(argv: Sequence[str]) -> Options:
     values: dict[str, Any] = {name: value for name, value in vars(known).items() if value is not None}
     values.setdefault("run_dir", f"runs/{PurePath(recipe).stem}")
     options = Options(recipe=recipe, recipe_args=recipe_args, **values)
+    if options.meets_in_objects and known.keep_alive_s is None:
+        options = replace(options, keep_alive_s=OBJECTS_KEEP_ALIVE_S)
     if options.min_nodes > options.max_nodes:
         raise UsageError(
             f"expected --min-nodes to be at most --max-nodes, found {options.min_nodes} and {options.max_nodes};"
@@ -259,13 +268,13 @@ def _add_rendezvous_options(group: argparse._ArgumentGroup) -> None:
         "--rdzv-backend",
         type=_backend,
         metavar="WHERE",
-        help="meet in a shared folder (dir), in an etcd cluster of version 3.4 or newer (etcd), or in a store on the node that"
+        help="meet in a shared folder or object store (dir), in an etcd cluster of version 3.4 or newer (etcd), or in a store on the node that"
         " has the endpoint's address (c10d) [dir]",
     )
     group.add_argument(
         "--rdzv-endpoint",
         metavar="ADDRESS",
-        help="dir: that folder [rendezvous/ in the run directory]; etcd: HOST[:PORT],..., its members, with https:// in front for"
+        help="dir: that folder or its URL (s3, gs, az) [rendezvous/ in the run directory]; etcd: HOST[:PORT],..., its members, with https:// in front for"
         " TLS; certificates and user as etcdctl has them, in ETCDCTL_CACERT, _CERT, _KEY and _USER; c10d: HOST[:PORT]",
     )
     group.add_argument("--rdzv-id", metavar="ID", help="name of the group that meets there [the run's]")
@@ -277,7 +286,7 @@ def _add_rendezvous_options(group: argparse._ArgumentGroup) -> None:
         dest="keep_alive_s",
         type=_seconds,
         metavar="S",
-        help="a node silent for longer is out [2]",
+        help="a node silent for longer is out [2; 15 where nodes meet in an object store]",
     )
     group.add_argument(
         "--rdzv-timeout",

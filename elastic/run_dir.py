@@ -1,8 +1,8 @@
 """Names of everything inside a run directory; nothing else spells such a path.
 
-A run directory is a local or shared folder, or any fsspec URL. Checkpoints and `run.json` live under the URL itself.
-What is appended line by line (metrics, events, logs) and the `dir` rendezvous need a file system: with a remote URL they live in
-a local folder named after it, below `runs/`.
+A run directory is a local or shared folder, or any fsspec URL. Checkpoints, `run.json` and the group's state live under the URL itself.
+What is appended line by line (metrics, events, logs) needs a file system: with a remote URL each node keeps its own in a local folder named after
+it, below `runs/`, and carries it to the URL in parts (observe/parts.py).
 """
 
 import re
@@ -38,8 +38,20 @@ class RunDir:
         return f"{self.url}/checkpoints"
 
     @property
+    def rendezvous_url(self) -> str:
+        return f"{self.url}/rendezvous"
+
+    @property
     def metrics(self) -> Path:
         return self.local / "metrics.jsonl"
+
+    def metrics_of(self, node: str) -> Path:
+        """What a node writes: the run's one file, or its own copy where nothing is shared."""
+        return self.copies / f"{node}.jsonl" if self.is_remote else self.metrics
+
+    @property
+    def copies(self) -> Path:
+        return self.local / "metrics"
 
     @property
     def events(self) -> Path:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from etcd_servers import EtcdServers
+from s3_server import S3Server
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +13,19 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
     servers = EtcdServers(tmp_path_factory.mktemp("etcd"))
     yield servers
     servers.close()
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """One real server for all tests of a process, each with a bucket of its own."""
+    server = S3Server(tmp_path_factory.mktemp("s3"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def s3_bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a new bucket, which this process and its children find by its URL alone."""
+    for name, value in s3.environ.items():
+        monkeypatch.setenv(name, value)
+    return s3.bucket()

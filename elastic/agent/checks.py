@@ -6,7 +6,7 @@ What the recipe declares, and what the run directory holds, is checked later: th
 import os
 
 from elastic.agent.gathering import meeting_of
-from elastic.checkpoint.fsspec_store import open_store
+from elastic.checkpoint.fsspec_store import check_url
 from elastic.control_page import MAX_WORKERS
 from elastic.errors import UsageError
 from elastic.faults import language, plan
@@ -28,7 +28,10 @@ def check(options: Options) -> None:
         )
     check_faults(options, None if options.nproc_per_node == "auto" else options.nproc_per_node)
     run = RunDir.parse(options.run_dir)
-    meeting_of(options, run).check(os.environ)
+    meeting = meeting_of(options, run)
+    meeting.check(os.environ)
+    if options.meets_in_objects:
+        check_url(meeting.endpoint)
     if run.local.exists() and not run.local.is_dir():
         raise UsageError(f"expected a run directory at {run.local}, found a file; take another --run-dir")
     parent = next(folder for folder in (run.local, *run.local.parents) if folder.exists())
@@ -36,4 +39,4 @@ def check(options: Options) -> None:
         raise UsageError(
             f"expected to write to {parent}, found it read-only; take another --run-dir or change its mode"
         )
-    open_store(run.checkpoints_url)  # an unknown protocol or a missing extra is said here
+    check_url(run.checkpoints_url)  # an unknown protocol or a missing extra is said here

@@ -13,6 +13,7 @@ from elastic.checkpoint.fence import Mirror
 from elastic.checkpoint.fsspec_store import open_store
 from elastic.clock import Clock, SystemClock
 from elastic.errors import StoreFailed, UsageError
+from elastic.identity import NAME
 from elastic.observe.log import read_events
 from elastic.observe.status import GOODBYES
 from elastic.options import Options
@@ -27,6 +28,8 @@ IN_USE_S = 30.0
 def meeting_of(options: Options, run: RunDir) -> Meeting:
     """The newest generation, which fences the savers of older ones, is told there and nowhere else."""
     endpoint = options.rdzv_endpoint
+    if options.meets_in_objects:
+        return Meeting(kind="objects", endpoint=endpoint or run.rendezvous_url, group="")
     if options.rdzv_backend == "dir":
         folder = run.rendezvous if endpoint is None else Path(endpoint).absolute()
         return Meeting(kind="dir", endpoint=str(folder), group="")
@@ -64,14 +67,18 @@ def show_generation(meeting: Meeting, backend: Backend, mirror: Path) -> Mirror 
     return Mirror(backend.shown_generation, mirror)
 
 
-def set_aside(run: RunDir, meeting: Meeting, backend: Backend | None) -> None:
+def set_aside(run: RunDir, meeting: Meeting, backend: Backend | None, *, keep_alive_s: float) -> None:
     """Rename a used run directory; nothing of it is deleted. Raises UsageError while agents are in it.
 
     backend: None for a folder, which may be a part of what is renamed.
     """
     # An agent that said goodbye is gone, however young its last beat: exit 76 advises --fresh, which must then work at once.
     gone = {event["node"] for event in read_events(run.events) if event["event"] in GOODBYES}
-    there = _young_beats(Path(meeting.endpoint)) if backend is None else stirring(backend, SystemClock())
+    there = (
+        _young_beats(Path(meeting.endpoint))
+        if backend is None
+        else stirring(backend, SystemClock(), keep_alive_s=keep_alive_s)
+    )
     if set(there) - gone:
         raise UsageError(
             f"{run.url} is in use, or was until {IN_USE_S:.0f} s ago; stop its agents before --fresh, and give --fresh to one of them only"
@@ -80,11 +87,23 @@ def set_aside(run: RunDir, meeting: Meeting, backend: Backend | None) -> None:
     if run.local.exists():
         run.local.rename(run.local.with_name(run.local.name + suffix))
     if run.is_remote:
-        import fsspec  # only here: the other stores are opened by the checkpoint package
+        _set_aside_objects(run, suffix)
 
-        files, root = fsspec.core.url_to_fs(run.url)
-        if files.exists(root):
-            files.mv(root, root + suffix, recursive=True)
+
+def _set_aside_objects(run: RunDir, suffix: str) -> None:
+    """All but the group's own: its generations go on counting, so that whoever wakes from before stays fenced."""
+    import fsspec  # only here: the other stores are opened by the checkpoint package
+
+    files, root = fsspec.core.url_to_fs(run.url, use_listings_cache=False, skip_instance_cache=True)
+    root = root.rstrip("/")
+    meeting = f"{root}/{run.rendezvous_url.removeprefix(run.url).strip('/')}/"
+    try:
+        found = [path for path in files.find(root) if not path.startswith(meeting)]
+    except FileNotFoundError:
+        return
+    # What makes the run a run goes first: were this to end half-way, nothing of the rest would be taken for a part of the new one.
+    for path in sorted(found, key=lambda path: (path != f"{root}/{NAME}", not path.endswith(".json"), path)):
+        files.mv(path, f"{root}{suffix}{path.removeprefix(root)}")
 
 
 def _young_beats(folder: Path) -> list[str]:

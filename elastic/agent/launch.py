@@ -8,7 +8,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -28,10 +29,11 @@ from elastic.agent.settings import Settings
 from elastic.checkpoint.fsspec_store import open_store
 from elastic.checkpoint.handoff import UploaderProcess
 from elastic.checkpoint.store import read_small
-from elastic.checkpoint.wire import UploaderConfig
+from elastic.checkpoint.wire import Diary, UploaderConfig
 from elastic.clock import SystemClock
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, StoreFailed, UsageError
 from elastic.identity import Identity
+from elastic.observe.carry import Carrier
 from elastic.observe.console import Tail, open_screen
 from elastic.observe.log import EventLog
 from elastic.options import HangTimeout, Options
@@ -65,7 +67,7 @@ def launch(options: Options, nursery: Nursery) -> int:
     meeting = meeting_of(options, run)
     backend = None if meeting.kind == "dir" else open_backend(meeting, options)
     if options.fresh:
-        set_aside(run, meeting, backend)
+        set_aside(run, meeting, backend, keep_alive_s=options.keep_alive_s)
     return _run(options, run, nproc, declared, nursery, backend, is_new=is_new)
 
 
@@ -115,9 +117,8 @@ def _run(  # noqa: PLR0913 - what was checked, in the order of checking
     with ExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="elastic-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        console = Tail(run, open_screen(sys.stdout), clock)
-        calls = _open_calls(node, address, options.keep_alive_s)
-        stack.callback(calls.close)
+        console = Tail(run, node, open_screen(sys.stdout), clock)
+        calls = stack.enter_context(_calling(node, address, options.keep_alive_s))
         rendezvous = Rendezvous(
             backend,
             Node(id=node, address=address, nproc=nproc, port=calls.port),
@@ -165,6 +166,7 @@ def _run(  # noqa: PLR0913 - what was checked, in the order of checking
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, agent.request_leave)
+        stack.enter_context(_carried(run, agent, node, console, is_new=is_new))
         console.start()
         nursery.say = console.say
         stack.callback(console.stop)
@@ -181,13 +183,39 @@ def _run(  # noqa: PLR0913 - what was checked, in the order of checking
         return farewell(agent, run, log)
 
 
-def _open_calls(node: str, address: str, keep_alive_s: float) -> Calls:
+@contextmanager
+def _calling(node: str, address: str, keep_alive_s: float) -> Iterator[Calls]:
     try:
-        return Calls(node, address, keep_alive_s / CALLS_PER_KEEP_ALIVE)
+        calls = Calls(node, address, keep_alive_s / CALLS_PER_KEEP_ALIVE)
     except OSError as error:
         raise UsageError(
             f"expected an address of this machine that the other nodes reach, found {address!r} ({error}); correct --local-addr"
         ) from error
+    try:
+        yield calls
+    finally:
+        calls.close()
+
+
+@contextmanager
+def _carried(run: RunDir, agent: NodeAgent, node: str, console: Tail, *, is_new: bool) -> Iterator[None]:
+    """What the node writes line by line reaches the run directory where that is no folder, the agent's last words too."""
+    if not run.is_remote:
+        yield
+        return
+    carrier = Carrier(
+        run,
+        node,
+        is_first=lambda: agent.is_first,
+        is_new=is_new,
+        clock=SystemClock(),
+        say=console.say,
+    )
+    carrier.start()
+    try:
+        yield
+    finally:
+        carrier.close()
 
 
 def _policy(options: Options, declared: Identity | None) -> Policy:
@@ -258,6 +286,7 @@ def _start_uploader(
             fence=fence,
             faults=options.faults,
             faults_path=str(run.faults),
+            diary=Diary(url=run.url, metrics=str(run.metrics_of(node))) if run.is_remote else None,
         )
     )
     uploader.wait_ready()

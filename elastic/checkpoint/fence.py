@@ -5,6 +5,7 @@ A fence is one line of text, so that it can be handed to another process:
 file:PATH                      a file with the number, replaced whole when it grows
 mirror:PATH                    a file that the agent of this node writes anew several times a second, with the number and the time
 etcd:GROUP HOST[:PORT],...     a key of etcd; who may read it is said by the variables of etcdctl
+objects:URL                    the group's newest version in an object store, which says its generation itself
 
 A fence that cannot be read stops a save; nobody is fenced before the first generation. A mirror is as good as the agent's last look: of an agent that is dead the number that
 it saw last counts, and the store's exclusive commit is what finally fences.
@@ -19,14 +20,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from elastic.checkpoint.store import StoreUnsteady, retrying
 from elastic.clock import Clock, SystemClock
 from elastic.errors import StoreFailed, UsageError
 from elastic.outside import number
 from elastic.plain_file import read_small
-from elastic.rendezvous.backend import BackendFailed, PublishesGeneration
+from elastic.rendezvous.backend import Backend, BackendFailed, PublishesGeneration
+from elastic.rendezvous.membership import Group
 
 FRESH_S = 1.0
 MIRROR_EVERY_S = 0.2
+ASK_FOR_S = 30.0
 _LOOK_S = 0.02
 _LIMIT_BYTES = 64
 
@@ -53,8 +57,14 @@ def open_fence(text: str | None) -> Fence:
 
             group, _, endpoints = where.partition(" ")
             return ShownFence(EtcdBackend(endpoints, group, Access.from_environment(os.environ)))
+        case "objects":
+            from elastic.rendezvous.objects import AT_ONCE, ObjectsBackend
+
+            return GroupFence(ObjectsBackend(where, pace=AT_ONCE), SystemClock())
         case _:
-            raise UsageError(f"expected a fence file:PATH, mirror:PATH or etcd:GROUP HOSTS, found {text!r}")
+            raise UsageError(
+                f"expected a fence file:PATH, mirror:PATH, objects:URL or etcd:GROUP HOSTS, found {text!r}"
+            )
 
 
 class NoFence:
@@ -107,6 +117,26 @@ class ShownFence:
             raise StoreFailed(
                 f"the newest generation cannot be read ({error}); nothing is committed without it"
             ) from error
+
+
+class GroupFence:
+    """Asks again for a while: an object store that is busy for a second must not cost a save."""
+
+    def __init__(self, backend: Backend, clock: Clock) -> None:
+        self._backend = backend
+        self._clock = clock
+
+    def newest(self) -> int:
+        return retrying(self._ask, clock=self._clock, deadline=self._clock.monotonic() + ASK_FOR_S)
+
+    def _ask(self) -> int:
+        try:
+            found = self._backend.read()
+        except BackendFailed as error:
+            raise StoreUnsteady(
+                f"the newest generation cannot be read ({error}); nothing is committed without it"
+            ) from error
+        return 0 if found is None else Group.parse(found[1]).generation
 
 
 class Mirror:

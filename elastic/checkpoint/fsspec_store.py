@@ -33,6 +33,14 @@ def open_store(url: str) -> Store:
     return FsspecStore(url)
 
 
+def check_url(url: str) -> None:
+    """Raises UsageError where `open_store` would, and starts nothing: file systems of a network begin with a thread."""
+    protocol, separator, _ = url.partition("://")
+    if separator:
+        with _explained(url):
+            fsspec.get_filesystem_class(protocol)
+
+
 class FsspecStore:
     def __init__(self, url: str) -> None:
         self._url = url
@@ -110,10 +118,17 @@ def _as_file(payload: Payload) -> Iterator[str]:
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    protocol = url.partition("://")[0]
-    try:
+    with _explained(url):
         # A shared or caching instance would go on serving a listing from before another process committed or deleted.
         fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+    return fs, root.rstrip("/")
+
+
+@contextmanager
+def _explained(url: str) -> Iterator[None]:
+    protocol = url.partition("://")[0]
+    try:
+        yield
     except ImportError as error:
         extra = _EXTRAS.get(protocol)
         remedy = f"pip install elastic-train[{extra}]" if extra else f"install what it names: {error}"
@@ -124,7 +139,6 @@ def _file_system(url: str) -> tuple[Any, str]:
         raise UsageError(
             f"expected a path or a URL that fsspec knows (file, s3, gs, memory, ...), found {url!r} ({error}); correct --run-dir"
         ) from error
-    return fs, root.rstrip("/")
 
 
 @contextmanager

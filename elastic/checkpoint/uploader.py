@@ -25,6 +25,8 @@ from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, UsageError
 from elastic.faults.inject import Faults
 from elastic.faults.language import parse
 from elastic.faults.plan import AtSave
+from elastic.objects import Objects, ObjectsFailed
+from elastic.observe.carry import PART_LIMIT_S, Lines
 from elastic.observe.log import EventLog
 
 _MOST_CLIENTS = 64
@@ -172,13 +174,31 @@ def _reached(config: UploaderConfig) -> Callable[[str, int], None]:
     return lambda point, step: faults.reach(AtSave(step=step, point=point))
 
 
+def _carrying(config: UploaderConfig, reached: Callable[[str, int], None]) -> Callable[[str, int], None]:
+    """The lines of the metrics go before the checkpoint that holds their steps: whoever resumes from it elsewhere finds them."""
+    if config.diary is None:
+        return reached
+    lines = Lines(Path(config.diary.metrics), config.node, Objects(config.diary.url, limit_s=PART_LIMIT_S))
+
+    def carry_first(point: str, step: int) -> None:
+        if point == "before-commit":
+            try:
+                lines.carry(others_carry=True)
+            except ObjectsFailed as error:
+                complain(f"the metrics up to step {step} are not in the run directory yet: {error}")
+        reached(point, step)
+
+    return carry_first
+
+
 def main(arguments: list[str]) -> int:
     # A terminal's Ctrl-C, or a kill of the whole group, reaches this process too; it leaves when its owner does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         config = UploaderConfig.parse(arguments[0])
-        is_done = serve(config, 0, reached=_reached(config), ready=lambda: _tell_owner({"ready": True}))
+        reached = _carrying(config, _reached(config))
+        is_done = serve(config, 0, reached=reached, ready=lambda: _tell_owner({"ready": True}))
     except UsageError as error:
         _tell_owner({"error": str(error)})
         return EXIT_USAGE

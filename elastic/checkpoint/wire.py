@@ -13,10 +13,19 @@ LINE_LIMIT_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Diary:
+    """The file of metrics that a node keeps for itself, and the URL of the run that it belongs to."""
+
+    url: str
+    metrics: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UploaderConfig:
     """`every`, in steps, may be None; `fence` says where the newest generation is shown, as fence.py reads it, or is None.
 
     `faults` is a fault plan, `faults_path` the folder where those that struck are remembered.
+    `diary`: what is carried before a commit, None where the run directory is a folder.
     `entered`: the newest generation that this node is a member of, as far as is known when the uploader starts.
     """
 
@@ -32,13 +41,16 @@ class UploaderConfig:
     faults: str | None
     faults_path: str | None
     entered: int = 0
+    diary: Diary | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @staticmethod
     def parse(text: str) -> "UploaderConfig":
-        return UploaderConfig(**json.loads(text))
+        fields = json.loads(text)
+        diary = fields.get("diary")
+        return UploaderConfig(**fields | {"diary": None if diary is None else Diary(**diary)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,15 +108,16 @@ class Tail:
     Lines of metrics that are there at the start belong to an earlier life of the run and are not shown as progress.
     """
 
-    def __init__(self, run: RunDir, screen: Screen, clock: Clock) -> None:
+    def __init__(self, run: RunDir, node: str, screen: Screen, clock: Clock) -> None:
         self._run = run
+        self._metrics = run.metrics_of(node)
         self._screen = screen
         self._clock = clock
         self._followed: dict[str, LogReader] = {}
         self._asked: deque[tuple[str, LogReader | None]] = deque()
         self._ending = threading.Event()
         self._drain = True
-        self._shown = newest(run.metrics)
+        self._shown = newest(self._metrics)
         self._steps: int | None = None
         self._thread = threading.Thread(target=self._work, name="console", daemon=True)
 
@@ -180,7 +181,7 @@ class Tail:
             self._screen.line(f"[{prefix}] {line}")
 
     def _show_progress(self) -> None:
-        record = newest(self._run.metrics)
+        record = newest(self._metrics)
         if record is None or record == self._shown:
             return
         self._shown = record

@@ -1,6 +1,6 @@
 """Where a group meets is one value, and the same on every node; everything that depends on the kind of backend is decided here.
 
-dir: a folder that all nodes share. etcd: a cluster that runs anyway. c10d: a store on the node whose address is the endpoint.
+dir: a folder that all nodes share. objects: the same in an object store. etcd: a cluster that runs anyway. c10d: a store on the node whose address is the endpoint.
 It does not promise that the others were given the same one.
 """
 
@@ -25,17 +25,17 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """`endpoint`: the folder, or addresses as --rdzv-endpoint has them. `group`: the name of the group there; a folder has one group only."""
+    """`endpoint`: the folder or its URL, or addresses as --rdzv-endpoint has them. `group`: the name of the group there; a folder has one group only."""
 
-    kind: Literal["dir", "c10d", "etcd"]
+    kind: Literal["dir", "objects", "c10d", "etcd"]
     endpoint: str
     group: str
 
     def check(self, environ: Mapping[str, str]) -> None:
         """Raises UsageError for an address that is none, or for files and variables that say who we are but cannot be read."""
         match self.kind:
-            case "dir":
-                pass  # a folder is checked by who makes it
+            case "dir" | "objects":
+                pass  # a folder is checked by who makes it, and a store by its first answer
             case "etcd":
                 from elastic.rendezvous.etcd_http import Access, EtcdHttp  # as in `open`
 
@@ -48,6 +48,10 @@ class Meeting:
         match self.kind:
             case "dir":
                 return DirectoryBackend(Path(self.endpoint))
+            case "objects":
+                from elastic.rendezvous.objects import ObjectsBackend  # starts a thread of its library's
+
+                return ObjectsBackend(self.endpoint)
             case "etcd":
                 from elastic.rendezvous.etcd import EtcdBackend  # a library that nobody else needs
                 from elastic.rendezvous.etcd_http import Access
@@ -66,6 +70,8 @@ class Meeting:
         match self.kind:
             case "dir":
                 return f"file:{Path(self.endpoint) / 'generation'}"
+            case "objects":
+                return f"objects:{self.endpoint}"
             case "etcd":
                 return f"etcd:{self.group} {self.endpoint}"
             case "c10d":
@@ -93,10 +99,10 @@ def wait_for(backend: Backend, *, patience_s: float, clock: Clock, say: Callable
         clock.sleep(RETRY_S)
 
 
-def stirring(backend: Backend, clock: Clock) -> tuple[str, ...]:
-    """The nodes that beat within some two seconds of watching."""
+def stirring(backend: Backend, clock: Clock, *, keep_alive_s: float) -> tuple[str, ...]:
+    """The nodes that beat within some seconds of watching: two, or as many as nodes with that keep-alive may be silent for."""
     before = backend.beats()
-    clock.sleep(STIR_S)
+    clock.sleep(max(STIR_S, keep_alive_s / 2))
     return tuple(
         node_id for node_id, counter in backend.beats().items() if before.get(node_id) not in (None, counter)
     )

@@ -15,11 +15,12 @@ from pathlib import Path
 from elastic.checkpoint.catalog import committed
 from elastic.checkpoint.fsspec_store import open_store
 from elastic.checkpoint.handoff import UploaderProcess
-from elastic.checkpoint.wire import UploaderConfig
+from elastic.checkpoint.wire import Diary, UploaderConfig
 from elastic.clock import SystemClock
 from elastic.control_page import ControlPage
 from elastic.identity import Identity
 from elastic.launch_env import AgentLink, Launch
+from elastic.observe.carry import Carrier
 from elastic.run_dir import RunDir
 from elastic.train.world import World
 
@@ -64,20 +65,26 @@ def _ask_drain(page: ControlPage) -> None:
 
 
 def _own_uploader(run: RunDir, ours: Identity) -> str:
+    node = socket.gethostname()
+    if run.is_remote:
+        carrier = Carrier(run, node, is_first=lambda: True, is_new=False, clock=SystemClock(), say=print)
+        atexit.register(carrier.close)
+        carrier.start()
     scratch = Path(tempfile.mkdtemp(prefix="elastic-"))
     uploader = UploaderProcess.start(
         UploaderConfig(
             checkpoints_url=run.checkpoints_url,
             run_id=ours.run_id,
-            node=socket.gethostname(),
+            node=node,
             keep=KEEP,
             every=None,
             save_deadline_s=SAVE_DEADLINE_S,
             socket_path=str(scratch / "uploader"),
-            events_path=str(run.events / f"{socket.gethostname()}-uploader.jsonl"),
+            events_path=str(run.events / f"{node}-uploader.jsonl"),
             fence=None,
             faults=None,
             faults_path=None,
+            diary=Diary(url=run.url, metrics=str(run.metrics_of(node))) if run.is_remote else None,
         )
     )
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)

@@ -65,6 +65,7 @@ class Surroundings:
     failures: int
     commits_drains: bool  # there is no agent that would
     diary: Diary | None
+    copy: Metrics | None  # of the metrics, kept by a node that is not the one of rank 0
     page: ControlPage
     pulse: Pulse
     kept: Kept
@@ -134,6 +135,8 @@ class Loop:
         )
         self._chain = loaded.chain
         around.page.set_step(around.world.local_rank, loaded.step)
+        if around.copy is not None:
+            self._rewind(around.copy, loaded)
         if diary is not None:
             lost = self._take_up(diary, loaded)
             seconds = around.clock.monotonic() - began_at
@@ -148,12 +151,17 @@ class Loop:
             has_checkpoint=loaded.source in ("snapshot", "peer"),
             resumed_from=loaded.step if loaded.source == "checkpoint" else None,
         )
-        written = diary.metrics.rewind(loaded.step)
-        if loaded.line is not None and written == loaded.step - 1:
-            # Rank 0 died between this step's sums and its line; the snapshot of another node has it.
-            diary.metrics.append(loaded.line)
+        written = self._rewind(diary.metrics, loaded)
         self._first_new = max(loaded.step, written) + 1
         return self._first_new - 1 - loaded.step
+
+    def _rewind(self, metrics: Metrics, loaded: Loaded) -> int:
+        """Returns the highest step that was written there before."""
+        written = metrics.rewind(loaded.step)
+        if loaded.line is not None and written == loaded.step - 1:
+            # Rank 0 died between this step's sums and its line; the snapshot of another node has it.
+            metrics.append(loaded.line)
+        return written
 
     def _step(self, number: int, shards: Shards, batches: Iterator[Batch]) -> Step:
         own: list[Batch] = []
@@ -196,6 +204,8 @@ class Loop:
         point = Point(step=step.number, epoch=step.epoch, chain=self._chain, line=self._line(step, outcome))
         if around.diary is not None:
             self._write_down(around.diary, point)
+        if around.copy is not None:
+            around.copy.append(point.line)
         self._started_at = around.clock.monotonic()
         is_last = step.number == self._order.steps
         taken = None

@@ -155,7 +155,7 @@ class Run:
             stack.callback(uploads.close)
             diary = Diary(
                 log=self._log,
-                metrics=Metrics(self._dir.metrics),
+                metrics=self._metrics,
                 saving=Saving(uploads, SaveEvery.parse(self._link.save_every), clock),
                 interval=Interval(SnapshotEvery.parse(self._link.snapshot_every)),
             )
@@ -168,6 +168,7 @@ class Run:
             failures=self._link.failures,
             commits_drains=self._is_alone,
             diary=diary,
+            copy=self._copy(),
             page=self._page,
             pulse=self._pulse,
             kept=Kept(Area.open(self._link.memory) if self._link.memory else None),
@@ -181,6 +182,15 @@ class Run:
                 generation=self._link.generation,
             ),
         )
+
+    def _copy(self) -> Metrics | None:
+        """Where nothing is shared, each node keeps the lines: the one of rank 0 may be lost with what it has not carried."""
+        has_own = self._dir.is_remote and not self.is_first and self._world.local_rank == 0
+        return self._metrics if has_own else None
+
+    @property
+    def _metrics(self) -> Metrics:
+        return Metrics(self._dir.metrics_of(self._link.node))
 
     @property
     def _is_alone(self) -> bool:

@@ -20,6 +20,7 @@ from elastic.agent.child import Start
 from elastic.agent.nursery import WarmChild, WarmParent
 from elastic.launch_env import HUGETLB, pin_threads
 from elastic.observe import metrics
+from elastic.observe.fetch import readable
 from elastic.observe.log import read_events
 from elastic.run_dir import RunDir
 
@@ -278,7 +279,8 @@ class Drill:
         """The proof: the same digest at the end, and every step once, in order, with the same chain value."""
         finished = self.events("run_finished")
         assert [event["digest"] for event in finished] == [undisturbed.digest], self.output
-        lines = metrics.read(self.run.metrics)
+        with readable(self.run) as run:
+            lines = metrics.read(run.metrics)
         assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
         assert [line["chain"] for line in lines] == undisturbed.chains
 
@@ -337,6 +339,21 @@ def drill(tmp_path: Path, warm: WarmParent) -> Iterator[Drill]:
     yield drill
     survivors = drill.close()
     assert not survivors, f"processes outlived their agents: {survivors}\n{drill.output}"
+
+
+@pytest.fixture
+def drills(warm: WarmParent) -> Iterator[Callable[[Path], Drill]]:
+    """Several working directories: each call makes a drill in a new folder."""
+    made: list[Drill] = []
+
+    def make(folder: Path) -> Drill:
+        folder.mkdir(parents=True)
+        made.append(Drill(folder, warm))
+        return made[-1]
+
+    yield make
+    survivors = [pid for drill in made for pid in drill.close()]
+    assert not survivors, f"processes outlived their agents: {survivors}"
 
 
 @pytest.fixture(scope="session")

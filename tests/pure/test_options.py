@@ -195,3 +195,22 @@ def test_commands_take_runs_and_json_in_any_order():
 def test_a_command_says_what_it_lacks(argv, says):
     with pytest.raises(UsageError, match=says):
         parse_inspection(argv)
+
+
+@pytest.mark.parametrize(
+    ("words", "meets_in_objects", "keep_alive_s"),
+    [
+        ("r.py", False, 2.0),
+        ("r.py --run-dir s3://b/run", True, 15.0),
+        ("r.py --run-dir gs://b/run --keep-alive 5", True, 5.0),
+        ("r.py --run-dir s3://b/run --keep-alive 2", True, 2.0),
+        ("r.py --rdzv-endpoint s3://b/meet", True, 15.0),
+        ("r.py --run-dir s3://b/run --rdzv-endpoint /shared/meet", False, 2.0),
+        ("r.py --run-dir s3://b/run --rdzv-backend etcd --rdzv-endpoint h", False, 2.0),
+        ("r.py --run-dir sftp://h/run", False, 2.0),
+    ],
+)
+def test_nodes_that_meet_in_an_object_store_may_be_silent_for_longer(words, meets_in_objects, keep_alive_s):
+    """Only where the group's state is in the store, and only where nothing else was asked for."""
+    options = parse(words.split())
+    assert (options.meets_in_objects, options.keep_alive_s) == (meets_in_objects, keep_alive_s)

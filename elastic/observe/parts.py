@@ -1,0 +1,117 @@
+"""A diary that many nodes keep is carried to a store in immutable parts, and whatever parts there are make one diary again.
+
+events/<name>/<offset>.jsonl                     what a file events/<name>.jsonl has from byte <offset> on, whole lines
+logs/<generation>/rank<k>/<offset>.log           the same of a worker's log
+metrics/<generation>/<first>-<last>-<node>.jsonl lines of steps that one generation trained, from step <first> to <last>
+
+An offset belongs to one part only, because parts are created exclusively. Lines of metrics may be carried twice, by nodes that keep the same ones: a line is known by
+its generation and step. It does not promise that nothing is missing: what a node had not carried when its machine was lost is gone.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Record = dict[str, Any]
+
+EVENTS = "events"
+LOGS = "logs"
+METRICS = "metrics"
+FIRST_PAUSE_S = 3.0
+LONGEST_PAUSE_S = 15.0
+_PAUSE_PER_AGE = 0.005
+
+_SOURCE = re.compile(r"(?P<stem>.+)(?P<suffix>\.(?:jsonl|log))")
+_PART = re.compile(r"(?P<stem>.+)/(?P<offset>\d{12})(?P<suffix>\.(?:jsonl|log))")
+_LINES = re.compile(rf"{METRICS}/(?P<generation>\d+)/(?P<first>\d+)-(?P<last>\d+)-.*\.jsonl")
+
+
+def pause_s(age_s: float) -> float:
+    """Seconds until the next part: young runs are looked at, and the parts of long ones are to stay few."""
+    return min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, age_s * _PAUSE_PER_AGE))
+
+
+def part_name(source: str, offset: int) -> str:
+    """`source`: the path of an appended file inside the run directory."""
+    match = _SOURCE.fullmatch(source)
+    assert match is not None, source
+    return f"{match['stem']}/{offset:012d}{match['suffix']}"
+
+
+def part_of(name: str) -> tuple[str, int] | None:
+    """(source, offset) of a part's name; None for the name of something else."""
+    match = _PART.fullmatch(name)
+    return None if match is None else (match["stem"] + match["suffix"], int(match["offset"]))
+
+
+def carried(sizes: Mapping[str, int]) -> dict[str, int]:
+    """How many bytes of each source are in the store; `sizes`: of parts, in bytes, by name."""
+    ends: dict[str, int] = {}
+    for name, size_bytes in sizes.items():
+        part = part_of(name)
+        if part is not None:
+            ends[part[0]] = max(ends.get(part[0], 0), part[1] + size_bytes)
+    return ends
+
+
+def lines_name(generation: int, first: int, last: int, node: str) -> str:
+    return f"{METRICS}/{generation:06d}/{first:012d}-{last:012d}-{node}.jsonl"
+
+
+def covered(names: Iterable[str]) -> dict[int, int]:
+    """Of each generation the last step of which the store has a line of that generation."""
+    last: dict[int, int] = {}
+    for name in names:
+        match = _LINES.fullmatch(name)
+        if match is not None:
+            generation = int(match["generation"])
+            last[generation] = max(last.get(generation, 0), int(match["last"]))
+    return last
+
+
+def missing(lines: Iterable[Record], there: Mapping[int, int]) -> dict[int, list[Record]]:
+    """The lines that the store lacks, by generation, in their order."""
+    found: dict[int, list[Record]] = {}
+    for line in lines:
+        generation = _generation(line)
+        if line["step"] > there.get(generation, 0):
+            found.setdefault(generation, []).append(line)
+    return found
+
+
+def restored_steps(events: Iterable[Record]) -> dict[int, int]:
+    """Of each generation the step that it began behind."""
+    return {e["generation"]: int(e["step"]) for e in events if e["event"] == "restored"}
+
+
+def merge(lines: Iterable[Record], restored: Mapping[int, int]) -> tuple[list[Record], dict[int, int]]:
+    """(one line for each step that counts, in order; generation -> how many steps it had to train again).
+
+    A generation takes the place of all that older ones trained beyond the state that it restored, also before it has trained anything itself.
+    """
+    by_generation: dict[int, dict[int, Record]] = {g: {} for g in restored}
+    for line in lines:
+        by_generation.setdefault(_generation(line), {}).setdefault(line["step"], line)
+    kept: dict[int, Record] = {}
+    lost: dict[int, int] = {}
+    for generation in sorted(by_generation):
+        own = by_generation[generation]
+        begin = restored.get(generation, min(own, default=1) - 1)
+        lost[generation] = max(0, max(kept, default=0) - begin)
+        kept = {step: line for step, line in kept.items() if step <= begin} | own
+    return [kept[step] for step in sorted(kept)], lost
+
+
+def with_losses(events: Iterable[Record], lost: Mapping[int, int]) -> list[Record]:
+    """The same events; a generation whose rank 0 did not have the lines of the one before could not know what was lost."""
+    return [
+        e | {"lost_steps": max(int(e.get("lost_steps", 0)), lost.get(e["generation"], 0))}
+        if e["event"] == "restored"
+        else e
+        for e in events
+    ]
+
+
+def _generation(line: Record) -> int:
+    generation = line.get("generation")
+    return generation if isinstance(generation, int) else 0

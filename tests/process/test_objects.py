@@ -1,0 +1,243 @@
+"""Nodes that share nothing but the URL of an object store are one run: they meet in it, save to it, and tell it what happened."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from faulty_storage import Deed, FaultyStorage
+
+from elastic.observe import metrics
+from elastic.observe.fetch import readable
+from elastic.observe.log import read_events
+from elastic.run_dir import RunDir
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+
+TWO = ("--max-nodes", "2", "--last-call", "10min")
+STEPS = 24
+
+
+class Machines:
+    """Several machines, each with a working directory of its own, and one run in an object store."""
+
+    def __init__(self, folder, drills, url):
+        self.url = url
+        self._folder = folder
+        self._drills = drills
+        self.all = drills(folder / "all")  # what they have in common: the gates, and nothing of the run
+        self._machines = []
+
+    def start(self, *options):
+        """An agent on a machine of its own."""
+        machine = self._drills(self._folder / f"machine-{len(self._machines)}")
+        self._machines.append(machine)
+        machine.gates = self.all.gates
+        machine.run = RunDir.parse(self.url)
+        self.all.agents.append(machine.start("--snapshot-every", "1", *options))
+        return self.all.agents[-1]
+
+    def events(self, name, **fields):
+        """What the machines wrote down, wherever it has got to."""
+        folders = [path for machine in self._machines for path in machine.folder.glob("runs/*/events")]
+        found = [event for folder in folders for event in read_events(folder) if event["event"] == name]
+        return [event for event in found if all(event.get(key) == value for key, value in fields.items())]
+
+    def happens(self, name, **fields):
+        return self.all.waits_for(lambda: next(iter(self.events(name, **fields)), None), f"{name} {fields}")
+
+    def agent_of_rank(self, rank, generation):
+        node = self.happens("worker_started", rank=rank, generation=generation)["node"]
+        own = f"runs/*/events/{node}-agent.jsonl"
+        return next(machine.agents[0] for machine in self._machines if any(machine.folder.glob(own)))
+
+    def inspects(self, *words):
+        """Exit code and JSON of a command, from a folder that no agent has seen."""
+        elsewhere = self._folder / "elsewhere"
+        elsewhere.mkdir(exist_ok=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "elastic.cli", *words, "--json"],
+            cwd=elsewhere,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout, done.stderr
+        assert not list(elsewhere.iterdir())
+        return done.returncode, json.loads(done.stdout)
+
+    def is_like(self, undisturbed):
+        """The proof, from the store alone: the same digest, and every step once, in order, with the same chain value. Gives the report."""
+        code, report = self.inspects("report", self.url)
+        assert (code, report["finished"], report["final_digest"]) == (0, True, undisturbed.digest), (
+            self.all.output
+        )
+        with readable(RunDir.parse(self.url)) as run:
+            lines = metrics.read(run.metrics)
+        assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+        assert [line["chain"] for line in lines] == undisturbed.chains
+        return report
+
+
+@pytest.fixture
+def machines(tmp_path, drills, s3_bucket):
+    return Machines(tmp_path / "machines", drills, f"{s3_bucket}/run")
+
+
+@pytest.fixture
+def storage(s3, s3_bucket, monkeypatch):
+    """The agents' storage, which does what the test wants; without the proxy it is reached by `s3.environ`."""
+    proxy = FaultyStorage(s3.port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    yield proxy
+    proxy.close()
+
+
+def test_the_node_of_rank_0_dies_and_the_other_one_goes_on_with_all_that_it_did(machines, undisturbed):
+    """SIGKILL to the agent of rank 0 before step 10; its disk, with all lines that it had not carried, is never seen again."""
+    machines.all.shut(10)
+    agents = [machines.start(*TWO, "--max-restarts", "0") for _ in range(2)]
+    machines.all.stands(10, ranks=2)
+    doomed = machines.agent_of_rank(0, generation=1)
+    (other,) = (agent for agent in agents if agent is not doomed)
+    doomed.signal(signal.SIGKILL)
+    machines.happens("generation_started", generation=2)
+    machines.all.open(10)
+    other.ends_with(0)
+
+    report = machines.is_like(undisturbed)
+    assert [(one["cause"], one["lost_steps"]) for one in report["recoveries"]] == [("node lost", 0)]
+    assert [one["world_size"] for one in report["generations"]] == [2, 1]
+    code, found = machines.inspects("verify", machines.url)
+    assert (code, found["damage"]) == (0, []) and STEPS in found["committed"]
+    code, status = machines.inspects("status", machines.url)
+    assert (status["state"], status["step"]) == ("finished", STEPS)
+    assert machines.inspects("diff", machines.url, machines.url)[0] == 0
+    again = machines.start()
+    again.ends_with(0)
+    assert "is finished" in again.output
+
+
+def test_all_are_killed_and_the_same_command_elsewhere_resumes(machines, undisturbed):
+    """SIGKILL to both agents before step 15, with checkpoints of steps 4, 8 and 12; another machine, which never saw the run, goes on behind the newest."""
+    machines.all.shut(5, 9, 13, 15)
+    agents = [machines.start(*TWO, "--keep", "9") for _ in range(2)]
+    for gate in (5, 9, 13):
+        machines.all.stands(gate, ranks=2)
+        machines.happens("checkpoint_committed", step=gate - 1)
+        machines.all.open(gate)
+    machines.all.stands(15, ranks=2)
+    for agent in agents:
+        agent.signal(signal.SIGKILL)
+    for agent in agents:
+        agent.wait()
+    machines.all.open(15)
+    # The newest seconds of events may be lost with their disks; checkpoints, and the lines of their steps, are not.
+    assert machines.inspects("verify", machines.url) == (0, {"committed": [4, 8, 12], "damage": []})
+    assert machines.inspects("status", machines.url)[1]["step"] >= 12
+    machines.start().ends_with(0)
+
+    report = machines.is_like(undisturbed)
+    assert [one["source"] for one in report["recoveries"]] == ["checkpoint"]
+    assert machines.events("restored", source="checkpoint")[0]["step"] == 12
+    assert 0 <= report["lost_steps"] <= 2
+
+
+def test_commits_whose_answers_are_lost_are_found_to_be_ours(machines, undisturbed, storage):
+    """The store makes each commit record that it is asked for and cuts the line: for step 4 as often as the library asks, for the others once, so that the library is told that somebody was there before."""
+    asked = set()
+
+    def is_to_be_lost(method, path):
+        if method != "PUT" or not path.endswith("/COMMIT.json"):
+            return False
+        is_first = path not in asked
+        asked.add(path)
+        return is_first or f"/{4:012d}/" in path
+
+    lost = storage.fail(Deed.LOSE, is_to_be_lost)
+    machines.all.shut(5)
+    agent = machines.start("--keep", "9")
+    machines.all.stands(5, ranks=1)
+    machines.happens("checkpoint_committed", step=4)
+    machines.all.open(5)
+    agent.ends_with(0)
+    assert lost.struck > len(asked)
+    report = machines.is_like(undisturbed)
+    assert report["checkpoints"]["failed"] == 0
+    steps = [event["step"] for event in machines.events("checkpoint_committed")]
+    assert len(steps) == len(set(steps)) and {4, STEPS} <= set(steps)
+    assert machines.inspects("verify", machines.url) == (0, {"committed": sorted(steps), "damage": []})
+
+
+@pytest.mark.parametrize("deed", [Deed.ERROR, Deed.SLOW_DOWN, Deed.HANG])
+def test_a_store_that_is_away_for_a_while_stops_no_step(machines, undisturbed, storage, deed):
+    """From step 6 to step 14 every request is answered by an error, or by nothing; the steps between are trained all the same."""
+    machines.all.shut(6, 14)
+    agent = machines.start()
+    machines.all.stands(6, ranks=1)
+    storage.fail(deed, lambda method, path: True)
+    machines.all.waits_for(lambda: "training goes on" in agent.output, "the failure being said")
+    machines.all.open(6)
+    machines.all.stands(14, ranks=1)
+    storage.heal()
+    machines.all.waits_for(lambda: "answers again" in agent.output, "the store being back")
+    machines.all.open(14)
+    agent.ends_with(0)
+    machines.is_like(undisturbed)
+
+
+def test_listings_from_before_cost_steps_and_nothing_else(machines, undisturbed, storage):
+    """Listings show the store as it was after the checkpoint of step 4. The only machine is lost before step 14, with checkpoints of steps 8 and 12; another one sees step 4, goes on from there, and comes to steps that are committed already."""
+    machines.all.shut(5, 9, 13, 14)
+    first = machines.start("--keep", "9")
+    machines.all.stands(5, ranks=1)
+    machines.happens("checkpoint_committed", step=4)
+    # What is listed now is what will be shown.
+    assert machines.inspects("verify", machines.url)[1]["committed"] == [4]
+    stale = storage.fail(Deed.STALE, lambda method, path: "list-type" in path)
+    for gate in (5, 9, 13):
+        machines.all.stands(gate, ranks=1)
+        machines.happens("checkpoint_committed", step=gate - 1)
+        machines.all.open(gate)
+    machines.all.stands(14, ranks=1)
+    first.signal(signal.SIGKILL)
+    first.wait()
+    machines.all.open(14)
+    second = machines.start("--keep", "9")
+    machines.happens("restored", step=4)
+    assert stale.struck
+    machines.happens("checkpoint_committed", generation=2)
+    storage.heal()
+    second.ends_with(0)
+    machines.is_like(undisturbed)
+    # The records of the first machine stay: nothing is committed twice.
+    assert machines.inspects("verify", machines.url)[1]["damage"] == []
+
+
+def test_fresh_sets_a_run_in_an_object_store_aside_and_counts_generations_on(machines, undisturbed):
+    """While somebody is in it, it is refused; then it is done from another machine."""
+    machines.all.shut(6)
+    first = machines.start()
+    machines.all.stands(6, ranks=1)
+    early = machines.start("--fresh")
+    early.ends_with(2)
+    assert "is in use" in early.output
+    machines.all.open(6)
+    first.ends_with(0)
+    machines.start("--fresh").ends_with(0)
+    report = machines.is_like(undisturbed)
+    assert [one["generation"] for one in report["generations"]] == [2]
+
+
+def test_a_recipe_without_an_agent_leaves_its_diary_in_the_store_too(machines, undisturbed, recipes):
+    """Plain python, on one machine; then elastic-train looks at it from elsewhere."""
+    machine = machines.all
+    env = {"ELASTIC_RUN_DIR": machines.url, "PYTHONPATH": str(Path(__file__).parents[2])}
+    machine.execute([sys.executable, str(recipes / "tiny.py")], env=env).ends_with(0)
+    code, report = machines.inspects("report", machines.url)
+    assert (code, report["finished"], report["steps"]) == (0, True, STEPS)
+    assert report["final_digest"] == undisturbed.digest

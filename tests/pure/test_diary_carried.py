@@ -1,0 +1,223 @@
+"""What nodes write line by line is found again at the run's URL, whoever died, and never harms what is written."""
+
+import contextlib
+import json
+import threading
+
+import pytest
+from faulty_storage import Deed, FaultyStorage
+
+from elastic.clock import SystemClock
+from elastic.errors import UsageError
+from elastic.events import GenerationEnded, RunFinished
+from elastic.objects import Objects, ObjectsFailed
+from elastic.observe import carry, metrics
+from elastic.observe.carry import Carrier, Files, Lines
+from elastic.observe.fetch import readable
+from elastic.observe.log import EventLog, read_events
+from elastic.observe.metrics import Metrics
+from elastic.run_dir import RunDir
+
+
+@pytest.fixture
+def node(s3_bucket, tmp_path):
+    """A machine of its own: the run's URL and a local folder."""
+
+    def made(name):
+        return RunDir(url=f"{s3_bucket}/run", local=tmp_path / name)
+
+    return made
+
+
+def trained(run, name, generation, first, last):
+    """What the workers of one generation leave in their node's folder."""
+    kept = Metrics(run.metrics_of(name))
+    kept.rewind(first - 1)
+    for step in range(first, last + 1):
+        kept.append({"step": step, "generation": generation, "chain": f"c{step}"})
+    kept.close()
+
+
+def restored(run, name, generation, step, lost_steps=0):
+    log = EventLog(run.events / f"{name}-{generation:06d}-rank0.jsonl", node=name, clock=SystemClock())
+    log.generation = generation
+    log.record_named("restored", {"step": step, "source": "none", "lost_steps": lost_steps})
+
+
+def carrier(run, name, *, is_first=True, is_new=False, say=lambda text: None):
+    return Carrier(run, name, is_first=lambda: is_first, is_new=is_new, clock=SystemClock(), say=say)
+
+
+def carried(run, name, **options):
+    """As the agent does, from its start to its end."""
+    one = carrier(run, name, **options)
+    one.start()
+    one.close()
+
+
+def steps(run):
+    with readable(run) as there:
+        return [(line["step"], line["generation"]) for line in metrics.read(there.metrics)]
+
+
+def test_a_new_rank_0_on_another_machine_keeps_the_history_and_what_the_dead_one_had_not_carried(node):
+    """Node a carried up to step 4 of 6 and is lost; node b, which kept the same lines, goes on behind step 5 as rank 0; then b is lost and c, which never had a line, goes on."""
+    a, b, c = node("a"), node("b"), node("c")
+    restored(a, "a", 1, 0)
+    trained(a, "a", 1, 1, 4)
+    carried(a, "a")
+    trained(b, "b", 1, 1, 6)
+    carried(b, "b", is_first=False)
+    assert steps(a) == [(s, 1) for s in range(1, 5)]
+
+    restored(b, "b", 2, 5)
+    trained(b, "b", 2, 6, 9)
+    carried(b, "b")
+    restored(c, "c", 3, 8)
+    trained(c, "c", 3, 9, 12)
+    carried(c, "c")
+    assert steps(c) == [(s, 1) for s in range(1, 6)] + [(s, 2) for s in range(6, 9)] + [
+        (s, 3) for s in range(9, 13)
+    ]
+    with readable(c) as there:
+        assert [(e["generation"], e["lost_steps"]) for e in read_events(there.events)] == [
+            (1, 0),
+            (2, 0),
+            (3, 1),
+        ]
+
+
+def test_what_a_killed_agent_left_is_carried_by_the_next_one_in_its_folder(node):
+    """Nothing of it had been carried. Of a run that is new at this URL, what lies there is another's, and stays."""
+    run = node("a")
+    restored(run, "old", 1, 0)
+    trained(run, "old", 1, 1, 3)
+    carried(run, "new", is_first=False, is_new=True)
+    with pytest.raises(UsageError, match="found nothing there"):
+        steps(run)
+    carried(run, "new", is_first=False)
+    assert steps(run) == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_two_carriers_of_one_folder_carry_everything_once(node):
+    """Two agents in one working directory, at once, over and over while events are written."""
+    run = node("a")
+    log = EventLog(run.events / "a-agent.jsonl", node="a", clock=SystemClock())
+    both = [Files(run, Objects(run.url), ignored=frozenset()) for _ in range(2)]
+    for number in range(5):
+        log.record(GenerationEnded(cause=f"cause {number}", step=number))
+        threads = [threading.Thread(target=files.carry) for files in both]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for files in both:
+        while not files.carry():
+            pass
+    with readable(run) as there:
+        assert [event["step"] for event in read_events(there.events)] == list(range(5))
+
+
+def test_a_part_whose_answer_was_lost_is_there_once(node, s3, monkeypatch):
+    """The store takes each part and the line is cut; the carrier fails, looks again and goes on behind it."""
+    proxy = FaultyStorage(s3.port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    run = node("a")
+    restored(run, "a", 1, 0)
+    trained(run, "a", 1, 1, 3)
+    objects = Objects(run.url)
+    files, lines = Files(run, objects, ignored=frozenset()), Lines(run.metrics_of("a"), "a", objects)
+    assert objects.read("anything") is None
+    lost = proxy.fail(Deed.LOSE, lambda method, path: method == "PUT")
+    for call in (files.carry, lines.carry):
+        # The library asks again by itself, and is told that it is there.
+        with contextlib.suppress(ObjectsFailed):
+            call()
+    assert lost.struck >= 2
+    proxy.heal()
+    restored(run, "a", 2, 3)
+    trained(run, "a", 2, 4, 5)
+    while not files.carry():
+        pass
+    lines.carry()
+    assert steps(run) == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
+    with readable(run) as there:
+        assert [event["generation"] for event in read_events(there.events)] == [1, 2]
+    proxy.close()
+
+
+def test_a_store_that_is_away_is_said_once_and_made_good(node, s3, monkeypatch):
+    """500 to every request for a while; what was written meanwhile is there in the end."""
+    proxy = FaultyStorage(s3.port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    monkeypatch.setattr(carry, "FAILED_PAUSE_S", 0.0)
+    monkeypatch.setattr(carry, "TICK_S", 0.01)
+    run, said, came = node("a"), [], threading.Event()
+
+    def say(text):
+        said.append(text)
+        came.set()
+
+    proxy.fail(Deed.ERROR, lambda method, path: True)
+    log = EventLog(run.events / "a-agent.jsonl", node="a", clock=SystemClock())
+    one = carrier(run, "a", say=say)
+    one.start()
+    log.record(GenerationEnded(cause="x", step=1))
+    assert came.wait(120)
+    trained(run, "a", 1, 1, 2)
+    came.clear()
+    proxy.heal()
+    assert came.wait(120)
+    log.record(RunFinished(steps=2, epochs=1, digest="d"))
+    one.close()
+    assert len(said) == 2 and "training goes on" in said[0] and "again" in said[1]
+    assert steps(run) == [(1, 1), (2, 1)]
+    with readable(run) as there:
+        assert [event["event"] for event in read_events(there.events)] == ["generation_ended", "run_finished"]
+    proxy.close()
+
+
+def test_a_torn_line_is_not_carried_before_it_is_whole(node):
+    """A writer is in the middle of a line; the next look finds the rest."""
+    run = node("a")
+    run.events.mkdir(parents=True)
+    path = run.events / "a-agent.jsonl"
+    text = json.dumps({"event": "probe", "time": 1.0, "node": "a", "generation": 1}) + "\n"
+    files = Files(run, Objects(run.url), ignored=frozenset())
+    with path.open("a") as file:
+        file.write(text + text[:10])
+        file.flush()
+        assert files.carry()
+        file.write(text[10:])
+        file.flush()
+        assert files.carry()
+    with readable(run) as there:
+        assert len(read_events(there.events)) == 2
+
+
+def test_logs_are_carried_too(node, s3_bucket):
+    """What a worker printed, in two parts."""
+    run = node("a")
+    path = run.log(generation=1, rank=0)
+    path.parent.mkdir(parents=True)
+    objects = Objects(run.url)
+    files = Files(run, objects, ignored=frozenset())
+    for text in ("first\n", "second\n"):
+        with path.open("a") as file:
+            file.write(text)
+        assert files.carry()
+    names = sorted(objects.listed("logs"))
+    assert [objects.read(name) for name in names] == [b"first\n", b"second\n"]
+
+
+def test_the_age_of_a_nodes_last_beat_is_that_of_its_object(node):
+    """status asks how long a node has been silent."""
+    run = node("a")
+    restored(run, "a", 1, 0)
+    carried(run, "a")
+    Objects(run.url).write("rendezvous/beats/a%20b", b"7")
+    with readable(run) as there:
+        (beat,) = there.rendezvous.iterdir()
+        assert beat.name == "beat-a%20b"
+        assert abs(beat.stat().st_mtime - SystemClock().wall()) < 3600
+    assert not there.local.exists()

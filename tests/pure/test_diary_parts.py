@@ -1,0 +1,92 @@
+"""A diary in parts, carried by many, is one diary again: each step once, whatever was lost, done again or carried twice."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.observe import parts
+
+
+def line(generation, step, **more):
+    return {"step": step, "generation": generation, **more}
+
+
+def steps(found):
+    return [(one["step"], one["generation"]) for one in found]
+
+
+def test_steps_that_were_done_again_count_once_and_as_the_newer_generation_did_them():
+    """Generation 1 reached step 5, generation 2 began behind step 3; the parts come in any order and some twice."""
+    lines = [line(1, s) for s in range(1, 6)] + [line(2, s) for s in range(4, 7)]
+    shuffled = lines + lines[:3]
+    random.Random(3).shuffle(shuffled)
+    kept, lost = parts.merge(shuffled, {1: 0, 2: 3})
+    assert steps(kept) == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2)]
+    assert lost == {1: 0, 2: 2}
+
+
+def test_what_was_lost_is_gone_before_it_is_trained_again():
+    """Generation 2 restored step 3 and has trained nothing yet."""
+    kept, lost = parts.merge([line(1, s) for s in range(1, 6)], {1: 0, 2: 3})
+    assert steps(kept) == [(1, 1), (2, 1), (3, 1)]
+    assert lost[2] == 2
+
+
+def test_a_generation_whose_events_are_missing_is_placed_by_its_first_line():
+    """Its node was lost before it had carried that it restored anything."""
+    kept, lost = parts.merge([line(1, s) for s in range(1, 6)] + [line(2, 5)], {})
+    assert steps(kept) == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2)]
+    assert lost[2] == 1
+
+
+@given(st.data())
+def test_any_history_gives_the_lines_that_one_file_would_have(data):
+    """The dumb twin is the file itself: cut back at each restore, appended to. Each line reaches the store by one or more nodes, in parts of any size."""
+    file, carried, restored = [], [], {}
+    for generation in range(1, data.draw(st.integers(1, 5)) + 1):
+        at = data.draw(st.integers(0, len(file)))
+        restored[generation] = at
+        file = file[:at]
+        for step in range(at + 1, at + 1 + data.draw(st.integers(0, 5))):
+            file.append(line(generation, step))
+            carried += [file[-1]] * data.draw(st.integers(1, 2))
+    kept, _ = parts.merge(data.draw(st.permutations(carried)), restored)
+    assert kept == file
+
+
+def test_a_restore_that_did_not_know_of_lost_steps_is_told():
+    """The new rank 0 had no lines of the generation before it; another event stays as it is."""
+    events = [
+        {"event": "restored", "generation": 1, "step": 0, "lost_steps": 0},
+        {"event": "restored", "generation": 2, "step": 3, "lost_steps": 0},
+        {"event": "restored", "generation": 3, "step": 9, "lost_steps": 4},
+        {"event": "probe", "generation": 2},
+    ]
+    found = parts.with_losses(events, {1: 0, 2: 2, 3: 1})
+    assert [e.get("lost_steps") for e in found] == [0, 2, 4, None]
+
+
+def test_the_names_of_parts_say_where_they_belong():
+    """A node's name with a dash and a dot, and names of other things."""
+    name = parts.part_name("events/host.a-1-agent.jsonl", 4096)
+    assert parts.part_of(name) == ("events/host.a-1-agent.jsonl", 4096)
+    assert parts.part_of("events/host.a-1-agent.jsonl") is None
+    assert parts.carried({name: 10, parts.part_name("events/host.a-1-agent.jsonl", 0): 4096}) == {
+        "events/host.a-1-agent.jsonl": 4106
+    }
+    names = [parts.lines_name(2, 4, 9, "a-b.c-1"), parts.lines_name(2, 10, 12, "z"), "metrics/other"]
+    assert parts.covered(names) == {2: 12}
+
+
+def test_only_what_the_store_lacks_is_carried():
+    """Two generations, one of them covered in part."""
+    lines = [line(1, 1), line(1, 2), line(2, 2), line(2, 3)]
+    assert parts.missing(lines, {1: 2, 2: 2}) == {2: [line(2, 3)]}
+    assert parts.missing(lines, {}) == {1: lines[:2], 2: lines[2:]}
+
+
+def test_parts_of_long_runs_are_fewer():
+    """A look at a young run shows it as it is; a week must not leave a million objects."""
+    assert parts.pause_s(0.0) == parts.FIRST_PAUSE_S
+    assert parts.pause_s(7 * 86400.0) == parts.LONGEST_PAUSE_S

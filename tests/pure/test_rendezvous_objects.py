@@ -1,0 +1,210 @@
+"""A group in an object store: what slow, failing, forgetful or careless storage does to it."""
+
+import time
+import uuid
+
+import pytest
+from faulty_storage import Deed, FaultyStorage
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.checkpoint.fence import open_fence
+from elastic.errors import StoreFailed
+from elastic.objects import LIMIT_S
+from elastic.rendezvous.backend import BackendFailed, BackendRefuses
+from elastic.rendezvous.membership import Group
+from elastic.rendezvous.objects import AT_ONCE, ObjectsBackend, Pace, newest_version
+
+
+@pytest.fixture
+def storage(s3, s3_bucket, monkeypatch):
+    """Storage that does what the test wants; `storage.url` is a folder of its own in it."""
+    proxy = FaultyStorage(s3.port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    proxy.url = f"{s3_bucket}/run/rendezvous"
+    yield proxy
+    proxy.close()
+
+
+def opened(storage, **options):
+    backend = ObjectsBackend(storage.url, pace=AT_ONCE, **options)
+    backend.read()
+    return backend
+
+
+def creates(method, path):
+    return method == "PUT" and "/state/" in path
+
+
+def reads(method, path):
+    return method == "GET" and "/state/" in path
+
+
+@given(st.integers(0, 3000), st.integers(0, 3000))
+def test_the_newest_version_is_found_from_any_that_is_known(newest, known):
+    """A node that saw `known` slept; the number of requests grows with the logarithm of what it missed."""
+    known = min(known, newest)
+    asked = []
+
+    def exists(version):
+        asked.append(version)
+        return version <= newest
+
+    assert newest_version(exists, known) == newest
+    assert len(asked) <= 2 + 2 * (newest - known + 1).bit_length()
+    assert newest > known or len(asked) == 1
+
+
+def test_a_node_that_slept_finds_all_that_it_missed_and_brings_nothing_back(s3_bucket):
+    """Forty versions came meanwhile; it tries to succeed the one that it knew."""
+    sleeper = ObjectsBackend(f"{s3_bucket}/r", pace=Pace(calm_s=3600.0, brisk_s=3600.0))
+    busy = ObjectsBackend(f"{s3_bucket}/r", pace=AT_ONCE)
+    assert sleeper.compare_and_set(None, b"1")
+    assert sleeper.read() == (1, b"1")
+    for version in range(1, 41):
+        assert busy.compare_and_set(version, b"%d" % (version + 1)) is (busy.read()[0] == version + 1)
+    assert sleeper.read() == (1, b"1")
+    assert not sleeper.compare_and_set(1, b"zombie")
+    assert sleeper.read() == (41, b"41")
+
+
+@pytest.mark.parametrize("deed", [Deed.ERROR, Deed.SLOW_DOWN])
+def test_errors_of_the_store_are_failures_of_the_backend_and_pass(storage, deed):
+    """Every request is answered with an error; then none."""
+    backend = opened(storage)
+    assert backend.compare_and_set(None, b"one")
+    storage.fail(deed, lambda method, path: True)
+    for call in (backend.read, backend.beats, lambda: backend.beat("a")):
+        with pytest.raises(BackendFailed):
+            call()
+    assert not backend.compare_and_set(1, b"two")
+    storage.heal()
+    assert backend.read() == (1, b"one")
+    backend.beat("a")
+    assert set(backend.beats()) == {"a"}
+
+
+def test_a_store_that_never_answers_holds_up_no_call_for_long(storage):
+    """It takes the request and is silent, for each verb."""
+    backend = opened(storage)
+    assert backend.compare_and_set(None, b"one")
+    storage.fail(Deed.HANG, lambda method, path: True)
+    for call in (
+        backend.read,
+        lambda: backend.beat("a"),
+        lambda: backend.compare_and_set(1, b"x") or backend.read(),
+    ):
+        began = time.monotonic()
+        with pytest.raises(BackendFailed):
+            call()
+        # Two bounded calls at most, and the test's own machine may be slow.
+        assert time.monotonic() - began < 2 * LIMIT_S + 30
+    storage.heal()
+
+
+def test_a_write_whose_answer_is_lost_is_in_doubt_and_found_out_by_reading(storage):
+    """The store creates the version and the line is cut, again and again; the writer is not told that it won, and finds its own value."""
+    ours, theirs = opened(storage), opened(storage)
+    lost = storage.fail(Deed.LOSE, creates)
+    assert not ours.compare_and_set(None, b"mine")
+    assert lost.struck
+    storage.heal()
+    assert ours.read() == (1, b"mine")
+    assert not theirs.compare_and_set(None, b"late")
+    assert theirs.read() == (1, b"mine")
+
+
+def test_a_version_that_is_taken_and_cannot_be_read_is_a_failure_and_not_a_step_back(storage):
+    """The store knows that the version exists, so that it cannot be created, but reads answer as if it did not."""
+    ours, theirs = opened(storage), opened(storage)
+    theirs._look = lambda: None  # it slept through
+    assert ours.compare_and_set(None, b"one")
+    assert not theirs.compare_and_set(None, b"two")
+    del theirs._look
+    read = theirs._objects.read
+    theirs._objects.read = lambda name: None
+    with pytest.raises(BackendFailed, match="cannot be found"):
+        theirs.read()
+    theirs._objects.read = read
+    assert theirs.read() == (1, b"one")
+
+
+def test_a_stale_listing_hides_no_live_node_that_was_seen_and_no_version(storage):
+    """Listings stay as they were when one node had beaten; it goes on beating, and another one comes."""
+    backend, other = opened(storage), opened(storage)
+    backend.beat("a")
+    assert set(other.beats()) == {"a"}
+    storage.fail(Deed.STALE, lambda method, path: "list-type" in path)
+    counters = []
+    for _ in range(3):
+        backend.beat("a")
+        counters.append(other.beats()["a"])
+    assert len(set(counters)) == 3
+    assert backend.compare_and_set(None, b"one")
+    assert other.read() == (1, b"one")
+    backend.beat("b")
+    assert set(other.beats()) == {"a"}
+    storage.heal()
+    assert set(other.beats()) == {"a", "b"}
+
+
+def test_storage_that_creates_twice_is_refused_before_anybody_meets_in_it(s3_bucket):
+    """A service that ignores the condition of a creation: of several nodes that form a generation, each would believe that it did."""
+    backend = ObjectsBackend(f"{s3_bucket}/r", pace=AT_ONCE)
+
+    def create(name, data):
+        backend._objects.write(name, data)
+        return True
+
+    backend._objects.create = create
+    with pytest.raises(BackendRefuses, match="created twice"):
+        backend.read()
+
+
+def test_a_missing_bucket_is_said_and_not_waited_for(s3_bucket):
+    """A misspelled name."""
+    with pytest.raises(BackendRefuses, match="bucket"):
+        ObjectsBackend(f"s3://never-made-{uuid.uuid4().hex}/r", pace=AT_ONCE).read()
+
+
+def test_answers_are_used_for_a_while_and_own_writes_are_seen_at_once(s3_bucket):
+    """Two nodes with a pace of an hour: what they do themselves they know, and a refusal makes them look."""
+    pace = Pace(calm_s=3600.0, brisk_s=3600.0)
+    ours, theirs = (ObjectsBackend(f"{s3_bucket}/r", pace=pace) for _ in range(2))
+    assert ours.read() is None and theirs.read() is None
+    assert ours.compare_and_set(None, b"one")
+    assert ours.read() == (1, b"one")
+    assert theirs.read() is None
+    assert not theirs.compare_and_set(None, b"two")
+    assert theirs.read() == (1, b"one")
+
+
+def test_the_fence_sees_a_generation_as_soon_as_it_is_there(storage):
+    """The group goes from generation to generation; then the store is away for longer than the fence is asked."""
+    backend, fence = opened(storage), open_fence(f"objects:{storage.url}")
+    assert fence.newest() == 0
+    for number in range(1, 4):
+        group = Group.parse(Group.empty().to_json().replace(b'"generation": 0', b'"generation": %d' % number))
+        assert group.generation == number
+        assert backend.compare_and_set(number - 1 or None, group.to_json())
+        assert fence.newest() == number
+    storage.fail(Deed.ERROR, reads, times=3)
+    assert fence.newest() == 3
+    fence._clock = _Hurried()
+    storage.fail(Deed.ERROR, reads)
+    with pytest.raises(StoreFailed, match="nothing is committed without it"):
+        fence.newest()
+
+
+class _Hurried:
+    """A clock on which each look takes a minute."""
+
+    def __init__(self):
+        self._now = 0.0
+
+    def monotonic(self):
+        self._now += 60.0
+        return self._now
+
+    def sleep(self, seconds):
+        self._now += seconds

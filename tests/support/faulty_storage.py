@@ -1,0 +1,144 @@
+"""A proxy in front of an object store that fails as such stores do: with errors, silence, lost answers, and listings from before."""
+
+import http.client
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Deed(Enum):
+    ERROR = "answers 500"
+    SLOW_DOWN = "answers 503 SlowDown"
+    HANG = "never answers"
+    LOSE = "does what is asked and never says so"
+    STALE = "answers a listing as it did before"
+
+
+@dataclass(slots=True, kw_only=True)
+class Fault:
+    """`times`: how many requests it strikes, None for all; `struck` counts them."""
+
+    deed: Deed
+    applies: Callable[[str, str], bool]
+    times: int | None
+    struck: int = 0
+
+
+_ERRORS = {
+    Deed.ERROR: (500, "InternalError", "We encountered an internal error. Please try again."),
+    Deed.SLOW_DOWN: (503, "SlowDown", "Please reduce your request rate."),
+}
+
+
+class FaultyStorage:
+    def __init__(self, port: int) -> None:
+        """port: of the store on the loopback interface."""
+        proxy = self
+        self._port = port
+        self._lock = threading.Lock()
+        self._faults: list[Fault] = []
+        self._listings: dict[str, tuple[int, dict[str, str], bytes]] = {}
+        self._released = threading.Event()
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_one(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                proxy.serve(self, body)
+
+            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_one  # noqa: N815 - the names that http.server calls
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def fail(self, deed: Deed, applies: Callable[[str, str], bool], times: int | None = None) -> Fault:
+        """`applies`: to a method and a path with its query."""
+        fault = Fault(deed=deed, applies=applies, times=times)
+        with self._lock:
+            self._faults.append(fault)
+        return fault
+
+    def heal(self) -> None:
+        with self._lock:
+            self._faults.clear()
+        self._released.set()
+        self._released = threading.Event()
+
+    def close(self) -> None:
+        self.heal()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def serve(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        fault = self._struck(request.command, request.path)
+        deed = None if fault is None else fault.deed
+        if deed is Deed.HANG:
+            self._released.wait(250)
+            request.close_connection = True
+            return
+        if deed in _ERRORS:
+            status, code, text = _ERRORS[deed]
+            data = (
+                f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{text}</Message></Error>".encode()
+            )
+            _answer(request, status, {"Content-Type": "application/xml"}, data)
+            return
+        with self._lock:
+            before = self._listings.get(request.path)
+        if deed is Deed.STALE and before is not None:
+            _answer(request, *before)
+            return
+        status, headers, data = self._pass_on(request, body)
+        if "list-type" in request.path:
+            with self._lock:
+                self._listings[request.path] = status, headers, data
+        if deed is Deed.LOSE:
+            request.close_connection = True
+            return
+        _answer(request, status, headers, data)
+
+    def _struck(self, method: str, path: str) -> Fault | None:
+        with self._lock:
+            for fault in self._faults:
+                if fault.times != fault.struck and fault.applies(method, path):
+                    fault.struck += 1
+                    return fault
+        return None
+
+    def _pass_on(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        server = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        unwanted = {"expect", "connection"}
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in unwanted}
+        try:
+            server.request(request.command, request.path, body, headers)
+            answer = server.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+        finally:
+            server.close()
+
+
+def _answer(request: BaseHTTPRequestHandler, status: int, headers: dict[str, str], data: bytes) -> None:
+    request.send_response_only(status)
+    dropped = {"connection", "transfer-encoding"}
+    length = headers.get("Content-Length", str(len(data)))
+    for name, value in headers.items():
+        if name.lower() not in dropped | {"content-length"}:
+            request.send_header(name, value)
+    request.send_header("Content-Length", length if request.command == "HEAD" else str(len(data)))
+    request.end_headers()
+    if request.command != "HEAD":
+        request.wfile.write(data)
