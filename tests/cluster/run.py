@@ -8,6 +8,7 @@ Exit 2: no container can run here, and why. What a failed scenario left behind i
 """
 
 import argparse
+import os
 import shutil
 import signal
 import subprocess
@@ -19,15 +20,18 @@ from pathlib import Path
 from types import FrameType
 
 import compose
-from cluster import Cluster
+from cluster import ENTER, Cluster, Limits
 from engine import NoEngine, engine
 from image import ROOT, node_image
+from left import evidence
 from oracle import Evidence, Verdict, history, judge
-from play import SAVES, TINY, Play, WentWrong, evidence
+from play import SAVES, TINY, Play, WentWrong
 from rich.console import Console
 from rich.table import Table
 from scenario import Scenario, parse, rewritten
 
+from elastic.agent.nursery import WarmParent
+from elastic.launch_env import pin_threads
 from elastic.run_dir import RunDir
 
 COMPOSE = "compose"
@@ -65,6 +69,10 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     try:
+        if os.geteuid() != 0:
+            raise NoEngine(
+                "expected to be root, who alone may put processes into containers and cut their networks"
+            )
         with engine() as version:
             print(f"Docker engine {version}; {len(chosen)} cases", flush=True)
             return _play_all(chosen, scenarios, update=wanted.update)
@@ -86,41 +94,62 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 def _play_all(names: list[str], scenarios: dict[str, Scenario], *, update: bool) -> int:
     began_s = time.monotonic()
     image = node_image()
-    undisturbed = _undisturbed(TINY)
-    outcomes = []
-    for name in names:
-        outcome = _compose() if name == COMPOSE else _play(scenarios[name], image, undisturbed, update=update)
-        outcomes.append(outcome)
-        print(f"{name}: {'FAILED' if outcome.complaints else 'survived'}, {outcome.took_s:.0f} s", flush=True)
-        for complaint in outcome.complaints:
-            print(f"    {complaint}", flush=True)
-        if outcome.kept is not None:
-            print(f"    what it left is in {outcome.kept}", flush=True)
+    pin_threads()  # as the command does
+    warm = WarmParent.start(ENTER)
+    try:
+        undisturbed = _undisturbed(TINY)
+        outcomes = []
+        for name in names:
+            if name == COMPOSE:
+                outcome = _compose()
+            else:
+                outcome = _play(scenarios[name], image, warm, undisturbed, update=update)
+            outcomes.append(outcome)
+            _tell(outcome)
+    finally:
+        warm.close()
     Console().print(_table(outcomes))
     print(f"{len(outcomes)} cases in {time.monotonic() - began_s:.0f} s")
     return 1 if any(outcome.complaints for outcome in outcomes) else 0
 
 
+def _tell(outcome: Outcome) -> None:
+    print(
+        f"{outcome.name}: {'FAILED' if outcome.complaints else 'survived'}, {outcome.took_s:.0f} s",
+        flush=True,
+    )
+    for complaint in outcome.complaints:
+        print(f"    {complaint}", flush=True)
+    if outcome.kept is not None:
+        print(f"    what it left is in {outcome.kept}", flush=True)
+
+
 def _undisturbed(recipe: Path, *arguments: str) -> Evidence:
     """One worker on this machine, outside of any container, from start to end."""
     folder = Path(tempfile.mkdtemp(prefix="elastic-undisturbed-"))
+    samples = folder / "samples"
+    samples.mkdir()
     words = [sys.executable, "-m", "elastic.cli", str(recipe), "--run-dir", str(folder / "run"), *SAVES]
+    env = os.environ | {"TINY_SAMPLES": str(samples)}
     try:
-        subprocess.run([*words, "--", *arguments], check=True, stdout=subprocess.DEVNULL)
-        return evidence(RunDir.parse(str(folder / "run")))
+        subprocess.run([*words, "--", *arguments], check=True, stdout=subprocess.DEVNULL, env=env)
+        return evidence(RunDir.parse(str(folder / "run")), samples)
     finally:
         shutil.rmtree(folder)
 
 
-def _play(scenario: Scenario, image: str, undisturbed: Evidence, *, update: bool) -> Outcome:
+def _play(
+    scenario: Scenario, image: str, warm: WarmParent, undisturbed: Evidence, *, update: bool
+) -> Outcome:
     began_s = time.monotonic()
     verdict, happened, kept = None, [], None
-    with Cluster(image) as cluster:
+    limits = Limits(memory_mib=scenario.memory_mib, volume_mib=scenario.volume_mib)
+    with Cluster(image, warm, scenario.nodes, limits) as cluster:
         try:
             found = Play(scenario, cluster).perform()
             verdict, happened = judge(found, undisturbed, scenario.within_s), history(found.events)
             complaints = list(verdict.complaints)
-        except (WentWrong, TimeoutError, RuntimeError) as error:
+        except (WentWrong, TimeoutError, RuntimeError, NoEngine) as error:
             complaints = [str(error)]
         if verdict is not None and happened != list(scenario.expected):
             if update:
@@ -155,9 +184,8 @@ def _compose() -> Outcome:
 def _keep(name: str, cluster: Cluster) -> Path:
     """The run, and what every node printed."""
     folder = Path(tempfile.mkdtemp(prefix=f"elastic-failed-{name}-"))
-    shutil.copytree(cluster.shared, folder, dirs_exist_ok=True)
-    for node in cluster.nodes:
-        (folder / f"{node}.log").write_text(cluster.log(node, lines=2000))
+    for there in (cluster.shared, cluster.outside):
+        shutil.copytree(there, folder, dirs_exist_ok=True)
     return folder
 
 
