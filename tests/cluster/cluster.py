@@ -1,40 +1,33 @@
-"""Nodes are containers on a network of their own that share one folder; whatever way the block ends, none of them is left.
+"""Nodes are machines on a network of their own that share one folder; whatever way the block ends, none of them is left.
 
 Faults come from outside: a node cannot prepare for what is done to it here. It does not know what a node is for: it starts commands and does things to them.
 Nodes run as an unprivileged user without any capability; nothing is published on the host.
 """
 
 import os
-import secrets
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Self
 
-from engine import docker
-from image import mounts
+from machines import IDLE, UNPRIVILEGED, Machine, Machines
+from namespaces import outside
 
 from elastic.agent.child import Start
 from elastic.agent.nursery import WarmChild, WarmParent
 
-LABEL = "elastic-cluster"
-SHARED = "/shared"
-UNPRIVILEGED = 1000
+SHARED = "/mnt/shared"
+SCRATCH = "/mnt/scratch"  # a machine's own disk
 ENTER = Path(__file__).parent / "enter.py"
-# Of the private range; most home and company networks use others.
-SUBNETS = IPv4Network("10.208.0.0/12")
-NETWORK_TRIES = 20
 FIRST_NODE, FIRST_SERVICE = 10, 100  # in the subnet
 END_S = 240.0
 LOOK_S = 0.02
-IDLE = ("sleep", "infinity")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,26 +52,25 @@ class Life:
 class Cluster:
     """Use as a context manager. `shared` is the folder that all nodes see as SHARED, and `run` one in it, which may have little room.
 
-    warm: what nodes are forked from, the process of `enter.py`. nodes: so many containers are there, idle, when the block begins.
+    warm: what nodes are forked from, the process of `enter.py`. containers: so many machines are there, idle, when the block begins.
     """
 
-    image: str
+    machines: Machines
     warm: WarmParent
     containers: int
     limits: Limits = field(default_factory=Limits)
     shared: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="elastic-cluster-")))
     outside: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="elastic-outside-")))
     lives: list[Life] = field(default_factory=list)
-    _id: str = field(default_factory=lambda: secrets.token_hex(4))
     _subnet: IPv4Network | None = None
     _is_mounted: bool = False
 
     def __enter__(self) -> Self:
         try:
             self._make_folders()
-            self._make_network()
-            with ThreadPoolExecutor() as several:
-                list(several.map(self._make_container, range(self.containers)))
+            self._subnet = self.machines.open()
+            nodes = [f"n{place}" for place in range(1, self.containers + 1)]
+            self.machines.make([self._machine(node, memory_mib=self.limits.memory_mib) for node in nodes])
         except BaseException:
             self.close()
             raise
@@ -95,40 +87,32 @@ class Cluster:
         return list(dict.fromkeys(life.node for life in self.lives))
 
     def start(self, words: Sequence[str], env: Mapping[str, str], *, is_cold: bool = False) -> str:
-        """Run `elastic-train WORDS` in the next container; gives the node's name, which is also its host name."""
+        """Run `elastic-train WORDS` on the next machine; gives the node's name, which is also its host name."""
         node = f"n{len(self.nodes) + 1}"
         self._begin(node, words, env, is_cold=is_cold)
         return node
 
     def start_again(self, node: str, words: Sequence[str], env: Mapping[str, str]) -> None:
-        """The same machine, with its address and nothing that ran on it before."""
-        docker("restart", "--time", "0", self._name(node))
+        """The same machine, with its address and its disk."""
+        self.machines.revive(node)
         self._begin(node, words, env, is_cold=False)
 
-    def serve(self, name: str, place: int, words: Sequence[str], volumes: Sequence[Path] = ()) -> None:
-        """Run a program of this machine in a container of its own, reached at `address_of_service(place)`."""
-        options = [*self._options(name), "--ip", self.address_of_service(place)]
-        for path in volumes:
-            options += ["--volume", f"{path}:{path}:ro"]
-        docker("run", "--detach", *options, self.image, *words)
+    def serve(self, services: Mapping[str, Sequence[str]]) -> None:
+        """Run programs of this machine on machines of their own, at `address(name)`."""
+        self.machines.make(
+            [
+                self._machine(name, words=tuple(words), programs=(Path(words[0]),))
+                for name, words in services.items()
+            ]
+        )
 
-    def address(self, node: str) -> str:
+    def address(self, name: str) -> str:
+        """Of a node, n1 and so on, or of a service, e1 and so on."""
         assert self._subnet is not None
-        return str(self._subnet[FIRST_NODE + int(node.removeprefix("n")) - 1])
-
-    def address_of_service(self, place: int) -> str:
-        assert self._subnet is not None
-        return str(self._subnet[FIRST_SERVICE + place])
+        first = FIRST_NODE if name.startswith("n") else FIRST_SERVICE
+        return str(self._subnet[first + int(name[1:]) - 1])
 
     # Deeds.
-
-    def kill(self, *names: str) -> None:
-        """Machines lose their power, all at once."""
-        docker("kill", *map(self._name, names))
-
-    def revive(self, *names: str) -> None:
-        """Services begin again with what is on their disks."""
-        docker("start", *map(self._name, names))
 
     def terminate(self, *nodes: str) -> None:
         """SIGTERM to each node's agent."""
@@ -137,36 +121,27 @@ class Cluster:
 
     def kill_process(self, node: str, pid: int) -> None:
         """One process of a node, by its number in there."""
-        docker("exec", self._name(node), "sh", "-c", f"kill -KILL {pid}")
-
-    def pause(self, *names: str) -> None:
-        docker("pause", *map(self._name, names))
-
-    def unpause(self, *names: str) -> None:
-        docker("unpause", *map(self._name, names))
+        os.kill(outside(self.machines.pid(node), pid), signal.SIGKILL)
 
     def cut(self, node: str, *chains: str) -> None:
         """From now on packets vanish without a word: those that come in with INPUT, those that go out with OUTPUT. What a node says to itself stays."""
         for chain, flag in (("INPUT", "-i"), ("OUTPUT", "-o")):
             if chain in chains:
-                self.inside(node, "net", "iptables", "--wait", "-A", chain, "!", flag, "lo", "-j", "DROP")
+                self.inside(node, ["net"], "iptables", "--wait", "-A", chain, "!", flag, "lo", "-j", "DROP")
 
     def heal(self, node: str) -> None:
-        self.inside(node, "net", "iptables", "--wait", "-F")
+        self.inside(node, ["net"], "iptables", "--wait", "-F")
 
-    def unplug(self, node: str) -> None:
-        """The interface disappears, and its connections with it."""
-        docker("network", "disconnect", self._network, self._name(node))
-
-    def plug(self, node: str) -> None:
-        """Back with the address that it had."""
-        docker("network", "connect", "--ip", self.address(node), self._network, self._name(node))
-
-    def inside(self, node: str, namespace: str, *words: str) -> None:
-        """A command of this machine, as root, in one namespace (net, mount) of a node. Raises RuntimeError."""
-        pid = self._pid(node)
+    def inside(self, node: str, namespaces: Sequence[str], *words: str) -> None:
+        """A command, as root, in some namespaces of a node: net, or mount with pid, because mounts are read from /proc. Raises RuntimeError."""
         done = subprocess.run(
-            ["nsenter", "--target", str(pid), f"--{namespace}", *words],
+            [
+                "nsenter",
+                "--target",
+                str(self.machines.pid(node)),
+                *(f"--{namespace}" for namespace in namespaces),
+                *words,
+            ],
             capture_output=True,
             text=True,
             check=False,
@@ -196,10 +171,7 @@ class Cluster:
     # The end.
 
     def close(self) -> None:
-        there = docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}={self._id}", check=False).split()
-        if there:
-            docker("rm", "--force", "--volumes", *there, check=False)
-        docker("network", "rm", self._network, check=False)
+        self.machines.close()
         if self._is_mounted:
             subprocess.run(["umount", "--lazy", self.shared / "run"], check=True)
         for folder in (self.shared, self.outside):
@@ -209,7 +181,7 @@ class Cluster:
         name = f"{node}-{len(self.lives)}"
         printed, told = self.outside / f"{name}.log", self.outside / f"{name}.pid"
         how = {
-            "ENTER_CONTAINER": str(self._pid(node)),
+            "ENTER_CONTAINER": str(self.machines.pid(node)),
             "ENTER_TELL": str(told),
             "ENTER_USER": str(UNPRIVILEGED),
             "ENTER_FOLDER": SHARED,
@@ -236,55 +208,25 @@ class Cluster:
             folder.chmod(0o755)
             os.chown(folder, UNPRIVILEGED, UNPRIVILEGED)
 
-    def _make_network(self) -> None:
-        """Fixed addresses need a subnet of one's own; the engine refuses one that another of its networks has."""
-        failure = "nothing tried"
-        for _ in range(NETWORK_TRIES):
-            start = int(SUBNETS[0]) + 256 * secrets.randbelow(SUBNETS.num_addresses // 256)
-            subnet = IPv4Network((start, 24))
-            try:
-                docker("network", "create", "--subnet", str(subnet), self._network)
-            except RuntimeError as error:
-                failure = str(error)
-                continue
-            self._subnet = subnet
-            return
-        raise RuntimeError(
-            f"expected a free subnet in {SUBNETS}, found none in {NETWORK_TRIES} tries: {failure}"
+    def _machine(
+        self,
+        name: str,
+        *,
+        words: tuple[str, ...] = IDLE,
+        programs: tuple[Path, ...] = (),
+        memory_mib: int | None = None,
+    ) -> Machine:
+        scratch = self.outside / f"scratch-{name}"
+        scratch.mkdir()
+        os.chown(scratch, UNPRIVILEGED, UNPRIVILEGED)
+        return Machine(
+            name=name,
+            address=self.address(name),
+            words=words,
+            folders={self.shared: SHARED, scratch: SCRATCH},
+            programs=programs,
+            memory_mib=memory_mib,
         )
-
-    def _make_container(self, place: int) -> None:
-        node = f"n{place + 1}"
-        options = [*self._options(node), "--ip", self.address(node), "--workdir", SHARED]
-        options += ["--volume", f"{self.shared}:{SHARED}"]
-        for folder in mounts():
-            options += ["--volume", f"{folder}:{folder}:ro"]
-        if self.limits.memory_mib is not None:
-            # Without swap: else a node becomes slow instead of being killed.
-            size = f"{self.limits.memory_mib}m"
-            options += ["--memory", size, "--memory-swap", size]
-        docker("run", "--detach", *options, self.image, *IDLE)
-
-    def _options(self, name: str) -> list[str]:
-        return [
-            *("--name", self._name(name), "--hostname", name, "--label", f"{LABEL}={self._id}"),
-            *("--network", self._network, "--user", str(UNPRIVILEGED), "--init", "--cap-drop", "ALL"),
-            *("--security-opt", "no-new-privileges"),
-        ]
-
-    def _pid(self, node: str) -> int:
-        """Of the container's first process, on this machine."""
-        pid = int(docker("inspect", "--format", "{{.State.Pid}}", self._name(node)))
-        if not pid:
-            raise RuntimeError(f"expected {node} to run, but it has ended")
-        return pid
 
     def _life(self, node: str) -> Life:
         return next(life for life in reversed(self.lives) if life.node == node)
-
-    @property
-    def _network(self) -> str:
-        return f"elastic-{self._id}"
-
-    def _name(self, node: str) -> str:
-        return f"elastic-{self._id}-{node}"

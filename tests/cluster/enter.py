@@ -12,8 +12,7 @@ from pathlib import Path
 
 # What a worker of the recipe will need, so that no node imports it.
 import torch._dynamo
-import torch.optim.swa_utils
-import torch.utils.data
+import torch.optim.swa_utils  # noqa: F401
 import torchvision  # noqa: F401
 
 import elastic.agent.launch

@@ -16,6 +16,7 @@ from elastic.run_dir import RunDir
 
 FAKETIME = "faketime/libfaketimeMT.so.1"
 LIBRARIES = Path("/usr/lib")
+MOUNTS = ("mount", "pid")
 FILLER_BYTES = 2**16
 
 
@@ -49,7 +50,7 @@ class Volume:
     def mend(self) -> None:
         self._filler.unlink(missing_ok=True)
         for node in self._locked:
-            self._cluster.inside(node, "mount", "umount", "--lazy", f"{SHARED}/run")
+            self._cluster.inside(node, MOUNTS, "umount", "--lazy", f"{SHARED}/run")
         self._locked = []
 
     def _fill(self) -> None:
@@ -65,9 +66,9 @@ class Volume:
         """Another mount of the folder, read-only, hides it: a file that was open before can still be written, as on a server that takes no new ones."""
         for node in self._cluster.running():
             folder = f"{SHARED}/run"
-            self._cluster.inside(node, "mount", "mount", "--bind", folder, folder)
+            self._cluster.inside(node, MOUNTS, "mount", "--bind", folder, folder)
             self._locked.append(node)
-            self._cluster.inside(node, "mount", "mount", "-o", "remount,bind,ro", folder)
+            self._cluster.inside(node, MOUNTS, "mount", "-o", "remount,bind,ro", folder)
 
     def _newest(self) -> Path:
         record = max(self._run.local.glob("checkpoints/*/COMMIT.json"))

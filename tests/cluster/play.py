@@ -3,11 +3,13 @@
 It does not judge: it gives back what is to be judged.
 """
 
+import shutil
 import time
 from collections.abc import Callable
 from typing import Any
 
-from cluster import SHARED, Cluster
+from cluster import SCRATCH, SHARED, Cluster
+from engine import need_package
 from harm import Volume, WallClocks
 from image import ROOT
 from left import evidence, field, host
@@ -44,13 +46,13 @@ _ENV = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "HOME": "/home/trainer",
+    "HOME": SCRATCH,
+    "TMPDIR": SCRATCH,
     # Said already, so that an agent does not begin anew to say it.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 PATIENCE_S = 240.0
 LOOK_S = 0.02
-ETCD = "/usr/bin/etcd"
 CUTS = {Deed.CUT: ("INPUT", "OUTPUT"), Deed.DEAFEN: ("INPUT",), Deed.MUTE: ("OUTPUT",)}
 
 
@@ -138,25 +140,33 @@ class Play:
 
     def _filled(self, option: str) -> str:
         """With addresses for the names in it."""
-        members = ",".join(f"{self._address(member)}:2379" for member in self._members)
+        members = ",".join(f"{self._cluster.address(member)}:2379" for member in self._members)
         return option.replace("{n1}", self._cluster.address("n1")).replace("{etcd}", members)
 
     @property
     def _members(self) -> list[str]:
         return [f"e{place}" for place in range(1, self._scenario.members + 1)]
 
-    def _address(self, member: str) -> str:
-        return self._cluster.address_of_service(int(member.removeprefix("e")))
-
     def _start_members(self) -> None:
-        peers = {member: f"http://{self._address(member)}:2380" for member in self._members}
-        for place, (member, peer) in enumerate(peers.items(), start=1):
-            client = f"http://{self._address(member)}:2379"
-            words = [ETCD, "--name", member, "--data-dir", "/tmp/etcd", "--log-level", "error"]
-            words += ["--listen-client-urls", client, "--advertise-client-urls", client]
+        peers = {member: f"http://{self._cluster.address(member)}:2380" for member in self._members}
+        if peers:
+            need_package("etcd", "etcd-server")
+        services = {}
+        for member, peer in peers.items():
+            client = f"http://{self._cluster.address(member)}:2379"
+            words = [shutil.which("etcd") or "etcd", "--name", member, "--data-dir", f"{SCRATCH}/etcd"]
+            words += [
+                "--log-level",
+                "error",
+                "--listen-client-urls",
+                client,
+                "--advertise-client-urls",
+                client,
+            ]
             words += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
             words += ["--initial-cluster", ",".join(f"{name}={url}" for name, url in peers.items())]
-            self._cluster.serve(member, place, words, [ETCD])
+            services[member] = words
+        self._cluster.serve(services)
 
     # Deeds.
 
@@ -168,12 +178,12 @@ class Play:
         self._struck.append(self._now())
         match strike.deed:
             case Deed.KILL:
-                self._cluster.kill(*names)
+                self._cluster.machines.kill(*names)
                 self._dead_members += [name for name in names if name in self._members]
             case Deed.TERMINATE:
                 self._cluster.terminate(*names)
             case Deed.PAUSE:
-                self._cluster.pause(*names)
+                self._cluster.machines.pause(*names)
                 self._paused += names
             case Deed.CUT | Deed.DEAFEN | Deed.MUTE:
                 for name in names:
@@ -181,7 +191,7 @@ class Play:
                 self._cut += names
             case Deed.UNPLUG:
                 for name in names:
-                    self._cluster.unplug(name)
+                    self._cluster.machines.unplug(name)
                 self._unplugged += names
             case Deed.JUMP:
                 assert self._clocks is not None
@@ -202,13 +212,13 @@ class Play:
 
     def _release(self) -> None:
         if self._paused:
-            self._cluster.unpause(*self._paused)
+            self._cluster.machines.unpause(*self._paused)
         for node in self._cut:
             self._cluster.heal(node)
         for node in self._unplugged:
-            self._cluster.plug(node)
+            self._cluster.machines.plug(node)
         if self._dead_members:
-            self._cluster.revive(*self._dead_members)
+            self._cluster.machines.revive(*self._dead_members)
         self._volume.mend()
         self._paused, self._cut, self._unplugged, self._dead_members = [], [], [], []
 

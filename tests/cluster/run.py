@@ -1,29 +1,36 @@
 """`make cluster`: every scenario on containers, one table, exit 1 if one of them was not survived or went another way than written.
 
     python tests/cluster/run.py [NAME ...]        some scenarios only
+    python tests/cluster/run.py --quick           one of each kind: what must pass before a change is merged
     python tests/cluster/run.py --update          write what happened into the files, for a person to review
     python tests/cluster/run.py --list
 
-Exit 2: no container can run here, and why. What a failed scenario left behind is kept, and named.
+Exit 2: nothing can be played here, and why. Where no container can run, the scenarios are played on namespaces of this machine. What a failed scenario left behind is kept, and named.
 """
 
 import argparse
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import compose
 from cluster import ENTER, Cluster, Limits
+from containers import Containers
 from engine import NoEngine, engine
 from image import ROOT, node_image
 from left import evidence
+from machines import Machines
+from namespaces import Namespaces, need_namespaces
 from oracle import Evidence, Verdict, history, judge
 from play import SAVES, TINY, Play, WentWrong
 from rich.console import Console
@@ -34,8 +41,23 @@ from elastic.agent.nursery import WarmParent
 from elastic.launch_env import pin_threads
 from elastic.run_dir import RunDir
 
+Stage = Callable[[], Machines]
 COMPOSE = "compose"
 SCENARIOS = ROOT / "tests" / "scenarios" / "cluster"
+# A process, a machine, a machine that comes back, a planned stop, a network, a disk, a recovery that is hit itself, each backend.
+QUICK = (
+    "undisturbed",
+    "worker_killed",
+    "node_of_rank_0_killed",
+    "zombie",
+    "all_terminated",
+    "cut_and_healed",
+    "newest_flipped",
+    "second_fault_in_recovery",
+    "below_min",
+    "etcd_member_killed",
+    "c10d_host_killed",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +76,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--namespaces", action="store_true", help="no containers, even where they can run")
     parser.add_argument("--update", action="store_true")
     parser.add_argument("--list", action="store_true")
     wanted = parser.parse_args()
@@ -65,23 +89,46 @@ def main() -> int:
             print(f"{name:24}{scenario.title}")
         print(f"{COMPOSE:24}{compose.TITLE}")
         return 0
-    chosen = wanted.names or [*scenarios, COMPOSE]
+    chosen = wanted.names or (list(QUICK) if wanted.quick else [*scenarios, COMPOSE])
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     try:
-        if os.geteuid() != 0:
-            raise NoEngine(
-                "expected to be root, who alone may put processes into containers and cut their networks"
-            )
-        with engine() as version:
-            print(f"Docker engine {version}; {len(chosen)} cases", flush=True)
-            return _play_all(chosen, scenarios, update=wanted.update)
+        with _stage(wanted.namespaces, chosen) as stage:
+            return _play_all(chosen, scenarios, stage, update=wanted.update)
     except NoEngine as reason:
-        print(f"\nNO CONTAINER CAN RUN HERE, NOTHING WAS TESTED: {reason}\n", file=sys.stderr)
+        print(f"\nNOTHING WAS TESTED, BECAUSE NOTHING CAN BE HERE: {reason}\n", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; every container is removed", file=sys.stderr)
         return 130
+
+
+@contextmanager
+def _stage(only_namespaces: bool, chosen: list[str]) -> Iterator[Stage]:
+    """What makes machines here: containers where they can run, else namespaces, which is said loudly. Raises NoEngine where neither can be."""
+    if os.geteuid() != 0:
+        raise NoEngine(
+            "expected to be root, who alone may put processes into containers and cut their networks; run this as root"
+        )
+    with ExitStack() as stack:
+        try:
+            if only_namespaces:
+                raise NoEngine("namespaces were asked for")
+            version = stack.enter_context(engine())
+            image = node_image()
+        except NoEngine as reason:
+            need_namespaces()
+            print(
+                f"\nNO CONTAINERS ({reason}); THE SCENARIOS ARE PLAYED ON NAMESPACES OF THIS MACHINE\n",
+                flush=True,
+            )
+            if COMPOSE in chosen:
+                chosen.remove(COMPOSE)
+                print(f"{COMPOSE}: NOT TESTED, it needs containers", flush=True)
+            yield lambda: Namespaces(secrets.token_hex(4))
+            return
+        print(f"Docker engine {version}; {len(chosen)} cases", flush=True)
+        yield lambda: Containers(image, secrets.token_hex(4))
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -91,9 +138,8 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _play_all(names: list[str], scenarios: dict[str, Scenario], *, update: bool) -> int:
+def _play_all(names: list[str], scenarios: dict[str, Scenario], stage: Stage, *, update: bool) -> int:
     began_s = time.monotonic()
-    image = node_image()
     pin_threads()  # as the command does
     warm = WarmParent.start(ENTER)
     try:
@@ -103,7 +149,7 @@ def _play_all(names: list[str], scenarios: dict[str, Scenario], *, update: bool)
             if name == COMPOSE:
                 outcome = _compose()
             else:
-                outcome = _play(scenarios[name], image, warm, undisturbed, update=update)
+                outcome = _play(scenarios[name], stage, warm, undisturbed, update=update)
             outcomes.append(outcome)
             _tell(outcome)
     finally:
@@ -139,12 +185,12 @@ def _undisturbed(recipe: Path, *arguments: str) -> Evidence:
 
 
 def _play(
-    scenario: Scenario, image: str, warm: WarmParent, undisturbed: Evidence, *, update: bool
+    scenario: Scenario, stage: Stage, warm: WarmParent, undisturbed: Evidence, *, update: bool
 ) -> Outcome:
     began_s = time.monotonic()
     verdict, happened, kept = None, [], None
     limits = Limits(memory_mib=scenario.memory_mib, volume_mib=scenario.volume_mib)
-    with Cluster(image, warm, scenario.nodes, limits) as cluster:
+    with Cluster(stage(), warm, scenario.nodes, limits) as cluster:
         try:
             found = Play(scenario, cluster).perform()
             verdict, happened = judge(found, undisturbed, scenario.within_s), history(found.events)
