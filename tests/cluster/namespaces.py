@@ -166,7 +166,7 @@ class Namespaces:
         yield from _opened([*mounts(), *machine.programs])
         for here, there in machine.folders.items():
             assert there.startswith(OWN)
-            yield f"mkdir -p {there}; mount --bind {here} {there}"
+            yield f"mkdir -p {there}; mount --rbind {here} {there}"
         yield "until ip -4 address show dev eth0 2>/dev/null | grep -q inet; do sleep 0.02; done"
         yield f"touch {OWN}/ready"
         if machine.words == IDLE:
