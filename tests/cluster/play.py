@@ -86,6 +86,7 @@ class Play:
         self._start_members()
         for command in self._scenario.commands:
             self._do(command)
+        self._check_clocks()
         return evidence(
             self.run,
             self._cluster.shared / "samples",
@@ -256,8 +257,15 @@ class Play:
             by_rank = {event["rank"]: event for event in there}
             return [by_rank[rank] for rank in ranks] if by_rank.keys() >= set(ranks) else None
 
-        found: list[Record] = self._waits_for(told, f"workers of ranks {ranks}")
-        return found
+        return list(self._waits_for(told, f"workers of ranks {ranks}"))
+
+    def _check_clocks(self) -> None:
+        """Raises WentWrong: a clock that did not jump would prove nothing."""
+        now = time.time()
+        ahead = {host(event) for event in read_events(self.run.events) if event["time"] > now}
+        jumped = set() if self._clocks is None else self._clocks.jumped
+        if ahead != jumped:
+            raise WentWrong(f"expected clocks ahead on {sorted(jumped)}, found them on {sorted(ahead)}")
 
     # What is waited for.
 
