@@ -35,7 +35,7 @@ $(READY): pyproject.toml
 	fi
 	@touch $(READY)
 
-# Scenarios on containers; installs and starts a Docker engine where there is none and this is root. NAMES="zombie undisturbed" plays these alone.
+# Every scenario on containers, or on namespaces where no engine runs; wants root, and installs and starts what is missing. NAMES="zombie undisturbed" plays these alone, NAMES=--quick some.
 cluster: $(READY)
 	$(BIN)/python tests/cluster/run.py $(NAMES)
 

@@ -11,7 +11,6 @@ It dies with the agent, and its workers die with it. It does not restart itself,
 """
 
 import gc
-import io
 import json
 import os
 import select
@@ -23,7 +22,7 @@ import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NoReturn, TextIO
+from typing import IO, Any, NoReturn
 
 from elastic.checkpoint.wire import to_line
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
@@ -188,7 +187,7 @@ def go_on(recipe: Path, agent: socket.socket, agent_pid: int, printed: IO[bytes]
         printed.close()
         # As `python -u`: what a worker prints is in its log at once.
         for name, descriptor in (("stdout", 1), ("stderr", 2)):
-            stream = _unbuffered(descriptor, getattr(sys, name))
+            stream = worker.unbuffered(descriptor, getattr(sys, name))
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
         _serve(recipe, connection)
@@ -196,11 +195,6 @@ def go_on(recipe: Path, agent: socket.socket, agent_pid: int, printed: IO[bytes]
         traceback.print_exc()
     finally:
         os._exit(EXIT_FAILED)
-
-
-def _unbuffered(descriptor: int, like: TextIO) -> TextIO:
-    raw = io.FileIO(descriptor, "w", closefd=False)
-    return io.TextIOWrapper(raw, encoding=like.encoding, errors=like.errors, write_through=True)
 
 
 def main() -> None:

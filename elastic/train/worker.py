@@ -7,6 +7,7 @@ script runs in it, one that uses none of this library as well.
 import atexit
 import ctypes
 import faulthandler
+import io
 import json
 import os
 import runpy
@@ -16,7 +17,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 from elastic import launch_env
 from elastic.errors import (
@@ -53,6 +54,8 @@ def perform(recipe: str, arguments: list[str]) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     show_stacks_on_request()
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        setattr(sys, name, unbuffered(descriptor, getattr(sys, name)))
     sys.argv = [recipe, *arguments]
     sys.path[0] = str(Path(recipe).resolve().parent)
     try:
@@ -77,6 +80,22 @@ def perform(recipe: str, arguments: list[str]) -> NoReturn:
     except BaseException as error:
         report(launch.agent, launch.rank, error)
         leave(error.exit_code if isinstance(error, ElasticError) else EXIT_FAILED, traceback_of(error))
+
+
+class _Log(io.FileIO):
+    """What a worker prints goes to a file in the run directory: a full disk costs lines of it, never the training."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def unbuffered(descriptor: int, like: TextIO) -> TextIO:
+    """What a worker prints is in its log at once, as with `python -u`."""
+    raw = _Log(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(raw, encoding=like.encoding, errors=like.errors, write_through=True)
 
 
 def end(code: int) -> NoReturn:

@@ -1,7 +1,7 @@
 """A run is judged by what it left behind alone, the same way whatever was done to it; what is wrong is said in sentences.
 
-Every sample of every epoch counts exactly once where every step does and its chain value, a sum over losses and gradients of all steps so far, is that of
-the undisturbed run. It does not promise to see what left no trace: an event can be lost with its writer.
+Every sample of every epoch counts exactly once where every step does, its shards had each sample of its batch once in the generation that the step counts in, and its chain
+value, a sum over losses and gradients of all steps so far, is that of the undisturbed run. It does not promise to see what left no trace: an event can be lost with its writer.
 """
 
 import math
@@ -27,13 +27,18 @@ class Struck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """`events` by time, `metrics` as the file has them; `commits`: step and digest of every commit record; `damage`: what does not load, in sentences."""
+    """`events` by time, `metrics` as the file has them; `commits`: step and digest of every commit record; `damage`: what does not load, step and reason.
+
+    `samples`: what each shard of each step of each generation had, as the recipe wrote it down; none for a recipe that does not. `spoiled`: steps whose checkpoint was damaged from outside.
+    """
 
     events: Sequence[Record]
     metrics: Sequence[Record]
     commits: Sequence[Record]
-    damage: Sequence[str] = ()
+    damage: Sequence[Record] = ()
     struck: Sequence[Struck] = ()
+    samples: Sequence[Record] = ()
+    spoiled: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,7 @@ def judge(found: Evidence, undisturbed: Evidence, within_s: float) -> Verdict:
     complaints = [
         *_digest_differs(found, undisturbed),
         *_steps_differ(found.metrics, undisturbed.metrics),
+        *_samples_differ(found, undisturbed),
         *_commits_are_wrong(found, undisturbed),
         *_fenced_commits(found.events),
         *_started_over(found.events),
@@ -114,8 +120,27 @@ def _steps_differ(found: Sequence[Record], undisturbed: Sequence[Record]) -> Ite
             return
 
 
+def _samples_differ(found: Evidence, undisturbed: Evidence) -> Iterator[str]:
+    """Of the steps that count, in the generations that they count in; what was trained in vain says nothing."""
+    expected = {(each["step"], each["shard"]): each["samples"] for each in undisturbed.samples}
+    if not expected:
+        return
+    counts = {(line["step"], line["generation"]) for line in found.metrics}
+    there = [each for each in found.samples if (each["step"], each["generation"]) in counts]
+    trained = Counter((each["epoch"], sample) for each in there for sample in each["samples"])
+    twice = sum(times > 1 for times in trained.values())
+    if twice:
+        yield f"expected each sample once an epoch, found {twice} that were trained more often"
+    if {(each["step"], each["shard"]): each["samples"] for each in there} != expected:
+        yield f"expected the undisturbed run's samples in each of {len(expected)} shards, found others, or fewer"
+
+
 def _commits_are_wrong(found: Evidence, undisturbed: Evidence) -> Iterator[str]:
-    yield from (f"expected every checkpoint to load, found damage: {damage}" for damage in found.damage)
+    for damage in found.damage:
+        if damage["step"] not in found.spoiled:
+            yield f"expected every checkpoint to load, found damage: step {damage['step']}: {damage['reason']}"
+    for step in sorted(found.spoiled - {damage["step"] for damage in found.damage}):
+        yield f"expected the checkpoint of step {step} to be found damaged, as it is, found it taken for whole"
     records = Counter(record["step"] for record in found.commits)
     told = Counter(int(e["step"]) for e in found.events if e["event"] == "checkpoint_committed")
     for step, times in sorted((records | told).items()):

@@ -3,18 +3,34 @@
 It does not judge: it gives back what is to be judged.
 """
 
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from cluster import SHARED, Cluster
+from cluster import SCRATCH, SHARED, Cluster
+from engine import need_package
+from harm import Volume, WallClocks
 from image import ROOT
+from left import evidence, field, host
 from oracle import Evidence, Record, Struck
-from scenario import Command, Deed, End, Hold, Open, Release, Scenario, Shut, Stands, Start, Strike, Until
+from scenario import (
+    Again,
+    Command,
+    Deed,
+    End,
+    Harm,
+    Hold,
+    Open,
+    Release,
+    Scenario,
+    Shut,
+    Stands,
+    Start,
+    Strike,
+    Until,
+)
 
-from elastic.checkpoint.catalog import committed, verify
-from elastic.checkpoint.fsspec_store import open_store
-from elastic.clock import SystemClock
 from elastic.observe import metrics
 from elastic.observe.log import read_events
 from elastic.run_dir import RunDir
@@ -25,31 +41,23 @@ SAVES = ("--save-every", "4steps", "--keep", "99")
 STANDING = (*SAVES, "--snapshot-every", "1", "--last-call", "10min", "--keep-alive", "2")
 _ENV = {
     "TINY_GATES": f"{SHARED}/gates",
+    "TINY_SAMPLES": f"{SHARED}/samples",
     "PYTHONPATH": str(ROOT),
     "PYTHONUNBUFFERED": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": SCRATCH,
+    "TMPDIR": SCRATCH,
+    # Said already, so that an agent does not begin anew to say it.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 PATIENCE_S = 240.0
 LOOK_S = 0.02
-ALIVE_LOOK_S = 2.0
 CUTS = {Deed.CUT: ("INPUT", "OUTPUT"), Deed.DEAFEN: ("INPUT",), Deed.MUTE: ("OUTPUT",)}
 
 
 class WentWrong(Exception):  # noqa: N818 - the scenario did, and it says how
     """A scenario could not be carried out as written."""
-
-
-def evidence(run: RunDir, struck: Sequence[Struck] = ()) -> Evidence:
-    """All that a run left behind; every checkpoint is read."""
-    store, clock = open_store(run.checkpoints_url), SystemClock()
-    records, _ = committed(store, clock)
-    return Evidence(
-        events=read_events(run.events),
-        metrics=metrics.read(run.metrics),
-        commits=[{"step": record.step, "digest": record.digest} for record in records],
-        damage=[f"step {damage.step}: {damage.reason}" for damage in verify(store, clock)],
-        struck=struck,
-    )
 
 
 class Play:
@@ -60,33 +68,48 @@ class Play:
         self._cluster = cluster
         self.run = RunDir.parse(str(cluster.shared / "run"))
         self._gates = cluster.shared / "gates"
+        self._volume = Volume(cluster, self.run)
+        self._clocks = WallClocks(cluster.shared) if scenario.does(Deed.JUMP) else None
+        self._words: dict[str, list[str]] = {}
         self._struck: list[Struck] = []
-        self._ended: set[str] = set()
+        self._ended = 0
         self._paused: list[str] = []
         self._cut: list[str] = []
         self._unplugged: list[str] = []
+        self._dead_members: list[str] = []
 
     def perform(self) -> Evidence:
         """Raises WentWrong."""
-        self._gates.mkdir()
-        self._gates.chmod(0o777)
+        for folder in (self._gates, self._cluster.shared / "samples"):
+            folder.mkdir()
+            folder.chmod(0o777)
+        self._start_members()
         for command in self._scenario.commands:
             self._do(command)
-        return evidence(self.run, self._struck)
+        self._check_clocks()
+        return evidence(
+            self.run,
+            self._cluster.shared / "samples",
+            self._struck,
+            spoiled=self._volume.spoiled,
+            ahead=set() if self._clocks is None else self._clocks.jumped,
+        )
 
     def _do(self, command: Command) -> None:
         match command:
             case Start():
                 for _ in range(command.nodes):
-                    self._cluster.start(self._words(command), _ENV)
+                    self._start(command)
+            case Again():
+                self._cluster.start_again(command.node, self._words[command.node], _ENV)
             case Shut():
-                for step in command.steps:
-                    (self._gates / f"gate-{step}").touch()
+                for gate in command.gates:
+                    (self._gates / f"gate-{gate}").touch()
             case Open():
-                (self._gates / f"go-{command.step}").touch()
+                (self._gates / f"go-{command.gate}").touch()
             case Stands():
                 self._waits_for(
-                    lambda: self._stands(command.step), f"all ranks to stand before step {command.step}"
+                    lambda: self._stands(command.gate), f"all ranks to stand before {command.gate}"
                 )
             case Until():
                 self._waits_for(lambda: self._happened(command), f"{command.event} {command.fields}")
@@ -94,61 +117,119 @@ class Play:
                 time.sleep(command.seconds)
             case Strike():
                 self._strike(command)
+            case Harm():
+                self._struck.append(self._now())
+                self._volume.harm(command)
             case Release():
                 self._release()
             case End():
                 self._end(command.codes)
 
-    def _words(self, start: Start) -> list[str]:
+    # Starting.
+
+    def _start(self, start: Start) -> None:
         # The group begins when all nodes of the start are there, however late the last one comes.
         nodes = ("--max-nodes", str(start.nodes))
-        words = ["-m", "elastic.cli", str(TINY), "--run-dir", f"{SHARED}/run"]
-        return [*words, *STANDING, *nodes, *self._scenario.options, *start.options]
+        asked = [*STANDING, *nodes, *map(self._filled, (*self._scenario.options, *start.options))]
+        words = [str(TINY), "--run-dir", f"{SHARED}/run", *asked]
+        node = f"n{len(self._cluster.nodes) + 1}"
+        self._words[node] = words
+        if self._clocks is None:
+            self._cluster.start(words, _ENV)
+        else:
+            self._cluster.start(words, _ENV | self._clocks.env(node), is_cold=True)
+
+    def _filled(self, option: str) -> str:
+        """With addresses for the names in it."""
+        members = ",".join(f"{self._cluster.address(member)}:2379" for member in self._members)
+        return option.replace("{n1}", self._cluster.address("n1")).replace("{etcd}", members)
+
+    @property
+    def _members(self) -> list[str]:
+        return [f"e{place}" for place in range(1, self._scenario.members + 1)]
+
+    def _start_members(self) -> None:
+        peers = {member: f"http://{self._cluster.address(member)}:2380" for member in self._members}
+        if peers:
+            need_package("etcd", "etcd-server")
+        services = {}
+        for member, peer in peers.items():
+            client = f"http://{self._cluster.address(member)}:2379"
+            words = [shutil.which("etcd") or "etcd", "--name", member, "--data-dir", f"{SCRATCH}/etcd"]
+            words += [
+                "--log-level",
+                "error",
+                "--listen-client-urls",
+                client,
+                "--advertise-client-urls",
+                client,
+            ]
+            words += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
+            words += ["--initial-cluster", ",".join(f"{name}={url}" for name, url in peers.items())]
+            services[member] = words
+        self._cluster.serve(services)
 
     # Deeds.
 
     def _strike(self, strike: Strike) -> None:
-        nodes = self._nodes(strike.ranks)
-        self._struck.append(self._now())
         if strike.is_worker:
-            self._kill_workers(strike.ranks or ())
+            self._strike_workers(strike)
             return
+        names = list(strike.names) or self._nodes(strike.ranks)
+        self._struck.append(self._now())
         match strike.deed:
             case Deed.KILL:
-                self._cluster.signal("KILL", *nodes)
+                self._cluster.machines.kill(*names)
+                self._dead_members += [name for name in names if name in self._members]
             case Deed.TERMINATE:
-                self._cluster.signal("TERM", *nodes)
+                self._cluster.terminate(*names)
             case Deed.PAUSE:
-                self._cluster.pause(*nodes)
-                self._paused += nodes
+                self._cluster.machines.pause(*names)
+                self._paused += names
             case Deed.CUT | Deed.DEAFEN | Deed.MUTE:
-                for node in nodes:
-                    self._cluster.cut(node, *CUTS[strike.deed])
-                self._cut += nodes
+                for name in names:
+                    self._cluster.cut(name, *CUTS[strike.deed])
+                self._cut += names
             case Deed.UNPLUG:
-                for node in nodes:
-                    self._cluster.unplug(node)
-                self._unplugged += nodes
+                for name in names:
+                    self._cluster.machines.unplug(name)
+                self._unplugged += names
+            case Deed.JUMP:
+                assert self._clocks is not None
+                for name in names:
+                    self._clocks.jump(name)
+            case Deed.STARVE:
+                raise AssertionError("only workers are starved")
 
-    def _kill_workers(self, ranks: tuple[int, ...]) -> None:
-        for worker in self._workers(ranks):
-            self._cluster.signal_process("KILL", _host(worker), int(worker["pid"]))
+    def _strike_workers(self, strike: Strike) -> None:
+        workers = self._workers(strike.ranks)
+        self._struck.append(self._now())
+        for worker in workers:
+            if strike.deed is Deed.STARVE:
+                (self._gates / f"starve-rank{worker['rank']}").touch()
+                (self._gates / f"starve-rank{worker['rank']}").chmod(0o666)
+            else:
+                self._cluster.kill_process(host(worker), int(worker["pid"]))
 
     def _release(self) -> None:
         if self._paused:
-            self._cluster.unpause(*self._paused)
+            self._cluster.machines.unpause(*self._paused)
         for node in self._cut:
             self._cluster.heal(node)
         for node in self._unplugged:
-            self._cluster.plug(node)
-        self._paused, self._cut, self._unplugged = [], [], []
+            self._cluster.machines.plug(node)
+        if self._dead_members:
+            self._cluster.machines.revive(*self._dead_members)
+        self._volume.mend()
+        self._paused, self._cut, self._unplugged, self._dead_members = [], [], [], []
 
     def _end(self, codes: tuple[int, ...]) -> None:
-        left = [node for node in self._cluster.nodes if node not in self._ended]
-        found = self._cluster.wait(*left)
-        self._ended |= set(left)
-        if sorted(found.values()) != list(codes):
-            raise WentWrong(f"expected the exit codes {list(codes)}, found {found}")
+        lives = self._cluster.lives[self._ended :]
+        found = self._cluster.wait(lives)
+        self._ended = len(self._cluster.lives)
+        if sorted(found) != list(codes):
+            told = {life.node: code for life, code in zip(lives, found, strict=True)}
+            raise WentWrong(f"expected the exit codes {list(codes)}, found {told}")
 
     def _now(self) -> Struck:
         newest, start = metrics.newest(self.run.metrics), self._newest()
@@ -160,10 +241,10 @@ class Play:
 
     # Who is who.
 
-    def _nodes(self, ranks: tuple[int, ...] | None) -> list[str]:
-        if ranks is None:
+    def _nodes(self, ranks: tuple[int, ...]) -> list[str]:
+        if not ranks:
             return self._cluster.running()
-        return list(dict.fromkeys(_host(worker) for worker in self._workers(ranks)))
+        return list(dict.fromkeys(host(worker) for worker in self._workers(ranks)))
 
     def _workers(self, ranks: tuple[int, ...]) -> list[Record]:
         """Of the newest generation, in the order of `ranks`."""
@@ -176,17 +257,24 @@ class Play:
             by_rank = {event["rank"]: event for event in there}
             return [by_rank[rank] for rank in ranks] if by_rank.keys() >= set(ranks) else None
 
-        found: list[Record] = self._waits_for(told, f"workers of ranks {ranks}")
-        return found
+        return list(self._waits_for(told, f"workers of ranks {ranks}"))
+
+    def _check_clocks(self) -> None:
+        """Raises WentWrong: a clock that did not jump would prove nothing."""
+        now = time.time()
+        ahead = {host(event) for event in read_events(self.run.events) if event["time"] > now}
+        jumped = set() if self._clocks is None else self._clocks.jumped
+        if ahead != jumped:
+            raise WentWrong(f"expected clocks ahead on {sorted(jumped)}, found them on {sorted(ahead)}")
 
     # What is waited for.
 
-    def _stands(self, step: int) -> bool:
+    def _stands(self, gate: str) -> bool:
         start = self._newest()
         if start is None or self._events("generation_ended", generation=start["generation"]):
             return False
         # A file of an older generation says nothing of this one.
-        paths = [self._gates / f"at-{step}-rank{rank}" for rank in range(start["world_size"])]
+        paths = [self._gates / f"at-{gate}-rank{rank}" for rank in range(start["world_size"])]
         return all(path.exists() and path.stat().st_mtime >= start["time"] for path in paths)
 
     def _happened(self, until: Until) -> bool:
@@ -197,28 +285,15 @@ class Play:
 
     def _events(self, name: str, **fields: Any) -> list[Record]:
         found = [event for event in read_events(self.run.events) if event["event"] == name]
-        return [event for event in found if all(_field(event, key) == value for key, value in fields.items())]
+        return [event for event in found if all(field(event, key) == value for key, value in fields.items())]
 
     def _waits_for(self, condition: Callable[[], Any], what: str) -> Any:
         """The first true value; an end of all nodes, or PATIENCE_S, ends the waiting."""
         deadline = time.monotonic() + PATIENCE_S
-        look_s = time.monotonic() + ALIVE_LOOK_S
         while not (value := condition()):
-            now_s = time.monotonic()
-            if now_s > look_s:
-                look_s = now_s + ALIVE_LOOK_S
-                if not self._cluster.running() and not condition():
-                    raise WentWrong(f"expected {what}, but all nodes have ended")
-            if now_s > deadline:
+            if not self._cluster.running() and not condition():
+                raise WentWrong(f"expected {what}, but all nodes have ended")
+            if time.monotonic() > deadline:
                 raise WentWrong(f"expected {what} within {PATIENCE_S:.0f} s, found none")
             time.sleep(LOOK_S)
         return value
-
-
-def _field(event: Record, key: str) -> Any:
-    return _host(event) if key == "node" else event.get(key)
-
-
-def _host(event: Record) -> str:
-    """A node's id begins with its host name, which is the container's."""
-    return str(event["node"]).split("-", maxsplit=1)[0]

@@ -1,37 +1,63 @@
 """`make cluster`: every scenario on containers, one table, exit 1 if one of them was not survived or went another way than written.
 
     python tests/cluster/run.py [NAME ...]        some scenarios only
+    python tests/cluster/run.py --quick           one of each kind: what must pass before a change is merged
     python tests/cluster/run.py --update          write what happened into the files, for a person to review
     python tests/cluster/run.py --list
 
-Exit 2: no container can run here, and why. What a failed scenario left behind is kept, and named.
+Exit 2: nothing can be played here, and why. Where no container can run, the scenarios are played on namespaces of this machine. What a failed scenario left behind is kept, and named.
 """
 
 import argparse
+import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import compose
-from cluster import Cluster
+from cluster import ENTER, Cluster, Limits
+from containers import Containers
 from engine import NoEngine, engine
 from image import ROOT, node_image
+from left import evidence
+from machines import Machines
+from namespaces import Namespaces, need_namespaces
 from oracle import Evidence, Verdict, history, judge
-from play import SAVES, TINY, Play, WentWrong, evidence
+from play import SAVES, TINY, Play, WentWrong
 from rich.console import Console
 from rich.table import Table
 from scenario import Scenario, parse, rewritten
 
+from elastic.agent.nursery import WarmParent
+from elastic.launch_env import pin_threads
 from elastic.run_dir import RunDir
 
+Stage = Callable[[], Machines]
 COMPOSE = "compose"
 SCENARIOS = ROOT / "tests" / "scenarios" / "cluster"
+# A process, a machine, a machine that comes back, a planned stop, a network, a disk, a recovery that is hit itself, each backend.
+QUICK = (
+    "undisturbed",
+    "worker_killed",
+    "node_of_rank_0_killed",
+    "zombie",
+    "all_terminated",
+    "cut_and_healed",
+    "newest_flipped",
+    "second_fault_in_recovery",
+    "below_min",
+    "etcd_member_killed",
+    "c10d_host_killed",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +76,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--namespaces", action="store_true", help="no containers, even where they can run")
     parser.add_argument("--update", action="store_true")
     parser.add_argument("--list", action="store_true")
     wanted = parser.parse_args()
@@ -61,19 +89,47 @@ def main() -> int:
             print(f"{name:24}{scenario.title}")
         print(f"{COMPOSE:24}{compose.TITLE}")
         return 0
-    chosen = wanted.names or [*scenarios, COMPOSE]
+    ready = [name for name, scenario in scenarios.items() if not scenario.pending]
+    chosen = wanted.names or (list(QUICK) if wanted.quick else [*ready, COMPOSE])
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     try:
-        with engine() as version:
-            print(f"Docker engine {version}; {len(chosen)} cases", flush=True)
-            return _play_all(chosen, scenarios, update=wanted.update)
+        with _stage(wanted.namespaces, chosen) as stage:
+            return _play_all(chosen, scenarios, stage, update=wanted.update)
     except NoEngine as reason:
-        print(f"\nNO CONTAINER CAN RUN HERE, NOTHING WAS TESTED: {reason}\n", file=sys.stderr)
+        print(f"\nNOTHING WAS TESTED, BECAUSE NOTHING CAN BE HERE: {reason}\n", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; every container is removed", file=sys.stderr)
         return 130
+
+
+@contextmanager
+def _stage(only_namespaces: bool, chosen: list[str]) -> Iterator[Stage]:
+    """What makes machines here: containers where they can run, else namespaces, which is said loudly. Raises NoEngine where neither can be."""
+    if os.geteuid() != 0:
+        raise NoEngine(
+            "expected to be root, who alone may put processes into containers and cut their networks; run this as root"
+        )
+    with ExitStack() as stack:
+        try:
+            if only_namespaces:
+                raise NoEngine("namespaces were asked for")
+            version = stack.enter_context(engine())
+            image = node_image()
+        except NoEngine as reason:
+            need_namespaces()
+            print(
+                f"\nNO CONTAINERS ({reason}); THE SCENARIOS ARE PLAYED ON NAMESPACES OF THIS MACHINE\n",
+                flush=True,
+            )
+            if COMPOSE in chosen:
+                chosen.remove(COMPOSE)
+                print(f"{COMPOSE}: NOT TESTED, it needs containers", flush=True)
+            yield lambda: Namespaces(secrets.token_hex(4))
+            return
+        print(f"Docker engine {version}; {len(chosen)} cases", flush=True)
+        yield lambda: Containers(image, secrets.token_hex(4))
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -83,44 +139,67 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _play_all(names: list[str], scenarios: dict[str, Scenario], *, update: bool) -> int:
+def _play_all(names: list[str], scenarios: dict[str, Scenario], stage: Stage, *, update: bool) -> int:
     began_s = time.monotonic()
-    image = node_image()
-    undisturbed = _undisturbed(TINY)
-    outcomes = []
-    for name in names:
-        outcome = _compose() if name == COMPOSE else _play(scenarios[name], image, undisturbed, update=update)
-        outcomes.append(outcome)
-        print(f"{name}: {'FAILED' if outcome.complaints else 'survived'}, {outcome.took_s:.0f} s", flush=True)
-        for complaint in outcome.complaints:
-            print(f"    {complaint}", flush=True)
-        if outcome.kept is not None:
-            print(f"    what it left is in {outcome.kept}", flush=True)
+    pin_threads()  # as the command does
+    warm = WarmParent.start(ENTER)
+    try:
+        undisturbed = _undisturbed(TINY)
+        outcomes = []
+        for name in names:
+            if name == COMPOSE:
+                outcome = _compose()
+            else:
+                outcome = _play(scenarios[name], stage, warm, undisturbed, update=update)
+            outcomes.append(outcome)
+            _tell(outcome)
+    finally:
+        warm.close()
     Console().print(_table(outcomes))
+    for name in sorted(scenarios.keys() - set(names)):
+        if scenarios[name].pending:
+            print(f"{name}: NOT PLAYED, NOT SURVIVED: {scenarios[name].pending}")
     print(f"{len(outcomes)} cases in {time.monotonic() - began_s:.0f} s")
     return 1 if any(outcome.complaints for outcome in outcomes) else 0
+
+
+def _tell(outcome: Outcome) -> None:
+    print(
+        f"{outcome.name}: {'FAILED' if outcome.complaints else 'survived'}, {outcome.took_s:.0f} s",
+        flush=True,
+    )
+    for complaint in outcome.complaints:
+        print(f"    {complaint}", flush=True)
+    if outcome.kept is not None:
+        print(f"    what it left is in {outcome.kept}", flush=True)
 
 
 def _undisturbed(recipe: Path, *arguments: str) -> Evidence:
     """One worker on this machine, outside of any container, from start to end."""
     folder = Path(tempfile.mkdtemp(prefix="elastic-undisturbed-"))
+    samples = folder / "samples"
+    samples.mkdir()
     words = [sys.executable, "-m", "elastic.cli", str(recipe), "--run-dir", str(folder / "run"), *SAVES]
+    env = os.environ | {"TINY_SAMPLES": str(samples)}
     try:
-        subprocess.run([*words, "--", *arguments], check=True, stdout=subprocess.DEVNULL)
-        return evidence(RunDir.parse(str(folder / "run")))
+        subprocess.run([*words, "--", *arguments], check=True, stdout=subprocess.DEVNULL, env=env)
+        return evidence(RunDir.parse(str(folder / "run")), samples)
     finally:
         shutil.rmtree(folder)
 
 
-def _play(scenario: Scenario, image: str, undisturbed: Evidence, *, update: bool) -> Outcome:
+def _play(
+    scenario: Scenario, stage: Stage, warm: WarmParent, undisturbed: Evidence, *, update: bool
+) -> Outcome:
     began_s = time.monotonic()
     verdict, happened, kept = None, [], None
-    with Cluster(image) as cluster:
+    limits = Limits(memory_mib=scenario.memory_mib, volume_mib=scenario.volume_mib)
+    with Cluster(stage(), warm, scenario.nodes, limits) as cluster:
         try:
             found = Play(scenario, cluster).perform()
             verdict, happened = judge(found, undisturbed, scenario.within_s), history(found.events)
             complaints = list(verdict.complaints)
-        except (WentWrong, TimeoutError, RuntimeError) as error:
+        except (WentWrong, TimeoutError, RuntimeError, NoEngine) as error:
             complaints = [str(error)]
         if verdict is not None and happened != list(scenario.expected):
             if update:
@@ -155,9 +234,8 @@ def _compose() -> Outcome:
 def _keep(name: str, cluster: Cluster) -> Path:
     """The run, and what every node printed."""
     folder = Path(tempfile.mkdtemp(prefix=f"elastic-failed-{name}-"))
-    shutil.copytree(cluster.shared, folder, dirs_exist_ok=True)
-    for node in cluster.nodes:
-        (folder / f"{node}.log").write_text(cluster.log(node, lines=2000))
+    for there in (cluster.shared, cluster.outside):
+        shutil.copytree(there, folder, dirs_exist_ok=True)
     return folder
 
 

@@ -3,28 +3,40 @@
 It does nothing: `play.py` does. The language:
 
     # The first comment is the scenario's title.
-    options --snapshot-every 2        further options of every node
+    options --snapshot-every 2        further options of every node; {n1} is the address of the first node, {etcd} those of etcd's members
     within 8s                         the most that a fault may cost, from the deed to the end of the next new step [10 s]
+    pending nobody notices yet        what is missing for it to be survived; it is told and not played, unless by name
+    memory 900                        MiB that a node may use before the kernel kills something in it
+    volume 16                         MiB that the run's folder has
+    etcd 3                            members, named e1, e2, e3, which are there before the nodes
     start 3                           so many nodes, which wait for each other; what follows the number are their own options
-    shut 10 14                        gates: no rank begins step 10 or 14 before it is opened
-    stands 10                         wait until all ranks of the newest generation stand before step 10
+    again n1                          a machine that was killed is switched on, and the same command is given there
+    shut 10 meet-2 load-2             gates: no rank begins step 10 before it is opened, none of generation 2 asks what there is to restore, none has it loaded whole
+    stands 10                         wait until all ranks of the newest generation stand before it
     open 10
-    kill node of rank 0               or: worker of rank 0, nodes of ranks 1 2, every node
+    kill node of rank 0               or: worker of rank 0, nodes of ranks 1 2, every node, node n1, members e1 e2
     until restored generation=2       wait for an event with these fields; node=n2 is the second node that was started
     hold 5s                           time that belongs to the fault: how long a node sleeps or is cut off
-    release                           undo every pause and every cut
+    release                           undo every pause and every cut, make the volume what it was, bring killed members back
     end 0 137                         wait until all nodes have ended, with these exit codes in any order
     > generation 1: 2 workers, start; restored step 0 from none
 
 Deeds: kill (SIGKILL to a container, or to a worker in it), terminate (SIGTERM to the agent), pause (every process stops), cut (no packet comes in or
-goes out), deafen (none comes in), mute (none goes out), unplug (the interface is gone). Lines that begin with `>` are what must have happened.
+goes out), deafen (none comes in), mute (none goes out), unplug (the interface is gone), jump (the wall clock goes an hour ahead), starve (a worker takes all
+memory that it can get, once its gate is open). To what the nodes share: `fill volume`, `lock volume` (nothing can be opened for writing), `flip newest checkpoint` (one
+bit of it), `truncate newest checkpoint`. Lines that begin with `>` are what must have happened.
 """
 
 import re
+import shlex
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 BOUND_S = 10.0
+NODE = r"n\d+"
+NAME = r"[en]\d+"
+GATE = r"\d+|(?:meet|load)-\d+"
 
 
 class Deed(Enum):
@@ -35,6 +47,20 @@ class Deed(Enum):
     DEAFEN = "deafen"
     MUTE = "mute"
     UNPLUG = "unplug"
+    JUMP = "jump"
+    STARVE = "starve"
+
+
+class Harm(Enum):
+    """Deeds to what the nodes share."""
+
+    FILL = "fill volume"
+    LOCK = "lock volume"
+    FLIP = "flip newest checkpoint"
+    TRUNCATE = "truncate newest checkpoint"
+
+
+OF_WORKERS = (Deed.KILL, Deed.STARVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,27 +70,33 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shut:
-    steps: tuple[int, ...]
+    gates: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stands:
-    step: int
+    gate: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    step: int
+    gate: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """`ranks` is None for every node that runs; `is_worker`: the worker alone, not its node."""
+    """Whom: the nodes of `ranks`, or their workers alone (`is_worker`), or those with `names`; every node that runs where neither says anything."""
 
     deed: Deed
-    ranks: tuple[int, ...] | None
-    is_worker: bool
+    ranks: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    is_worker: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +120,7 @@ class End:
     codes: tuple[int, ...]  # sorted
 
 
-Command = Start | Shut | Stands | Open | Strike | Until | Hold | Release | End
+Command = Start | Again | Shut | Stands | Open | Strike | Harm | Until | Hold | Release | End
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,18 +128,32 @@ class Scenario:
     name: str
     title: str
     options: tuple[str, ...]
-    within_s: float
     commands: tuple[Command, ...]
     expected: tuple[str, ...]  # without their `>`
+    within_s: float = BOUND_S
+    memory_mib: int | None = None
+    volume_mib: int | None = None
+    members: int = 0  # of etcd
+    pending: str = ""  # why it is not survived yet
+
+    @property
+    def nodes(self) -> int:
+        """How many there are from start to end."""
+        return sum(command.nodes for command in self.commands if isinstance(command, Start))
+
+    def does(self, deed: Deed) -> bool:
+        return any(isinstance(command, Strike) and command.deed is deed for command in self.commands)
 
 
 def parse(name: str, text: str) -> Scenario:
     """Raises ValueError that names the line."""
-    title, options, within_s = "", (), BOUND_S
+    title, options = "", ()
+    settings: dict[str, Any] = {}
     commands: list[Command] = []
     expected: list[str] = []
     for number, line in enumerate(text.splitlines(), start=1):
         word, _, rest = line.strip().partition(" ")
+        where = f"{name}, line {number}"
         match word:
             case "":
                 pass
@@ -116,20 +162,26 @@ def parse(name: str, text: str) -> Scenario:
             case ">":
                 expected.append(rest)
             case "options":
-                options = tuple(rest.split())
+                options = tuple(shlex.split(rest))
             case "within":
-                within_s = _seconds(rest, f"{name}, line {number}")
+                settings["within_s"] = _seconds(rest, where)
+            case "pending" if rest:
+                settings["pending"] = rest
+            case "memory" | "volume":
+                (settings[f"{word}_mib"],) = _numbers(rest, where, count=1)
+            case "etcd":
+                (settings["members"],) = _numbers(rest, where, count=1)
             case _:
-                commands.append(_command(word, rest, f"{name}, line {number}"))
+                commands.append(_command(word, rest, where))
     if not title or not any(isinstance(command, Start) for command in commands):
         raise ValueError(f"{name}: expected a comment that says what happens, and a line `start N`")
     return Scenario(
         name=name,
         title=title,
         options=options,
-        within_s=within_s,
         commands=tuple(commands),
         expected=tuple(expected),
+        **settings,
     )
 
 
@@ -144,12 +196,16 @@ def _command(word: str, rest: str, where: str) -> Command:
         case "start":
             nodes, *options = rest.split() or [""]
             return Start(nodes=_numbers(nodes, where)[0], options=tuple(options))
+        case "again" if re.fullmatch(NODE, rest):
+            return Again(node=rest)
         case "shut":
-            return Shut(steps=_numbers(rest, where))
+            return Shut(gates=_gates(rest, where))
         case "stands":
-            return Stands(step=_numbers(rest, where)[0])
+            (gate,) = _gates(rest, where, count=1)
+            return Stands(gate=gate)
         case "open":
-            return Open(step=_numbers(rest, where)[0])
+            (gate,) = _gates(rest, where, count=1)
+            return Open(gate=gate)
         case "until":
             return _until(rest, where)
         case "hold":
@@ -158,21 +214,30 @@ def _command(word: str, rest: str, where: str) -> Command:
             return Release()
         case "end":
             return End(codes=tuple(sorted(_numbers(rest, where))))
+        case _ if f"{word} {rest}" in {each.value for each in Harm}:
+            return Harm(f"{word} {rest}")
         case deed if deed in {each.value for each in Deed}:
             return _strike(Deed(deed), rest, where)
         case _:
             raise ValueError(
-                f"{where}: expected start, shut, stands, open, until, hold, release, end or a deed, found {word!r}"
+                f"{where}: expected start, again, shut, stands, open, until, hold, release, end or a deed, found {word!r}"
             )
 
 
 def _strike(deed: Deed, whom: str, where: str) -> Strike:
-    if whom == "every node":
-        return Strike(deed=deed, ranks=None, is_worker=False)
+    if whom == "every node" and deed is not Deed.STARVE:
+        return Strike(deed=deed)
+    if named := re.fullmatch(rf"(?:node|member)s? ({NAME}(?: {NAME})*)", whom):
+        return Strike(deed=deed, names=tuple(named[1].split()))
     found = re.fullmatch(r"(node|worker)s? of ranks? (\d+(?: \d+)*)", whom)
-    if found is None or (found[1] == "worker" and deed is not Deed.KILL):
+    if (
+        found is None
+        or (found[1] == "worker" and deed not in OF_WORKERS)
+        or (found[1] == "node" and deed is Deed.STARVE)
+    ):
         raise ValueError(
-            f"{where}: expected `{deed.value} node of rank 0`, `nodes of ranks 0 1`, `every node` or `kill worker of rank 0`, found {whom!r}"
+            f"{where}: expected `{deed.value} node of rank 0`, `nodes of ranks 0 1`, `every node`, `node n1`, `members e1 e2` "
+            f"or `kill worker of rank 0`, found {whom!r}"
         )
     return Strike(deed=deed, ranks=_numbers(found[2], where), is_worker=found[1] == "worker")
 
@@ -190,11 +255,20 @@ def _until(rest: str, where: str) -> Until:
     return Until(event=event, fields=fields)
 
 
-def _numbers(text: str, where: str) -> tuple[int, ...]:
+def _numbers(text: str, where: str, count: int | None = None) -> tuple[int, ...]:
     words = text.split()
-    if not words or not all(word.isdecimal() for word in words):
-        raise ValueError(f"{where}: expected numbers, found {text!r}")
+    if not words or not all(word.isdecimal() for word in words) or count not in (None, len(words)):
+        raise ValueError(f"{where}: expected {count or 'some'} numbers, found {text!r}")
     return tuple(int(word) for word in words)
+
+
+def _gates(text: str, where: str, count: int | None = None) -> tuple[str, ...]:
+    words = tuple(text.split())
+    if not words or not all(re.fullmatch(GATE, word) for word in words) or count not in (None, len(words)):
+        raise ValueError(
+            f"{where}: expected {count or 'some'} gates such as 10, meet-2 or load-2, found {text!r}"
+        )
+    return words
 
 
 def _seconds(text: str, where: str) -> float:

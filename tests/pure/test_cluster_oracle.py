@@ -16,6 +16,19 @@ def line(step, generation=1):
     return {"step": step, "chain": f"c{step}", "time": 100.0 + step, "generation": generation}
 
 
+def samples(generation, step, shard):
+    """Two shards of two samples in each step, three steps in each epoch of twelve samples."""
+    epoch, place = divmod(step - 1, 3)
+    first = 4 * place + 2 * shard
+    return {
+        "generation": generation,
+        "step": step,
+        "epoch": epoch,
+        "shard": shard,
+        "samples": [first, first + 1],
+    }
+
+
 def run():
     """Two nodes train six steps; n2 is lost after step 3, n1 goes on and commits steps 2 and 6."""
     return Evidence(
@@ -32,6 +45,11 @@ def run():
         metrics=[line(step, 1 if step < 4 else 2) for step in range(1, STEPS + 1)],
         commits=[{"step": 2, "digest": "s2"}, {"step": 6, "digest": "s6"}],
         struck=[Struck(time=103.2, step=3, generation=1)],
+        samples=[
+            # Step 4 was begun in vain by both.
+            *(samples(1, step, shard) for step in range(1, 5) for shard in range(2)),
+            *(samples(2, step, shard) for step in range(4, STEPS + 1) for shard in range(2)),
+        ],
     )
 
 
@@ -55,6 +73,11 @@ def test_a_run_that_went_well_survives_and_is_measured():
 def with_events(change):
     found = run()
     return replace(found, events=sorted(change(list(found.events)), key=lambda e: e["time"]))
+
+
+def with_samples(change):
+    found = run()
+    return replace(found, samples=change(list(found.samples)))
 
 
 def with_metrics(change):
@@ -89,7 +112,19 @@ WRONG = {
         "checkpoint of step 2, found another",
     ),
     "no checkpoint": (replace(run(), commits=[]), "a checkpoint of the last step"),
-    "damage": (replace(run(), damage=["step 2: torn"]), "step 2: torn"),
+    "damage": (replace(run(), damage=[{"step": 2, "reason": "torn"}]), "step 2: torn"),
+    "damage that is not seen": (replace(run(), spoiled=frozenset({2})), "step 2 to be found damaged"),
+    "other damage than was done": (
+        replace(run(), spoiled=frozenset({2}), damage=[{"step": s, "reason": "torn"} for s in (2, 6)]),
+        "step 6: torn",
+    ),
+    "a sample twice": (
+        with_samples(lambda ss: [*ss[:-1], ss[-1] | {"samples": [0, 10]}]),
+        "1 that were trained more often",
+    ),
+    "a shard twice": (with_samples(lambda ss: [*ss, ss[-1]]), "2 that were trained more often"),
+    "a shard is missing": (with_samples(lambda ss: ss[:-1]), "others, or fewer"),
+    "no samples": (with_samples(lambda _: []), "others, or fewer"),
     "a fenced commit": (
         with_events(lambda es: [*es, event("checkpoint_committed", 105.5, node="n2", step=4)]),
         "no commit from outside of generation 2, found one of step 4",
@@ -115,6 +150,16 @@ def test_what_is_wrong_is_said(name):
     found, complaint = WRONG[name]
 
     assert any(complaint in said for said in complaints(found)), complaints(found)
+
+
+def test_a_checkpoint_that_was_damaged_on_purpose_is_no_fault_of_the_run():
+    found = replace(run(), spoiled=frozenset({2}), damage=[{"step": 2, "reason": "torn"}])
+
+    assert not complaints(found)
+
+
+def test_a_recipe_that_writes_no_samples_down_is_judged_by_the_rest():
+    assert judge(replace(run(), samples=[]), replace(run(), samples=[]), within_s=1.0).survived
 
 
 def test_a_commit_right_after_a_generation_opened_is_nobodys_fault():

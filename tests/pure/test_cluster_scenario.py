@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 from scenario import (
+    Again,
     Deed,
     End,
+    Harm,
     Hold,
     Open,
     Release,
@@ -23,17 +25,27 @@ SCENARIOS = Path(__file__).parents[1] / "scenarios" / "cluster"
 TEXT = """\
 # Something happens.
 # More about it.
-options --max-restarts 0
+options --max-restarts 0 --faults 'step 3: kill'
 within 2.5s
+pending nobody wrote it
+memory 700
+volume 16
+etcd 3
 start 2 --max-nodes 3
-shut 6 10
+shut 6 10 meet-2
 stands 6
 pause node of rank 0
 kill worker of rank 1
 cut nodes of ranks 0 1
 terminate every node
+kill members e1 e2
+kill node n1
+starve worker of rank 1
+fill volume
+flip newest checkpoint
 until restored generation=2 source=peer
 hold 5s
+again n1
 release
 open 6
 end 137 0
@@ -45,21 +57,28 @@ def test_every_word_is_read_as_it_is_meant():
     scenario = parse("name", TEXT)
 
     assert scenario.title == "Something happens."
-    assert scenario.options == ("--max-restarts", "0")
-    assert scenario.within_s == 2.5
+    assert scenario.options == ("--max-restarts", "0", "--faults", "step 3: kill")
+    assert (scenario.within_s, scenario.pending) == (2.5, "nobody wrote it")
+    assert (scenario.memory_mib, scenario.volume_mib, scenario.members, scenario.nodes) == (700, 16, 3, 2)
     assert scenario.expected == ("generation 1: 2 workers, start",)
     assert scenario.commands == (
         Start(nodes=2, options=("--max-nodes", "3")),
-        Shut(steps=(6, 10)),
-        Stands(step=6),
-        Strike(deed=Deed.PAUSE, ranks=(0,), is_worker=False),
+        Shut(gates=("6", "10", "meet-2")),
+        Stands(gate="6"),
+        Strike(deed=Deed.PAUSE, ranks=(0,)),
         Strike(deed=Deed.KILL, ranks=(1,), is_worker=True),
-        Strike(deed=Deed.CUT, ranks=(0, 1), is_worker=False),
-        Strike(deed=Deed.TERMINATE, ranks=None, is_worker=False),
+        Strike(deed=Deed.CUT, ranks=(0, 1)),
+        Strike(deed=Deed.TERMINATE),
+        Strike(deed=Deed.KILL, names=("e1", "e2")),
+        Strike(deed=Deed.KILL, names=("n1",)),
+        Strike(deed=Deed.STARVE, ranks=(1,), is_worker=True),
+        Harm.FILL,
+        Harm.FLIP,
         Until(event="restored", fields={"generation": 2, "source": "peer"}),
         Hold(seconds=5.0),
+        Again(node="n1"),
         Release(),
-        Open(step=6),
+        Open(gate="6"),
         End(codes=(0, 137)),
     )
 
@@ -75,6 +94,18 @@ def test_every_word_is_read_as_it_is_meant():
         "kill node",
         "kill node of rank x",
         "pause worker of rank 0",
+        "starve node of rank 0",
+        "starve every node",
+        "kill node n1 x",
+        "again",
+        "again rank 0",
+        "stands 6 10",
+        "shut load",
+        "fill disk",
+        "flip checkpoint",
+        "memory much",
+        "pending",
+        "etcd 1 2",
         "until",
         "until restored generation",
         "hold 5",

@@ -4,13 +4,17 @@ With `--form sum` it has torch's own AdamW and scheduler; else an optimizer of i
 
 What a test wants of it comes by environment variables, which are no part of a run's identity:
 
-TINY_GATES      folder; before step n, while it holds the file `gate-<n>`, each rank tells `at-<n>-rank<r>` and waits for the file `go-<n>`
+TINY_GATES      folder; before step n, while it holds the file `gate-<n>`, each rank tells `at-<n>-rank<r>` and waits for the file `go-<n>`; n is also `meet-<g>`, in generation g
+                before it asks what there is to restore, and `load-<g>`, while it loads that. Where it holds `starve-rank<r>`, this rank takes that away, and all memory that it can get
 TINY_RAISE      "STEP RANK": this rank raises in this step, every time
+TINY_SAMPLES    folder, where each rank writes down which samples each of its shards of a step has, before it uses them
 """
 
 import argparse
+import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,11 +23,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import TensorDataset
 
 import elastic
+from elastic import launch_env
 
 GATE_S = 250.0
 
 
-def wait_at_gate(folder: Path, number: int, rank: int) -> None:
+def wait_at_gate(folder: Path, number: int | str, rank: int) -> None:
     if not (folder / f"gate-{number}").exists():
         return
     (folder / f"at-{number}-rank{rank}").touch()
@@ -34,6 +39,30 @@ def wait_at_gate(folder: Path, number: int, rank: int) -> None:
         time.sleep(0.01)
 
 
+def starve_if_asked(folder: Path, rank: int) -> None:
+    asked = folder / f"starve-rank{rank}"
+    if asked.exists():
+        asked.unlink()
+        taken = []
+        while True:
+            taken.append(b"x" * 2**24)
+
+
+def note_samples(batch: elastic.Batch, step: int, rank: int) -> None:
+    folder = os.environ.get("TINY_SAMPLES")
+    if folder is not None:
+        generation = generation_now()
+        record = {"generation": generation, "step": step, "epoch": batch.epoch, "shard": batch.shard}
+        line = json.dumps(record | {"samples": batch.indices.tolist()}) + "\n"
+        with Path(folder, f"{generation}-rank{rank}.jsonl").open("a") as file:
+            file.write(line)
+
+
+def generation_now() -> int:
+    agent = launch_env.read().agent
+    return 0 if agent is None else agent.generation
+
+
 def raise_if_asked(number: int, rank: int) -> None:
     if os.environ.get("TINY_RAISE") == f"{number} {rank}":
         raise RuntimeError(f"the recipe's own mistake on rank {rank}")
@@ -42,7 +71,8 @@ def raise_if_asked(number: int, rank: int) -> None:
 class Momentum:
     """SGD with momentum and a rate that falls with its own count of steps."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], before_load: Callable[[], None]) -> None:
+        self.before_load = before_load
         self.parameters = parameters
         self.momenta = [torch.zeros_like(p) for p in parameters]
         self.steps = 0
@@ -62,6 +92,7 @@ class Momentum:
         return {"momenta": self.momenta, "steps": self.steps}
 
     def load_state_dict(self, state: dict) -> None:
+        self.before_load()
         self.momenta, self.steps = state["momenta"], state["steps"]
 
 
@@ -98,6 +129,7 @@ def main() -> None:
     settings = parser.parse_args()
     run = elastic.start(seed=7, global_batch=settings.global_batch, shards=settings.shards)
 
+    gates = Path(os.environ.get("TINY_GATES", "no gates"))
     draw = torch.Generator().manual_seed(1)
     inputs = torch.randn(260, 16, generator=draw)
     labels = torch.randint(8, (260,), generator=draw)
@@ -110,17 +142,25 @@ def main() -> None:
         optimizer = AdamWithSchedule(list(model.parameters()))
         updates = {"optimizer": optimizer.optimizer, "scheduler": optimizer.scheduler}
     else:
-        optimizer = Momentum(list(model.parameters()))
+        optimizer = Momentum(
+            list(model.parameters()), lambda: wait_at_gate(gates, f"load-{generation_now()}", run.rank)
+        )
         updates = {"optimizer": optimizer}
     data = run.data(TensorDataset(inputs, labels), epochs=3, tail="drop")
     state = elastic.State(model=model, ema=ema, **updates)
 
-    gates = Path(os.environ.get("TINY_GATES", "no gates"))
+    wait_at_gate(gates, f"meet-{generation_now()}", run.rank)
     for step in run.steps(data, state):
         wait_at_gate(gates, step.number, run.rank)
+        starve_if_asked(gates, run.rank)
         raise_if_asked(step.number, run.rank)
         if settings.form == "mean":
-            step.mean_loss(lambda batch: nn.functional.cross_entropy(model(batch.data[0]), batch.data[1]))
+
+            def loss(batch: elastic.Batch, number: int = step.number) -> Tensor:
+                note_samples(batch, number, run.rank)
+                return nn.functional.cross_entropy(model(batch.data[0]), batch.data[1])
+
+            step.mean_loss(loss)
         else:
             total = step.sum(lambda batch: moments(model(batch.data[0])))
             step.backward(whitening_loss(total, step.global_batch, 8))

@@ -1,0 +1,77 @@
+"""Machines that are Docker containers on one bridge."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import IPv4Network
+
+from engine import docker
+from image import mounts
+from machines import UNPRIVILEGED, Machine, free_subnet
+
+LABEL = "elastic-cluster"
+
+
+class Containers:
+    def __init__(self, image: str, name: str) -> None:
+        self._image = image
+        self._id = name
+        self._network = f"elastic-{name}"
+        self._addresses: dict[str, str] = {}
+
+    def open(self) -> IPv4Network:
+        return free_subnet(lambda subnet: docker("network", "create", "--subnet", str(subnet), self._network))
+
+    def make(self, machines: Sequence[Machine]) -> None:
+        with ThreadPoolExecutor() as several:
+            list(several.map(self._make, machines))
+
+    def pid(self, name: str) -> int:
+        pid = int(docker("inspect", "--format", "{{.State.Pid}}", self._name(name)))
+        if not pid:
+            raise RuntimeError(f"expected {name} to run, but it has ended")
+        return pid
+
+    def kill(self, *names: str) -> None:
+        docker("kill", *map(self._name, names))
+
+    def revive(self, *names: str) -> None:
+        docker("start", *map(self._name, names))
+
+    def pause(self, *names: str) -> None:
+        docker("pause", *map(self._name, names))
+
+    def unpause(self, *names: str) -> None:
+        docker("unpause", *map(self._name, names))
+
+    def unplug(self, name: str) -> None:
+        docker("network", "disconnect", self._network, self._name(name))
+
+    def plug(self, name: str) -> None:
+        docker("network", "connect", "--ip", self._addresses[name], self._network, self._name(name))
+
+    def close(self) -> None:
+        there = docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}={self._id}", check=False).split()
+        if there:
+            docker("rm", "--force", "--volumes", *there, check=False)
+        docker("network", "rm", self._network, check=False)
+
+    def _make(self, machine: Machine) -> None:
+        self._addresses[machine.name] = machine.address
+        options = [
+            *("--name", self._name(machine.name), "--hostname", machine.name),
+            *("--label", f"{LABEL}={self._id}", "--network", self._network, "--ip", machine.address),
+            *("--user", str(UNPRIVILEGED), "--init", "--cap-drop", "ALL"),
+            *("--security-opt", "no-new-privileges"),
+        ]
+        for here, there in machine.folders.items():
+            options += ["--volume", f"{here}:{there}"]
+        for path in (*mounts(), *machine.programs):
+            options += ["--volume", f"{path}:{path}:ro"]
+        if machine.memory_mib is not None:
+            # Without swap: else a node becomes slow instead of being killed.
+            size = f"{machine.memory_mib}m"
+            options += ["--memory", size, "--memory-swap", size]
+        docker("run", "--detach", *options, self._image, *machine.words)
+
+    def _name(self, name: str) -> str:
+        return f"elastic-{self._id}-{name}"

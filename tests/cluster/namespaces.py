@@ -1,0 +1,279 @@
+"""Machines that are Linux namespaces on a bridge, for where no container engine runs: processes, network, host name and mounts of their own, the file system of this machine.
+
+They are not containers: no image, no seccomp filter, and what is not mounted over is this machine's. `pause` stops process by process.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from engine import NoEngine, need_package
+from image import mounts
+from machines import IDLE, UNPRIVILEGED, Machine, free_subnet
+
+CGROUPS = Path("/sys/fs/cgroup")
+LIMIT_S = 30.0
+LOOK_S = 0.02
+OWN = "/mnt"  # what is private to a machine is mounted below it
+# Whoever loses its parent becomes a child of this one, which takes note of its end.
+IDLE_FOR_EVER = "while :; do sleep 1000 & wait $!; done"
+
+
+class Namespaces:
+    def __init__(self, name: str) -> None:
+        self._bridge = f"el{name}"
+        self._folder = Path(tempfile.mkdtemp(prefix="elastic-machines-"))
+        self._printed = self._folder / "printed"
+        self._hosts = self._folder / "hosts"
+        self._hosts.write_text("127.0.0.1 localhost\n")
+        self._machines: dict[str, Machine] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._plugs = 0
+        self._groups: list[Path] = []
+
+    def open(self) -> IPv4Network:
+        command("ip", "link", "add", self._bridge, "type", "bridge")
+        command("ip", "link", "set", self._bridge, "up")
+        # An engine that ran here once may have left the order to pass nothing on.
+        command("iptables", "--wait", "-I", "FORWARD", *self._passing)
+        return free_subnet(self._take)
+
+    def _take(self, subnet: IPv4Network) -> None:
+        if command("ip", "route", "show", "root", str(subnet)):
+            raise RuntimeError(f"{subnet} is in use")
+        command("ip", "address", "add", f"{subnet[1]}/{subnet.prefixlen}", "dev", self._bridge)
+
+    def make(self, machines: Sequence[Machine]) -> None:
+        with self._hosts.open("a") as hosts:
+            hosts.writelines(f"{machine.address} {machine.name}\n" for machine in machines)
+        for machine in machines:
+            self._machines[machine.name] = machine
+            self._begin(machine)
+
+    def pid(self, name: str) -> int:
+        children = _children(self._processes[name].pid)
+        if self._processes[name].poll() is not None or not children:
+            raise RuntimeError(f"expected {name} to run, but it has ended")
+        return children[0]
+
+    def kill(self, *names: str) -> None:
+        for pid in [self.pid(name) for name in names]:
+            os.kill(pid, signal.SIGKILL)
+        for name in names:
+            self._processes[name].wait()
+
+    def revive(self, *names: str) -> None:
+        for name in names:
+            self._begin(self._machines[name])
+
+    def pause(self, *names: str) -> None:
+        for name in names:
+            # One that was just being forked is found at the next look.
+            while running := [pid for pid in inhabitants(self.pid(name)) if not _is_still(pid)]:
+                _signal(signal.SIGSTOP, running)
+
+    def unpause(self, *names: str) -> None:
+        for name in names:
+            _signal(signal.SIGCONT, inhabitants(self.pid(name)))
+
+    def unplug(self, name: str) -> None:
+        command("nsenter", "--target", str(self.pid(name)), "--net", "ip", "link", "delete", "eth0")
+
+    def plug(self, name: str) -> None:
+        self._plugs += 1
+        here, pid = f"{self._bridge}.{self._plugs}", str(self.pid(name))
+        command("ip", "link", "add", here, "type", "veth", "peer", "name", "eth0", "netns", pid)
+        command("ip", "link", "set", here, "master", self._bridge, "up")
+        inside = ("nsenter", "--target", pid, "--net", "ip")
+        command(*inside, "link", "set", "lo", "up")
+        command(*inside, "address", "add", f"{self._machines[name].address}/24", "dev", "eth0")
+        command(*inside, "link", "set", "eth0", "up")
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            for pid in _children(process.pid):
+                _signal(signal.SIGKILL, [pid])
+            process.kill()
+            process.wait()
+        with suppress(RuntimeError):
+            command("iptables", "--wait", "-D", "FORWARD", *self._passing)
+        with suppress(RuntimeError):
+            command("ip", "link", "delete", self._bridge)
+        for group in self._groups:
+            with suppress(OSError):
+                group.rmdir()
+        shutil.rmtree(self._folder)
+
+    @property
+    def _passing(self) -> tuple[str, ...]:
+        return ("-i", self._bridge, "-o", self._bridge, "-j", "ACCEPT")
+
+    def _begin(self, machine: Machine) -> None:
+        words = [
+            "unshare",
+            "--fork",
+            "--kill-child",
+            "--pid",
+            "--mount-proc",
+            "--uts",
+            "--ipc",
+            "--net",
+            "sh",
+            "-c",
+        ]
+        process = subprocess.Popen(
+            [*words, "\n".join(self._script(machine))],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._printed.open("ab"),
+            start_new_session=True,
+        )
+        self._processes[machine.name] = process
+        deadline = time.monotonic() + LIMIT_S
+        # The first process is there once it has the namespaces, and not before.
+        while process.poll() is None and not _has_namespaces(process.pid):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(LOOK_S)
+        if machine.memory_mib is not None:
+            self._limit(machine.name, machine.memory_mib)
+        self.plug(machine.name)
+        while process.poll() is None and not self._is_ready(machine.name):
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"expected {machine.name} to begin within {LIMIT_S:.0f} s, found it not ready"
+                )
+            time.sleep(LOOK_S)
+
+    def _is_ready(self, name: str) -> bool:
+        return Path(f"/proc/{self.pid(name)}/root{OWN}/ready").exists()
+
+    def _script(self, machine: Machine) -> Iterator[str]:
+        """For sh, as root, as the first process."""
+        yield "set -e"
+        yield f"hostname {machine.name}"
+        yield f"mount --bind {self._hosts} /etc/hosts"
+        yield f"mount -t tmpfs -o mode=755 tmpfs {OWN}"
+        yield from _opened([*mounts(), *machine.programs])
+        for here, there in machine.folders.items():
+            assert there.startswith(OWN)
+            yield f"mkdir -p {there}; mount --rbind {here} {there}"
+        yield "until ip -4 address show dev eth0 2>/dev/null | grep -q inet; do sleep 0.02; done"
+        yield f"touch {OWN}/ready"
+        if machine.words == IDLE:
+            yield IDLE_FOR_EVER
+        else:
+            user = f"--reuid {UNPRIVILEGED} --regid {UNPRIVILEGED} --clear-groups"
+            yield f"exec setpriv {user} --no-new-privs --bounding-set=-all {shlex.join(machine.words)}"
+
+    def _limit(self, name: str, memory_mib: int) -> None:
+        """By a control group of either version, which whoever enters the machine is put into."""
+        is_first = (CGROUPS / "memory").is_dir()
+        group = (CGROUPS / "memory" if is_first else CGROUPS) / f"{self._bridge}-{name}"
+        limits = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes") if is_first else ("memory.max",)
+        try:
+            group.mkdir(exist_ok=True)
+            self._groups.append(group)
+            for limit in limits:
+                if (group / limit).exists():
+                    (group / limit).write_text(str(memory_mib * 2**20))
+            (group / "cgroup.procs").write_text(str(self.pid(name)))
+        except OSError as error:
+            raise RuntimeError(f"expected to limit the memory of {name}, found: {error}") from error
+
+
+def need_namespaces() -> None:
+    """Raises NoEngine where this machine does not let us make any."""
+    for program, package in (("ip", "iproute2"), ("iptables", "iptables"), ("setpriv", "util-linux")):
+        need_package(program, package)
+    try:
+        command("unshare", "--fork", "--pid", "--mount-proc", "--uts", "--ipc", "--net", "true")
+    except RuntimeError as error:
+        raise NoEngine(f"expected to be allowed namespaces of our own, found: {error}") from error
+
+
+def inhabitants(first: int) -> list[int]:
+    """The processes, by their numbers on this machine, that are in the process namespace of `first`."""
+    return [pid for pid in _processes() if _namespace(pid) == _namespace(first)]
+
+
+def outside(first: int, inner: int) -> int:
+    """The number on this machine of process `inner` of that namespace. Raises RuntimeError when there is none."""
+    for pid in inhabitants(first):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            numbers = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
+            if int(numbers[-1]) == inner:
+                return pid
+    raise RuntimeError(f"expected a process {inner} in there, found none")
+
+
+def command(*words: str) -> str:
+    """What it prints. Raises RuntimeError with its complaint."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: exit code {done.returncode}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def _opened(paths: Sequence[Path]) -> Iterator[str]:
+    """What lies below a folder that is its owner's alone gets a place in an empty one over that, for an unprivileged user to find."""
+    shut = {path: folder for path in paths if (folder := _shut(path)) is not None}
+    for number, path in enumerate(shut):
+        yield f"mkdir -p {OWN}/kept/{number}; mount --rbind {path} {OWN}/kept/{number}"
+    for folder in dict.fromkeys(shut.values()):
+        yield f"mount -t tmpfs -o mode=755 tmpfs {folder}"
+    for number, path in enumerate(shut):
+        yield f"mkdir -p {path}; mount --rbind {OWN}/kept/{number} {path}"
+
+
+def _shut(path: Path) -> Path | None:
+    folders = [*reversed(path.parents), path]
+    return next((folder for folder in folders if not folder.stat().st_mode & stat.S_IXOTH), None)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _has_namespaces(pid: int) -> bool:
+    ours = Path("/proc/self/ns/net").readlink()
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return any(Path(f"/proc/{child}/ns/net").readlink() != ours for child in _children(pid))
+    return False
+
+
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdecimal()]
+
+
+def _namespace(pid: int) -> Path | None:
+    # Gone by now, or of the machine that this one is a guest of.
+    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        return Path(f"/proc/{pid}/ns/pid").readlink()
+    return None
+
+
+def _is_still(pid: int) -> bool:
+    """Stopped, or dead."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "TZX"
+    return True
+
+
+def _signal(number: signal.Signals, pids: Sequence[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
