@@ -14,6 +14,8 @@ from typing import Any
 from elastic.clock import Clock
 from elastic.objects import Objects
 from elastic.observe import parts
+from elastic.observe.log import as_record
+from elastic.observe.metrics import is_step
 from elastic.run_dir import RunDir
 
 TICK_S = 0.5
@@ -211,8 +213,5 @@ def _size_bytes(path: Path) -> int:
 
 
 def _record(line: bytes) -> Record | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+    record = as_record(line)
+    return record if record is not None and is_step(record) else None

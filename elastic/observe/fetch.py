@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from elastic.errors import StoreFailed, UsageError
+from elastic.events import is_event
 from elastic.identity import NAME
 from elastic.objects import Listed, Objects, ObjectsFailed
 from elastic.observe import parts
+from elastic.observe.log import as_record
+from elastic.observe.metrics import is_step
 from elastic.run_dir import RunDir
 
 Record = dict[str, Any]
@@ -49,11 +52,8 @@ def _fetch(objects: Objects, run: RunDir) -> None:
         raise UsageError(
             f"expected a run at {run.url}, found nothing there; elastic-train RECIPE --run-dir names one"
         )
-    lines = [
-        line for line in _records(objects.read_all(sorted(metrics_parts))) if type(line.get("step")) is int
-    ]
-    records = _records(objects.read_all(sorted(events_parts)))
-    events = [event for event in records if "event" in event and "time" in event]
+    lines = list(filter(is_step, _records(objects.read_all(sorted(metrics_parts)))))
+    events = list(filter(is_event, _records(objects.read_all(sorted(events_parts)))))
     kept, lost = parts.merge(lines, parts.restored_steps(events))
     run.events.mkdir(parents=True)
     _write(run.events / "all.jsonl", parts.with_losses(events, lost))
@@ -63,16 +63,8 @@ def _fetch(objects: Objects, run: RunDir) -> None:
 
 def _records(data: Mapping[str, bytes]) -> list[Record]:
     """The JSON objects of all parts, by the parts' names; a line that is none is left out."""
-    found = []
-    for name in sorted(data):
-        for line in data[name].splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                found.append(record)
-    return found
+    found = (as_record(line) for name in sorted(data) for line in data[name].splitlines())
+    return [record for record in found if record is not None]
 
 
 def _write(path: Path, records: list[Record]) -> None:

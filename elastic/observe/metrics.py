@@ -103,7 +103,7 @@ class Metrics:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The lines of all steps that count, in order; a missing file has none."""
-    return list(filter(_is_step, read_lines(path)))
+    return list(filter(is_step, read_lines(path)))
 
 
 def newest(path: Path) -> dict[str, Any] | None:
@@ -142,10 +142,11 @@ def _cut(data: bytes, step: int) -> tuple[int, int]:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     record = as_record(line)
-    return record if record is not None and _is_step(record) else None
+    return record if record is not None and is_step(record) else None
 
 
-def _is_step(record: dict[str, Any]) -> bool:
+def is_step(record: dict[str, Any]) -> bool:
+    """Whether it is the line of a step; what is counted with has the kinds that it must have."""
     return "step" in record and all(
         fits(record[name], kind) for name, kind in _KINDS.items() if name in record
     )

@@ -168,7 +168,8 @@ class DirectoryBackend:
             yield
         except OSError as error:
             raise BackendFailed(
-                f"could not {what} in {self._path}: {error}; trying again at the next poll"
+                # Without the name of the file, which is another one each time: the same problem is said once.
+                f"could not {what} in {self._path}: {error.strerror or error}; trying again at the next poll"
             ) from error
 
 

@@ -112,6 +112,7 @@ class Rendezvous:
         self._waits = True
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self._beat_problem = ""  # why the last beat failed
 
     @property
     def timeout_s(self) -> float:
@@ -270,7 +271,9 @@ class Rendezvous:
         now_s = self._clock.monotonic()
         beats = self._backend.beats()
         others = (group.member_ids | group.waiting_ids | set(group.apart)) - {self._me.id}
-        self._liveness = self._liveness.look({i: beats.get(i, NEVER_BEATEN) for i in others}, now_s=now_s)
+        # Where this node cannot beat, on a full disk, say, the others most likely cannot either.
+        counters = {i: beats.get(i, NEVER_BEATEN) for i in others}
+        self._liveness = self._liveness.look(counters, now_s=now_s, counts=not self._beat_problem)
         if self._hearing is not None:
             self._hearing.look(group, now_s=now_s)
         self._timing = core.timed(self._timing, group, alive=self._alive, now_s=now_s, policy=self._policy)
@@ -323,10 +326,13 @@ class Rendezvous:
         while not self._stopped.wait(self._keep_alive_s / BEATS_PER_KEEP_ALIVE):
             try:
                 self._backend.beat(self._me.id)
+                self._beat_problem = ""
             except Exception as error:
                 # This is the thread's edge: were it to die of one failed write, the others would take a healthy node for
                 # dead some seconds later, with nothing in this node's log.
-                self._tell(f"heartbeat failed: {error}")
+                if self._beat_problem != str(error) and self._say is not None:
+                    self._say(f"heartbeat failed: {error}", True)
+                self._beat_problem = str(error)
 
     def _tell(self, reason: str, *, aloud: bool = True) -> None:
         if reason != self._reason:

@@ -26,9 +26,12 @@ class Liveness:
     looked_s: float | None = None
     pulses: Mapping[str, Pulse] = field(default_factory=dict)
 
-    def look(self, counters: Mapping[str, int], *, now_s: float) -> "Liveness":
-        """`counters`: of every node of interest; NEVER_BEATEN for one without. Nodes not named are forgotten."""
-        cap_s = self.keep_alive_s / LOOKS_UNTIL_DEAD
+    def look(self, counters: Mapping[str, int], *, now_s: float, counts: bool = True) -> "Liveness":
+        """`counters`: of every node of interest; NEVER_BEATEN for one without. Nodes not named are forgotten.
+
+        counts: False while nobody's silence means anything, because this node cannot beat itself.
+        """
+        cap_s = self.keep_alive_s / LOOKS_UNTIL_DEAD if counts else 0.0
         elapsed_s = 0.0 if self.looked_s is None else min(now_s - self.looked_s, cap_s)
         pulses = {node_id: self._pulse(node_id, count, elapsed_s) for node_id, count in counters.items()}
         return Liveness(keep_alive_s=self.keep_alive_s, looked_s=now_s, pulses=pulses)

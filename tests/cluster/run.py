@@ -89,8 +89,7 @@ def main() -> int:
             print(f"{name:24}{scenario.title}")
         print(f"{COMPOSE:24}{compose.TITLE}")
         return 0
-    ready = [name for name, scenario in scenarios.items() if not scenario.pending]
-    chosen = wanted.names or (list(QUICK) if wanted.quick else [*ready, COMPOSE])
+    chosen = wanted.names or (list(QUICK) if wanted.quick else [*scenarios, COMPOSE])
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     try:
@@ -156,9 +155,6 @@ def _play_all(names: list[str], scenarios: dict[str, Scenario], stage: Stage, *,
     finally:
         warm.close()
     Console().print(_table(outcomes))
-    for name in sorted(scenarios.keys() - set(names)):
-        if scenarios[name].pending:
-            print(f"{name}: NOT PLAYED, NOT SURVIVED: {scenarios[name].pending}")
     print(f"{len(outcomes)} cases in {time.monotonic() - began_s:.0f} s")
     return 1 if any(outcome.complaints for outcome in outcomes) else 0
 

@@ -5,7 +5,6 @@ It does nothing: `play.py` does. The language:
     # The first comment is the scenario's title.
     options --snapshot-every 2        further options of every node; {n1} is the address of the first node, {etcd} those of etcd's members
     within 8s                         the most that a fault may cost, from the deed to the end of the next new step [10 s]
-    pending nobody notices yet        what is missing for it to be survived; it is told and not played, unless by name
     memory 900                        MiB that a node may use before the kernel kills something in it
     volume 16                         MiB that the run's folder has
     etcd 3                            members, named e1, e2, e3, which are there before the nodes
@@ -134,7 +133,6 @@ class Scenario:
     memory_mib: int | None = None
     volume_mib: int | None = None
     members: int = 0  # of etcd
-    pending: str = ""  # why it is not survived yet
 
     @property
     def nodes(self) -> int:
@@ -165,8 +163,6 @@ def parse(name: str, text: str) -> Scenario:
                 options = tuple(shlex.split(rest))
             case "within":
                 settings["within_s"] = _seconds(rest, where)
-            case "pending" if rest:
-                settings["pending"] = rest
             case "memory" | "volume":
                 (settings[f"{word}_mib"],) = _numbers(rest, where, count=1)
             case "etcd":

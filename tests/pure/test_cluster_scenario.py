@@ -27,7 +27,6 @@ TEXT = """\
 # More about it.
 options --max-restarts 0 --faults 'step 3: kill'
 within 2.5s
-pending nobody wrote it
 memory 700
 volume 16
 etcd 3
@@ -58,7 +57,7 @@ def test_every_word_is_read_as_it_is_meant():
 
     assert scenario.title == "Something happens."
     assert scenario.options == ("--max-restarts", "0", "--faults", "step 3: kill")
-    assert (scenario.within_s, scenario.pending) == (2.5, "nobody wrote it")
+    assert scenario.within_s == 2.5
     assert (scenario.memory_mib, scenario.volume_mib, scenario.members, scenario.nodes) == (700, 16, 3, 2)
     assert scenario.expected == ("generation 1: 2 workers, start",)
     assert scenario.commands == (
@@ -104,7 +103,6 @@ def test_every_word_is_read_as_it_is_meant():
         "fill disk",
         "flip checkpoint",
         "memory much",
-        "pending",
         "etcd 1 2",
         "until",
         "until restored generation",

@@ -9,7 +9,7 @@ from faulty_storage import Deed, FaultyStorage
 
 from elastic.clock import SystemClock
 from elastic.errors import UsageError
-from elastic.events import GenerationEnded, RunFinished
+from elastic.events import GenerationEnded, Restored, RunFinished
 from elastic.objects import Objects, ObjectsFailed
 from elastic.observe import carry, metrics
 from elastic.observe.carry import Carrier, Files, Lines
@@ -41,7 +41,7 @@ def trained(run, name, generation, first, last):
 def restored(run, name, generation, step, lost_steps=0):
     log = EventLog(run.events / f"{name}-{generation:06d}-rank0.jsonl", node=name, clock=SystemClock())
     log.generation = generation
-    log.record_named("restored", {"step": step, "source": "none", "lost_steps": lost_steps})
+    log.record(Restored(step=step, source="none", lost_steps=lost_steps, seconds=0.1))
 
 
 def carrier(run, name, *, is_first=True, is_new=False, say=lambda text: None):

@@ -18,7 +18,7 @@ from elastic.rendezvous import core
 from elastic.rendezvous.backend import BackendFailed
 from elastic.rendezvous.core import Policy
 from elastic.rendezvous.directory import DirectoryBackend, read_generation
-from elastic.rendezvous.group import BEATS_PER_KEEP_ALIVE, Generation, Interrupted, Rendezvous
+from elastic.rendezvous.group import BEATS_PER_KEEP_ALIVE, Generation, Interrupted, Rendezvous, Watch
 from elastic.rendezvous.membership import Failure, Group, Node, Verdict
 from elastic.rendezvous.memory import MemoryBackend
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost, creator
@@ -357,6 +357,63 @@ def torch_node(nodes: Nodes, name: str, policy: Policy) -> ElasticRendezvous:
     )
     nodes.made.append(rendezvous)
     return ElasticRendezvous(rendezvous, host, run_id="r")
+
+
+class FullBackend(MemoryBackend):
+    """Takes no beats while it is full, as a folder on a full disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_full = False
+        self.refused: set[str] = set()
+
+    def beat(self, node_id: str) -> None:
+        if self.is_full:
+            self.refused.add(node_id)
+            raise BackendFailed("no space left")
+        super().beat(node_id)
+
+
+def test_nobody_is_taken_for_dead_while_nobody_can_beat() -> None:
+    """A disk is full for a long while and has room again; then one node does fall silent."""
+    backend, clock = FullBackend(), HandClock()
+    a, b = (
+        Rendezvous(
+            backend,
+            Node(id=name, address=name, nproc=1),
+            PAIR,
+            keep_alive_s=0.05,
+            clock=clock,
+            open_endpoint=lambda: "h:1",
+        )
+        for name in "ab"
+    )
+
+    def look(times: int) -> list[Watch]:
+        found = []
+        for _ in range(times):
+            clock.now_s += 1.0
+            found.append(a.watch())
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(node.join, never) for node in (a, b)]:
+            future.result(timeout=60)
+    backend.is_full = True
+    wait_until(lambda: backend.refused == {"a", "b"})
+    assert not any(watch.lost for watch in look(40))
+    backend.is_full = False
+    before = backend.beats()
+    wait_until(lambda: all(count > before[name] for name, count in backend.beats().items()))
+    assert a.watch().open
+    b.stop()
+    assert look(40)[-1].lost or not look(1)[0].open
+    a.stop()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        pass
 
 
 def test_torchrun_options_reach_the_policy(tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ def test_another_nodes_words_are_escaped_on_the_console(tmp_path):
     from elastic.run_dir import RunDir
 
     out = io.StringIO()
-    tail = Tail(RunDir.parse(str(tmp_path)), PlainScreen(out), FakeClock())
+    tail = Tail(RunDir.parse(str(tmp_path)), "n", PlainScreen(out), FakeClock())
     tail.say("\x1b[2Jnode stopped answering")
     tail.start()
     tail.stop()
