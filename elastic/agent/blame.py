@@ -35,15 +35,19 @@ def read_told(folder: Path, ranks: list[int]) -> list[Told]:
 def first_failure(codes: Mapping[int, int], killed: set[int], told: list[Told], reason: str) -> Told:
     """codes: exit codes by rank, in the order in which they were seen; killed: ranks that the agent itself ended.
 
-    Where several culprits left word, the earliest; one that was killed from outside leaves none, and `reason` speaks for it.
+    Where several culprits left word, the earliest, also of a rank that is still ending: its sockets close before anybody sees its exit code, and a
+    victim may be quicker. One that was killed from outside leaves none, and `reason` speaks for it.
     """
     culprits = [
         rank
         for rank, code in codes.items()
         if code not in (EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST) and rank not in killed
     ]
-    words = [word for word in told if word.rank in culprits] or ([] if culprits else told)
+    words = [word for word in told if word.rank in culprits]
+    ending = [word for word in told if word.rank not in codes]
     if words:
-        return min(words, key=lambda word: word.time)
+        return min([*words, *ending], key=lambda word: word.time)
+    if told and not culprits:
+        return min(ending or told, key=lambda word: word.time)
     first = culprits[0] if culprits else next(iter(codes), -1)
     return Told(rank=first, message=reason, traceback="", time=0.0)

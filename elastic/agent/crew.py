@@ -79,7 +79,7 @@ class Crew:
 
         culprit: one that was found before it ended, and is to blame whatever the others left.
         """
-        told = read_told(errors, list(self.codes))
+        told = read_told(errors, list(self._workers.pids))
         first = culprit or first_failure(self.codes, self._workers.killed, told, reason)
         self._log.record(WorkerFailed(rank=first.rank, message=first.message, traceback=first.traceback))
         return Failure(node=node, rank=first.rank, message=first.message, traceback=first.traceback)

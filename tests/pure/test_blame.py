@@ -32,6 +32,14 @@ def test_victims_speak_when_nobody_else_can():
     assert first_failure({0: EXIT_PEER_LOST}, set(), [told(0, 1.0)], "reason").message == "rank 0"
 
 
+def test_a_culprit_that_is_still_ending_is_named_before_the_victim_that_ended_first():
+    """Its sockets are closed and its exit code is not there yet; the victim, a script without the library, looks like a culprit."""
+    words = [told(0, 2.0), told(1, 1.0)]
+    assert first_failure({0: EXIT_FAILED}, set(), words, "reason").rank == 1
+    assert first_failure({0: EXIT_PEER_LOST}, set(), words, "reason").rank == 1
+    assert first_failure({0: -9}, set(), words, "reason").message == "reason"
+
+
 @given(
     st.dictionaries(
         st.integers(0, 5), st.sampled_from([EXIT_COMPLETE, EXIT_FAILED, EXIT_PEER_LOST, -9]), min_size=1

@@ -36,7 +36,7 @@ THOUSANDTHS = st.integers(1, 10**8)
 
 
 def thousandths(least):
-    return THOUSANDTHS.map(lambda n: least + n / 1000)
+    return THOUSANDTHS.map(lambda n: round(least + n / 1000, 3))
 
 
 def faults(where, *deeds):
