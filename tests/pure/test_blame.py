@@ -37,7 +37,7 @@ def test_a_culprit_that_is_still_ending_is_named_before_the_victim_that_ended_fi
     words = [told(0, 2.0), told(1, 1.0)]
     assert first_failure({0: EXIT_FAILED}, set(), words, "reason").rank == 1
     assert first_failure({0: EXIT_PEER_LOST}, set(), words, "reason").rank == 1
-    assert first_failure({0: -9}, set(), words, "reason").message == "reason"
+    assert first_failure({0: -9}, set(), [told(1, 1.0)], "reason").message == "reason"
 
 
 @given(
