@@ -58,6 +58,7 @@ QUICK = (
     "below_min",
     "etcd_member_killed",
     "c10d_host_killed",
+    "storage_503",
 )
 
 
