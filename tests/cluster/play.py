@@ -30,7 +30,7 @@ from scenario import (
     Strike,
     Until,
 )
-from where import InFolder, InStore
+from where import InFolder, InStore, Where
 
 TINY = ROOT / "tests" / "process" / "recipes" / "tiny.py"
 # Every node keeps every step in memory; the group waits for all of the first nodes.
@@ -65,7 +65,7 @@ class Play:
         self._cluster = cluster
         self._members = Members(cluster, scenario.members)
         self._store = InStore(cluster) if scenario.has_store else None
-        self._where = self._store or InFolder(cluster)
+        self._where: Where = self._store or InFolder(cluster)
         self._gates = cluster.shared / "gates"
         self._volume = Volume(cluster)
         self._clocks = WallClocks(cluster.shared) if scenario.does(Deed.JUMP) else None

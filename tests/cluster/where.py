@@ -37,7 +37,7 @@ LOOK_S = 0.05
 
 
 class Where(Protocol):
-    """`url`: for --run-dir; `env`, `options`: what a node needs for it. `begin` comes first."""
+    """`url`: for --run-dir; `options`: further ones that a node needs for it; `env`: what it is found by, once `begin` is through."""
 
     url: str
     options: Sequence[str]
