@@ -14,9 +14,11 @@ FROM node AS train
 USER root
 # Options for pip, such as the index of a smaller build of torch.
 ARG PIP_OPTIONS=""
+# What a run needs beside the project, such as the library of its object store.
+ARG PACKAGES=""
 COPY pyproject.toml README.md LICENSE /source/
 COPY elastic /source/elastic
-RUN python3 -m pip install --no-cache-dir ${PIP_OPTIONS} /source
+RUN python3 -m pip install --no-cache-dir ${PIP_OPTIONS} /source ${PACKAGES}
 COPY recipes recipes
 USER trainer
 ENV PYTHONUNBUFFERED=1

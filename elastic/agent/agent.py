@@ -333,6 +333,7 @@ class NodeAgent(LocalElasticAgent):
             workers=self._worker_group.spec.local_world_size,
             ended=tuple(Ended(rank=rank, code=code) for rank, code in self._crew.codes.items()),
             first_end_age_s=self._crew.first_end_age_s(),
+            keep_alive_s=self._settings.keep_alive_s,
             hung=self._vigil.hung if self._vigil is not None else None,
             stacks_shown=self._culprit is not None,
             is_done=self._is_done,

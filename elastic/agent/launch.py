@@ -245,6 +245,7 @@ def _settings(
         arguments=options.recipe_args,
         max_restarts=options.max_restarts,
         grace_s=options.grace_s,
+        keep_alive_s=options.keep_alive_s,
         save_every=str(options.save_every),
         snapshot_every=str(options.snapshot_every),
         faults=options.faults,

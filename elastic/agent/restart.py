@@ -12,6 +12,8 @@ from elastic.agent.hangs import Hung
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS, EXIT_PEER_LOST, EXIT_USAGE
 
 VICTIM_PATIENCE_S = 3.0
+# A culprit that cannot speak is known by its silence, after the keep-alive and a look or two; a lost node is no failure and costs no restart.
+VICTIM_PATIENCE_KEEP_ALIVES = 1.5
 _SIGKILL = 9
 
 
@@ -50,6 +52,7 @@ class Observation:
     ended: tuple[Ended, ...]  # in the order in which they ended
     is_done: bool  # it was reported that all workers of this node finished
     first_end_age_s: float
+    keep_alive_s: float
     hung: Hung | None  # a worker of this node
     stacks_shown: bool  # by that one
     group_ended: str | None  # the verdict's reason
@@ -101,7 +104,8 @@ def _by_workers(seen: Observation) -> Decision | None:
     causes = [e for e in wrong if e.code != EXIT_PEER_LOST]
     if causes:
         return _by_failure(causes[0], seen)
-    if wrong and seen.first_end_age_s > VICTIM_PATIENCE_S:
+    patience_s = max(VICTIM_PATIENCE_S, VICTIM_PATIENCE_KEEP_ALIVES * seen.keep_alive_s)
+    if wrong and seen.first_end_age_s > patience_s:
         if seen.leaving:
             return Decision(Action.LEAVE, f"{seen.leaving}; rank {wrong[0].rank} lost a peer")
         return Decision(Action.FAIL, f"rank {wrong[0].rank} lost a peer, and nobody else reported a failure")

@@ -16,6 +16,7 @@ class Settings:
     arguments: tuple[str, ...]
     max_restarts: int
     grace_s: float
+    keep_alive_s: float
     save_every: str
     snapshot_every: str
     faults: str | None

@@ -3,6 +3,7 @@
 It knows nothing of groups: what the bytes mean, and who is alive, is decided by its readers.
 """
 
+from collections.abc import Collection
 from typing import Protocol, runtime_checkable
 
 from elastic.errors import ElasticError
@@ -47,6 +48,14 @@ class PublishesGeneration(Protocol):
 
     def shown_generation(self) -> int:
         """The newest generation shown by anybody; 0 before the first. Raises BackendFailed."""
+
+
+@runtime_checkable
+class AsksByName(Protocol):
+    """A backend that learns the nodes' names from listings, which may be old."""
+
+    def ask_for(self, node_ids: Collection[str]) -> None:
+        """From now on `beats` looks for these by name, listed or not; it does not fail."""
 
 
 @runtime_checkable

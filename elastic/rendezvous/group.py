@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from elastic.clock import Clock
 from elastic.errors import EXIT_INTERRUPTED, ElasticError, GroupEnded, UsageError
 from elastic.rendezvous import core
-from elastic.rendezvous.backend import Backend, BackendFailed, PublishesGeneration
+from elastic.rendezvous.backend import AsksByName, Backend, BackendFailed, PublishesGeneration
 from elastic.rendezvous.core import Action, Policy, Timing
 from elastic.rendezvous.hearing import Hearing, Hears
 from elastic.rendezvous.liveness import NEVER_BEATEN, Liveness
@@ -269,8 +269,10 @@ class Rendezvous:
         if self._publish is not None:
             self._publish(group.generation)
         now_s = self._clock.monotonic()
-        beats = self._backend.beats()
         others = (group.member_ids | group.waiting_ids | set(group.apart)) - {self._me.id}
+        if isinstance(self._backend, AsksByName):
+            self._backend.ask_for(others)
+        beats = self._backend.beats()
         # Where this node cannot beat, on a full disk, say, the others most likely cannot either.
         counters = {i: beats.get(i, NEVER_BEATEN) for i in others}
         self._liveness = self._liveness.look(counters, now_s=now_s, counts=not self._beat_problem)

@@ -5,14 +5,14 @@ beats/<node>       the counter of one node, written over
 exclusive          shows that this storage refuses to create an object twice
 
 Versions are looked for by name and never in a listing, which may be old: a version once seen is never unseen, and a node that slept for hours goes through all that
-it missed. Listings only tell the names of nodes. What fences savers is the newest version itself, read when they ask (checkpoint/fence.py).
+it missed. Listings only tell the names of nodes, and `ask_for` tells of those that matter. What fences savers is the newest version itself, read when they ask (checkpoint/fence.py).
 
 Requests cost time and money, so answers are used for a while: `Pace` says for how long. It does not promise to work where the service ignores the condition of a creation:
 that is found out at the first call and refused.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
@@ -85,6 +85,7 @@ class ObjectsBackend:
         self._trouble = ""
         self._is_exclusive = False
         self._counters: dict[str, _Counter] = {}
+        self._asked_for: frozenset[str] = frozenset()
         self._beats_s = float("-inf")
         self._named: tuple[float, int] = float("-inf"), -1  # when the names were listed, and at which version
 
@@ -132,7 +133,11 @@ class ObjectsBackend:
                 with _failures("heartbeats"):
                     self._count(now_s)
                 self._beats_s = now_s + self._pace.beats_s
-            return {node_id: counter.value for node_id, counter in self._counters.items()}
+            # Counters begin at 1.
+            return {node_id: one.value for node_id, one in self._counters.items() if one.value}
+
+    def ask_for(self, node_ids: Collection[str]) -> None:
+        self._asked_for = frozenset(node_ids)
 
     @property
     def _seen(self) -> int:
@@ -190,11 +195,16 @@ class ObjectsBackend:
             self._named = now_s, self._seen
             for name, listed in self._objects.listed(_BEATS).items():
                 self._hear_of(unquote(name.removeprefix(_BEATS)), listed.mark, now_s)
-        young = [
-            node_id for node_id, one in self._counters.items() if now_s - one.moved_s < self._pace.quiet_s
+        asked_for = self._asked_for
+        for node_id in asked_for - self._counters.keys():
+            self._hear_of(node_id, "", now_s)
+        wanted = [
+            node_id
+            for node_id, one in self._counters.items()
+            if now_s - one.moved_s < self._pace.quiet_s or node_id in asked_for
         ]
-        found = self._objects.read_all(_beat(node_id) for node_id in young)
-        for node_id in young:
+        found = self._objects.read_all(_beat(node_id) for node_id in wanted)
+        for node_id in wanted:
             text = found.get(_beat(node_id), b"")
             if text.isdigit() and int(text) != self._counters[node_id].value:
                 self._counters[node_id].value = int(text)

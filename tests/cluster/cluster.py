@@ -1,4 +1,4 @@
-"""Nodes are machines on a network of their own that share one folder; whatever way the block ends, none of them is left.
+"""Nodes are machines on a network of their own that share one folder, or no more of it than gates; whatever way the block ends, none of them is left.
 
 Faults come from outside: a node cannot prepare for what is done to it here. It does not know what a node is for: it starts commands and does things to them.
 Nodes run as an unprivileged user without any capability; nothing is published on the host.
@@ -25,7 +25,7 @@ from elastic.agent.nursery import WarmChild, WarmParent
 SHARED = "/mnt/shared"
 SCRATCH = "/mnt/scratch"  # a machine's own disk
 ENTER = Path(__file__).parent / "enter.py"
-FIRST_NODE, FIRST_SERVICE = 10, 100  # in the subnet
+FIRST = {"n": 10, "e": 100, "s": 200}  # in the subnet: nodes, etcd's members, the object store
 END_S = 240.0
 LOOK_S = 0.02
 
@@ -52,6 +52,8 @@ class Life:
 class Cluster:
     """Use as a context manager. `shared` is the folder that all nodes see as SHARED, and `run` one in it, which may have little room.
 
+    shares_run: without it there is no such folder, and nodes begin in one of their own.
+
     warm: what nodes are forked from, the process of `enter.py`. containers: so many machines are there, idle, when the block begins.
     """
 
@@ -59,6 +61,7 @@ class Cluster:
     warm: WarmParent
     containers: int
     limits: Limits = field(default_factory=Limits)
+    shares_run: bool = True
     shared: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="elastic-cluster-")))
     outside: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="elastic-outside-")))
     lives: list[Life] = field(default_factory=list)
@@ -97,20 +100,20 @@ class Cluster:
         self.machines.revive(node)
         self._begin(node, words, env, is_cold=False)
 
-    def serve(self, services: Mapping[str, Sequence[str]]) -> None:
-        """Run programs of this machine on machines of their own, at `address(name)`."""
+    def serve(self, services: Mapping[str, Sequence[str]], programs: tuple[Path, ...] = ()) -> None:
+        """Commands on machines of their own, at `address(name)`; `programs`: of this machine, which they need beside its virtual environment."""
         self.machines.make(
-            [
-                self._machine(name, words=tuple(words), programs=(Path(words[0]),))
-                for name, words in services.items()
-            ]
+            [self._machine(name, words=tuple(words), programs=programs) for name, words in services.items()]
         )
 
     def address(self, name: str) -> str:
-        """Of a node, n1 and so on, or of a service, e1 and so on."""
+        """Of a node, n1 and so on, or of a service, e1 and so on, s1."""
         assert self._subnet is not None
-        first = FIRST_NODE if name.startswith("n") else FIRST_SERVICE
-        return str(self._subnet[first + int(name[1:]) - 1])
+        return str(self._subnet[FIRST[name[0]] + int(name[1:]) - 1])
+
+    def scratch(self, name: str) -> Path:
+        """A machine's own disk, SCRATCH in there."""
+        return self.outside / f"scratch-{name}"
 
     # Deeds.
 
@@ -184,7 +187,7 @@ class Cluster:
             "ENTER_CONTAINER": str(self.machines.pid(node)),
             "ENTER_TELL": str(told),
             "ENTER_USER": str(UNPRIVILEGED),
-            "ENTER_FOLDER": SHARED,
+            "ENTER_FOLDER": SHARED if self.shares_run else SCRATCH,
         } | ({"ENTER_COLD": "yes"} if is_cold else {})
         with printed.open("xb") as out:
             pid = self.warm.fork(
@@ -198,14 +201,17 @@ class Cluster:
         self.lives.append(Life(node=node, process=process, printed=printed, pid=int(told.read_text())))
 
     def _make_folders(self) -> None:
+        self.shared.chmod(0o755)
+        if not self.shares_run:
+            return
         run = self.shared / "run"
         run.mkdir()
         if self.limits.volume_mib is not None:
             size = f"size={self.limits.volume_mib}m"
             subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", run], check=True)
             self._is_mounted = True
+        run.chmod(0o755)
         for folder in (self.shared, run):
-            folder.chmod(0o755)
             os.chown(folder, UNPRIVILEGED, UNPRIVILEGED)
 
     def _machine(
@@ -216,7 +222,7 @@ class Cluster:
         programs: tuple[Path, ...] = (),
         memory_mib: int | None = None,
     ) -> Machine:
-        scratch = self.outside / f"scratch-{name}"
+        scratch = self.scratch(name)
         scratch.mkdir()
         os.chown(scratch, UNPRIVILEGED, UNPRIVILEGED)
         return Machine(

@@ -13,8 +13,6 @@ from engine import need_package
 from left import HOUR_S
 from scenario import Harm
 
-from elastic.run_dir import RunDir
-
 CLOCK = Path(__file__).parent / "clock.c"
 RUN, ASIDE = f"{SHARED}/run", "/mnt/aside"
 MOUNTS = ("mount", "pid")
@@ -24,10 +22,10 @@ FILLER_BYTES = 2**16
 class Volume:
     """The folder of the run, as all nodes see it."""
 
-    def __init__(self, cluster: Cluster, run: RunDir) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._run = run
-        self._filler = run.local / "filler"
+        self._run = cluster.shared / "run"
+        self._filler = self._run / "filler"
         self._locked: list[str] = []
         self.spoiled: set[int] = set()
 
@@ -78,7 +76,7 @@ class Volume:
             self._locked.append(node)
 
     def _newest(self) -> Path:
-        record = max(self._run.local.glob("checkpoints/*/COMMIT.json"))
+        record = max(self._run.glob("checkpoints/*/COMMIT.json"))
         self.spoiled.add(int(record.parent.name))
         (payload,) = record.parent.glob("*/state.safetensors")
         return payload

@@ -3,16 +3,15 @@
 It does not judge: it gives back what is to be judged.
 """
 
-import shutil
 import time
 from collections.abc import Callable
 from typing import Any
 
 from cluster import SCRATCH, SHARED, Cluster
-from engine import need_package
 from harm import Volume, WallClocks
 from image import ROOT
 from left import evidence, field, host
+from members import Members
 from oracle import Evidence, Record, Struck
 from scenario import (
     Again,
@@ -27,18 +26,16 @@ from scenario import (
     Shut,
     Stands,
     Start,
+    Storage,
     Strike,
     Until,
 )
-
-from elastic.observe import metrics
-from elastic.observe.log import read_events
-from elastic.run_dir import RunDir
+from where import InFolder, InStore, Where
 
 TINY = ROOT / "tests" / "process" / "recipes" / "tiny.py"
-# Every node keeps every step in memory; the group waits for all of the first nodes; a node that is silent for 2 s is out.
+# Every node keeps every step in memory; the group waits for all of the first nodes.
 SAVES = ("--save-every", "4steps", "--keep", "99")
-STANDING = (*SAVES, "--snapshot-every", "1", "--last-call", "10min", "--keep-alive", "2")
+STANDING = (*SAVES, "--snapshot-every", "1", "--last-call", "10min")
 _ENV = {
     "TINY_GATES": f"{SHARED}/gates",
     "TINY_SAMPLES": f"{SHARED}/samples",
@@ -66,9 +63,11 @@ class Play:
     def __init__(self, scenario: Scenario, cluster: Cluster) -> None:
         self._scenario = scenario
         self._cluster = cluster
-        self.run = RunDir.parse(str(cluster.shared / "run"))
+        self._members = Members(cluster, scenario.members)
+        self._store = InStore(cluster) if scenario.has_store else None
+        self._where: Where = self._store or InFolder(cluster)
         self._gates = cluster.shared / "gates"
-        self._volume = Volume(cluster, self.run)
+        self._volume = Volume(cluster)
         self._clocks = WallClocks(cluster.shared) if scenario.does(Deed.JUMP) else None
         self._words: dict[str, list[str]] = {}
         self._struck: list[Struck] = []
@@ -83,17 +82,19 @@ class Play:
         for folder in (self._gates, self._cluster.shared / "samples"):
             folder.mkdir()
             folder.chmod(0o777)
-        self._start_members()
+        self._members.start()
+        self._where.begin()
         for command in self._scenario.commands:
             self._do(command)
         self._check_clocks()
-        return evidence(
-            self.run,
-            self._cluster.shared / "samples",
-            self._struck,
-            spoiled=self._volume.spoiled,
-            ahead=set() if self._clocks is None else self._clocks.jumped,
-        )
+        with self._where.readable() as run:
+            return evidence(
+                run,
+                self._cluster.shared / "samples",
+                self._struck,
+                spoiled=self._volume.spoiled,
+                ahead=set() if self._clocks is None else self._clocks.jumped,
+            )
 
     def _do(self, command: Command) -> None:
         match command:
@@ -101,7 +102,7 @@ class Play:
                 for _ in range(command.nodes):
                     self._start(command)
             case Again():
-                self._cluster.start_again(command.node, self._words[command.node], _ENV)
+                self._cluster.start_again(command.node, self._words[command.node], _ENV | self._where.env)
             case Shut():
                 for gate in command.gates:
                     (self._gates / f"gate-{gate}").touch()
@@ -120,6 +121,8 @@ class Play:
             case Harm():
                 self._struck.append(self._now())
                 self._volume.harm(command)
+            case Storage():
+                self._order(command)
             case Release():
                 self._release()
             case End():
@@ -130,44 +133,25 @@ class Play:
     def _start(self, start: Start) -> None:
         # The group begins when all nodes of the start are there, however late the last one comes.
         nodes = ("--max-nodes", str(start.nodes))
-        asked = [*STANDING, *nodes, *map(self._filled, (*self._scenario.options, *start.options))]
-        words = [str(TINY), "--run-dir", f"{SHARED}/run", *asked]
+        asked = [
+            *STANDING,
+            *self._where.options,
+            *nodes,
+            *map(self._filled, (*self._scenario.options, *start.options)),
+        ]
+        words = [str(TINY), "--run-dir", self._where.url, *asked]
         node = f"n{len(self._cluster.nodes) + 1}"
         self._words[node] = words
         if self._clocks is None:
-            self._cluster.start(words, _ENV)
+            self._cluster.start(words, _ENV | self._where.env)
         else:
-            self._cluster.start(words, _ENV | self._clocks.env(node), is_cold=True)
+            env = _ENV | self._where.env | self._clocks.env(node)
+            self._cluster.start(words, env, is_cold=True)
 
     def _filled(self, option: str) -> str:
         """With addresses for the names in it."""
-        members = ",".join(f"{self._cluster.address(member)}:2379" for member in self._members)
-        return option.replace("{n1}", self._cluster.address("n1")).replace("{etcd}", members)
-
-    @property
-    def _members(self) -> list[str]:
-        return [f"e{place}" for place in range(1, self._scenario.members + 1)]
-
-    def _start_members(self) -> None:
-        peers = {member: f"http://{self._cluster.address(member)}:2380" for member in self._members}
-        if peers:
-            need_package("etcd", "etcd-server")
-        services = {}
-        for member, peer in peers.items():
-            client = f"http://{self._cluster.address(member)}:2379"
-            words = [shutil.which("etcd") or "etcd", "--name", member, "--data-dir", f"{SCRATCH}/etcd"]
-            words += [
-                "--log-level",
-                "error",
-                "--listen-client-urls",
-                client,
-                "--advertise-client-urls",
-                client,
-            ]
-            words += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
-            words += ["--initial-cluster", ",".join(f"{name}={url}" for name, url in peers.items())]
-            services[member] = words
-        self._cluster.serve(services)
+        option = option.replace("{n1}", self._cluster.address("n1"))
+        return option.replace("{etcd}", self._members.endpoints)
 
     # Deeds.
 
@@ -180,7 +164,7 @@ class Play:
         match strike.deed:
             case Deed.KILL:
                 self._cluster.machines.kill(*names)
-                self._dead_members += [name for name in names if name in self._members]
+                self._dead_members += [name for name in names if name in self._members.names]
             case Deed.TERMINATE:
                 self._cluster.terminate(*names)
             case Deed.PAUSE:
@@ -211,6 +195,15 @@ class Play:
             else:
                 self._cluster.kill_process(host(worker), int(worker["pid"]))
 
+    def _order(self, storage: Storage) -> None:
+        assert self._store is not None
+        if storage is Storage.HEAL:
+            # What struck nothing would prove nothing.
+            self._waits_for(self._store.has_struck, "a request that the store's fault strikes")
+        else:
+            self._struck.append(self._now())
+        self._store.order(storage)
+
     def _release(self) -> None:
         if self._paused:
             self._cluster.machines.unpause(*self._paused)
@@ -232,10 +225,10 @@ class Play:
             raise WentWrong(f"expected the exit codes {list(codes)}, found {told}")
 
     def _now(self) -> Struck:
-        newest, start = metrics.newest(self.run.metrics), self._newest()
+        start = self._newest()
         return Struck(
             time=time.time(),
-            step=0 if newest is None else int(newest["step"]),
+            step=self._where.step(),
             generation=0 if start is None else int(start["generation"]),
         )
 
@@ -262,7 +255,7 @@ class Play:
     def _check_clocks(self) -> None:
         """Raises WentWrong: a clock that did not jump would prove nothing."""
         now = time.time()
-        ahead = {host(event) for event in read_events(self.run.events) if event["time"] > now}
+        ahead = {host(event) for event in self._where.events() if event["time"] > now}
         jumped = set() if self._clocks is None else self._clocks.jumped
         if ahead != jumped:
             raise WentWrong(f"expected clocks ahead on {sorted(jumped)}, found them on {sorted(ahead)}")
@@ -278,14 +271,16 @@ class Play:
         return all(path.exists() and path.stat().st_mtime >= start["time"] for path in paths)
 
     def _happened(self, until: Until) -> bool:
-        return bool(self._events(until.event, **until.fields))
+        if not until.is_carried:
+            return bool(self._events(until.event, **until.fields))
+        assert self._store is not None
+        return bool(_matching(self._store.carried_events(), until.event, until.fields))
 
     def _newest(self) -> Record | None:
         return next(reversed(self._events("generation_started")), None)
 
     def _events(self, name: str, **fields: Any) -> list[Record]:
-        found = [event for event in read_events(self.run.events) if event["event"] == name]
-        return [event for event in found if all(field(event, key) == value for key, value in fields.items())]
+        return _matching(self._where.events(), name, fields)
 
     def _waits_for(self, condition: Callable[[], Any], what: str) -> Any:
         """The first true value; an end of all nodes, or PATIENCE_S, ends the waiting."""
@@ -297,3 +292,8 @@ class Play:
                 raise WentWrong(f"expected {what} within {PATIENCE_S:.0f} s, found none")
             time.sleep(LOOK_S)
         return value
+
+
+def _matching(events: list[Record], name: str, fields: dict[str, Any]) -> list[Record]:
+    found = [event for event in events if event["event"] == name]
+    return [event for event in found if all(field(event, key) == value for key, value in fields.items())]

@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
-import compose
 from cluster import ENTER, Cluster, Limits
+from compose import ARGUMENTS, PROFILES, RECIPE, Compose
 from containers import Containers
 from engine import NoEngine, engine
 from image import ROOT, node_image
@@ -38,11 +39,11 @@ from rich.table import Table
 from scenario import Scenario, parse, rewritten
 
 from elastic.agent.nursery import WarmParent
+from elastic.errors import ElasticError
 from elastic.launch_env import pin_threads
 from elastic.run_dir import RunDir
 
 Stage = Callable[[], Machines]
-COMPOSE = "compose"
 SCENARIOS = ROOT / "tests" / "scenarios" / "cluster"
 # A process, a machine, a machine that comes back, a planned stop, a network, a disk, a recovery that is hit itself, each backend.
 QUICK = (
@@ -57,6 +58,7 @@ QUICK = (
     "below_min",
     "etcd_member_killed",
     "c10d_host_killed",
+    "storage_503",
 )
 
 
@@ -82,14 +84,15 @@ def main() -> int:
     parser.add_argument("--list", action="store_true")
     wanted = parser.parse_args()
     scenarios = {path.stem: parse(path.stem, path.read_text()) for path in sorted(SCENARIOS.glob("*.txt"))}
-    if unknown := set(wanted.names) - {*scenarios, COMPOSE}:
+    if unknown := set(wanted.names) - {*scenarios, *PROFILES}:
         parser.error(f"expected names of cases (--list), found {', '.join(sorted(unknown))}")
     if wanted.list:
         for name, scenario in scenarios.items():
             print(f"{name:24}{scenario.title}")
-        print(f"{COMPOSE:24}{compose.TITLE}")
+        for name, profile in PROFILES.items():
+            print(f"{name:24}{profile.title}")
         return 0
-    chosen = wanted.names or (list(QUICK) if wanted.quick else [*scenarios, COMPOSE])
+    chosen = wanted.names or (list(QUICK) if wanted.quick else [*scenarios, *PROFILES])
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     try:
@@ -122,9 +125,9 @@ def _stage(only_namespaces: bool, chosen: list[str]) -> Iterator[Stage]:
                 f"\nNO CONTAINERS ({reason}); THE SCENARIOS ARE PLAYED ON NAMESPACES OF THIS MACHINE\n",
                 flush=True,
             )
-            if COMPOSE in chosen:
-                chosen.remove(COMPOSE)
-                print(f"{COMPOSE}: NOT TESTED, it needs containers", flush=True)
+            for name in set(PROFILES) & set(chosen):
+                chosen.remove(name)
+                print(f"{name}: NOT TESTED, it needs containers", flush=True)
             yield lambda: Namespaces(secrets.token_hex(4))
             return
         print(f"Docker engine {version}; {len(chosen)} cases", flush=True)
@@ -146,8 +149,8 @@ def _play_all(names: list[str], scenarios: dict[str, Scenario], stage: Stage, *,
         undisturbed = _undisturbed(TINY)
         outcomes = []
         for name in names:
-            if name == COMPOSE:
-                outcome = _compose()
+            if name in PROFILES:
+                outcome = _compose(name)
             else:
                 outcome = _play(scenarios[name], stage, warm, undisturbed, update=update)
             outcomes.append(outcome)
@@ -170,6 +173,7 @@ def _tell(outcome: Outcome) -> None:
         print(f"    what it left is in {outcome.kept}", flush=True)
 
 
+@cache
 def _undisturbed(recipe: Path, *arguments: str) -> Evidence:
     """One worker on this machine, outside of any container, from start to end."""
     folder = Path(tempfile.mkdtemp(prefix="elastic-undisturbed-"))
@@ -190,12 +194,12 @@ def _play(
     began_s = time.monotonic()
     verdict, happened, kept = None, [], None
     limits = Limits(memory_mib=scenario.memory_mib, volume_mib=scenario.volume_mib)
-    with Cluster(stage(), warm, scenario.nodes, limits) as cluster:
+    with Cluster(stage(), warm, scenario.nodes, limits, not scenario.has_store) as cluster:
         try:
             found = Play(scenario, cluster).perform()
             verdict, happened = judge(found, undisturbed, scenario.within_s), history(found.events)
             complaints = list(verdict.complaints)
-        except (WentWrong, TimeoutError, RuntimeError, NoEngine) as error:
+        except (WentWrong, TimeoutError, RuntimeError, NoEngine, ElasticError) as error:
             complaints = [str(error)]
         if verdict is not None and happened != list(scenario.expected):
             if update:
@@ -212,19 +216,19 @@ def _play(
     return Outcome(name=scenario.name, verdict=verdict, complaints=complaints, took_s=took_s, kept=kept)
 
 
-def _compose() -> Outcome:
+def _compose(name: str) -> Outcome:
     began_s = time.monotonic()
     verdict = None
     try:
-        with compose.Compose() as project:
+        with Compose(PROFILES[name]) as project:
             found = project.perform()
-        undisturbed = _undisturbed(ROOT / compose.RECIPE, *compose.ARGUMENTS)
-        verdict = judge(found, undisturbed, compose.WITHIN_S)
+        undisturbed = _undisturbed(ROOT / RECIPE, *ARGUMENTS)
+        verdict = judge(found, undisturbed, PROFILES[name].within_s)
         complaints = list(verdict.complaints)
-    except (WentWrong, TimeoutError, RuntimeError) as error:
+    except (WentWrong, TimeoutError, RuntimeError, ElasticError) as error:
         complaints = [str(error)]
     took_s = time.monotonic() - began_s
-    return Outcome(name=COMPOSE, verdict=verdict, complaints=complaints, took_s=took_s, kept=None)
+    return Outcome(name=name, verdict=verdict, complaints=complaints, took_s=took_s, kept=None)
 
 
 def _keep(name: str, cluster: Cluster) -> Path:

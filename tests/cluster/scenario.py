@@ -8,6 +8,7 @@ It does nothing: `play.py` does. The language:
     memory 900                        MiB that a node may use before the kernel kills something in it
     volume 16                         MiB that the run's folder has
     etcd 3                            members, named e1, e2, e3, which are there before the nodes
+    store                             the run lies in an object store, and the nodes share nothing else
     start 3                           so many nodes, which wait for each other; what follows the number are their own options
     again n1                          a machine that was killed is switched on, and the same command is given there
     shut 10 meet-2 load-2             gates: no rank begins step 10 before it is opened, none of generation 2 asks what there is to restore, none has it loaded whole
@@ -15,6 +16,7 @@ It does nothing: `play.py` does. The language:
     open 10
     kill node of rank 0               or: worker of rank 0, nodes of ranks 1 2, every node, node n1, members e1 e2
     until restored generation=2       wait for an event with these fields; node=n2 is the second node that was started
+    until the store has restored      the same, of what was carried to the store
     hold 5s                           time that belongs to the fault: how long a node sleeps or is cut off
     release                           undo every pause and every cut, make the volume what it was, bring killed members back
     end 0 137                         wait until all nodes have ended, with these exit codes in any order
@@ -23,7 +25,8 @@ It does nothing: `play.py` does. The language:
 Deeds: kill (SIGKILL to a container, or to a worker in it), terminate (SIGTERM to the agent), pause (every process stops), cut (no packet comes in or
 goes out), deafen (none comes in), mute (none goes out), unplug (the interface is gone), jump (the wall clock goes an hour ahead), starve (a worker takes all
 memory that it can get, once its gate is open). To what the nodes share: `fill volume`, `lock volume` (nothing can be opened for writing), `flip newest checkpoint` (one
-bit of it), `truncate newest checkpoint`. Lines that begin with `>` are what must have happened.
+bit of it), `truncate newest checkpoint`. To the store's answers, until `storage heals`, which waits until one was struck: `storage answers 500`, `storage answers 503`,
+`storage hangs`, `storage loses answers to commits`, `storage lists what was` (now). Lines that begin with `>` are what must have happened.
 """
 
 import re
@@ -57,6 +60,17 @@ class Harm(Enum):
     LOCK = "lock volume"
     FLIP = "flip newest checkpoint"
     TRUNCATE = "truncate newest checkpoint"
+
+
+class Storage(Enum):
+    """What the object store does from now on."""
+
+    ERROR = "storage answers 500"
+    SLOW_DOWN = "storage answers 503"
+    HANG = "storage hangs"
+    LOSE = "storage loses answers to commits"
+    STALE = "storage lists what was"
+    HEAL = "storage heals"
 
 
 OF_WORKERS = (Deed.KILL, Deed.STARVE)
@@ -100,8 +114,11 @@ class Strike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
+    """`is_carried`: to the store, where the run lies in one."""
+
     event: str
     fields: dict[str, int | str]
+    is_carried: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +136,7 @@ class End:
     codes: tuple[int, ...]  # sorted
 
 
-Command = Start | Again | Shut | Stands | Open | Strike | Harm | Until | Hold | Release | End
+Command = Start | Again | Shut | Stands | Open | Strike | Harm | Storage | Until | Hold | Release | End
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +150,7 @@ class Scenario:
     memory_mib: int | None = None
     volume_mib: int | None = None
     members: int = 0  # of etcd
+    has_store: bool = False
 
     @property
     def nodes(self) -> int:
@@ -165,10 +183,13 @@ def parse(name: str, text: str) -> Scenario:
                 settings["within_s"] = _seconds(rest, where)
             case "memory" | "volume":
                 (settings[f"{word}_mib"],) = _numbers(rest, where, count=1)
+            case "store" if not rest:
+                settings["has_store"] = True
             case "etcd":
                 (settings["members"],) = _numbers(rest, where, count=1)
             case _:
                 commands.append(_command(word, rest, where))
+                _check_storage(commands[-1], where, has_store="has_store" in settings)
     if not title or not any(isinstance(command, Start) for command in commands):
         raise ValueError(f"{name}: expected a comment that says what happens, and a line `start N`")
     return Scenario(
@@ -210,14 +231,15 @@ def _command(word: str, rest: str, where: str) -> Command:
             return Release()
         case "end":
             return End(codes=tuple(sorted(_numbers(rest, where))))
-        case _ if f"{word} {rest}" in {each.value for each in Harm}:
-            return Harm(f"{word} {rest}")
+        case _ if (line := f"{word} {rest}") in {each.value for each in Harm}:
+            return Harm(line)
+        case "storage" if line in {each.value for each in Storage}:
+            return Storage(line)
         case deed if deed in {each.value for each in Deed}:
             return _strike(Deed(deed), rest, where)
         case _:
-            raise ValueError(
-                f"{where}: expected start, again, shut, stands, open, until, hold, release, end or a deed, found {word!r}"
-            )
+            verbs = "start, again, shut, stands, open, until, hold, release, end or a deed"
+            raise ValueError(f"{where}: expected {verbs}, found {word!r}")
 
 
 def _strike(deed: Deed, whom: str, where: str) -> Strike:
@@ -238,8 +260,16 @@ def _strike(deed: Deed, whom: str, where: str) -> Strike:
     return Strike(deed=deed, ranks=_numbers(found[2], where), is_worker=found[1] == "worker")
 
 
+def _check_storage(command: Command, where: str, *, has_store: bool) -> None:
+    of_store = isinstance(command, Storage) or (isinstance(command, Until) and command.is_carried)
+    if (isinstance(command, Harm) and has_store) or (of_store and not has_store):
+        raise ValueError(f"{where}: expected it {'without' if has_store else 'below'} a line `store`")
+
+
 def _until(rest: str, where: str) -> Until:
-    event, *pairs = rest.split() or [""]
+    words = rest.split()
+    is_carried = words[:3] == ["the", "store", "has"]
+    event, *pairs = words[3 if is_carried else 0 :] or [""]
     fields: dict[str, int | str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -248,7 +278,7 @@ def _until(rest: str, where: str) -> Until:
         fields[key] = int(value) if value.isdecimal() else value
     if not event:
         raise ValueError(f"{where}: expected the name of an event, found nothing")
-    return Until(event=event, fields=fields)
+    return Until(event=event, fields=fields, is_carried=is_carried)
 
 
 def _numbers(text: str, where: str, count: int | None = None) -> tuple[int, ...]:
@@ -261,9 +291,7 @@ def _numbers(text: str, where: str, count: int | None = None) -> tuple[int, ...]
 def _gates(text: str, where: str, count: int | None = None) -> tuple[str, ...]:
     words = tuple(text.split())
     if not words or not all(re.fullmatch(GATE, word) for word in words) or count not in (None, len(words)):
-        raise ValueError(
-            f"{where}: expected {count or 'some'} gates such as 10, meet-2 or load-2, found {text!r}"
-        )
+        raise ValueError(f"{where}: expected {count or 'some'} gates as 10, meet-2, load-2, found {text!r}")
     return words
 
 

@@ -14,6 +14,7 @@ from scenario import (
     Shut,
     Stands,
     Start,
+    Storage,
     Strike,
     Until,
     parse,
@@ -104,6 +105,7 @@ def test_every_word_is_read_as_it_is_meant():
         "flip checkpoint",
         "memory much",
         "etcd 1 2",
+        "store s3",
         "until",
         "until restored generation",
         "hold 5",
@@ -115,6 +117,32 @@ def test_a_line_that_means_nothing_is_named(line):
     """Each line is nearly right; passing over it would make a scenario that tests less than it says."""
     with pytest.raises(ValueError, match="name, line 3"):
         parse("name", f"# Title.\nstart 1\n{line}\n")
+
+
+def test_what_an_object_store_does_is_read_as_it_is_meant():
+    lines = ["store", "start 1", *(each.value for each in Storage), "until the store has restored step=4"]
+    scenario = parse("name", "\n".join(["# Title.", *lines]))
+
+    assert scenario.has_store
+    until = Until(event="restored", fields={"step": 4}, is_carried=True)
+    assert scenario.commands == (Start(nodes=1, options=()), *Storage, until)
+
+
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        ("", "storage hangs"),
+        ("", "until the store has restored"),
+        ("store\n", "fill volume"),
+        ("store\n", "storage hang"),
+        ("store\n", "storage"),
+        ("store\n", "until the store has"),
+    ],
+)
+def test_a_deed_to_what_is_not_there_is_named(before, line):
+    """A store that the run does not lie in, or a folder that it does not lie in: the scenario would test nothing."""
+    with pytest.raises(ValueError, match=f"name, line {3 + bool(before)}"):
+        parse("name", f"# Title.\n{before}start 1\n{line}\n")
 
 
 @pytest.mark.parametrize("text", ["start 1\n", "# Title.\nopen 1\n", ""])

@@ -148,6 +148,20 @@ def test_a_stale_listing_hides_no_live_node_that_was_seen_and_no_version(storage
     assert set(other.beats()) == {"a", "b"}
 
 
+def test_a_listing_from_before_a_node_came_does_not_hide_it_from_who_asks_for_it(storage):
+    """Listings show no node at all; one that the group names is alive, one that it names and that never beat is not there."""
+    here, there = opened(storage), opened(storage)
+    assert here.beats() == {}
+    stale = storage.fail(Deed.STALE, lambda method, path: "list-type" in path)
+    there.beat("b")
+    assert here.beats() == {}
+    here.ask_for({"b", "c"})
+    assert here.beats() == {"b": 1}
+    there.beat("b")
+    assert here.beats() == {"b": 2}
+    assert stale.struck
+
+
 def test_storage_that_creates_twice_is_refused_before_anybody_meets_in_it(s3_bucket):
     """A service that ignores the condition of a creation: of several nodes that form a generation, each would believe that it did."""
     backend = ObjectsBackend(f"{s3_bucket}/r", pace=AT_ONCE)

@@ -31,6 +31,7 @@ TRAINING = Observation(
     ended=(),
     is_done=False,
     first_end_age_s=0.0,
+    keep_alive_s=2.0,
     hung=None,
     stacks_shown=False,
     group_ended=None,
@@ -110,6 +111,16 @@ TABLE = {
         after(EXIT_PEER_LOST, EXIT_PEER_LOST, first_end_age_s=VICTIM_PATIENCE_S),
         Action.GO_ON,
         "training",
+    ),
+    "a victim where silence takes longer to be sure of": (
+        after(EXIT_PEER_LOST, first_end_age_s=LATE, keep_alive_s=15.0),
+        Action.GO_ON,
+        "training",
+    ),
+    "a victim, and silence told of nobody either": (
+        after(EXIT_PEER_LOST, first_end_age_s=22.6, keep_alive_s=15.0),
+        Action.FAIL,
+        "rank 4 lost a peer",
     ),
     "a victim, and nobody ever reported a cause": (
         after(EXIT_PEER_LOST, first_end_age_s=LATE),
@@ -222,6 +233,7 @@ def observations(draw):
         ),
         is_done=draw(st.booleans()),
         first_end_age_s=draw(ages),
+        keep_alive_s=draw(ages),
         hung=draw(st.sampled_from([None, HUNG])),
         stacks_shown=draw(st.booleans()),
         group_ended=draw(words),

@@ -34,8 +34,8 @@ _ERRORS = {
 
 
 class FaultyStorage:
-    def __init__(self, port: int) -> None:
-        """port: of the store on the loopback interface."""
+    def __init__(self, port: int, listen: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        """port: of the store on the loopback interface. listen: the address and port of the proxy, any free one for 0."""
         proxy = self
         self._port = port
         self._lock = threading.Lock()
@@ -55,14 +55,15 @@ class FaultyStorage:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(listen, Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}"
 
     def fail(self, deed: Deed, applies: Callable[[str, str], bool], times: int | None = None) -> Fault:
         """`applies`: to a method and a path with its query."""
@@ -84,10 +85,12 @@ class FaultyStorage:
         self._thread.join()
 
     def serve(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        # Before it is known to be struck: a healing in between then releases it.
+        released = self._released
         fault = self._struck(request.command, request.path)
         deed = None if fault is None else fault.deed
         if deed is Deed.HANG:
-            self._released.wait(250)
+            released.wait(250)
             request.close_connection = True
             return
         if deed in _ERRORS:
