@@ -78,21 +78,15 @@ def test_a_grace_shorter_than_a_save_ends_with_the_step_that_is_safe(drill, undi
 
 
 def test_a_signal_during_the_restore_stops_at_once_and_loses_nothing(stopped, undisturbed):
-    """The payload of step 20 is a pipe that nobody writes to: the worker stands in the middle of its restore."""
+    """The worker stands in the middle of its restore, with the state of step 20 loaded and nobody told."""
     drill = stopped
-    (payload,) = (drill.run.local / "checkpoints" / f"{20:012d}").glob("a-*/state.safetensors")
-    aside = payload.with_name("aside")
-    payload.rename(aside)
-    os.mkfifo(payload)
-    agent = drill.start("--grace", "1h")
-    drill.happens("run_started", generation=2)
+    agent = drill.start("--grace", "1h", "--faults", "generation 2 rank 0 restore: hang")
+    drill.happens("fault_injected", generation=2)
     agent.signal(signal.SIGTERM)
     agent.ends_with(75)
     assert "step 20 is saved" in agent.output.splitlines()[-1]
     drill.all_are_gone()
 
-    payload.unlink()
-    aside.rename(payload)
     drill.start().ends_with(0)
     drill.is_like(undisturbed)
 

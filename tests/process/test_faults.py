@@ -46,7 +46,8 @@ def test_ranks_that_die_at_several_points_of_a_step_leave_no_trace_in_the_result
     victims = {(e["generation"], e["rank"]) for e in drill.events("worker_exited", victim=True)}
     assert victims == {(1, 1), (2, 0), (3, 0), (4, 1)}
     restored = [(e["step"], e["lost_steps"]) for e in drill.events("restored")]
-    assert restored == [(0, 0), (2, 0), (8, 0), (13, 0), (18, 0)]
+    # Rank 1 may raise in step 14 while rank 0 still copies the state of step 13.
+    assert restored in ([(0, 0), (2, 0), (8, 0), kept, (18, 0)] for kept in [(13, 0), (12, 1)])
 
     code, report = drill.inspects("report", drill.run.url)
     assert code == 0
@@ -240,9 +241,11 @@ def test_a_rank_killed_in_the_middle_of_its_snapshot_leaves_a_torn_slot_that_is_
 def test_an_uploader_that_pauses_at_each_point_of_a_commit_commits_all_the_same(drill, undisturbed):
     """Stopped and woken between payload and commit record of step 8, and in the middle of the payload of the last step, which the workers wait for."""
     plan = "checkpoint 8 before-commit: pause 1s; checkpoint 24 upload: pause 1s"
-    drill.shut(9)
+    drill.shut(5, 9)
     agent = drill.start("--keep", "9", "--faults", plan)
-    # A newer save would take its place before it is begun.
+    # A save is due later while the one before is under way, and a newer one would take its place before it is begun.
+    drill.happens("checkpoint_committed", step=4)
+    drill.open(5)
     drill.happens("fault_injected", step=8)
     drill.open(9)
     agent.ends_with(0)
