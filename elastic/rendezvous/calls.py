@@ -77,6 +77,8 @@ class Calls:
 
     def close(self) -> None:
         self._is_over = True
+        # It may sleep for a long while until the next call is due.
+        self._socket.sendto(b"", self._socket.getsockname())
         self._thread.join()
         self._socket.close()
 

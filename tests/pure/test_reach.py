@@ -103,6 +103,12 @@ def test_two_hear_each_other_and_a_path_of_one_direction_is_none(opened):
     assert a.counters == {}
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1"])
+def test_whoever_calls_once_an_hour_ends_at_once(address):
+    """An address of its own, and one that is not, behind which it listens on all."""
+    Calls("a", address, 3600.0).close()
+
+
 def test_garbage_and_lies_do_not_end_the_calls(opened):
     """Datagrams that are too long, no JSON, meant for others, or from nobody that is known; then a real one still counts."""
     a, b = opened("a"), opened("b")
