@@ -10,9 +10,8 @@ setup: $(READY)
 train: $(READY)
 	$(BIN)/elastic-train recipes/barlow.py --min-nodes 1 --max-nodes 4
 
-# More than the two cores that it needs: some tests wait for what takes its time.
 test: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -285,6 +285,8 @@ def leave(group: Group, node_id: str) -> Group:
         group = replace(closed, members=members)
     if node_id in group.waiting_ids:
         group = replace(group, waiting=tuple(node for node in group.waiting if node.id != node_id))
+    if node_id in group.apart:
+        group = replace(group, apart=tuple(i for i in group.apart if i != node_id))
     return group
 
 

@@ -77,7 +77,7 @@ def test_an_uploader_killed_at_each_point_of_a_commit_leaves_whole_checkpoints_o
     plan = "checkpoint 8 upload: kill uploader; checkpoint 12 before-commit: kill uploader; checkpoint 24 after-commit: kill uploader"
     first, second, third = plan.split("; ")
     options = ("--nproc-per-node", "2", "--keep", "9", "--faults", plan)
-    drill.shut(5, 11, 15)
+    drill.shut(5, 11, 12, 15)
     agent = drill.start(*options)
     drill.happens("checkpoint_committed", step=4)
     drill.open(5)
@@ -85,6 +85,9 @@ def test_an_uploader_killed_at_each_point_of_a_commit_leaves_whole_checkpoints_o
     drill.happens("fault_injected", fault=first)
     drill.uploader_serves(agent)
     drill.open(11)
+    # Rank 0 asks for the fate of step 8 in each step, and must have heard it before step 12 ends for that to be saved.
+    drill.stands(12, ranks=2)
+    drill.open(12)
     drill.stands(15, ranks=2)
     drill.happens("fault_injected", fault=second)
     torn = [path.name for path in drill.run.local.glob("checkpoints/000000000012/**/*.*")]

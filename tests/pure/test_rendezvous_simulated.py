@@ -315,7 +315,7 @@ class Nodes(RuleBasedStateMachine):
         self.world.tick(2 * keep_alive_s + last_call_s + 10 * POLL_S)
         group, running = self.world.group, set(self.world.running)
         assert group.open, group
-        assert not group.apart and not group.complaints
+        assert not running & set(group.apart) and not group.complaints
         assert group.member_ids <= running, "a dead node is a member"
         assert len(group.members) == min(len(running), self.world.policy.max_nodes)
         assert group.member_ids | group.waiting_ids == running
