@@ -6,6 +6,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from records import RECORD
 
 from elastic.checkpoint import record as names
 from elastic.checkpoint.record import CommitRecord, parse
@@ -100,21 +101,7 @@ def test_arbitrary_bytes_are_damage_and_nothing_else(data):
 )
 def test_a_right_checksum_does_not_excuse_a_wrong_field(changes):
     """Forges records with a matching checksum and one field that cannot be, paths that leave the directory among them."""
-    good = CommitRecord(
-        format=names.FORMAT,
-        run_id="r",
-        step=3,
-        epoch=0,
-        generation=1,
-        write_id="0123456789abcdef" * 2,
-        attempt="a-000001-01234567",
-        size_bytes=1,
-        sha256="0" * 64,
-        digest="0" * 64,
-        world_size=1,
-        torch="2",
-        created=1.0,
-    )
+    good = RECORD
     assert parse(forged(good)) == good
     with pytest.raises(CheckpointDamaged):
         parse(forged(good, **changes))

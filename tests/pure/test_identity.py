@@ -5,21 +5,11 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from records import IDENTITY
 
 from elastic.errors import UsageError
 from elastic.identity import Identity, check, parse
 
-OURS = Identity(
-    recipe="train.py",
-    recipe_sha256="ab" * 32,
-    arguments=("--epochs", "3"),
-    seed=1,
-    global_batch=64,
-    shards=8,
-    torch="2.11.0",
-    device="cpu",
-    threads=1,
-)
 OTHER = {
     "recipe": ("eval.py", "recipe: eval.py there, train.py here"),
     "arguments": ((), "recipe arguments: none there, --epochs 3 here"),
@@ -37,18 +27,18 @@ OTHER = {
 def test_a_difference_is_named_and_makes_another_run(field):
     """One field at a time: words, both values, and what to do."""
     value, words = OTHER[field]
-    there = replace(OURS, **{field: value})
+    there = replace(IDENTITY, **{field: value})
     with pytest.raises(UsageError) as caught:
-        check(there, OURS, "runs/x")
+        check(there, IDENTITY, "runs/x")
     assert f"runs/x holds another run ({words});" in str(caught.value)
     assert "--fresh" in str(caught.value)
-    assert there.run_id != OURS.run_id
+    assert there.run_id != IDENTITY.run_id
 
 
 def test_all_differences_are_named_at_once():
     """A person corrects a command once, not once for each field."""
     with pytest.raises(UsageError) as caught:
-        check(replace(OURS, **{field: value for field, (value, _) in OTHER.items()}), OURS, "runs/x")
+        check(replace(IDENTITY, **{field: value for field, (value, _) in OTHER.items()}), IDENTITY, "runs/x")
     assert all(words in str(caught.value) for _, words in OTHER.values())
 
 
@@ -59,15 +49,15 @@ def test_every_field_but_the_recipes_text_is_compared():
 
 def test_an_edited_recipe_is_the_same_run():
     """Mending a bug and going on is the person's decision."""
-    edited = replace(OURS, recipe_sha256="cd" * 32)
-    check(edited, OURS, "runs/x")
-    assert edited.run_id == OURS.run_id
+    edited = replace(IDENTITY, recipe_sha256="cd" * 32)
+    check(edited, IDENTITY, "runs/x")
+    assert edited.run_id == IDENTITY.run_id
 
 
 @given(st.lists(st.text()).map(tuple), st.integers())
 def test_an_identity_comes_back_as_it_was_written(arguments, seed):
     """Arguments with spaces, quotes and newlines stay what and how many they were."""
-    ours = replace(OURS, arguments=arguments, seed=seed)
+    ours = replace(IDENTITY, arguments=arguments, seed=seed)
     assert parse(ours.to_json()) == ours
 
 
@@ -80,7 +70,7 @@ def test_an_identity_comes_back_as_it_was_written(arguments, seed):
         b"{}",
         b"\xff",
         b'{"arguments": 5}',
-        OURS.to_json()[:-20],
+        IDENTITY.to_json()[:-20],
         b'{"arguments": [], "more": 1}',
     ],
 )

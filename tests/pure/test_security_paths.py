@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from records import RECORD
 
 from elastic.checkpoint import record as names
 from elastic.checkpoint.catalog import committed, of_run, read_payload, verify
@@ -274,23 +275,7 @@ def test_a_payload_that_grew_is_read_no_further_than_its_record_says(store, root
 )
 def test_a_forged_record_cannot_name_a_place_outside(attempt):
     """With a checksum that fits."""
-    good = json.loads(
-        names.CommitRecord(
-            format=1,
-            run_id="r",
-            step=3,
-            epoch=0,
-            generation=1,
-            write_id="0" * 32,
-            attempt="a-000001-00000000",
-            size_bytes=1,
-            sha256="0" * 64,
-            digest="0" * 64,
-            world_size=1,
-            torch="2",
-            created=1.0,
-        ).to_json()
-    )
+    good = json.loads(RECORD.to_json())
     del good["self_sha256"]
     bad = good | {"attempt": attempt}
     with pytest.raises(CheckpointDamaged, match="attempt"):

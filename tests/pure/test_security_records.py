@@ -14,6 +14,7 @@ import pytest
 from hostile import HOSTILE, json_values, junk, spoiled, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import IDENTITY, RECORD
 from rich.console import Console
 
 from elastic import events, identity, launch_env
@@ -38,32 +39,6 @@ from elastic.rendezvous.etcd_http import _answer
 from elastic.rendezvous.membership import Failure, Group, GroupDamaged, Node
 from elastic.snapshot import contents
 
-OURS = identity.Identity(
-    recipe="train.py",
-    recipe_sha256="ab" * 32,
-    arguments=("--epochs", "3"),
-    seed=1,
-    global_batch=64,
-    shards=8,
-    torch="2.11.0",
-    device="cpu",
-    threads=1,
-)
-RECORD = commit_record.CommitRecord(
-    format=commit_record.FORMAT,
-    run_id=OURS.run_id,
-    step=3,
-    epoch=0,
-    generation=1,
-    write_id="0123456789abcdef" * 2,
-    attempt="a-000001-01234567",
-    size_bytes=1,
-    sha256="0" * 64,
-    digest="0" * 64,
-    world_size=1,
-    torch="2",
-    created=1.0,
-)
 LINK = launch_env.AgentLink(
     pid=1,
     node="n",
@@ -151,13 +126,13 @@ def test_arbitrary_bytes_give_the_documented_error(reader, data):
         read(data)
 
 
-@given(spoiled(json.loads(OURS.to_json())))
+@given(spoiled(json.loads(IDENTITY.to_json())))
 def test_a_spoiled_identity_is_refused_or_compared(record):
     """Single fields of run.json replaced: what is still an identity must compare, and say the differences."""
     with suppress(UsageError):
         found = identity.parse(json.dumps(record).encode())
         assert len(found.run_id) == 16
-        identity.check(found, OURS, "runs/x")
+        identity.check(found, IDENTITY, "runs/x")
 
 
 @given(spoiled(json.loads(RECORD.to_json())), st.booleans())
@@ -301,9 +276,9 @@ def test_what_the_log_writes_is_an_event():
 
 def test_an_error_shows_what_it_found_without_commanding_the_terminal():
     """A run.json whose arguments clear the screen."""
-    there = identity.parse(json.dumps(json.loads(OURS.to_json()) | {"arguments": ["\x1b[2J"]}).encode())
+    there = identity.parse(json.dumps(json.loads(IDENTITY.to_json()) | {"arguments": ["\x1b[2J"]}).encode())
     with pytest.raises(ElasticError) as caught:
-        identity.check(there, OURS, "runs/x")
+        identity.check(there, IDENTITY, "runs/x")
     assert "\\x1b[2J" in printable(str(caught.value)) and "\x1b" not in printable(str(caught.value))
 
 

@@ -1,0 +1,31 @@
+"""An identity and a commit record that are whole: what tests of damage begin with."""
+
+from elastic.checkpoint.record import FORMAT, CommitRecord
+from elastic.identity import Identity
+
+IDENTITY = Identity(
+    recipe="train.py",
+    recipe_sha256="ab" * 32,
+    arguments=("--epochs", "3"),
+    seed=1,
+    global_batch=64,
+    shards=8,
+    torch="2.11.0",
+    device="cpu",
+    threads=1,
+)
+RECORD = CommitRecord(
+    format=FORMAT,
+    run_id=IDENTITY.run_id,
+    step=3,
+    epoch=0,
+    generation=1,
+    write_id="0123456789abcdef" * 2,
+    attempt="a-000001-01234567",
+    size_bytes=1,
+    sha256="0" * 64,
+    digest="0" * 64,
+    world_size=1,
+    torch="2",
+    created=1.0,
+)
