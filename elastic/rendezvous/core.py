@@ -154,7 +154,7 @@ def queue(group: Group, *, alive: AbstractSet[str]) -> tuple[Node, ...]:
 
 
 def _apart(group: Group, *, alive: AbstractSet[str]) -> frozenset[str]:
-    """Those who are apart from somebody: when nobody else is left, whoever was apart goes on alone."""
+    """Those who are apart from somebody that lives: when nobody else is left, whoever was apart goes on."""
     apart = frozenset(group.apart)
     return apart if any(i in alive for i in (group.member_ids | group.waiting_ids) - apart) else frozenset()
 

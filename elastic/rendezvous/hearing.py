@@ -68,10 +68,10 @@ class Hearing:
     def _unheard(self, group: Group, me: str, alive: AbstractSet[str]) -> tuple[str, ...]:
         others = [node.id for node in group.members if node.id != me and node.id in alive]
         silent = [i for i in others if i in self._pulses.pulses and i not in self._pulses.alive]
-        is_heard = self.heard
+        heard = self.heard
         return tuple(
             i
             for i in silent
             # One that was never heard may have no way for calls at all, unless they come through from elsewhere.
-            if self._pulses.pulses[i].counter != NEVER_BEATEN or any(o in is_heard for o in others)
+            if self._pulses.pulses[i].counter != NEVER_BEATEN or any(other in heard for other in others)
         )
