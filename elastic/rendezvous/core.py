@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 from elastic.errors import EXIT_COMPLETE
 from elastic.rendezvous.membership import Failure, Group, Node, Verdict
-from elastic.rendezvous.reach import Complaint, cut_off
+from elastic.rendezvous.reach import Complaint, broken, cut_off
 
 START = "start"
 RESUME = "resume"
@@ -75,7 +75,7 @@ def decide(group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, p
             action=Action.JOIN, reason=f"not yet waiting for a generation after {group.generation}"
         )
     if group.open:
-        why = f", {CUT}" if me.id in group.apart else ""
+        why = f", {CUT}" if me.id in apart(group, alive=alive) else ""
         return Decision(
             action=Action.WAIT, reason=f"waiting: generation {group.generation} is open without me{why}"
         )
@@ -87,11 +87,10 @@ def _decide_forming(
 ) -> Decision:
     number = group.generation + 1
     waited_s = 0.0 if timing.closed_since_s is None else timing.now_s - timing.closed_since_s
-    nodes = admitted(queue(group, alive=alive), policy=policy)
-    apart = _apart(group, alive=alive)
+    nodes, away = _next_members(group, alive=alive, policy=policy), apart(group, alive=alive)
     # One that is apart may be held up by what it cannot reach, and disturbs nobody.
-    busy = [n.id for n in group.members if n.id in alive - apart and n.id not in group.waiting_ids]
-    if me.id in apart:
+    busy = [n.id for n in group.members if n.id in alive - away and n.id not in group.waiting_ids]
+    if me.id in away:
         reason = f"generation {number} is formed without me, {CUT}"
     elif busy:
         reason = f"generation {number} waits for {', '.join(busy)} to stop their workers"
@@ -113,7 +112,7 @@ def _decide_forming(
 def timed(last: Timing, group: Group, *, alive: AbstractSet[str], now_s: float, policy: Policy) -> Timing:
     """`last`, brought up to what is seen now: a stretch of time goes on as long as its condition holds at every look."""
     is_closed = not group.open and group.ended is None
-    is_enough = len(admitted(queue(group, alive=alive), policy=policy)) >= policy.min_nodes
+    is_enough = len(_next_members(group, alive=alive, policy=policy)) >= policy.min_nodes
     return Timing(
         now_s=now_s,
         closed_since_s=_since(last.closed_since_s, holds=is_closed, now_s=now_s),
@@ -146,38 +145,52 @@ def lost_members(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
 
 
 def queue(group: Group, *, alive: AbstractSet[str]) -> tuple[Node, ...]:
-    """The live waiting nodes that can be reached, in the rank order of the next generation: previous members keep theirs, then by arrival."""
-    apart = _apart(group, alive=alive)
-    waiting = {node.id: node for node in group.waiting if node.id in alive and node.id not in apart}
+    """The live waiting nodes that are not apart, in the rank order of the next generation: previous members keep theirs, then by arrival."""
+    away = apart(group, alive=alive)
+    waiting = {node.id: node for node in group.waiting if node.id in alive and node.id not in away}
     previous = [waiting[node.id] for node in group.members if node.id in waiting]
     return (*previous, *(node for node in waiting.values() if node.id not in group.member_ids))
 
 
-def _apart(group: Group, *, alive: AbstractSet[str]) -> frozenset[str]:
-    """Those who are apart from somebody that lives: when nobody else is left, whoever was apart goes on."""
-    apart = frozenset(group.apart)
-    return apart if any(i in alive for i in (group.member_ids | group.waiting_ids) - apart) else frozenset()
+def apart(group: Group, *, alive: AbstractSet[str]) -> frozenset[str]:
+    """Live nodes that cannot train with the members: as few of these as it takes, and whoever else is cut off from one that stays.
+
+    A newcomer never displaces a member, so that a generation in which all reach each other is never ended for want of reach.
+    """
+    members = [node.id for node in group.members if node.id in alive]
+    gone = frozenset(cut_off(members, group.complaints))
+    pairs, stay = broken(group.complaints), frozenset(members) - gone
+    others = (node.id for node in group.waiting if node.id in alive and node.id not in members)
+    return gone | {name for name in others if any({name, other} in pairs for other in stay)}
 
 
-def admitted(nodes: tuple[Node, ...], *, policy: Policy) -> tuple[Node, ...]:
-    """Those of `nodes` that fit, first come first served; one that is too large does not hold up a smaller one behind it."""
+def admitted(
+    nodes: tuple[Node, ...], *, complaints: tuple[Complaint, ...], policy: Policy
+) -> tuple[Node, ...]:
+    """Those of `nodes` that fit and reach each other, first come first served; one that is too large does not hold up a smaller one behind it."""
     chosen: list[Node] = []
-    workers = 0
+    workers, pairs = 0, broken(complaints)
     for node in nodes:
         fits = policy.max_workers is None or workers + node.nproc <= policy.max_workers
-        if len(chosen) < policy.max_nodes and fits:
+        reaches = not any({node.id, other.id} in pairs for other in chosen)
+        if len(chosen) < policy.max_nodes and fits and reaches:
             chosen.append(node)
             workers += node.nproc
     return tuple(chosen)
 
 
+def _next_members(group: Group, *, alive: AbstractSet[str], policy: Policy) -> tuple[Node, ...]:
+    return admitted(queue(group, alive=alive), complaints=group.complaints, policy=policy)
+
+
 def newcomers(group: Group, *, alive: AbstractSet[str], policy: Policy) -> tuple[Node, ...]:
     """Waiting nodes that a new generation would admit beside the live members of this open one; a spare is not among them."""
-    if not group.open:
+    if not group.open or is_divided(group, alive=alive):
         return ()
     stay = tuple(node for node in group.members if node.id in alive)
     come = tuple(n for n in queue(group, alive=alive) if n.id not in group.member_ids)
-    return tuple(n for n in admitted((*stay, *come), policy=policy) if n.id not in group.member_ids)
+    chosen = admitted((*stay, *come), complaints=group.complaints, policy=policy)
+    return tuple(node for node in chosen if node.id not in group.member_ids)
 
 
 def join(group: Group, node: Node) -> Group:
@@ -190,26 +203,23 @@ def join(group: Group, node: Node) -> Group:
 
 def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: Policy) -> Group:
     """Open the next generation with all who are waiting, alive and admitted; the rest of the living stay as spares."""
-    nodes, apart = queue(group, alive=alive), _apart(group, alive=alive)
-    members = admitted(nodes, policy=policy)
+    members = _next_members(group, alive=alive, policy=policy)
     if group.open or group.ended is not None or len(members) < policy.min_nodes:
         return group
     continued = group.cause if _continues(group, members) else RESUME
+    waiting = tuple(node for node in group.waiting if node.id in alive and node not in members)
+    here = {node.id for node in (*members, *waiting)}
     return replace(
         group,
         generation=group.generation + 1,
         open=True,
         members=members,
-        waiting=(
-            *(n for n in nodes if n not in members),
-            *(n for n in group.waiting if n.id in alive & apart),
-        ),
+        waiting=waiting,
         done=(),
         endpoint=endpoint,
         cause=START if group.generation == 0 else continued,
         failure=None,
-        complaints=(),
-        apart=tuple(i for i in group.apart if i in alive & apart),
+        complaints=tuple(complaint for complaint in group.complaints if complaint.node in here),
     )
 
 
@@ -234,22 +244,24 @@ def close(
         restarts=before + 1 if counts else before,
         high_step=max(step, group.high_step),
         failure=failure,
-        complaints=(),
     )
 
 
 def evict(group: Group, *, alive: AbstractSet[str], step: int = 0) -> Group:
-    """Forget waiting nodes that no longer answer, and close the open generation if one of its members does not."""
-    waiting = tuple(node for node in group.waiting if node.id in alive)
-    kept = group if waiting == group.waiting else replace(group, waiting=waiting)
+    """Forget waiting nodes that no longer answer, and what they said; close the open generation if one of its members does not."""
+    kept = replace(
+        group,
+        waiting=tuple(node for node in group.waiting if node.id in alive),
+        complaints=tuple(complaint for complaint in group.complaints if complaint.node in alive),
+    )
     if not lost_members(group, alive=alive):
         return kept
     return close(kept, generation=group.generation, cause=NODE_LOST, step=step, counts=False)
 
 
-def complain(group: Group, *, generation: int, node_id: str, unheard: tuple[str, ...]) -> Group:
-    """Say which members of the open generation, if it is still `generation`, this one does not hear both ways; none: it has no complaint any more."""
-    if generation != group.generation or not group.open or node_id not in group.member_ids:
+def complain(group: Group, *, node_id: str, unheard: tuple[str, ...]) -> Group:
+    """Say whom this node does not hear both ways now; none: it has no complaint any more."""
+    if group.ended is not None or node_id not in group.member_ids | group.waiting_ids:
         return group
     said = Complaint(node=node_id, unheard=unheard)
     if said in group.complaints or (not unheard and all(c.node != node_id for c in group.complaints)):
@@ -258,23 +270,16 @@ def complain(group: Group, *, generation: int, node_id: str, unheard: tuple[str,
     return replace(group, complaints=(*kept, said) if unheard else kept)
 
 
-def set_apart(group: Group, *, alive: AbstractSet[str], step: int) -> Group:
-    """Close the open generation if live members complain of each other, and set apart as few of them as it takes."""
-    if not group.open:
-        return group
-    order = [node.id for node in group.members if node.id in alive]
-    apart = cut_off(order, group.complaints)
-    if not apart:
-        return group
-    closed = close(group, generation=group.generation, cause=NODE_LOST, step=step, counts=False)
-    return replace(closed, apart=tuple(dict.fromkeys((*group.apart, *apart))))
+def is_divided(group: Group, *, alive: AbstractSet[str]) -> bool:
+    """Whether live members of the open generation complain of each other."""
+    return group.open and not apart(group, alive=alive).isdisjoint(group.member_ids)
 
 
-def welcome_back(group: Group, *, node_id: str, heard: AbstractSet[str]) -> Group:
-    """Those whom a node that is not apart itself hears again are apart no more."""
-    if node_id in group.apart or not any(i in heard for i in group.apart):
+def divide(group: Group, *, alive: AbstractSet[str], step: int) -> Group:
+    """Close the open generation if live members complain of each other; the next one is formed without some of them."""
+    if not is_divided(group, alive=alive):
         return group
-    return replace(group, apart=tuple(i for i in group.apart if i not in heard))
+    return close(group, generation=group.generation, cause=NODE_LOST, step=step, counts=False)
 
 
 def leave(group: Group, node_id: str) -> Group:
@@ -285,9 +290,7 @@ def leave(group: Group, node_id: str) -> Group:
         group = replace(closed, members=members)
     if node_id in group.waiting_ids:
         group = replace(group, waiting=tuple(node for node in group.waiting if node.id != node_id))
-    if node_id in group.apart:
-        group = replace(group, apart=tuple(i for i in group.apart if i != node_id))
-    return group
+    return replace(group, complaints=tuple(c for c in group.complaints if c.node != node_id))
 
 
 def done(group: Group, *, generation: int, node_id: str) -> Group:
@@ -313,7 +316,15 @@ def reopen(group: Group) -> Group:
     if group.ended is None or group.ended.exit_code == EXIT_COMPLETE:
         return group
     return replace(
-        group, members=(), waiting=(), done=(), cause=RESUME, restarts=0, failure=None, ended=None, apart=()
+        group,
+        members=(),
+        waiting=(),
+        done=(),
+        cause=RESUME,
+        restarts=0,
+        failure=None,
+        ended=None,
+        complaints=(),
     )
 
 

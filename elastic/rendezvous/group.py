@@ -155,9 +155,9 @@ class Rendezvous:
         version, group = self._look()
         alive = self._alive
         if self._hearing is not None:
-            welcomed = core.welcome_back(group, node_id=self._me.id, heard=self._hearing.heard)
-            if welcomed != group:
-                self._set(version, welcomed)
+            told = self._hearing.tell(group, me=self._me.id, alive=alive)
+            if told != group:
+                self._set(version, told)
                 return None
         if group.open and group.generation == self._entered and self._me.id in group.member_ids:
             # The backend was out of reach when this node stopped its workers: it says so now.
@@ -202,12 +202,7 @@ class Rendezvous:
             group = evicted if self._set(version, evicted) else group
         elif self._hearing is not None and group.ended is None:
             judged = self._hearing.judge(
-                group,
-                generation=self._entered,
-                me=self._me.id,
-                alive=alive,
-                step=step,
-                now_s=self._timing.now_s,
+                group, me=self._me.id, alive=alive, step=step, now_s=self._timing.now_s
             )
             group = judged if judged != group and self._set(version, judged) else group
         mine = group.generation == self._entered and self._me.id in group.member_ids
@@ -269,7 +264,7 @@ class Rendezvous:
         if self._publish is not None:
             self._publish(group.generation)
         now_s = self._clock.monotonic()
-        others = (group.member_ids | group.waiting_ids | set(group.apart)) - {self._me.id}
+        others = (group.member_ids | group.waiting_ids) - {self._me.id}
         if isinstance(self._backend, AsksByName):
             self._backend.ask_for(others)
         beats = self._backend.beats()

@@ -30,48 +30,51 @@ class Hearing:
         self._calls = calls
         self._keep_alive_s = keep_alive_s
         self._pulses = Liveness(keep_alive_s=keep_alive_s * SILENT_AFTER)
-        self._complained_s: float | None = None
+        self._divided_s: float | None = None
 
     def look(self, group: Group, *, now_s: float) -> None:
         """Bring up to date who is heard; `group` says whom to call."""
         nodes = {node.id: node for node in (*group.waiting, *group.members)}
         self._calls.know(nodes.values())
-        callable_ids = {name for name, node in nodes.items() if node.port} | set(group.apart)
         counters = self._calls.counters
+        callable_ids = [name for name, node in nodes.items() if node.port]
         self._pulses = self._pulses.look(
             {name: counters.get(name, NEVER_BEATEN) for name in callable_ids}, now_s=now_s
         )
-        if not group.complaints:
-            self._complained_s = None
-        elif self._complained_s is None:
-            self._complained_s = now_s
+        if not group.open:
+            self._divided_s = None
+
+    def tell(self, group: Group, *, me: str, alive: AbstractSet[str]) -> Group:
+        """The group after this node has said whom it does not hear now."""
+        return core.complain(group, node_id=me, unheard=self._unheard(group, me, alive))
+
+    def judge(self, group: Group, *, me: str, alive: AbstractSet[str], step: int, now_s: float) -> Group:
+        """The same, and closed once members have complained of each other for so long that all have had time to say it."""
+        told = self.tell(group, me=me, alive=alive)
+        if not core.is_divided(group, alive=alive):
+            self._divided_s = None
+            return told
+        if self._divided_s is None:
+            self._divided_s = now_s
+        is_settled = now_s - self._divided_s >= self._keep_alive_s * SETTLED_AFTER
+        return core.divide(told, alive=alive, step=step) if is_settled else told
+
+    def _unheard(self, group: Group, me: str, alive: AbstractSet[str]) -> tuple[str, ...]:
+        nodes = dict.fromkeys(node.id for node in (*group.members, *group.waiting))
+        others = [name for name in nodes if name != me and name in alive and name in self._pulses.pulses]
+        before = {
+            name for complaint in group.complaints if complaint.node == me for name in complaint.unheard
+        }
+        heard = self._heard
+        # One that was never heard may have no way for calls at all, unless they come through from elsewhere.
+        met = {name for name in others if heard or self._pulses.pulses[name].counter != NEVER_BEATEN}
+        silent = met - self._pulses.alive
+        # Between the two limits a complaint stands if it was made.
+        return tuple(name for name in others if name in silent or (name in before and name not in heard))
 
     @property
-    def heard(self) -> frozenset[str]:
+    def _heard(self) -> frozenset[str]:
         """Those who were heard both ways a moment ago."""
         limit_s = self._keep_alive_s * HEARD_WITHIN
         pulses = self._pulses.pulses.items()
         return frozenset(i for i, p in pulses if p.counter != NEVER_BEATEN and p.silence_s <= limit_s)
-
-    def judge(
-        self, group: Group, *, generation: int, me: str, alive: AbstractSet[str], step: int, now_s: float
-    ) -> Group:
-        """The group after this node has said whom it does not hear, welcomed whom it hears again, and, once all have had time to say the same, set apart who is cut off."""
-        unheard = self._unheard(group, me, alive)
-        told = core.complain(group, generation=generation, node_id=me, unheard=unheard)
-        told = core.welcome_back(told, node_id=me, heard=self.heard)
-        settled_s = self._keep_alive_s * SETTLED_AFTER
-        if self._complained_s is None or now_s - self._complained_s < settled_s:
-            return told
-        return core.set_apart(told, alive=alive, step=step)
-
-    def _unheard(self, group: Group, me: str, alive: AbstractSet[str]) -> tuple[str, ...]:
-        others = [node.id for node in group.members if node.id != me and node.id in alive]
-        silent = [i for i in others if i in self._pulses.pulses and i not in self._pulses.alive]
-        heard = self.heard
-        return tuple(
-            i
-            for i in silent
-            # One that was never heard may have no way for calls at all, unless they come through from elsewhere.
-            if self._pulses.pulses[i].counter != NEVER_BEATEN or any(other in heard for other in others)
-        )

@@ -11,7 +11,7 @@ from elastic.errors import ElasticError
 from elastic.outside import parse_json
 from elastic.rendezvous.reach import Complaint
 
-FORMAT = 2
+FORMAT = 3
 TRACEBACK_LIMIT_BYTES = 8192
 MESSAGE_LIMIT = 2048
 STATE_LIMIT_BYTES = 4 * 1024 * 1024
@@ -65,8 +65,8 @@ class Group:
     While `open`, `members` (in rank order) train as `generation` and meet at `endpoint`, "host:port" of its TCPStore.
     While not open, `members` are those of the generation that was closed, less those who left, and `waiting` are those
     who stopped their workers, in order of arrival. `restarts` counts consecutive failures without a step above
-    `high_step`. `cause` says why this generation exists (open) or why it ended (not open). `complaints` are what members
-    of an open generation say of each other; `apart` are nodes that answer here but cannot be reached by the others.
+    `high_step`. `cause` says why this generation exists (open) or why it ended (not open). `complaints` say which nodes
+    that answer here are out of reach of each other now.
     """
 
     generation: int
@@ -81,7 +81,6 @@ class Group:
     failure: Failure | None
     ended: Verdict | None
     complaints: tuple[Complaint, ...] = ()
-    apart: tuple[str, ...] = ()
 
     @staticmethod
     def empty() -> "Group":
@@ -143,7 +142,6 @@ _GROUP_FIELDS = {
     "failure": (dict, type(None)),
     "ended": (dict, type(None)),
     "complaints": list,
-    "apart": list,
 }
 
 
@@ -200,7 +198,6 @@ def _group(record: object) -> Group:
             "waiting": _nodes(fields["waiting"], "group.waiting"),
             "done": _ids(fields["done"], "group.done"),
             "complaints": tuple(_complaint(each) for each in fields["complaints"]),
-            "apart": _ids(fields["apart"], "group.apart"),
             "failure": None
             if failure is None
             else Failure(**_fields(failure, _FAILURE_FIELDS, "group.failure")),

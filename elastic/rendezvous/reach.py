@@ -15,17 +15,18 @@ class Complaint:
     unheard: tuple[str, ...]
 
 
+def broken(complaints: Iterable[Complaint]) -> frozenset[frozenset[str]]:
+    """The pairs of nodes of which at least one complains of the other."""
+    pairs = ((complaint.node, other) for complaint in complaints for other in complaint.unheard)
+    return frozenset(frozenset(pair) for pair in pairs if pair[0] != pair[1])
+
+
 def cut_off(order: Sequence[str], complaints: Iterable[Complaint]) -> tuple[str, ...]:
     """Those without whom nobody in `order` has a complaint about another, in this order.
 
     Who is part of most complaints goes first; of several the last in the order, so that rank 0 stays if it can.
     """
-    pairs = {
-        frozenset((complaint.node, other))
-        for complaint in complaints
-        for other in complaint.unheard
-        if complaint.node != other and {complaint.node, other} <= set(order)
-    }
+    pairs = {pair for pair in broken(complaints) if pair <= set(order)}
     gone: set[str] = set()
     while left := [pair for pair in pairs if not pair & gone]:
         counts = {name: sum(name in pair for pair in left) for name in order}

@@ -11,7 +11,7 @@ from elastic.rendezvous import core
 from elastic.rendezvous.core import Action, Policy, Timing
 from elastic.rendezvous.liveness import NEVER_BEATEN, Liveness
 from elastic.rendezvous.membership import Failure, Group, GroupDamaged, Node, Verdict
-from elastic.rendezvous.reach import Complaint
+from elastic.rendezvous.reach import Complaint, cut_off
 
 POLICY = Policy(min_nodes=1, max_nodes=4, last_call_s=2.0, timeout_s=60.0)
 LONG_AGO = Timing(now_s=100.0, closed_since_s=90.0, enough_since_s=90.0)
@@ -63,7 +63,6 @@ groups = st.builds(
     complaints=st.lists(
         st.builds(Complaint, node=names, unheard=st.lists(names, max_size=3).map(tuple)), max_size=3
     ).map(tuple),
-    apart=st.lists(names, max_size=3).map(tuple),
 )
 
 
@@ -161,6 +160,50 @@ def test_spares_stay_waiting_and_never_ask_for_a_drain(
     assert core.newcomers(opened, alive=alive, policy=policy) == ()
     if opened.open:
         assert opened.member_ids | opened.waiting_ids == alive
+
+
+who = st.sampled_from("abcdef")
+said = st.builds(Complaint, node=who, unheard=st.lists(who, unique=True, max_size=5).map(tuple))
+
+
+@given(
+    st.lists(who, unique=True, max_size=4),
+    st.permutations("abcdef"),
+    st.lists(said, max_size=5),
+    st.sets(who),
+    st.integers(1, 4),
+)
+def test_a_generation_has_nobody_who_complains_of_another_and_is_at_rest(
+    members: list[str], arrived: list[str], complaints: list[Complaint], alive: set[str], max_nodes: int
+) -> None:
+    """Any members come back, any others arrive, any complaints: once formed nobody ends it again, and who was a member is out for a complaint alone."""
+    policy = replace(POLICY, max_nodes=max_nodes)
+    before = replace(Group.empty(), members=tuple(map(node, members)), complaints=tuple(complaints))
+    group = core.form(rejoined(before, *arrived), alive=alive, endpoint="h:1", policy=policy)
+    if not group.open:
+        assert not alive
+        return
+    assert core.divide(group, alive=alive, step=0) == group
+    assert core.newcomers(group, alive=alive, policy=policy) == ()
+    for complaint in complaints:
+        assert complaint.node not in group.member_ids or not group.member_ids & (
+            set(complaint.unheard) - {complaint.node}
+        )
+    gone = cut_off([name for name in members if name in alive], complaints)
+    stay = [name for name in members if name in alive and name not in gone]
+    assert [n.id for n in group.members][: len(stay)] == stay[:max_nodes]
+
+
+def test_who_goes_takes_its_complaints_along_and_who_hears_again_withdraws_them() -> None:
+    """c complains of a and b, then of b alone, then of nobody; then it leaves, or is evicted, with a complaint."""
+    group = formed("a", "b", "c")
+    told = core.complain(group, node_id="c", unheard=("a", "b"))
+    assert core.is_divided(told, alive=set("abc"))
+    less = core.complain(told, node_id="c", unheard=("b",))
+    assert [c.unheard for c in less.complaints] == [("b",)]
+    assert core.complain(less, node_id="c", unheard=()) == group
+    assert core.complain(group, node_id="stranger", unheard=("a",)) == group
+    assert core.leave(told, "c").complaints == () and core.evict(told, alive=set("ab")).complaints == ()
 
 
 def test_a_spare_is_admitted_once_a_member_is_gone() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from elastic.agent.hangs import Hung
 from elastic.agent.restart import (
+    VICTIM_PATIENCE_KEEP_ALIVES,
     VICTIM_PATIENCE_S,
     Action,
     Ended,
@@ -46,7 +47,7 @@ TRAINING = Observation(
     impatient=False,
 )
 HUNG = Hung(rank=5, place=Place.STEP, silence_s=12.0, limit_s=10.0, reason="rank 5 hangs")
-OVER, LATE = {"leaving": "SIGTERM", "leaving_age_s": 30.1}, VICTIM_PATIENCE_S + 0.1
+OVER, LATE = {"leaving": "SIGTERM", "leaving_age_s": 30.1}, 2.0 * VICTIM_PATIENCE_KEEP_ALIVES + 0.1
 
 
 def after(*codes, **rest):
@@ -108,7 +109,7 @@ TABLE = {
     "no checkpoint loads": (after(EXIT_NOTHING_LOADS), Action.END, "exit code 76"),
     "a victim, and its cause may still be reported": (after(EXIT_PEER_LOST), Action.GO_ON, "training"),
     "both are victims, just now": (
-        after(EXIT_PEER_LOST, EXIT_PEER_LOST, first_end_age_s=VICTIM_PATIENCE_S),
+        after(EXIT_PEER_LOST, EXIT_PEER_LOST, first_end_age_s=VICTIM_PATIENCE_S, keep_alive_s=0.5),
         Action.GO_ON,
         "training",
     ),
@@ -117,8 +118,13 @@ TABLE = {
         Action.GO_ON,
         "training",
     ),
+    "a victim of a cut that is about to be told": (
+        after(EXIT_PEER_LOST, first_end_age_s=3.9),
+        Action.GO_ON,
+        "training",
+    ),
     "a victim, and silence told of nobody either": (
-        after(EXIT_PEER_LOST, first_end_age_s=22.6, keep_alive_s=15.0),
+        after(EXIT_PEER_LOST, first_end_age_s=33.8, keep_alive_s=15.0),
         Action.FAIL,
         "rank 4 lost a peer",
     ),
