@@ -6,9 +6,10 @@ The image does not protect itself: its checksum stands beside the snapshot, its 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,21 +37,10 @@ class Layout:
 
 def layout(tensors: Mapping[str, Tensor], document: Any) -> Layout:
     """Raises StateNotSavable with the name of the entry that the format does not know."""
-    for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPES or tensor.layout is not torch.strided:
-            raise StateNotSavable(
-                f"state entry {name}: expected a dense tensor of a plain dtype, found {tensor.layout} {tensor.dtype}; "
-                "convert it in the object's state_dict"
-            )
-    ties = _ties(tensors)
-    stored = [(name, tensor) for name, tensor in tensors.items() if name not in ties]
-    starts, offset = {}, 0
-    for name, tensor in sorted(stored, key=lambda each: -each[1].element_size()):
-        starts[name] = offset
-        offset += tensor.nbytes
-    head = _head(stored, starts, {DOCUMENT: json.dumps(document), TIES: json.dumps(ties)})
-    places = tuple((len(head) + starts[name], tensor) for name, tensor in stored if tensor.numel())
-    return Layout(head=head, places=places, size_bytes=len(head) + offset)
+    plan = _plan(tuple((name, _Form.of(tensor)) for name, tensor in tensors.items()))
+    head = _head(plan, {DOCUMENT: json.dumps(document), TIES: plan.ties})
+    places = tuple((len(head) + start, tensors[name]) for name, start in plan.starts)
+    return Layout(head=head, places=places, size_bytes=len(head) + plan.size_bytes)
 
 
 def copy_into(laid_out: Layout, body: bytearray | memoryview) -> None:
@@ -88,30 +78,89 @@ def tensor_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _head(stored: list[tuple[str, Tensor]], starts: Mapping[str, int], metadata: dict[str, str]) -> bytes:
-    """The header, its length word included, padded so that it ends on a page."""
-    entries: dict[str, Any] = {METADATA: metadata}
-    for name, tensor in stored:
-        entries[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [starts[name], starts[name] + tensor.nbytes],
+class _Form(NamedTuple):
+    """What of a tensor decides where its bytes go. A tuple, because a state has hundreds and each snapshot compares them all."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    address: int
+    stride: tuple[int, ...]
+    device: torch.device
+    layout: torch.layout
+    size_bytes: int
+
+    @staticmethod
+    def of(tensor: Tensor) -> "_Form":
+        is_strided = tensor.layout is torch.strided
+        return _Form(
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.data_ptr() if is_strided else 0,
+            tensor.stride() if is_strided else (),
+            tensor.device,
+            tensor.layout,
+            tensor.nbytes if is_strided else 0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """Where everything of an image goes that has tensors of these forms. starts: of those that have bytes, counted from the end of the header."""
+
+    entries: str
+    ties: str
+    starts: tuple[tuple[str, int], ...]
+    size_bytes: int
+
+
+# From one step to the next the forms stay and only the values change.
+@lru_cache(maxsize=1)
+def _plan(forms: tuple[tuple[str, _Form], ...]) -> _Plan:
+    for name, form in forms:
+        if form.dtype not in DTYPES or form.layout is not torch.strided:
+            raise StateNotSavable(
+                f"state entry {name}: expected a dense tensor of a plain dtype, found {form.layout} {form.dtype}; "
+                "convert it in the object's state_dict"
+            )
+    ties = _ties(forms)
+    stored = [(name, form) for name, form in forms if name not in ties]
+    starts, offset = {}, 0
+    for name, form in sorted(stored, key=lambda each: -each[1].dtype.itemsize):
+        starts[name] = offset
+        offset += form.size_bytes
+    entries = {
+        name: {
+            "dtype": DTYPES[form.dtype],
+            "shape": list(form.shape),
+            "data_offsets": [starts[name], starts[name] + form.size_bytes],
         }
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + LENGTH.size) % PAGE)
-    return LENGTH.pack(len(text)) + text
+        for name, form in stored
+    }
+    return _Plan(
+        entries=json.dumps(entries, separators=(",", ":")),
+        ties=json.dumps(ties),
+        starts=tuple((name, starts[name]) for name, form in stored if form.size_bytes),
+        size_bytes=offset,
+    )
 
 
-def _ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def _ties(forms: Iterable[tuple[str, _Form]]) -> dict[str, str]:
     """Names of tensors that share all their memory with one named before: they are written once."""
-    first_at: dict[tuple[Any, ...], str] = {}
+    first_at: dict[_Form, str] = {}
     ties = {}
-    for name, tensor in tensors.items():
-        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
-        first = first_at.setdefault(place, name)
-        if first != name and tensor.numel():
+    for name, form in forms:
+        first = first_at.setdefault(form, name)
+        if first != name and form.size_bytes:
             ties[name] = first
     return ties
+
+
+def _head(plan: _Plan, metadata: dict[str, str]) -> bytes:
+    """The header, its length word included, padded so that it ends on a page."""
+    first = json.dumps({METADATA: metadata}, separators=(",", ":"))
+    text = (first if plan.entries == "{}" else f"{first[:-1]},{plan.entries[1:]}").encode()
+    text += b" " * (-(len(text) + LENGTH.size) % PAGE)
+    return LENGTH.pack(len(text)) + text
 
 
 def _tensor(entry: Entry, view: memoryview, *, copy: bool) -> Tensor:
