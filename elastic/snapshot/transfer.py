@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from elastic.snapshot import image
+from elastic.snapshot import checksum, image
 from elastic.snapshot.image import Layout
 
 
@@ -22,15 +22,18 @@ class Transfer(Protocol):
 
     def before_update(self) -> None: ...
 
-    def wait(self) -> bool:
-        """Return when everything is in the slot; False when the recipe changed some of it meanwhile, and the slot holds two states."""
+    def wait(self) -> str | None:
+        """Return the image's checksum when everything is in the slot; None when the recipe changed some of it meanwhile, and the slot holds two states."""
 
 
 class HostTransfer:
     """Tensors in host memory are copied on the training thread. Beside the next step it cost as much, where processors have work anyway (docs/log.md), and put a state at risk."""
 
+    def __init__(self) -> None:
+        self._checksum = ""
+
     def start(self, layout: Layout, body: memoryview, late: Collection[int]) -> None:
-        image.copy_into(layout, body)
+        self._checksum = image.copy_into(layout, body)
 
     def before_forward(self) -> None:
         """Nothing is under way."""
@@ -38,9 +41,8 @@ class HostTransfer:
     def before_update(self) -> None:
         """Nothing is under way."""
 
-    def wait(self) -> bool:
-        """Nothing is under way."""
-        return True
+    def wait(self) -> str:
+        return self._checksum
 
 
 class DeviceTransfer:
@@ -54,9 +56,10 @@ class DeviceTransfer:
         self._late: list[Tensor] = []
         self._versions: list[int] = []
         self._stayed = True
+        self._image = memoryview(b"")
 
     def start(self, layout: Layout, body: memoryview, late: Collection[int]) -> None:
-        target = self._pin(body)
+        target, self._image = self._pin(body), body[: layout.size_bytes]
         target[: len(layout.head)] = torch.frombuffer(bytearray(layout.head), dtype=torch.uint8)
         places = sorted(layout.places, key=lambda place: place[1].data_ptr() in late)
         self._late = [tensor for _, tensor in places if tensor.data_ptr() in late]
@@ -82,9 +85,9 @@ class DeviceTransfer:
         self._stayed = _versions(self._late) == self._versions
         torch.cuda.current_stream().wait_event(self._all_out)
 
-    def wait(self) -> bool:
+    def wait(self) -> str | None:
         self._all_out.synchronize()
-        return self._stayed
+        return checksum.of_image(self._image) if self._stayed else None
 
     def _pin(self, body: memoryview) -> Tensor:
         """uint8 [n] over the body, its pages locked, once for each slot: only then are copies from a GPU asynchronous."""

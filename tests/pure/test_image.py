@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.errors import CheckpointDamaged, StateNotSavable
-from elastic.snapshot import image
+from elastic.snapshot import checksum, image
 
 TENSORS = {
     "net.weight": torch.arange(6.0).reshape(2, 3),
@@ -25,7 +25,8 @@ def written(tensors, document=None):
     layout = image.layout(tensors, document)
     # As in a slot, the image ends before the body does; what was there stays.
     body = bytearray(b"\xff" * (layout.size_bytes + 100))
-    image.copy_into(layout, body)
+    said = image.copy_into(layout, body)
+    assert said == checksum.of_image(memoryview(body)[: layout.size_bytes])
     assert body[layout.size_bytes :] == b"\xff" * 100
     return bytes(body[: layout.size_bytes])
 

@@ -1,11 +1,14 @@
 """Attacks on the checksum of a state: what differs must show, where it lies in memory must not."""
 
+import itertools
+
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.snapshot import checksum
-from elastic.snapshot.checksum import STRETCHES, WORD_BYTES
+from elastic.snapshot.checksum import LARGEST_BLOCK_BYTES, STRETCHES, WORD_BYTES, ImageSum
 from elastic.train.state import Parts, checksums
 
 
@@ -37,6 +40,29 @@ def test_the_place_in_memory_does_not_show(size, shift):
     image = torch.arange(size).to(torch.uint8)
     elsewhere = torch.cat([torch.zeros(shift, dtype=torch.uint8), image])[shift:]
     assert of_image(elsewhere) == of_image(image)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 3_000), st.data())
+def test_pieces_may_be_added_in_any_order(words, data):
+    """Cut anywhere between words, as tensors are, and added from the last to the first or in between."""
+    image = torch.arange(words * WORD_BYTES).to(torch.uint8).numpy()
+    cuts = sorted({0, words, *data.draw(st.lists(st.integers(0, words), max_size=5))})
+    parts = [(a * WORD_BYTES, image[a * WORD_BYTES : b * WORD_BYTES]) for a, b in itertools.pairwise(cuts)]
+    found = ImageSum(image.nbytes)
+    for offset, part in data.draw(st.permutations(parts)):
+        for at, piece in found.pieces(offset, part):
+            found.add(at, piece)
+    assert found.digest() == checksum.of_image(image.data)
+
+
+def test_a_large_image_is_cut_into_blocks_and_each_counts():
+    """More than 64 of the largest blocks: two whole ones change places, and one byte at the very end is lost."""
+    image = np.arange(LARGEST_BLOCK_BYTES * (STRETCHES + 1) // WORD_BYTES, dtype=np.uint64).view(np.uint8)
+    first, second = image[:LARGEST_BLOCK_BYTES], image[LARGEST_BLOCK_BYTES : 2 * LARGEST_BLOCK_BYTES]
+    swapped = np.concatenate([second, first, image[2 * LARGEST_BLOCK_BYTES :]])
+    found = [checksum.of_image(each.data) for each in (image, swapped, image[:-1])]
+    assert len(set(found)) == 3
 
 
 def test_halves_that_changed_places_show():

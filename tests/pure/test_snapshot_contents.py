@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.errors import CheckpointDamaged
-from elastic.snapshot import contents, image
+from elastic.snapshot import checksum, contents, image
 
 STATES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -57,7 +57,7 @@ def tensors_of_any_kind(draw):
 def written(tensors, document):
     layout = image.layout(tensors, document)
     body = bytearray(layout.size_bytes)
-    image.copy_into(layout, body)
+    assert image.copy_into(layout, body) == checksum.of_image(memoryview(body))
     return body
 
 
