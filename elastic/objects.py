@@ -153,19 +153,20 @@ class Objects:
         return ObjectsRefused(f"expected the bucket of {self.url} to exist: create it first ({error})")
 
 
-def _options(url: str, limit_s: float) -> dict[str, Any]:
+def quick_failure(url: str, **timeouts: float) -> dict[str, Any]:
+    """Options of the storage library with which a call fails after seconds: whoever calls tries again, and looks in between at what has become of the first try."""
     if url.partition("://")[0] not in ("s3", "s3a"):
         return {}
-    return {
-        # One request for each object, instead of one that asks for its size first.
-        "max_concurrency": 1,
-        # Time for a second try within a call; the library above botocore repeats what failed.
-        "config_kwargs": {
-            "connect_timeout": limit_s / _TRIES_A_CALL,
-            "read_timeout": limit_s / _TRIES_A_CALL,
-            "retries": {"max_attempts": 1},
-        },
-    }
+    # Each of the library's five tries would be six of botocore's.
+    return {"config_kwargs": {"retries": {"max_attempts": 1}} | timeouts}
+
+
+def _options(url: str, limit_s: float) -> dict[str, Any]:
+    # Time for a second try within a call.
+    share_s = limit_s / _TRIES_A_CALL
+    options = quick_failure(url, connect_timeout=share_s, read_timeout=share_s)
+    # One request for each object, instead of one that asks for its size first.
+    return options | {"max_concurrency": 1} if options else {}
 
 
 def _listed(about: dict[str, Any]) -> Listed:

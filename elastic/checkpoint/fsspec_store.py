@@ -15,6 +15,7 @@ import fsspec
 from elastic.checkpoint.local_store import LocalStore
 from elastic.checkpoint.store import CHUNK_BYTES, Entry, Payload, Store, as_store_failure
 from elastic.errors import StoreFailed, UsageError
+from elastic.objects import quick_failure
 
 _REQUEST_BYTES = 4 * CHUNK_BYTES
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -120,7 +121,9 @@ def _as_file(payload: Payload) -> Iterator[str]:
 def _file_system(url: str) -> tuple[Any, str]:
     with _explained(url):
         # A shared or caching instance would go on serving a listing from before another process committed or deleted.
-        fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+        fs, root = fsspec.core.url_to_fs(
+            url, use_listings_cache=False, skip_instance_cache=True, **quick_failure(url)
+        )
     return fs, root.rstrip("/")
 
 

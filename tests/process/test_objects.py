@@ -37,7 +37,9 @@ class Machines:
         self._machines.append(machine)
         machine.gates = self.all.gates
         machine.run = RunDir.parse(self.url)
-        self.all.agents.append(machine.start("--snapshot-every", "1", *options))
+        # Long enough for nodes on one busy machine; with the default a lost one is missed after 15 s.
+        words = ("--snapshot-every", "1", "--keep-alive", "6s", *options)
+        self.all.agents.append(machine.start(*words))
         return self.all.agents[-1]
 
     def events(self, name, **fields):
