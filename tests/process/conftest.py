@@ -138,7 +138,10 @@ class Drill:
         env: dict[str, str] | None = None,
     ) -> Agent:
         """`elastic-train RECIPE --run-dir RUN OPTIONS -- ARGUMENTS`, saving every 4 steps unless the options say otherwise; not a new process, but forked from a warm one."""
-        words = self._command(options, recipe, arguments)
+        return self.command(self._command(options, recipe, arguments), env)
+
+    def command(self, words: list[str], env: dict[str, str] | None = None) -> Agent:
+        """`elastic-train` with these words and no others, forked from a warm process."""
 
         def fork(out: IO[bytes]) -> Process:
             start = Start(words=(str(AGENT), *words), env=self._env(env), out=out.fileno(), err=out.fileno())

@@ -14,18 +14,19 @@ BARLOW = Path(__file__).parents[2] / "recipes" / "barlow.py"
 
 
 @pytest.fixture
-def refused(drill, monkeypatch, capfd):
-    """Run a command in this process (only the preflight is one of its own); gives what it said."""
-    monkeypatch.chdir(drill.folder)
+def refused(drill):
+    """Run a command in the drill's folder; gives what it said."""
+
+    def all_there() -> list[Path]:
+        return [path for path in sorted(drill.folder.rglob("*")) if not path.name.startswith("printed-")]
 
     def run(*words: object) -> str:
-        before = (drill.tree(), sorted(drill.folder.rglob("*")))
-        code = main([str(word) for word in words])
-        captured = capfd.readouterr()
-        assert code == 2, captured
-        assert (drill.tree(), sorted(drill.folder.rglob("*"))) == before
-        assert "Traceback" not in captured.err.splitlines()[-1]
-        return captured.err
+        before = (drill.tree(), all_there())
+        agent = drill.command([str(word) for word in words])
+        agent.ends_with(2)
+        assert (drill.tree(), all_there()) == before
+        assert "Traceback" not in agent.output.splitlines()[-1]
+        return agent.output
 
     return run
 
@@ -101,14 +102,17 @@ def test_a_run_directory_of_another_run_is_refused_with_what_differs(
     assert "recipe: tiny.py there, other.py here" in refused(other, "--run-dir", drill.run.url)
 
 
-def test_a_missing_extra_names_the_command_that_installs_it(refused, recipes, monkeypatch):
+def test_a_missing_extra_names_the_command_that_installs_it(recipes, tmp_path, monkeypatch, capsys):
     """The library for s3:// is not installed: fsspec says so by ImportError."""
 
     def missing(*arguments, **options):
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr(fsspec_store.fsspec.core, "url_to_fs", missing)
-    assert "pip install elastic-train[s3]" in refused(recipes / "tiny.py", "--run-dir", "s3://bucket/run")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fsspec_store.fsspec, "get_filesystem_class", missing)
+    assert main([str(recipes / "tiny.py"), "--run-dir", "s3://bucket/run"]) == 2
+    assert "pip install elastic-train[s3]" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_command_itself_exits_2(drill):
