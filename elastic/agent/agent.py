@@ -20,7 +20,7 @@ from elastic.agent.environment import plan_worker
 from elastic.agent.holdoff import HoldOff
 from elastic.agent.memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, Memory
 from elastic.agent.nursery import Nursery
-from elastic.agent.restart import Action, Decision, Ended, Observation, decide, may_lie_in_the_state
+from elastic.agent.restart import Action, Decision, Ended, Observation, decide
 from elastic.agent.settings import Settings
 from elastic.agent.strikes import Prey, Strikes
 from elastic.agent.vigil import Vigil
@@ -278,7 +278,7 @@ class NodeAgent(LocalElasticAgent):
                     self._report_done()
                 case Action.MEET:
                     if watch is not None and watch.failure is not None:
-                        self._blamed += may_lie_in_the_state(watch.failure.message)
+                        self._blamed += not watch.failure.from_outside
                     self._end_generation(decision.reason)
                     return None
                 case Action.CLOSE_AND_MEET:
@@ -393,7 +393,7 @@ class NodeAgent(LocalElasticAgent):
         """Close the generation for everybody; ends the run when the restarts are used up."""
         self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors, self._culprit)
         # First the word, then the deed: while own workers die, the others kill theirs.
-        self._blamed += may_lie_in_the_state(self.failure.message)
+        self._blamed += not self.failure.from_outside
         group = None
         with suppress(BackendFailed):
             group = self._group.close("failure", step=self._step, counts=True, failure=self.failure)

@@ -4,6 +4,7 @@ It knows one node's workers. Which node's word counts is the group's business: t
 """
 
 import json
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,3 +52,8 @@ def first_failure(codes: Mapping[int, int], killed: set[int], told: list[Told], 
         return min(ending or told, key=lambda word: word.time)
     first = culprits[0] if culprits else next(iter(codes), -1)
     return Told(rank=first, message=reason, traceback="", time=0.0)
+
+
+def is_from_outside(codes: Mapping[int, int], rank: int) -> bool:
+    """Whether SIGKILL ended it, which comes from outside, or for want of memory: nothing that it computed can have done that."""
+    return codes.get(rank) == -signal.SIGKILL

@@ -6,7 +6,7 @@ It watches and kills the workers of one generation, which are started before; wh
 import signal
 from pathlib import Path
 
-from elastic.agent.blame import Told, first_failure, read_told
+from elastic.agent.blame import Told, first_failure, is_from_outside, read_told
 from elastic.agent.workers import WorkerPlan, Workers
 from elastic.clock import Clock
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
@@ -82,7 +82,13 @@ class Crew:
         told = read_told(errors, list(self._workers.pids))
         first = culprit or first_failure(self.codes, self._workers.killed, told, reason)
         self._log.record(WorkerFailed(rank=first.rank, message=first.message, traceback=first.traceback))
-        return Failure(node=node, rank=first.rank, message=first.message, traceback=first.traceback)
+        return Failure(
+            node=node,
+            rank=first.rank,
+            message=first.message,
+            traceback=first.traceback,
+            from_outside=is_from_outside(self.codes, first.rank),
+        )
 
     def _tell_end(self, rank: int, *, victim: bool) -> None:
         code, pid = self.codes[rank], self._workers.pids[rank]

@@ -1,6 +1,6 @@
 """Whoever takes the last state along commits it, or sees that somebody else did, for as long as its grace lasts.
 
-The state lies in the node's memory, where its workers left it. It does not promise that the storage takes it: `secure` says which step is safe.
+The state lies in the node's memory, where its workers left it. It does not promise that the storage takes it: `safe_step` says which step is safe.
 """
 
 from collections.abc import Callable
@@ -59,8 +59,8 @@ class Custody:
         finally:
             uploads.close()
 
-    def secure(self, *, others: bool, deadline: float, is_over: Callable[[], bool]) -> int:
-        """The newest step that a checkpoint holds, once that is the newest in memory, or after `deadline` on the monotonic clock.
+    def secure(self, *, others: bool, deadline: float, is_over: Callable[[], bool]) -> None:
+        """Return once a checkpoint holds the newest step in memory, or after `deadline` on the monotonic clock.
 
         others: other nodes go on with the same state, and commit it while they train; a part of the time is theirs. `is_over` ends the waiting at once.
         """
@@ -70,11 +70,10 @@ class Custody:
         theirs_until = (now + deadline) / 2 if others else now
         while (safe := self.safe_step()) < step and self._clock.monotonic() < theirs_until and not is_over():
             self._clock.sleep(LOOK_S)
-        if safe >= step:
-            return safe
-        return step if self._commit(step, deadline, is_over) else safe
+        if safe < step:
+            self._commit(step, deadline, is_over)
 
-    def _commit(self, step: int, deadline: float, is_over: Callable[[], bool]) -> bool:
+    def _commit(self, step: int, deadline: float, is_over: Callable[[], bool]) -> None:
         uploads = Uploads(self._socket)
         try:
             self._offer(uploads)
@@ -83,12 +82,11 @@ class Custody:
                 if answer is not None:
                     if answer["state"] != "committed":
                         self._say(f"checkpoint step={step} is not saved: {answer['reason']}")
-                    return bool(answer["state"] == "committed")
+                    return
         except StoreFailed as error:
             self._say(f"checkpoint step={step} is not saved: {error}")
         finally:
             uploads.close()
-        return False
 
     def _offer(self, uploads: Uploads) -> None:
         area, newest = self._memory.area, self._memory.newest

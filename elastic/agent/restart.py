@@ -16,7 +16,6 @@ VICTIM_PATIENCE_S = 3.0
 # A culprit that cannot speak is known by its silence, and one that is cut off by the complaints about it, which takes the
 # longest: a lost node is no failure and costs no restart.
 VICTIM_PATIENCE_KEEP_ALIVES = SILENT_AFTER + SETTLED_AFTER + 0.5
-_SIGKILL = 9
 
 
 class Action(Enum):
@@ -93,11 +92,6 @@ def decide(seen: Observation) -> Decision:
     if seen.newcomers and not seen.drain_asked:
         return Decision(Action.ASK_DRAIN, "a node is waiting to join")
     return Decision(Action.GO_ON, "training")
-
-
-def may_lie_in_the_state(message: str) -> bool:
-    """Whether a failure, by its message, may come from what the worker computed: SIGKILL comes from outside, or for want of memory."""
-    return not message.endswith(f"ended with signal {_SIGKILL}")
 
 
 def _by_workers(seen: Observation) -> Decision | None:

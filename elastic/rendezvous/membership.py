@@ -36,12 +36,16 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What the first failing worker of a generation said, for the agents that print it last."""
+    """What the first failing worker of a generation said, for the agents that print it last.
+
+    `from_outside`: it was ended by SIGKILL, which nothing that it computed can have done.
+    """
 
     node: str
     rank: int
     message: str
     traceback: str
+    from_outside: bool = False
 
     def __post_init__(self) -> None:
         # The end of a traceback names the error; its beginning is only the way there.
@@ -126,7 +130,7 @@ class Group:
 
 _NODE_FIELDS = {"id": str, "address": str, "nproc": int, "port": int}
 _COMPLAINT_FIELDS = {"node": str, "unheard": list}
-_FAILURE_FIELDS = {"node": str, "rank": int, "message": str, "traceback": str}
+_FAILURE_FIELDS = {"node": str, "rank": int, "message": str, "traceback": str, "from_outside": bool}
 _VERDICT_FIELDS = {"exit_code": int, "reason": str}
 _GROUP_FIELDS = {
     "format": int,

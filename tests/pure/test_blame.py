@@ -1,9 +1,10 @@
 """The worker that failed first is named, and a victim only when nobody else is."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.agent.blame import Told, first_failure, read_told
+from elastic.agent.blame import Told, first_failure, is_from_outside, read_told
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_PEER_LOST
 
 
@@ -57,3 +58,13 @@ def test_a_torn_error_file_tells_nothing(tmp_path):
     (tmp_path / "rank0.json").write_text('{"rank": 0, "mess')
 
     assert read_told(tmp_path, [0, 1]) == []
+
+
+@pytest.mark.parametrize(
+    ("codes", "is_so"),
+    [({0: -9}, True), ({0: -11}, False), ({0: 1, 1: -9}, False), ({1: -9}, False)],
+    ids=str,
+)
+def test_only_sigkill_comes_from_outside(codes, is_so):
+    """Rank 0 was killed, crashed, raised beside one that was killed, or has not ended."""
+    assert is_from_outside(codes, 0) is is_so

@@ -1,6 +1,5 @@
 """What an agent does next: one row for each situation, and what holds in all of them."""
 
-import signal
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,6 @@ from elastic.agent.restart import (
     Ended,
     Observation,
     decide,
-    may_lie_in_the_state,
 )
 from elastic.errors import (
     EXIT_COMPLETE,
@@ -336,17 +334,3 @@ def test_a_node_whose_grace_is_over_does_not_stay(seen):
     """The machine is taken away: unless the workers decide something, the node goes."""
     late = replace(alive(seen), leaving="SIGTERM", leaving_age_s=31.0, grace_s=30.0, ended=())
     assert decide(late).action is Action.LEAVE
-
-
-@pytest.mark.parametrize(
-    ("code", "is_suspect"), [(-signal.SIGKILL, False), (-signal.SIGSEGV, True), (1, True)], ids=str
-)
-def test_a_state_is_not_suspected_of_what_was_done_from_outside(code, is_suspect):
-    """The reason of the decision is the message of a worker that left no other word."""
-    decision = decide(replace(TRAINING, **after(code)))
-    assert decision.action is Action.FAIL
-    assert may_lie_in_the_state(decision.reason) is is_suspect
-
-
-def test_a_state_is_suspected_of_what_a_recipe_raised():
-    assert may_lie_in_the_state("FloatingPointError: loss is nan")
