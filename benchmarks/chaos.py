@@ -26,8 +26,8 @@ from soak import NODES, WORKERS, Soak
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "tests" / "cluster"))  # not before: a name of ours must not be hidden
 
+from left import evidence  # noqa: E402
 from oracle import Struck, judge  # noqa: E402
-from play import evidence  # noqa: E402
 
 from elastic.observe import metrics  # noqa: E402
 from elastic.observe.log import read_events  # noqa: E402
@@ -229,7 +229,7 @@ def chaos(args: argparse.Namespace, folder: Path) -> int:
     print(f"seed {args.seed}: {len(strikes)} faults in {args.minutes:g} minutes, {epochs} epochs", flush=True)
     undisturbed, run = calm(folder / "calm", epochs), stormy(folder / "stormy", epochs, strikes)
     there, calmly = report_of(run.run), report_of(undisturbed.run)
-    verdict = judge(evidence(run.run, run.deeds), evidence(undisturbed.run), WITHIN_S)
+    verdict = judge(evidence(run.run, struck=run.deeds), evidence(undisturbed.run), WITHIN_S)
     print(json.dumps({deed.value: count for deed, count in run.counted.items()}))
     print(f"{len(there['recoveries'])} recoveries, {verdict.lost_steps} finished steps lost")
     print(

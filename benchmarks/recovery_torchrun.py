@@ -39,7 +39,8 @@ while True:
     order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(epoch))
     mine = order[batch * global_batch : (batch + 1) * global_batch].chunk(world_size)[rank]
     optimizer.zero_grad()
-    torch.nn.functional.cross_entropy(parallel(images[mine]), labels[mine]).backward()
+    loss = torch.nn.functional.cross_entropy(parallel(images[mine]), labels[mine])
+    loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     step += 1
     os.write(steps_log, f"{step},{time.time()},{rank},{os.getpid()},{world_size}\n".encode())

@@ -29,7 +29,7 @@ for step in range(steps):
         is_last = part == accumulate - 1
         with contextlib.nullcontext() if is_last else model.no_sync():
             loss = torch.nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
-            (loss / accumulate).backward()
+            (loss / accumulate).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     times.append(time.time())
 if rank == 0:

@@ -163,7 +163,8 @@ class Scenario:
 
 def parse(name: str, text: str) -> Scenario:
     """Raises ValueError that names the line."""
-    title, options = "", ()
+    title = ""
+    options: tuple[str, ...] = ()
     settings: dict[str, Any] = {}
     commands: list[Command] = []
     expected: list[str] = []

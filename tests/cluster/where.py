@@ -39,8 +39,11 @@ LOOK_S = 0.05
 class Where(Protocol):
     """`url`: for --run-dir; `options`: further ones that a node needs for it; `env`: what it is found by, once `begin` is through."""
 
-    url: str
-    options: Sequence[str]
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def options(self) -> Sequence[str]: ...
 
     @property
     def env(self) -> dict[str, str]: ...

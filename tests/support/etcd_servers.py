@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import urllib3
 
@@ -82,11 +83,12 @@ class EtcdServers:
                 return member
         raise AssertionError("nobody leads")
 
-    def post(self, member: int, path: str, body: dict[str, object]) -> dict:
+    def post(self, member: int, path: str, body: dict[str, object]) -> dict[str, Any]:
         with urllib3.PoolManager(timeout=10.0) as pool:
             answer = pool.request("POST", f"{self.url(member)}/v3/{path}", body=json.dumps(body))
         assert answer.status == 200, answer.data
-        return answer.json()
+        found: dict[str, Any] = answer.json()
+        return found
 
     def ask_for_a_password(self, name: str, password: str) -> None:
         """Switch authentication on: a root that nobody uses, and a user who may do everything below elastic/."""
@@ -110,6 +112,6 @@ class EtcdServers:
             return "ready to serve client requests" in (self._folder / f"m{member}.log").read_text()
         with urllib3.PoolManager(timeout=1.0, retries=False) as pool:
             try:
-                return pool.request("GET", f"{self.url(member)}/health").json().get("health") == "true"
-            except (urllib3.exceptions.HTTPError, ValueError):
+                return bool(pool.request("GET", f"{self.url(member)}/health").json()["health"] == "true")
+            except (urllib3.exceptions.HTTPError, ValueError, KeyError):
                 return False

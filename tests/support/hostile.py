@@ -76,7 +76,7 @@ junk = st.binary(max_size=200) | st.sampled_from(HOSTILE) | json_values.map(lamb
 @st.composite
 def spoiled(draw: st.DrawFn, good: dict[str, Any]) -> dict[str, Any]:
     """A record of which some fields were replaced by anything, left out or added, at any depth."""
-    record = json.loads(json.dumps(good))
+    record: dict[str, Any] = json.loads(json.dumps(good))
     for _ in range(draw(st.integers(0, 3))):
         place = record
         while True:
