@@ -42,6 +42,8 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 
 class Soak:
+    options: tuple[str, ...] = ()  # further ones of each node
+
     def __init__(self, folder: Path, epochs: int, seed: int) -> None:
         self.folder = folder
         self.epochs = epochs
@@ -57,7 +59,7 @@ class Soak:
             str(self.folder / "run"),
         ]
         words += ["--max-nodes", str(NODES), "--nproc-per-node", str(WORKERS), "--max-restarts", "50"]
-        words += ["--snapshot-every", "1", "--save-every", "5s", "--", str(self.epochs)]
+        words += ["--snapshot-every", "1", "--save-every", "5s", *self.options, "--", str(self.epochs)]
         with (self.folder / "printed").open("ab") as printed:
             node = subprocess.Popen(
                 words,

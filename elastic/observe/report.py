@@ -164,8 +164,14 @@ def _phases_s(marks: list[float | None]) -> list[float | None]:
 
 
 def _fault(ended: list[Record], metrics: list[Record], generation: int) -> tuple[float | None, float | None]:
-    """When a generation's fault first showed, and when its end was noticed; None where no event tells."""
-    signs = [e["time"] for e in ended if e["event"] in _SIGNS]
+    """When a generation's fault first showed, and when its end was noticed; None where no event tells.
+
+    A node that fell silent shows by nothing before it is missed: then it is the end of the last step before.
+    """
+    noticed = _time(_first(ended, "generation_ended"))
+    signs = [e["time"] - float(e.get("silence_s", 0.0)) for e in ended if e["event"] in _SIGNS]
+    if noticed is not None and min(signs) >= noticed:
+        signs.append(_last_step_before(noticed, metrics, generation))
     injected = [
         e["time"]
         for e in ended
@@ -173,7 +179,12 @@ def _fault(ended: list[Record], metrics: list[Record], generation: int) -> tuple
         and _steps_after(e["time"], metrics, generation) <= _STEPS_AFTER_A_FAULT
     ]
     first_sign = min(injected[-1:] + signs, default=None)
-    return first_sign, _time(_first(ended, "generation_ended"))
+    return first_sign, noticed
+
+
+def _last_step_before(time: float, metrics: list[Record], generation: int) -> float:
+    times = [float(m["time"]) for m in metrics if m.get("generation") == generation and "time" in m]
+    return max((t for t in times if t <= time), default=time)
 
 
 def _steps_after(time: float, metrics: list[Record], generation: int) -> int:

@@ -125,6 +125,29 @@ def test_an_injected_fault_that_the_group_survived_is_not_the_cause_of_a_later_e
     assert recovery["total_s"] == pytest.approx(1.9)
 
 
+def test_a_silent_node_is_missed_since_the_last_step_that_it_helped_to_finish():
+    """No worker ended before the others gave it up; theirs were killed afterwards."""
+    lost = {"fault_injected": None, "worker_exited": 110.3}
+    events = [e | {"time": lost.get(e["event"], e["time"])} for e in KILLED]
+    events = sorted((e for e in events if e["time"] is not None), key=lambda e: e["time"])
+
+    recovery = summarise(events, KILLED_STEPS)["recoveries"][0]
+
+    assert recovery["detect_s"] == pytest.approx(110.2 - 107.0)
+    assert recovery["total_s"] == pytest.approx(112.0 - 107.0)
+
+
+def test_a_hang_counts_from_the_last_sign_of_progress():
+    """The agent looked on for three seconds before it said so."""
+    events = [e for e in KILLED if e["event"] != "fault_injected"]
+    hang = event("hang_detected", 110.05, rank=1, place="step", silence_s=3.0, limit_s=3.0, reason="r")
+    events = sorted([*events, hang], key=lambda e: e["time"])
+
+    recovery = summarise(events, KILLED_STEPS)["recoveries"][0]
+
+    assert recovery["detect_s"] == pytest.approx(110.2 - 107.05)
+
+
 def test_a_generation_that_died_before_its_first_step_has_no_total():
     events = [
         *KILLED[:8],
