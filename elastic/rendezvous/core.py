@@ -208,7 +208,6 @@ def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: Policy
         return group
     continued = group.cause if _continues(group, members) else RESUME
     waiting = tuple(node for node in group.waiting if node.id in alive and node not in members)
-    here = {node.id for node in (*members, *waiting)}
     return replace(
         group,
         generation=group.generation + 1,
@@ -219,7 +218,7 @@ def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: Policy
         endpoint=endpoint,
         cause=START if group.generation == 0 else continued,
         failure=None,
-        complaints=tuple(complaint for complaint in group.complaints if complaint.node in here),
+        complaints=tuple(complaint for complaint in group.complaints if complaint.node in alive),
     )
 
 
@@ -268,6 +267,11 @@ def complain(group: Group, *, node_id: str, unheard: tuple[str, ...]) -> Group:
         return group
     kept = tuple(complaint for complaint in group.complaints if complaint.node != node_id)
     return replace(group, complaints=(*kept, said) if unheard else kept)
+
+
+def complained_of(group: Group) -> frozenset[str]:
+    """Whom somebody does not hear, in the group or on their way back into it."""
+    return frozenset(name for complaint in group.complaints for name in complaint.unheard)
 
 
 def is_divided(group: Group, *, alive: AbstractSet[str]) -> bool:

@@ -264,7 +264,7 @@ class Rendezvous:
         if self._publish is not None:
             self._publish(group.generation)
         now_s = self._clock.monotonic()
-        others = (group.member_ids | group.waiting_ids) - {self._me.id}
+        others = (group.member_ids | group.waiting_ids | core.complained_of(group)) - {self._me.id}
         if isinstance(self._backend, AsksByName):
             self._backend.ask_for(others)
         beats = self._backend.beats()

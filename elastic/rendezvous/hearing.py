@@ -37,9 +37,10 @@ class Hearing:
         nodes = {node.id: node for node in (*group.waiting, *group.members)}
         self._calls.know(nodes.values())
         counters = self._calls.counters
-        callable_ids = [name for name, node in nodes.items() if node.port]
+        # One that is set apart leaves the group for a moment, until it has stopped its workers: that is no reason to forget its silence.
+        names = {name for name, node in nodes.items() if node.port} | core.complained_of(group)
         self._pulses = self._pulses.look(
-            {name: counters.get(name, NEVER_BEATEN) for name in callable_ids}, now_s=now_s
+            {name: counters.get(name, NEVER_BEATEN) for name in names}, now_s=now_s
         )
         if not group.open:
             self._divided_s = None
@@ -60,11 +61,11 @@ class Hearing:
         return core.divide(told, alive=alive, step=step) if is_settled else told
 
     def _unheard(self, group: Group, me: str, alive: AbstractSet[str]) -> tuple[str, ...]:
-        nodes = dict.fromkeys(node.id for node in (*group.members, *group.waiting))
-        others = [name for name in nodes if name != me and name in alive and name in self._pulses.pulses]
-        before = {
+        before = [
             name for complaint in group.complaints if complaint.node == me for name in complaint.unheard
-        }
+        ]
+        known = dict.fromkeys([*(node.id for node in (*group.members, *group.waiting)), *before])
+        others = [name for name in known if name != me and name in alive and name in self._pulses.pulses]
         heard = self._heard
         # One that was never heard may have no way for calls at all, unless they come through from elsewhere.
         met = {name for name in others if heard or self._pulses.pulses[name].counter != NEVER_BEATEN}

@@ -47,14 +47,19 @@ class Machine:
     is_frozen: bool = False
     generation: Generation | None = None
     over: str | None = None
+    stops_in: int = 0  # polls that its workers take to stop
+    stopping: int = 0
 
     def poll(self) -> None:
+        if self.stopping:
+            self.stopping -= 1
+            return
         if self.generation is not None:
             watch = self.rendezvous.watch()
             if watch.open and watch.newcomers:
                 self.rendezvous.close(core.NODE_JOINED, step=0, counts=False)
             elif not watch.open:
-                self.generation = None
+                self.generation, self.stopping = None, self.stops_in
             return
         try:
             self.generation = self.rendezvous.poll_join()
@@ -289,6 +294,12 @@ class Nodes(RuleBasedStateMachine):
     def heal(self) -> None:
         self.world.deaf.clear()
         self.world.mute.clear()
+
+    @precondition(lambda self: self.world.machines)
+    @rule(data=st.data(), polls=st.integers(0, 6))
+    def slow(self, data: st.DataObject, polls: int) -> None:
+        """From now on its workers take so long to stop."""
+        self.world.machines[self.pick(data, list(self.world.machines))].stops_in = polls
 
     @rule(data=st.data(), step=st.integers(0, 5))
     def fail(self, data: st.DataObject, step: int) -> None:
