@@ -62,10 +62,8 @@ class Later:
 class Chaos(Soak):
     """The group of the soak, under a storm."""
 
-    options = (
-        "--hang-timeout",
-        "3",
-    )  # by itself it takes 10 s, in which the next fault would have ended the hang
+    # By itself it takes 10 s, in which the next fault would have ended the hang.
+    options = ("--hang-timeout", "3")
 
     def __init__(self, folder: Path, epochs: int) -> None:
         super().__init__(folder, epochs, seed=0)

@@ -157,7 +157,7 @@ def quick_failure(url: str, **timeouts: float) -> dict[str, Any]:
     """Options of the storage library with which a call fails after seconds: whoever calls tries again, and looks in between at what has become of the first try."""
     if url.partition("://")[0] not in ("s3", "s3a"):
         return {}
-    # Each of the library's five tries would be six of botocore's.
+    # Each of the library's five tries would be five of botocore's.
     return {"config_kwargs": {"retries": {"max_attempts": 1}} | timeouts}
 
 

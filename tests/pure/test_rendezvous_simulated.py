@@ -84,6 +84,7 @@ class Line:
 
     def know(self, nodes: Iterable[Node]) -> None:
         self.called = frozenset(node.id for node in nodes)
+        self.counters = {name: count for name, count in self.counters.items() if name in self.called}
 
 
 @dataclass
@@ -203,6 +204,8 @@ def _run_command(world: World, command: str, words: list[str]) -> list[str]:
         case "heal":
             world.deaf.clear()
             world.mute.clear()
+        case "slow":
+            world.machines[words[0]].stops_in = int(words[1])
         case "leave":
             world.leave(words[0])
         case "fail":

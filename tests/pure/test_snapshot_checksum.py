@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.snapshot import checksum
-from elastic.snapshot.checksum import LARGEST_BLOCK_BYTES, STRETCHES, WORD_BYTES, ImageSum
+from elastic.snapshot.checksum import SMALL_BYTES, STRETCHES, WORD_BYTES, ImageSum
 from elastic.train.state import Parts, checksums
 
 
@@ -56,11 +56,13 @@ def test_pieces_may_be_added_in_any_order(words, data):
     assert found.digest() == checksum.of_image(image.data)
 
 
-def test_a_large_image_is_cut_into_blocks_and_each_counts():
+def test_a_large_image_is_cut_into_blocks_and_each_counts(monkeypatch):
     """More than 64 of the largest blocks: two whole ones change places, and one byte at the very end is lost."""
-    image = np.arange(LARGEST_BLOCK_BYTES * (STRETCHES + 1) // WORD_BYTES, dtype=np.uint64).view(np.uint8)
-    first, second = image[:LARGEST_BLOCK_BYTES], image[LARGEST_BLOCK_BYTES : 2 * LARGEST_BLOCK_BYTES]
-    swapped = np.concatenate([second, first, image[2 * LARGEST_BLOCK_BYTES :]])
+    block_bytes = 2 * SMALL_BYTES
+    monkeypatch.setattr(checksum, "LARGEST_BLOCK_BYTES", block_bytes)
+    image = np.arange(block_bytes * (STRETCHES + 1) // WORD_BYTES, dtype=np.uint64).view(np.uint8)
+    first, second = image[:block_bytes], image[block_bytes : 2 * block_bytes]
+    swapped = np.concatenate([second, first, image[2 * block_bytes :]])
     found = [checksum.of_image(each.data) for each in (image, swapped, image[:-1])]
     assert len(set(found)) == 3
 
