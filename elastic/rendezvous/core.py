@@ -335,3 +335,27 @@ def reopen(group: Group) -> Group:
 def begin_anew(group: Group) -> Group:
     """Another run meets under the name of one that was: nothing stays but the number of generations."""
     return replace(Group.empty(), generation=group.generation)
+
+
+def remembered(group: Group) -> Group:
+    """What a node goes by when the shared state is gone: the generation is over, its members go on, and whoever waits has to come again."""
+    return replace(
+        group,
+        open=False,
+        waiting=(),
+        done=(),
+        endpoint=None,
+        cause=NODE_LOST if group.open else group.cause,
+        complaints=(),
+    )
+
+
+def recall(group: Group, known: Group) -> Group:
+    """`known` in the place of a group in which nothing was formed yet: the state was lost, with a store or a folder, and is begun anew by somebody who knows less.
+
+    So generations are not counted twice, and who was in the last one keeps its rank.
+    """
+    is_new = group.cause == START and not group.open and not group.members and group.ended is None
+    if not is_new or known.ended is not None or group.generation > known.generation:
+        return group
+    return replace(known, waiting=group.waiting, complaints=group.complaints)

@@ -47,11 +47,13 @@ class DirectoryBackend:
         with self._failures("read the group's state"):
             for _ in range(READ_TRIES):
                 version = max(self._versions(), default=0)
+                if self._newest is not None and self._newest[0] >= version:
+                    # A version once seen is never unseen. A network file system may list a directory as it was; or somebody emptied it, and whoever comes new must find the group.
+                    if self._newest[0] > version:
+                        self._link(self._state(self._newest[0]), self._newest[1])
+                    return self._newest
                 if version == 0:
                     return None
-                if self._newest is not None and self._newest[0] >= version:
-                    # A network file system may list a directory as it was; a version once seen is never unseen.
-                    return self._newest
                 # The file can be gone only if 16 newer ones came since the listing: list again.
                 with contextlib.suppress(FileNotFoundError):
                     self._newest = version, read_small(self._state(version), STATE_LIMIT_BYTES)

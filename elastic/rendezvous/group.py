@@ -105,8 +105,7 @@ class Rendezvous:
         self._liveness = Liveness(keep_alive_s=keep_alive_s)
         self._hearing = None if calls is None else Hearing(calls, keep_alive_s)
         self._timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
-        # A run whose shared state is lost, with its store or its folder, does not count its generations twice.
-        self._beginning = replace(Group.empty(), generation=floor)
+        self._remembered = replace(Group.empty(), generation=floor)
         self._entered = 0
         self._reason = ""
         self._waits = True
@@ -153,6 +152,7 @@ class Rendezvous:
     def poll_join(self) -> Generation | None:
         """One look and one action of `join`; None means not yet. Raises what `join` raises, but never Interrupted."""
         version, group = self._look()
+        self._remembered = core.remembered(group)
         alive = self._alive
         if self._hearing is not None:
             told = self._hearing.tell(group, me=self._me.id, alive=alive)
@@ -195,6 +195,7 @@ class Rendezvous:
         Raises BackendFailed: nothing was learned, the workers may go on, look again.
         """
         version, group = self._look()
+        self._remembered = core.remembered(group)
         alive = self._alive
         lost = core.lost_members(group, alive=alive)
         if group.ended is None and (lost or group.waiting_ids - alive):
@@ -260,7 +261,8 @@ class Rendezvous:
 
     def _look(self) -> tuple[int | None, Group]:
         found = self._backend.read()
-        version, group = (None, self._beginning) if found is None else (found[0], Group.parse(found[1]))
+        version, there = (None, Group.empty()) if found is None else (found[0], Group.parse(found[1]))
+        group = core.recall(there, self._remembered)
         if self._publish is not None:
             self._publish(group.generation)
         now_s = self._clock.monotonic()
@@ -297,7 +299,10 @@ class Rendezvous:
         )
 
     def _set(self, version: int | None, group: Group) -> bool:
-        return self._backend.compare_and_set(version, group.to_json())
+        is_set = self._backend.compare_and_set(version, group.to_json())
+        if is_set:
+            self._remembered = core.remembered(group)
+        return is_set
 
     def _change(self, transition: Callable[[Group], Group]) -> Group:
         """Get `transition` through against all who write at the same time; raises BackendFailed after many tries."""

@@ -74,3 +74,23 @@ def test_a_frozen_node_is_given_up_and_joins_as_a_newcomer_when_it_wakes(drill, 
     generations = [(e["world_size"], e["cause"]) for e in drill.events("generation_started")]
     assert generations == [(2, "start"), (1, "node lost"), (2, "node joined")]
     assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (5, 0), (10, 0)]
+
+
+def test_a_rendezvous_folder_that_is_emptied_while_a_node_trains_is_filled_again(drill, undisturbed):
+    """Somebody tidies up in the middle of step 10; a node that comes afterwards finds the group all the same."""
+    drill.shut(10)
+    first = drill.start(*GROUP)
+    drill.stands(10, ranks=1)
+    for path in drill.run.rendezvous.iterdir():
+        path.unlink(missing_ok=True)
+    drill.waits_for(lambda: list(drill.run.rendezvous.glob("state-*")), "the group's state")
+    second = drill.start(*GROUP)
+    drill.happens("drain_requested", reason="a node is waiting to join")
+    drill.open(10)
+    for agent in (first, second):
+        agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    generations = [(e["world_size"], e["cause"], e["restarts"]) for e in drill.events("generation_started")]
+    assert generations == [(1, "start", 0), (2, "node joined", 0)]
+    assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (10, 0)]

@@ -87,11 +87,25 @@ class Line:
         self.counters = {name: count for name, count in self.counters.items() if name in self.called}
 
 
+class Store(MemoryBackend):
+    """One that can be lost, as one that a node serves is lost with its node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lost: list[bytes] = []
+
+    def lose(self) -> None:
+        self._lost, self._values = self.history(), []
+
+    def history(self) -> list[bytes]:
+        return self._lost + super().history()
+
+
 @dataclass
 class World:
     policy: Policy
     keep_alive_s: float = 3.0
-    backend: MemoryBackend = field(default_factory=MemoryBackend)
+    backend: Store = field(default_factory=Store)
     clock: FakeClock = field(default_factory=FakeClock)
     machines: dict[str, Machine] = field(default_factory=dict)
     lines: dict[str, Line] = field(default_factory=dict)
@@ -102,6 +116,11 @@ class World:
     def group(self) -> Group:
         found = self.backend.read()
         return Group.empty() if found is None else Group.parse(found[1])
+
+    @property
+    def shown_generation(self) -> int:
+        """What the run directory would show to a node that starts."""
+        return max((Group.parse(value).generation for value in self.backend.history()), default=0)
 
     @property
     def running(self) -> dict[str, Machine]:
@@ -118,6 +137,7 @@ class World:
             clock=self.clock,
             open_endpoint=lambda: f"{name}:1",
             say=lambda reason, _aloud: said.append(reason),
+            floor=self.shown_generation,
             calls=self.lines[name],
         )
         self.machines[name] = Machine(rendezvous=rendezvous, said=said)
@@ -204,6 +224,8 @@ def _run_command(world: World, command: str, words: list[str]) -> list[str]:
         case "heal":
             world.deaf.clear()
             world.mute.clear()
+        case "lose":
+            world.backend.lose()
         case "slow":
             world.machines[words[0]].stops_in = int(words[1])
         case "leave":
@@ -276,7 +298,7 @@ class Nodes(RuleBasedStateMachine):
         if machine.generation is None:
             return
         watch, group = machine.rendezvous.watch(), self.world.group
-        if machine.generation.number != group.generation:
+        if machine.generation.number < group.generation:
             before = self.world.backend.history()
             assert watch.fenced and not watch.open
             machine.rendezvous.close(core.FAILURE, step=99, counts=True)
@@ -303,6 +325,14 @@ class Nodes(RuleBasedStateMachine):
     def slow(self, data: st.DataObject, polls: int) -> None:
         """From now on its workers take so long to stop."""
         self.world.machines[self.pick(data, list(self.world.machines))].stops_in = polls
+
+    @precondition(lambda self: not any(m.is_frozen or m.stopping for m in self.world.machines.values()))
+    @rule()
+    def lose(self) -> None:
+        """The shared state is gone, and all who live have seen the newest: they go on from that. One that slept through it, and is alone, could not."""
+        self.world.poll_all()
+        if not any(machine.stopping for machine in self.world.machines.values()):
+            self.world.backend.lose()
 
     @rule(data=st.data(), step=st.integers(0, 5))
     def fail(self, data: st.DataObject, step: int) -> None:
