@@ -330,8 +330,9 @@ class Nodes(RuleBasedStateMachine):
     @rule()
     def lose(self) -> None:
         """The shared state is gone, and all who live have seen the newest: they go on from that. One that slept through it, and is alone, could not."""
+        before = self.world.backend.history()
         self.world.poll_all()
-        if not any(machine.stopping for machine in self.world.machines.values()):
+        if self.world.backend.history() == before:
             self.world.backend.lose()
 
     @rule(data=st.data(), step=st.integers(0, 5))
