@@ -65,7 +65,7 @@ def decide(group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, p
     """What `me`, whose workers are stopped, does about this group. `alive` holds the ids of all live nodes, mine included."""
     if group.ended is not None:
         return Decision(action=Action.STOP, reason=f"the run has ended: {group.ended.reason}")
-    lost = lost_members(group, alive=alive) or tuple(n.id for n in group.waiting if n.id not in alive)
+    lost = lost_members(group, alive=alive) or gone(group, alive=alive)
     if lost:
         return Decision(action=Action.EVICT, reason=f"{', '.join(lost)} stopped answering")
     if group.open and me.id in group.member_ids:
@@ -142,6 +142,12 @@ def _continues(group: Group, nodes: tuple[Node, ...]) -> bool:
 def lost_members(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
     """Members of the open generation that no longer answer."""
     return tuple(n.id for n in group.members if n.id not in alive) if group.open else ()
+
+
+def gone(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
+    """Those who wait, or complain of others, and no longer answer."""
+    named = dict.fromkeys([*(node.id for node in group.waiting), *(c.node for c in group.complaints)])
+    return tuple(name for name in named if name not in alive)
 
 
 def queue(group: Group, *, alive: AbstractSet[str]) -> tuple[Node, ...]:
@@ -269,9 +275,9 @@ def complain(group: Group, *, node_id: str, unheard: tuple[str, ...]) -> Group:
     return replace(group, complaints=(*kept, said) if unheard else kept)
 
 
-def complained_of(group: Group) -> frozenset[str]:
-    """Whom somebody does not hear, in the group or on their way back into it."""
-    return frozenset(name for complaint in group.complaints for name in complaint.unheard)
+def parted(group: Group) -> frozenset[str]:
+    """Who complains, and of whom; also those who are on their way back into the group."""
+    return frozenset(name for complaint in group.complaints for name in (complaint.node, *complaint.unheard))
 
 
 def is_divided(group: Group, *, alive: AbstractSet[str]) -> bool:

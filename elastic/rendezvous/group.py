@@ -198,7 +198,7 @@ class Rendezvous:
         self._remembered = core.remembered(group)
         alive = self._alive
         lost = core.lost_members(group, alive=alive)
-        if group.ended is None and (lost or group.waiting_ids - alive):
+        if group.ended is None and (lost or core.gone(group, alive=alive)):
             evicted = core.evict(group, alive=alive, step=step)
             group = evicted if self._set(version, evicted) else group
         elif self._hearing is not None and group.ended is None:
@@ -266,7 +266,7 @@ class Rendezvous:
         if self._publish is not None:
             self._publish(group.generation)
         now_s = self._clock.monotonic()
-        others = (group.member_ids | group.waiting_ids | core.complained_of(group)) - {self._me.id}
+        others = (group.member_ids | group.waiting_ids | core.parted(group)) - {self._me.id}
         if isinstance(self._backend, AsksByName):
             self._backend.ask_for(others)
         beats = self._backend.beats()

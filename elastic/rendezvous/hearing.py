@@ -38,7 +38,7 @@ class Hearing:
         self._calls.know(nodes.values())
         counters = self._calls.counters
         # One that is set apart leaves the group for a moment, until it has stopped its workers: that is no reason to forget its silence.
-        names = {name for name, node in nodes.items() if node.port} | core.complained_of(group)
+        names = {name for name, node in nodes.items() if node.port} | core.parted(group)
         self._pulses = self._pulses.look(
             {name: counters.get(name, NEVER_BEATEN) for name in names}, now_s=now_s
         )

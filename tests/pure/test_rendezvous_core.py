@@ -304,3 +304,29 @@ def test_silence_is_the_time_since_the_last_new_beat(looks: list[tuple[float, bo
         moved_s = now_s if beats else moved_s
         view = view.look({"b": counter}, now_s=now_s)
         assert view.pulses["b"].silence_s == pytest.approx(now_s - moved_s)
+
+
+def test_a_complaint_does_not_outlive_who_made_it() -> None:
+    """c complains of a, is left out of the next generation while it stops its workers, and dies before it comes back."""
+    told = core.complain(formed("a", "b", "c"), node_id="c", unheard=("a",))
+    group = core.form(rejoined(closed(told), "a", "b"), alive=set("abc"), endpoint="a:2", policy=POLICY)
+    assert group.open and group.member_ids == set("ab") and group.complaints == told.complaints
+    assert core.parted(group) == set("ac")
+    assert core.gone(group, alive=set("abc")) == ()
+    assert core.gone(group, alive=set("ab")) == ("c",)
+    assert core.evict(group, alive=set("ab")) == replace(group, complaints=())
+
+
+@given(group=groups, known=groups)
+def test_what_is_remembered_replaces_a_beginning_and_nothing_else(group: Group, known: Group) -> None:
+    """Any two states: one in which anything was formed or decided stays, and generations never step back."""
+    recalled = core.recall(group, core.remembered(known))
+    if group.members or group.open or group.ended or group.cause != core.START or known.ended:
+        assert recalled == group
+    assert recalled.generation >= group.generation
+    beginning = replace(Group.empty(), waiting=group.waiting, complaints=group.complaints)
+    back = core.recall(beginning, core.remembered(known))
+    if known.ended is None:
+        assert (back.generation, back.members) == (known.generation, known.members)
+        assert not back.open
+    assert (back.waiting, back.complaints) == (group.waiting, group.complaints)
