@@ -11,7 +11,7 @@ train: $(READY)
 	$(BIN)/elastic-train recipes/barlow.py --min-nodes 1 --max-nodes 4
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 check: $(READY)
 	$(BIN)/ruff check .
