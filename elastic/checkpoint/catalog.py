@@ -60,12 +60,25 @@ def read_record(store: Store, name: str, step: int, clock: Clock) -> CommitRecor
 
 
 def read_payload(store: Store, record: CommitRecord, clock: Clock) -> memoryview:
-    """The image, as uint8 [size_bytes], in new memory. Raises CheckpointDamaged when it is missing or not what was committed."""
+    """The image, as uint8 [size_bytes], in new memory that may be written to. Raises CheckpointDamaged when it is missing or not what was committed."""
 
     def whole() -> memoryview:
-        image = bytearray()
-        _stream(store, record, image.extend)
-        return memoryview(image)
+        # Of its final size at once: to grow, and to be copied, costs as much again as to be read and hashed.
+        try:
+            image = memoryview(bytearray(record.size_bytes))
+        except MemoryError as error:
+            raise CheckpointDamaged(
+                f"the payload {record.payload} should have {record.size_bytes} bytes, more than this process can hold"
+            ) from error
+        end = 0
+
+        def keep(chunk: bytes) -> None:
+            nonlocal end
+            image[end : end + len(chunk)] = chunk
+            end += len(chunk)
+
+        _stream(store, record, keep)
+        return image
 
     return reading(whole, clock)
 

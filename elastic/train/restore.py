@@ -190,7 +190,7 @@ def _own_copy(
     assert candidate.record is not None
     try:
         record = CommitRecord(**candidate.record)
-        payload = bytearray(read_payload(store, record, clock))
+        payload = read_payload(store, record, clock)
         digest, _ = contents.digest(payload)
         if digest != record.digest:
             raise CheckpointDamaged(f"expected the digest {record.digest[:16]}, found {digest[:16]}")
