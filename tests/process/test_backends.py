@@ -125,6 +125,8 @@ def test_a_frozen_host_of_the_store_blocks_nobody_for_longer_than_a_moment():
         assert node.compare_and_set(None, b"x")
         found = node.read()
         host.send_signal(signal.SIGSTOP)
+        # The signal is on its way when kill() returns, and the store's thread may answer once more.
+        os.waitpid(host.pid, os.WUNTRACED)
         for call in (node.read, node.beats, lambda: node.beat("n"), node.shown_generation):
             began = time.monotonic()
             with pytest.raises(BackendFailed, match="should answer within 1 s"):
