@@ -4,7 +4,9 @@ It does not promise that what it lists will load: a payload is looked at when it
 """
 
 import hashlib
+import mmap
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from elastic.checkpoint.record import CommitRecord, parse, parse_commit_name
@@ -63,14 +65,16 @@ def read_payload(store: Store, record: CommitRecord, clock: Clock) -> memoryview
     """The image, as uint8 [size_bytes], in new memory that may be written to. Raises CheckpointDamaged when it is missing or not what was committed."""
 
     def whole() -> memoryview:
-        # Of its final size at once: to grow, and to be copied, costs as much again as to be read and hashed.
+        # Of its final size at once: to grow, and to be copied, costs as much again as to be read and hashed. Untouched, it takes no memory: a record may lie.
         try:
-            image = memoryview(bytearray(record.size_bytes))
-        except MemoryError as error:
+            memory = mmap.mmap(-1, max(1, record.size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
             raise CheckpointDamaged(
                 f"the payload {record.payload} should have {record.size_bytes} bytes, more than this process can hold"
             ) from error
-        end = 0
+        with suppress(OSError):  # a kernel without large pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        image, end = memoryview(memory)[: record.size_bytes], 0
 
         def keep(chunk: bytes) -> None:
             nonlocal end

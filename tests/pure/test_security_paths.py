@@ -90,6 +90,14 @@ def test_a_payload_that_is_a_link_is_damage(store, root, outside, target):
     assert [damage.step for damage in verify(store, CLOCK)] == [7]
 
 
+@pytest.mark.parametrize("size_bytes", [0, 10**6, 10**11, 10**15])
+def test_a_record_that_announces_another_size_is_damage_and_takes_no_memory(store, size_bytes):
+    """A hundred gigabytes would end this process if they were touched; the largest there is no room for at all."""
+    record = replace(save(store, 7, data=b"image").record, size_bytes=size_bytes)
+    with pytest.raises(CheckpointDamaged, match=r"bytes, expected|more than this process can hold"):
+        read_payload(store, record, CLOCK)
+
+
 def test_a_commit_record_that_is_a_link_is_damage_and_not_nothing(store, root, tmp_path, outside):
     """A run of which all records were replaced by links must not be started over."""
     save(store, 7)
