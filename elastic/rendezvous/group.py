@@ -105,6 +105,7 @@ class Rendezvous:
         self._liveness = Liveness(keep_alive_s=keep_alive_s)
         self._hearing = None if calls is None else Hearing(calls, keep_alive_s)
         self._timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
+        # What holds where the shared state is lost. Looks before the first join do not count: what they see may be about to be forgotten on purpose.
         self._remembered = replace(Group.empty(), generation=floor)
         self._entered = 0
         self._reason = ""
