@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
 from elastic import identity, launch_env
@@ -53,6 +53,15 @@ exit codes:
   76  checkpoints were committed but none loads: elastic-train verify RUN lists why
 
 {version}"""
+
+
+def command() -> NoReturn:
+    """`elastic-train` as a process, which ends without the interpreter's last part: there torch takes back what it made, for half a second and more, and for nobody."""
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody reads it any more, or there is no room
+            stream.flush()
+    os._exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -228,4 +237,4 @@ def _show(wanted: Inspection, value: dict[str, Any], for_people: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

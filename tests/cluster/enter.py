@@ -67,7 +67,7 @@ def main() -> None:
     os.chdir(folder)
     if is_cold:
         os.execve(sys.executable, [sys.executable, "-m", "elastic.cli", *words], dict(os.environ))
-    sys.exit(cli.main())
+    cli.command()
 
 
 def cgroups(pid: int) -> list[Path]:

@@ -1,11 +1,10 @@
 """`elastic-train` for a process that has imported what it needs: tests fork their agents from one warm parent instead of importing torch for each."""
 
 import os
-import sys
 
 import elastic.agent.launch  # noqa: F401 - what the command would import
 from elastic import cli
 
 if __name__ == "__main__":
     os.chdir(os.environ["DRILL_FOLDER"])
-    sys.exit(cli.main())
+    cli.command()

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 
@@ -8,6 +9,8 @@ from elastic.cli import main
 from elastic.clock import SystemClock
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
+
+COMMAND = [sys.executable, "-m", "elastic.cli"]
 
 
 @pytest.fixture
@@ -108,3 +111,25 @@ def test_commands_that_only_look_do_not_import_torch(command, make_run):
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "elastic.observe.log" in imported or command == "verify"
     assert "torch" not in imported
+
+
+def test_what_the_command_prints_arrives_whole_though_it_does_not_end_as_the_interpreter_does(capsys):
+    assert main(["--help"]) == 0
+    done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True)
+
+    assert done.stdout == capsys.readouterr().out
+    assert done.stderr == ""
+
+
+def test_a_reader_that_went_away_is_answered_with_exit_1_and_not_with_a_traceback():
+    """As `elastic-train report RUN | head -1`, with a head that is gone before the first line."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        done = subprocess.run(
+            [*COMMAND, "--help"], stdout=write_end, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(write_end)
+
+    assert (done.returncode, done.stderr) == (1, "")
