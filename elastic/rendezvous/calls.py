@@ -1,7 +1,7 @@
 """A node is heard when its datagram says that it hears us too: a path that works one way only counts as none.
 
-Each agent sends each other one a small datagram several times in a keep-alive, to the address where its workers and stores are reached, and counts what comes back. It does not
-judge: `reach` and the group do. A stranger who knows a node's name could pretend to be it, which keeps a lost path from being noticed and does nothing else.
+Each agent sends each other one a small datagram several times in a keep-alive, to the address where its workers and stores are reached, and counts what comes back; one that is heard
+again after a silence is answered at once. It does not judge: `reach` and the group do. A stranger who knows a node's name could pretend to be it, which keeps a lost path from being noticed and does nothing else.
 """
 
 import contextlib
@@ -98,18 +98,31 @@ class Calls:
         with self._lock:
             peers, heard_s = self._peers, dict(self._heard_s)
         for name, where in peers.items():
-            hears = now_s - heard_s.get(name, float("-inf")) < FRESH_CALLS * self._every_s
-            # No route, no such host, a full buffer: whoever is not called finds out.
-            with contextlib.suppress(OSError):
-                self._socket.sendto(Call(caller=self._node_id, called=name, hears=hears).to_json(), where)
+            self._call(name, where, hears=self._is_fresh(heard_s.get(name), now_s))
+
+    def _call(self, name: str, where: tuple[str, int], *, hears: bool) -> None:
+        # No route, no such host, a full buffer: whoever is not called finds out.
+        with contextlib.suppress(OSError):
+            self._socket.sendto(Call(caller=self._node_id, called=name, hears=hears).to_json(), where)
+
+    def _is_fresh(self, heard_s: float | None, now_s: float) -> bool:
+        return heard_s is not None and now_s - heard_s < FRESH_CALLS * self._every_s
 
     def _hear(self, data: bytes) -> None:
-        call = Call.parse(data)
+        call, now_s = Call.parse(data), time.monotonic()
+        if call is None or call.called != self._node_id:
+            return
         with self._lock:
-            if call is None or call.called != self._node_id or call.caller not in self._peers:
+            where = self._peers.get(call.caller)
+            if where is None:
                 return
-            self._heard_s[call.caller] = time.monotonic()
-            if call.hears:
+            was_heard = self._is_fresh(self._heard_s.get(call.caller), now_s)
+            self._heard_s[call.caller] = now_s
+        if not was_heard:
+            # Before it counts here: who takes back a complaint must not be complained of by one that waits for the next regular call.
+            self._call(call.caller, where, hears=True)
+        with self._lock:
+            if call.hears and call.caller in self._peers:
                 self._counters[call.caller] = self._counters.get(call.caller, 0) + 1
 
 

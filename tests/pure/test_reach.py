@@ -1,6 +1,7 @@
 """Who is cut off, against a twin that tries every way to leave nodes out; and datagrams that mean harm."""
 
 import itertools
+import contextlib
 import socket
 
 import pytest
@@ -101,6 +102,24 @@ def test_two_hear_each_other_and_a_path_of_one_direction_is_none(opened):
         while not Call.parse(deaf.recv(1024)).hears:
             pass
     assert a.counters == {}
+
+
+def test_who_is_heard_again_is_told_before_that_counts_and_not_at_the_next_regular_call():
+    """Regular calls are an hour apart: a node takes its complaint back with its own count, and by then the other one must know."""
+    with (
+        contextlib.closing(Calls("a", "127.0.0.1", 3600.0)) as calls,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
+    ):
+        other.bind(("127.0.0.1", 0))
+        calls.know([Node(id="b", address="127.0.0.1", nproc=1, port=other.getsockname()[1])])
+        for _ in range(2):
+            other.sendto(Call(caller="b", called="a", hears=True).to_json(), ("127.0.0.1", calls.port))
+        while calls.counters.get("b", 0) < 2:
+            pass
+        other.setblocking(False)
+        assert Call.parse(other.recv(1024)) == Call(caller="a", called="b", hears=True)
+        with pytest.raises(BlockingIOError):  # one that is heard all the time waits for the regular call
+            other.recv(1024)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1"])
