@@ -5,8 +5,6 @@ reasons stand in docs/decisions/0002). It never blocks on a worker, and leaves n
 """
 
 import signal
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,11 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from elastic.agent.blame import Told
 from elastic.agent.crew import Crew
 from elastic.agent.custody import Custody
-from elastic.agent.environment import plan_worker
-from elastic.agent.holdoff import HoldOff
+from elastic.agent.environment import plan_workers
+from elastic.agent.leaving import Leaving
 from elastic.agent.memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, Memory
 from elastic.agent.nursery import Nursery
+from elastic.agent.others import Others
 from elastic.agent.restart import Action, Decision, Ended, Observation, decide
 from elastic.agent.settings import Settings
 from elastic.agent.strikes import Prey, Strikes
@@ -38,32 +37,17 @@ from elastic.errors import (
     ElasticError,
     GroupEnded,
 )
-from elastic.events import (
-    DrainRequested,
-    GenerationEnded,
-    GenerationStarted,
-)
+from elastic.events import DrainRequested, GenerationEnded, GenerationStarted
 from elastic.observe.console import Tail
 from elastic.observe.log import EventLog
 from elastic.rendezvous.backend import BackendFailed
 from elastic.rendezvous.core import NODE_JOINED, NODE_LEFT
-from elastic.rendezvous.group import Interrupted, Rendezvous, RendezvousTimeout, Watch
+from elastic.rendezvous.group import Generation, Interrupted, Rendezvous, RendezvousTimeout, Watch
 from elastic.rendezvous.membership import Failure, Verdict
 from elastic.rendezvous.torch_handler import ElasticRendezvous
 
 WORKER_POLL_S = 0.02
 GROUP_POLL_S = 0.025
-LAST_WORDS_S = 1.0  # beyond the grace, for processes that have nothing left to do to end
-SIGNALS_TO_STOP = 3  # the first asks for a drain, the second for an end without one, the third for an end without a checkpoint
-
-
-@dataclass(slots=True, kw_only=True)
-class Leaving:
-    """Why this node wants to leave, once a signal said so."""
-
-    reason: str | None = None
-    since_s: float = 0.0
-    signals: int = 0
 
 
 class NodeAgent(LocalElasticAgent):
@@ -74,6 +58,7 @@ class NodeAgent(LocalElasticAgent):
         *,
         settings: Settings,
         rendezvous: Rendezvous,
+        leaving: Leaving,
         nursery: Nursery,
         uploader: UploaderProcess,
         console: Tail,
@@ -85,7 +70,6 @@ class NodeAgent(LocalElasticAgent):
         self.verdict = ""
         self.failure: Failure | None = None
         self._settings = settings
-        self._group = rendezvous
         self._nursery = nursery
         self._uploader = uploader
         self._console = console
@@ -104,32 +88,19 @@ class NodeAgent(LocalElasticAgent):
         )
         self._vigil = None if settings.silences is None else Vigil(settings.silences, self._page, log, clock)
         self._strikes = Strikes.of(settings, log, clock)
-        self._held = HoldOff()
-        self._leaving = Leaving()
+        self._others = Others(rendezvous, console.say, clock)
+        self._leaving = leaving
         self.last_step = 0
         self.cut_short = False
         self._started: Crew | None = None
         self._drain_asked = False
         self._is_done = False
-        self._is_reached, self._reached_s = True, clock.monotonic()
         self._blamed = 0  # of the consecutive failures without a new step, those that may lie in the state
-
-    @property
-    def wants_to_leave(self) -> bool:
-        return self._leaving.reason is not None
-
-    def patience_s(self, longest_s: float) -> float:
-        """How long what is left to do may take, `longest_s` at most: when this node was asked to leave, what is left of its grace."""
-        if not self.wants_to_leave:
-            return longest_s
-        left_s = self._leaving.since_s + self._settings.grace_s - self._clock.monotonic()
-        return max(LAST_WORDS_S, min(longest_s, left_s if self._leaving.signals < SIGNALS_TO_STOP else 0.0))
 
     @property
     def is_first(self) -> bool:
         """Whether rank 0 ran on this node in the last generation."""
-        generation = self._handler.generation
-        return generation is not None and generation.rank_of_node == 0
+        return self._others.is_first
 
     def newest_checkpoint(self) -> CommitRecord | None:
         return self._custody.newest_checkpoint() if self.uses_library else None
@@ -137,17 +108,6 @@ class NodeAgent(LocalElasticAgent):
     @property
     def uses_library(self) -> bool:
         return self._settings.uses_library
-
-    def request_leave(self, number: int, _frame: object) -> None:
-        """Signal handler: a first signal asks for a drain, a second one for an end at once."""
-        self._leaving.signals += 1
-        self.leave_because(f"{signal.Signals(number).name} asks this node to leave")
-
-    def leave_because(self, reason: str) -> None:
-        """Ask for a drain after which this node leaves, from any thread; of several reasons the first counts."""
-        if self._leaving.reason is None:
-            self._leaving.since_s = self._clock.monotonic()
-            self._leaving.reason = reason
 
     # What torch's agent calls.
 
@@ -174,50 +134,47 @@ class NodeAgent(LocalElasticAgent):
         self._log.generation = generation.number
         if self._strikes is not None:
             self._strikes.enter(generation)
-        has_left = {node.id for node in self._held.members} - {node.id for node in generation.members}
-        self._held = self._held.entered(generation.members, step=self._step)
+        somebody_left = self._others.enter(generation, step=self._step)
         self._page.clear()
         self._memory.show()
         self._drain_asked = self._is_done = False
         if self._vigil is not None:
             self._vigil.begin()
-        self._console.say(
-            f"generation {generation.number} ({generation.cause}): {generation.world_size} workers on {len(generation.members)} nodes"
-        )
-        if generation.rank_of_node == 0:
-            nodes = [node.id for node in generation.members]
-            self._log.record(
-                GenerationStarted(
-                    world_size=generation.world_size,
-                    nodes=nodes,
-                    cause=generation.cause,
-                    restarts=generation.restarts,
-                )
-            )
+        self._tell_start(generation)
         self._blamed = min(self._blamed, generation.restarts)
         self._errors.mkdir(parents=True, exist_ok=True)
-        plans = [
-            plan_worker(
-                worker_group,
-                worker,
-                self._settings,
-                generation=generation.number,
-                failures=self._blamed,
-                control_page=self._page.path,
-                memory=self._memory.path,
-                errors=self._errors,
-            )
-            for worker in worker_group.workers
-        ]
+        plans = plan_workers(
+            worker_group,
+            self._settings,
+            generation=generation.number,
+            failures=self._blamed,
+            control_page=self._page.path,
+            memory=self._memory.path,
+            errors=self._errors,
+        )
         words = (self._settings.recipe, *self._settings.arguments)
         workers = Workers(plans, words, self._nursery.start)
         self._started = Crew(plans, workers, self._log, self._console, self._clock)
         # While they start: what the uploader has in hand of the generation before is not fenced by this one.
         self._uploader.enter(generation.number)
-        if has_left and generation.cause in (NODE_LEFT, NODE_JOINED) and generation.rank_of_node == 0:
+        if somebody_left and self.is_first:
             # It waits for a checkpoint of the state that it left behind.
             self._custody.offer_newest()
         return {plan.local_rank: workers.pids[plan.rank] for plan in plans}
+
+    def _tell_start(self, generation: Generation) -> None:
+        self._console.say(
+            f"generation {generation.number} ({generation.cause}): {generation.world_size} workers on {len(generation.members)} nodes"
+        )
+        if self.is_first:
+            self._log.record(
+                GenerationStarted(
+                    world_size=generation.world_size,
+                    nodes=[node.id for node in generation.members],
+                    cause=generation.cause,
+                    restarts=generation.restarts,
+                )
+            )
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Kill: what counts is in memory, where a save that is under way finds it too."""
@@ -282,9 +239,7 @@ class NodeAgent(LocalElasticAgent):
                     self._end_generation(decision.reason)
                     return None
                 case Action.CLOSE_AND_MEET:
-                    # What cannot be told now is told when all meet.
-                    with suppress(BackendFailed):
-                        self._group.close(self._why_drained(watch), step=self._step, counts=False)
+                    self._others.close(self._why_drained(watch), step=self._step, counts=False)
                     self._end_generation(decision.reason)
                     return None
                 case Action.SHOW_STACKS:
@@ -302,7 +257,6 @@ class NodeAgent(LocalElasticAgent):
                     return self._end(watch.ended.exit_code, watch.ended.reason)
 
     def _look(self) -> Watch | None:
-        """None when the backend did not answer: workers that are healthy go on, and the next look comes soon."""
         self._memory.serve()
         if self._vigil is not None:
             self._vigil.look(self._crew)
@@ -314,21 +268,9 @@ class NodeAgent(LocalElasticAgent):
             self._console.say(
                 "the uploader died and was started anew; a save that was under way is lost, training goes on"
             )
-        try:
-            watch = self._group.watch(step=self._step)
-        except BackendFailed as error:
-            if self._is_reached:
-                self._console.say(f"the rendezvous did not answer ({error}); training goes on")
-            self._is_reached = False
-            self._give_up_after_a_while(error)
-            return None
-        if not self._is_reached:
-            self._console.say("the rendezvous answers again")
-        self._is_reached, self._reached_s = True, self._clock.monotonic()
-        return watch
+        return self._others.look(step=self._step, is_idle=not self._crew.running)
 
     def _observe(self, watch: Watch | None) -> Observation:
-        now_s = self._clock.monotonic()
         return Observation(
             workers=self._worker_group.spec.local_world_size,
             ended=tuple(Ended(rank=rank, code=code) for rank, code in self._crew.codes.items()),
@@ -340,19 +282,14 @@ class NodeAgent(LocalElasticAgent):
             group_ended=watch.ended.reason if watch is not None and watch.ended is not None else None,
             fenced=watch is not None and watch.fenced,
             closed=watch.cause if watch is not None and not watch.open else None,
-            newcomers=watch is not None and self._lets_in(watch, now_s),
+            newcomers=watch is not None and self._others.lets_in(watch),
             leaving=self._leaving.reason,
-            leaving_age_s=now_s - self._leaving.since_s,
+            leaving_age_s=self._leaving.age_s,
             grace_s=self._settings.grace_s,
             has_begun=self._step > 0 or not self._settings.uses_library,
             drain_asked=self._drain_asked,
-            impatient=self._leaving.signals > 1,
+            impatient=self._leaving.is_impatient,
         )
-
-    def _lets_in(self, watch: Watch, now_s: float) -> bool:
-        """Whether the nodes that wait are to be let in now; the agent of rank 0 alone says so, for all."""
-        self._held = self._held.look(watch.newcomers, now_s=now_s)
-        return self.is_first and self._held.lets_in(watch.newcomers, now_s=now_s)
 
     # What decisions do.
 
@@ -371,19 +308,9 @@ class NodeAgent(LocalElasticAgent):
         self._vigil.hear(self._crew)
 
     def _report_done(self) -> None:
-        try:
-            self._group.done()
-        except BackendFailed as error:
-            self._give_up_after_a_while(error)
+        self._is_done = self._others.report_done()
+        if not self._is_done:
             self._clock.sleep(GROUP_POLL_S)
-            return
-        self._is_done = True
-
-    def _give_up_after_a_while(self, error: BackendFailed) -> None:
-        """Raises `error` when this node's workers have nothing left to do and the others were out of reach for as long as a group is waited for."""
-        if self._crew.running or self._clock.monotonic() - self._reached_s < self._group.timeout_s:
-            return
-        raise error
 
     def _end_generation(self, cause: str) -> None:
         self._console.say(f"generation {self._log.generation} ends after step {self._step}: {cause}")
@@ -394,9 +321,7 @@ class NodeAgent(LocalElasticAgent):
         self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors, self._culprit)
         # First the word, then the deed: while own workers die, the others kill theirs.
         self._blamed += not self.failure.from_outside
-        group = None
-        with suppress(BackendFailed):
-            group = self._group.close("failure", step=self._step, counts=True, failure=self.failure)
+        group = self._others.close("failure", step=self._step, counts=True, failure=self.failure)
         self._kill_workers()
         self._end_generation(decision.reason)
         if group is None:
@@ -411,39 +336,29 @@ class NodeAgent(LocalElasticAgent):
             return None
         reason = f"{decision.reason}; that was restart {group.restarts} of at most {self._settings.max_restarts} without a new step"
         self.failure = group.failure or self.failure
-        with suppress(BackendFailed):
-            self._group.end(Verdict(exit_code=EXIT_FAILED, reason=reason))
+        self._others.end(Verdict(exit_code=EXIT_FAILED, reason=reason))
         return self._end(EXIT_FAILED, reason)
 
     def _end_for_all(self, decision: Decision) -> RunResult:
         self._kill_workers()
         self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors, self._culprit)
         code = next(code for code in self._crew.codes.values() if code not in (EXIT_COMPLETE, EXIT_PEER_LOST))
-        with suppress(BackendFailed):  # the others will find the same
-            self._group.close("failure", step=self._step, counts=False, failure=self.failure)
-            self._group.end(Verdict(exit_code=code, reason=self.failure.message))
+        if self._others.close("failure", step=self._step, counts=False, failure=self.failure) is not None:
+            self._others.end(Verdict(exit_code=code, reason=self.failure.message))
         return self._end(code, self.failure.message)
 
     def _leave(self, decision: Decision) -> RunResult:
         self._stop_workers(self._worker_group)
         self._end_generation(decision.reason)
         # First leave, so that the others go on; what this node saves is fenced only once they have.
-        others = False
-        with suppress(BackendFailed):
-            group = self._group.leave()
-            others = bool(group.members or group.waiting)
-        self._secure(others=others)
+        self._secure(others=self._others.leave())
         return self._end(EXIT_INTERRUPTED, decision.reason)
 
     def _secure(self, *, others: bool) -> None:
         """See the last state committed, here or by others, within the grace."""
         if self._settings.uses_library:
-            since_s = self._leaving.since_s if self.wants_to_leave else self._clock.monotonic()
-            self._custody.secure(
-                others=others,
-                deadline=since_s + self._settings.grace_s,
-                is_over=lambda: self._leaving.signals >= SIGNALS_TO_STOP,
-            )
+            deadline = self._leaving.deadline_s
+            self._custody.secure(others=others, deadline=deadline, is_over=lambda: self._leaving.is_over)
 
     def _end(self, exit_code: int, verdict: str) -> RunResult:
         self.exit_code = exit_code
@@ -486,7 +401,7 @@ class NodeAgent(LocalElasticAgent):
         return min(self._page.step(i) for i in range(self._worker_group.spec.local_world_size))
 
     def _why_drained(self, watch: Watch | None) -> str:
-        return "node joined" if watch is not None and watch.newcomers else "node left"
+        return NODE_JOINED if watch is not None and watch.newcomers else NODE_LEFT
 
     @property
     def _errors(self) -> Path:

@@ -10,9 +10,8 @@ from elastic.agent.workers import WorkerPlan
 from elastic.launch_env import AgentLink
 
 
-def plan_worker(  # noqa: PLR0913 - what changes from generation to generation
+def plan_workers(  # noqa: PLR0913 - what changes from generation to generation
     worker_group: WorkerGroup,
-    worker: Worker,
     settings: Settings,
     *,
     generation: int,
@@ -20,8 +19,8 @@ def plan_worker(  # noqa: PLR0913 - what changes from generation to generation
     control_page: str,
     memory: str,
     errors: Path,
-) -> WorkerPlan:
-    """How to start one worker of a generation; `errors` is the folder that its error file belongs into."""
+) -> list[WorkerPlan]:
+    """How to start each worker of a generation; `errors` is the folder that their error files belong into."""
     link = AgentLink(
         pid=os.getpid(),
         node=settings.node,
@@ -38,12 +37,15 @@ def plan_worker(  # noqa: PLR0913 - what changes from generation to generation
         error_folder=str(errors),
         faults=settings.faults,
     )
-    return WorkerPlan(
-        rank=worker.global_rank,
-        local_rank=worker.local_rank,
-        env=os.environ | launcher_variables(worker_group, worker, generation) | link.to_env(),
-        log=settings.run.log(generation=generation, rank=worker.global_rank),
-    )
+    return [
+        WorkerPlan(
+            rank=worker.global_rank,
+            local_rank=worker.local_rank,
+            env=os.environ | launcher_variables(worker_group, worker, generation) | link.to_env(),
+            log=settings.run.log(generation=generation, rank=worker.global_rank),
+        )
+        for worker in worker_group.workers
+    ]
 
 
 def launcher_variables(worker_group: WorkerGroup, worker: Worker, generation: int) -> dict[str, str]:

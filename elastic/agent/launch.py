@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from elastic.agent.checks import check_faults
 from elastic.agent.closing import farewell
 from elastic.agent.gathering import meeting_of, newest_generation, open_backend, set_aside, show_generation
 from elastic.agent.hangs import Silences
+from elastic.agent.leaving import Leaving
 from elastic.agent.notice import open_notices
 from elastic.agent.nursery import Nursery
 from elastic.agent.settings import Settings
@@ -30,7 +32,7 @@ from elastic.checkpoint.fsspec_store import open_store
 from elastic.checkpoint.handoff import UploaderProcess
 from elastic.checkpoint.store import read_small
 from elastic.checkpoint.wire import Diary, UploaderConfig
-from elastic.clock import SystemClock
+from elastic.clock import Clock, SystemClock
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, StoreFailed, UsageError
 from elastic.identity import Identity
 from elastic.observe.carry import Carrier
@@ -42,7 +44,7 @@ from elastic.rendezvous.backend import Backend
 from elastic.rendezvous.calls import Calls
 from elastic.rendezvous.core import Policy
 from elastic.rendezvous.group import Rendezvous
-from elastic.rendezvous.meeting import linger
+from elastic.rendezvous.meeting import Meeting, linger
 from elastic.rendezvous.membership import Node
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
 from elastic.run_dir import RunDir
@@ -52,23 +54,56 @@ CALLS_PER_KEEP_ALIVE = 8
 STOP_S = 30.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Here:
+    """The part of the run that is this node's, checked. declared: None for a script that does not use the library. is_new: the run directory holds no run yet."""
+
+    options: Options
+    run: RunDir
+    meeting: Meeting
+    nproc: int
+    declared: Identity | None
+    is_new: bool
+    node: str
+    clock: Clock
+
+    @property
+    def run_id(self) -> str:
+        return "" if self.declared is None else self.declared.run_id
+
+
 def launch(options: Options, nursery: Nursery) -> int:
     """Run this node's part of the run; returns the exit code. Raises UsageError before anything was written.
 
     What can be checked without torch was checked before. nursery: begins to import before this module does.
     """
-    recipe = Path(options.recipe)
+    recipe, clock = Path(options.recipe), SystemClock()
     run = RunDir.parse(options.run_dir)
     nproc = _nproc(options)
     uses_library = preflight.uses_library(recipe)
     check_faults(options, nproc, uses_library=uses_library)
     declared = preflight.ask(recipe, options.recipe_args, nursery.start) if uses_library else None
-    is_new = _check_declared(options, declared, run, nproc) if declared is not None else options.fresh
+    is_new = options.fresh if declared is None else _check_declared(options, declared, run, nproc)
     meeting = meeting_of(options, run)
     backend = None if meeting.kind == "dir" else open_backend(meeting, options)
     if options.fresh:
         set_aside(run, meeting, backend, keep_alive_s=options.keep_alive_s)
-    return _run(options, run, nproc, declared, nursery, backend, is_new=is_new)
+    floor = 0
+    if backend is None:  # a folder, which is made only now that the run directory stands
+        backend = meeting.open(os.environ)
+    elif backend.read() is None:
+        floor = newest_generation(run, clock)
+    here = _Here(
+        options=options,
+        run=run,
+        meeting=meeting,
+        nproc=nproc,
+        declared=declared,
+        is_new=is_new,
+        node=new_node_id(),
+        clock=clock,
+    )
+    return _run(here, backend, floor, nursery)
 
 
 def _nproc(options: Options) -> int:
@@ -93,71 +128,32 @@ def _check_declared(options: Options, declared: Identity, run: RunDir, nproc: in
     return there is None
 
 
-def _run(  # noqa: PLR0913 - what was checked, in the order of checking
-    options: Options,
-    run: RunDir,
-    nproc: int,
-    declared: Identity | None,
-    nursery: Nursery,
-    backend: Backend | None,
-    *,
-    is_new: bool,
-) -> int:
-    """backend: None for a folder, which is made only now that the run directory stands."""
-    clock, node = SystemClock(), new_node_id()
-    meeting = meeting_of(options, run)
-    floor = 0
-    if backend is None:
-        backend = meeting.open(os.environ)
-    elif backend.read() is None:
-        floor = newest_generation(run, clock)
+def _run(here: _Here, backend: Backend, floor: int, nursery: Nursery) -> int:
+    """floor: generations are counted from there where the backend knows of none."""
+    options, run, node, clock = here.options, here.run, here.node, here.clock
     log = EventLog(run.events / f"{node}-agent.jsonl", node=node, clock=clock)
-    address = options.local_addr or node_address(os.environ)
-    host = EndpointHost(address)
     with ExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="elastic-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         console = Tail(run, node, open_screen(sys.stdout), clock)
+        address = options.local_addr or node_address(os.environ)
+        host = EndpointHost(address)
         calls = stack.enter_context(_calling(node, address, options.keep_alive_s))
-        rendezvous = Rendezvous(
-            backend,
-            Node(id=node, address=address, nproc=nproc, port=calls.port),
-            _policy(options, declared),
-            keep_alive_s=options.keep_alive_s,
-            clock=clock,
-            open_endpoint=host.open,
-            say=lambda reason, aloud: console.say(reason) if aloud else None,
-            floor=floor,
-            calls=calls,
-        )
-        if options.fresh and meeting.kind != "dir":
-            rendezvous.begin_anew()
-        if _is_finished(rendezvous, run, is_new=is_new):
+        rendezvous = _rendezvous(here, backend, floor, host, calls, console)
+        if _is_finished(rendezvous, run, is_new=here.is_new):
             return EXIT_COMPLETE
-        mirror = show_generation(meeting, backend, scratch / "generation")
+        mirror = show_generation(here.meeting, backend, scratch / "generation")
         if mirror is not None:
             stack.callback(mirror.close)
-        uploader = _start_uploader(
-            options, run, node, declared, scratch, meeting.fence(scratch / "generation")
-        )
+        uploader = _start_uploader(here, scratch)
         stack.callback(uploader.stop, STOP_S)
-        handler = ElasticRendezvous(
-            rendezvous,
-            host,
-            run_id=options.rdzv_id or run.local.name,
-            interrupted=lambda: agent.wants_to_leave,
-        )
+        leaving = Leaving(options.grace_s, clock)
         agent = NodeAgent(
-            WorkerSpec(
-                role="default",
-                local_world_size=nproc,
-                rdzv_handler=handler,
-                entrypoint=options.recipe,
-                max_restarts=options.max_restarts,
-            ),
+            _worker_spec(here, rendezvous, host, leaving),
             DefaultLogsSpecs(log_dir=str(scratch)),  # by itself it would leave a folder behind at every start
-            settings=_settings(options, run, node, scratch, uploader, declared),
+            settings=_settings(here, scratch, uploader),
             rendezvous=rendezvous,
+            leaving=leaving,
             nursery=nursery,
             uploader=uploader,
             console=console,
@@ -165,22 +161,63 @@ def _run(  # noqa: PLR0913 - what was checked, in the order of checking
             clock=clock,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, agent.request_leave)
-        stack.enter_context(_carried(run, agent, node, console, is_new=is_new))
+            signal.signal(number, leaving.take_signal)
+        stack.enter_context(_carried(here, agent, console))
         console.start()
         nursery.say = console.say
         stack.callback(console.stop)
         stack.callback(rendezvous.stop)
         stack.enter_context(
-            open_notices(options.notice_file, options.notice_command, agent.leave_because, clock, console.say)
+            open_notices(options.notice_file, options.notice_command, leaving.ask, clock, console.say)
         )
         agent.run()
-        uploader.stop(agent.patience_s(STOP_S))
+        uploader.stop(leaving.patience_s(STOP_S))
         rendezvous.stop()
         if agent.exit_code != EXIT_INTERRUPTED:
             linger(backend, node, clock)
         console.stop()
         return farewell(agent, run, log)
+
+
+def _rendezvous(
+    here: _Here, backend: Backend, floor: int, host: EndpointHost, calls: Calls, console: Tail
+) -> Rendezvous:
+    options, declared = here.options, here.declared
+    rendezvous = Rendezvous(
+        backend,
+        Node(id=here.node, address=host.address, nproc=here.nproc, port=calls.port),
+        Policy(
+            min_nodes=options.min_nodes,
+            max_nodes=options.max_nodes,
+            last_call_s=options.last_call_s,
+            timeout_s=options.rdzv_timeout_s,
+            max_workers=declared.shards if declared is not None else None,
+        ),
+        keep_alive_s=options.keep_alive_s,
+        clock=here.clock,
+        open_endpoint=host.open,
+        say=lambda reason, aloud: console.say(reason) if aloud else None,
+        floor=floor,
+        calls=calls,
+    )
+    if options.fresh and here.meeting.kind != "dir":
+        rendezvous.begin_anew()
+    return rendezvous
+
+
+def _worker_spec(here: _Here, rendezvous: Rendezvous, host: EndpointHost, leaving: Leaving) -> WorkerSpec:
+    return WorkerSpec(
+        role="default",
+        local_world_size=here.nproc,
+        rdzv_handler=ElasticRendezvous(
+            rendezvous,
+            host,
+            run_id=here.options.rdzv_id or here.run.local.name,
+            interrupted=lambda: leaving.is_asked,
+        ),
+        entrypoint=here.options.recipe,
+        max_restarts=here.options.max_restarts,
+    )
 
 
 @contextmanager
@@ -198,17 +235,17 @@ def _calling(node: str, address: str, keep_alive_s: float) -> Iterator[Calls]:
 
 
 @contextmanager
-def _carried(run: RunDir, agent: NodeAgent, node: str, console: Tail, *, is_new: bool) -> Iterator[None]:
+def _carried(here: _Here, agent: NodeAgent, console: Tail) -> Iterator[None]:
     """What the node writes line by line reaches the run directory where that is no folder, the agent's last words too."""
-    if not run.is_remote:
+    if not here.run.is_remote:
         yield
         return
     carrier = Carrier(
-        run,
-        node,
+        here.run,
+        here.node,
         is_first=lambda: agent.is_first,
-        is_new=is_new,
-        clock=SystemClock(),
+        is_new=here.is_new,
+        clock=here.clock,
         say=console.say,
     )
     carrier.start()
@@ -218,29 +255,12 @@ def _carried(run: RunDir, agent: NodeAgent, node: str, console: Tail, *, is_new:
         carrier.close()
 
 
-def _policy(options: Options, declared: Identity | None) -> Policy:
-    return Policy(
-        min_nodes=options.min_nodes,
-        max_nodes=options.max_nodes,
-        last_call_s=options.last_call_s,
-        timeout_s=options.rdzv_timeout_s,
-        max_workers=declared.shards if declared is not None else None,
-    )
-
-
-def _settings(
-    options: Options,
-    run: RunDir,
-    node: str,
-    scratch: Path,
-    uploader: UploaderProcess,
-    declared: Identity | None,
-) -> Settings:
-    uses_library = declared is not None
+def _settings(here: _Here, scratch: Path, uploader: UploaderProcess) -> Settings:
+    options, uses_library = here.options, here.declared is not None
     return Settings(
-        run=run,
-        run_id="" if declared is None else declared.run_id,
-        node=node,
+        run=here.run,
+        run_id=here.run_id,
+        node=here.node,
         recipe=options.recipe,
         arguments=options.recipe_args,
         max_restarts=options.max_restarts,
@@ -271,20 +291,19 @@ def _is_finished(rendezvous: Rendezvous, run: RunDir, *, is_new: bool) -> bool:
     return True
 
 
-def _start_uploader(
-    options: Options, run: RunDir, node: str, declared: Identity | None, scratch: Path, fence: str
-) -> UploaderProcess:
+def _start_uploader(here: _Here, scratch: Path) -> UploaderProcess:
+    options, run, node = here.options, here.run, here.node
     uploader = UploaderProcess.start(
         UploaderConfig(
             checkpoints_url=run.checkpoints_url,
-            run_id="" if declared is None else declared.run_id,
+            run_id=here.run_id,
             node=node,
             keep=options.keep,
             every=None,
             save_deadline_s=SAVE_DEADLINE_S,
             socket_path=str(scratch / "uploader"),
             events_path=str(run.events / f"{node}-uploader.jsonl"),
-            fence=fence,
+            fence=here.meeting.fence(scratch / "generation"),
             faults=options.faults,
             faults_path=str(run.faults),
             diary=Diary(url=run.url, metrics=str(run.metrics_of(node))) if run.is_remote else None,

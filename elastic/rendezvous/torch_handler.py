@@ -63,23 +63,23 @@ class EndpointHost:
     """Serves the TCPStores of the generations that this node forms; the newest, and the one entered last until the next is entered."""
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self.address = address
         self._entered = ""
         self._stores: dict[str, TCPStore] = {}
 
     def open(self) -> str:
         """Start a server on a free port of the address that this node publishes and give its "host:port"."""
-        listener = _listen(self._address)
+        listener = _listen(self.address)
         port = listener.getsockname()[1]
         store = TCPStore(
-            self._address,
+            self.address,
             port,
             is_master=True,
             wait_for_workers=False,
             timeout=STORE_TIMEOUT,
             master_listen_fd=listener.detach(),
         )
-        endpoint = f"{self._address}:{store.port}"
+        endpoint = f"{self.address}:{store.port}"
         # One that was opened for a generation which somebody else then formed is of no use to anybody.
         self._stores = {name: old for name, old in self._stores.items() if name == self._entered} | {
             endpoint: store

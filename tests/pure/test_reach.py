@@ -1,7 +1,7 @@
 """Who is cut off, against a twin that tries every way to leave nodes out; and datagrams that mean harm."""
 
-import itertools
 import contextlib
+import itertools
 import socket
 
 import pytest

@@ -1,0 +1,122 @@
+"""Attacks on what an agent makes of a rendezvous that answers or does not."""
+
+import pytest
+
+from elastic.agent.others import Others
+from elastic.checkpoint.fakes import FakeClock
+from elastic.rendezvous.backend import BackendFailed
+from elastic.rendezvous.core import NODE_JOINED, NODE_LEFT, NODE_LOST
+from elastic.rendezvous.group import Generation, Watch
+from elastic.rendezvous.membership import Group, Node, Verdict
+
+TIMEOUT_S = 600.0
+A, B, C = (Node(id=name, address=name, nproc=1) for name in "abc")
+WATCH = Watch(open=True, fenced=False, newcomers=(C,), lost=(), ended=None, cause="start", failure=None)
+
+
+class Rendezvous:
+    """One that answers as long as it is `up`."""
+
+    timeout_s = TIMEOUT_S
+
+    def __init__(self):
+        self.up = True
+        self.done = self.leave = self._answer_with(Group.empty())
+        self.watch = self._answer_with(WATCH)
+        self.close = self.end = self._answer_with(Group.empty())
+
+    def _answer_with(self, value):
+        def answer(*_words, **_more):
+            if not self.up:
+                raise BackendFailed("no route")
+            return value
+
+        return answer
+
+
+@pytest.fixture
+def there():
+    rendezvous, clock, said = Rendezvous(), FakeClock(), []
+    return rendezvous, clock, said, Others(rendezvous, said.append, clock)
+
+
+def generation(members: tuple[Node, ...], *, cause: str, rank: int = 0) -> Generation:
+    return Generation(
+        number=2,
+        members=members,
+        rank_of_node=rank,
+        endpoint="a:1",
+        cause=cause,
+        restarts=0,
+        world_size=len(members),
+        base_rank=rank,
+    )
+
+
+def test_an_outage_is_told_once_and_its_end_too(there):
+    rendezvous, _, said, others = there
+    for up in (True, False, False, True, True):
+        rendezvous.up = up
+        assert others.look(step=1, is_idle=False) is (WATCH if up else None)
+    assert said == [
+        "the rendezvous did not answer (no route); training goes on",
+        "the rendezvous answers again",
+    ]
+
+
+def test_workers_that_train_are_never_given_up_for_an_outage_and_idle_ones_after_the_timeout(there):
+    rendezvous, clock, _, others = there
+    rendezvous.up = False
+    clock.sleep(TIMEOUT_S - 1)
+    assert others.look(step=1, is_idle=True) is None
+    assert not others.report_done()
+    clock.sleep(1)
+    assert others.look(step=1, is_idle=False) is None
+    with pytest.raises(BackendFailed):
+        others.look(step=1, is_idle=True)
+    with pytest.raises(BackendFailed):
+        others.report_done()
+
+
+def test_an_answer_begins_the_patience_anew(there):
+    rendezvous, clock, _, others = there
+    clock.sleep(TIMEOUT_S)
+    others.look(step=1, is_idle=True)
+    rendezvous.up = False
+    clock.sleep(TIMEOUT_S - 1)
+    assert others.look(step=1, is_idle=True) is None
+
+
+def test_what_nobody_hears_is_no_error(there):
+    rendezvous, _, _, others = there
+    verdict = Verdict(exit_code=1, reason="it raised")
+    assert others.close("failure", step=1, counts=True) == Group.empty()
+    rendezvous.up = False
+    assert others.close("failure", step=1, counts=True) is None
+    assert not others.leave()
+    others.end(verdict)
+
+
+@pytest.mark.parametrize(
+    ("after", "cause", "left"),
+    [
+        ((A,), NODE_LEFT, True),
+        ((A,), NODE_LOST, False),
+        ((A, B, C), NODE_JOINED, False),
+        ((A, C), NODE_JOINED, True),  # one went in the same moment
+        ((A, B), "failure", False),
+    ],
+)
+def test_a_node_that_left_in_peace_is_told_from_one_that_is_lost(there, after, cause, left):
+    *_, others = there
+    assert not others.enter(generation((A, B), cause="start"), step=0)
+    assert others.enter(generation(after, cause=cause), step=5) is left
+
+
+def test_the_agent_of_rank_0_alone_lets_in_who_waits(there):
+    *_, others = there
+    assert not others.is_first
+    others.enter(generation((A, B), cause="start", rank=1), step=0)
+    assert not others.lets_in(WATCH)
+    others.enter(generation((A, B), cause="failure", rank=0), step=0)
+    assert others.lets_in(WATCH)
