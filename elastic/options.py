@@ -7,103 +7,24 @@ Nothing here reads files or the environment, prints or exits.
 import argparse
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import PurePath
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
 from elastic.errors import UsageError
+from elastic.intervals import HangTimeout, SaveEvery, SnapshotEvery, duration_s
 from elastic.url import has_exclusive_create
 
+T = TypeVar("T")
+
 COMMANDS = ("report", "status", "verify", "diff")
-_SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
 _ENDPOINTS = {
     "c10d": "the address of the node that is to keep the group's state, HOST[:PORT]",
     "etcd": "the members of the cluster, HOST[:PORT],HOST[:PORT],...",
 }
 OBJECTS_KEEP_ALIVE_S = 15.0  # a beat every 3 s, and room for a request that takes long or fails
-_NUMBER = r"\d{1,9}(?:\.\d{1,3})?"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveEvery:
-    """When a checkpoint is due: every `value` steps, every `value` seconds, or (auto, value 0) as the trainer sees fit."""
-
-    kind: Literal["steps", "seconds", "auto"]
-    value: float
-
-    @staticmethod
-    def parse(text: str) -> "SaveEvery":
-        """Read `500steps`, `10min`, `30s`, `2h` or `auto`; raises UsageError for anything else."""
-        if text == "auto":
-            return SaveEvery(kind="auto", value=0.0)
-        if match := re.fullmatch(r"([1-9]\d*)steps?", text):
-            return SaveEvery(kind="steps", value=float(match[1]))
-        match = re.fullmatch(rf"({_NUMBER})(s|min|h)", text)
-        if match is None or float(match[1]) <= 0:
-            raise UsageError(f"expected 500steps, 30s, 10min, 2h or auto, found {text!r}")
-        return SaveEvery(kind="seconds", value=float(match[1]) * _SECONDS_PER_UNIT[match[2]])
-
-    def __str__(self) -> str:
-        match self.kind:
-            case "auto":
-                return "auto"
-            case "steps":
-                return f"{self.value:.0f}steps"
-            case "seconds":
-                return f"{self.value!r}".removesuffix(".0") + "s"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotEvery:
-    """When a snapshot is taken: every `steps` steps, as often as is cheap (auto), or only where a checkpoint or a planned stop needs one (off)."""
-
-    kind: Literal["steps", "auto", "off"]
-    steps: int | None = None
-
-    @property
-    def is_off(self) -> bool:
-        return self.kind == "off"
-
-    @staticmethod
-    def parse(text: str) -> "SnapshotEvery":
-        """Read a number of steps, `auto` or `off`; raises UsageError for anything else."""
-        if text == "auto":
-            return SnapshotEvery(kind="auto")
-        if text == "off":
-            return SnapshotEvery(kind="off")
-        if re.fullmatch(r"[1-9]\d{0,8}", text):
-            return SnapshotEvery(kind="steps", steps=int(text))
-        raise UsageError(f"expected a number of steps, auto or off, found {text!r}")
-
-    def __str__(self) -> str:
-        return self.kind if self.steps is None else str(self.steps)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HangTimeout:
-    """When a worker that makes no progress is taken for hung: after `seconds`, after a limit learned from the run (auto), or never (off)."""
-
-    kind: Literal["seconds", "auto", "off"]
-    seconds: float | None = None
-
-    @staticmethod
-    def parse(text: str) -> "HangTimeout":
-        """Read `auto`, `off`, or a duration above 0 (60, 60s, 10min); raises UsageError for anything else."""
-        if text == "auto":
-            return HangTimeout(kind="auto")
-        if text == "off":
-            return HangTimeout(kind="off")
-        match = re.fullmatch(rf"({_NUMBER})(s|min|h|)", text, re.ASCII)
-        if match is None or float(match[1]) <= 0:
-            raise UsageError(
-                f"expected seconds above 0, a duration (60s, 10min), auto or off, found {text!r}"
-            )
-        return HangTimeout(kind="seconds", seconds=float(match[1]) * _SECONDS_PER_UNIT[match[2]])
-
-    def __str__(self) -> str:
-        return self.kind if self.seconds is None else f"{self.seconds!r}s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,13 +155,13 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--save-every",
-        type=_save_every,
+        type=partial(_read, SaveEvery.parse),
         metavar="WHEN",
         help="checkpoint: 500steps, 30s, 10min or auto [auto]",
     )
     group.add_argument(
         "--snapshot-every",
-        type=_snapshot_every,
+        type=partial(_read, SnapshotEvery.parse),
         metavar="N",
         help="copy of the state in memory: every N steps, auto or off [auto]",
     )
@@ -313,7 +234,7 @@ def _add_fault_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--hang-timeout",
-        type=_hang_timeout,
+        type=partial(_read, HangTimeout.parse),
         metavar="S",
         help="a worker without progress is hung, shows its stacks in its log, and is replaced: after S seconds in a step or the"
         " recipe's own code (starting and saving have at least 1800), auto (learned from the run's steps) or off [auto]",
@@ -371,29 +292,15 @@ def _workers(text: str) -> int | Literal["auto"]:
 
 
 def _seconds(text: str) -> float:
-    match = re.fullmatch(rf"({_NUMBER})(s|min|h|)", text, re.ASCII)
-    if match is None:
+    seconds = duration_s(text)
+    if seconds is None:
         raise argparse.ArgumentTypeError(f"expected seconds (30) or a duration (30s, 10min), found {text!r}")
-    return float(match[1]) * _SECONDS_PER_UNIT[match[2]]
+    return seconds
 
 
-def _snapshot_every(text: str) -> SnapshotEvery:
+def _read(parse: Callable[[str], T], text: str) -> T:
     try:
-        return SnapshotEvery.parse(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _hang_timeout(text: str) -> HangTimeout:
-    try:
-        return HangTimeout.parse(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _save_every(text: str) -> SaveEvery:
-    try:
-        return SaveEvery.parse(text)
+        return parse(text)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

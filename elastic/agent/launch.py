@@ -35,10 +35,11 @@ from elastic.checkpoint.wire import Diary, UploaderConfig
 from elastic.clock import Clock, SystemClock
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, StoreFailed, UsageError
 from elastic.identity import Identity
+from elastic.intervals import HangTimeout
 from elastic.observe.carry import Carrier
 from elastic.observe.console import Tail, open_screen
 from elastic.observe.log import EventLog
-from elastic.options import HangTimeout, Options
+from elastic.options import Options
 from elastic.rendezvous.address import new_node_id, node_address
 from elastic.rendezvous.backend import Backend
 from elastic.rendezvous.calls import Calls

@@ -25,10 +25,10 @@ from elastic.errors import UsageError
 from elastic.events import RunFinished
 from elastic.faults.inject import WorkerFaults
 from elastic.identity import Identity
+from elastic.intervals import SaveEvery, SnapshotEvery
 from elastic.launch_env import AgentLink
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
-from elastic.options import SaveEvery, SnapshotEvery
 from elastic.run_dir import RunDir
 from elastic.snapshot.area import Area
 from elastic.snapshot.transfer import DeviceTransfer, HostTransfer

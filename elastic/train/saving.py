@@ -12,7 +12,7 @@ from elastic.checkpoint.handoff import Uploads
 from elastic.checkpoint.offering import offer
 from elastic.clock import Clock
 from elastic.errors import StoreFailed
-from elastic.options import SaveEvery
+from elastic.intervals import SaveEvery
 from elastic.train.save_policy import is_due
 from elastic.train.snapshots import Taken
 

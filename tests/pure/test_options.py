@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.errors import UsageError
+from elastic.intervals import HangTimeout, SaveEvery
 from elastic.options import (
-    HangTimeout,
     Options,
-    SaveEvery,
     asks_for,
     options_help,
     parse,
