@@ -107,7 +107,8 @@ def _train(words: list[str]) -> int:
         )
     from elastic.agent import preflight
     from elastic.agent.checks import check
-    from elastic.agent.nursery import Nursery, WarmParent
+    from elastic.agent.nursery import Nursery
+    from elastic.agent.warm_parent import WarmParent
     from elastic.train import warm
 
     recipe = Path(options.recipe)

@@ -1,6 +1,6 @@
 """A process that runs the recipe can be waited for, and its end is seen once, whoever its parent is.
 
-Here are the contract and the processes that import everything themselves; those that are forked are in nursery.py.
+Here are the contract and the processes that import everything themselves; those that are forked are in warm_parent.py.
 """
 
 import os

@@ -20,7 +20,7 @@ from machines import IDLE, UNPRIVILEGED, Machine, Machines
 from namespaces import outside
 
 from elastic.agent.child import Start
-from elastic.agent.nursery import WarmChild, WarmParent
+from elastic.agent.warm_parent import WarmChild, WarmParent
 
 SHARED = "/mnt/shared"
 SCRATCH = "/mnt/scratch"  # a machine's own disk

@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.table import Table
 from scenario import Scenario, parse, rewritten
 
-from elastic.agent.nursery import WarmParent
+from elastic.agent.warm_parent import WarmParent
 from elastic.errors import ElasticError
 from elastic.launch_env import pin_threads
 from elastic.run_dir import RunDir

@@ -17,7 +17,7 @@ from typing import IO, Any, Protocol
 import pytest
 
 from elastic.agent.child import Start
-from elastic.agent.nursery import WarmChild, WarmParent
+from elastic.agent.warm_parent import WarmChild, WarmParent
 from elastic.launch_env import HUGETLB, pin_threads
 from elastic.observe import metrics
 from elastic.observe.fetch import readable

@@ -15,7 +15,8 @@ import pytest
 from elastic import launch_env
 from elastic.agent import nursery as nursery_module
 from elastic.agent.child import Start, kill_session, start_cold, wait_for_news
-from elastic.agent.nursery import Nursery, WarmChild, installed_code
+from elastic.agent.nursery import Nursery, installed_code
+from elastic.agent.warm_parent import WarmChild
 from elastic.agent.workers import WorkerPlan, Workers
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -368,7 +369,8 @@ SPLITTER = """
 import json, os, sys, tempfile, threading
 from pathlib import Path
 from elastic.agent.child import Start, start_cold, wait_for_news
-from elastic.agent.nursery import Nursery, WarmParent
+from elastic.agent.nursery import Nursery
+from elastic.agent.warm_parent import WarmParent
 from elastic.launch_env import pin_threads
 from elastic.train import warm
 pin_threads()
