@@ -285,7 +285,7 @@ class NodeAgent(LocalElasticAgent):
             newcomers=watch is not None and self._others.lets_in(watch),
             leaving=self._leaving.reason,
             leaving_age_s=self._leaving.age_s,
-            grace_s=self._settings.grace_s,
+            grace_s=self._leaving.grace_s,
             has_begun=self._step > 0 or not self._settings.uses_library,
             drain_asked=self._drain_asked,
             impatient=self._leaving.is_impatient,

@@ -265,7 +265,6 @@ def _settings(here: _Here, scratch: Path, uploader: UploaderProcess) -> Settings
         recipe=options.recipe,
         arguments=options.recipe_args,
         max_restarts=options.max_restarts,
-        grace_s=options.grace_s,
         keep_alive_s=options.keep_alive_s,
         save_every=str(options.save_every),
         snapshot_every=str(options.snapshot_every),

@@ -15,7 +15,6 @@ class Settings:
     recipe: str
     arguments: tuple[str, ...]
     max_restarts: int
-    grace_s: float
     keep_alive_s: float
     save_every: str
     snapshot_every: str
