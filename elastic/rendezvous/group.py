@@ -137,12 +137,13 @@ class Rendezvous:
                 self._tell(str(error))
                 if self._clock.monotonic() - worked_s > self._policy.timeout_s:
                     raise
-                generation = None
+                generation, self._waits = None, True
             if generation is not None:
                 return generation
             # After an action of its own the next one is often possible at once; and those who trained a moment ago are about to come.
             is_short = self._clock.monotonic() - began_s < SHORT_WAIT_S
-            self._clock.sleep(QUICK_POLL_S if is_short or not self._waits else POLL_S)
+            if self._waits:
+                self._clock.sleep(QUICK_POLL_S if is_short else POLL_S)
         try:
             group = self.leave()
         except BackendFailed:

@@ -1,5 +1,7 @@
 """Ranks never go on with different states: their checksums are compared, and a difference names the first tensor that differs."""
 
+from collections.abc import Callable
+
 from elastic.errors import StatesDiffer
 from elastic.train.state import Parts, checksums
 from elastic.train.world import World
@@ -8,6 +10,16 @@ from elastic.train.world import World
 def agree(world: World, parts: Parts, when: str) -> None:
     """Raises StatesDiffer on every rank when their states are not the same."""
     agree_on(world, *checksums(parts), when)
+
+
+def agree_as_kept(world: World, kept: str | None, parts: Callable[[], Parts], when: str) -> None:
+    """The same, without another pass over states that every rank has in memory.
+
+    kept: the checksum of the snapshot of this state, None where this rank took none. Where those differ, what is trained decides, and names the entry.
+    """
+    everyone = world.gather(kept)
+    if None in everyone or len(set(everyone)) > 1:
+        agree(world, parts(), when)
 
 
 def agree_on(world: World, checksum: str, entries: dict[str, str], when: str) -> None:

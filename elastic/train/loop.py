@@ -25,7 +25,7 @@ from elastic.observe.metrics import Metrics
 from elastic.place import Place
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
-from elastic.train.agreement import agree
+from elastic.train.agreement import agree_as_kept
 from elastic.train.buffers import Buffers
 from elastic.train.placement import on_device
 from elastic.train.pulse import Pulse
@@ -272,11 +272,15 @@ class Loop:
 
     def _save(self, taken: Taken | None, point: Point, *, final: bool) -> None:
         began_at = self._around.clock.monotonic()
-        agree(self._around.world, self._state.take_apart(), f"after step {point.step}")
+        self._agree(point, taken)
         if self._around.diary is not None:
             # The metrics of a step must not be lost where its checkpoint is kept.
             self._around.diary.metrics.sync()
             self._around.diary.saving.save(taken, point.step, began_at=began_at, final=final)
+
+    def _agree(self, point: Point, taken: Taken | None) -> None:
+        kept = None if taken is None else str(taken.snapshot.about["checksum"])
+        agree_as_kept(self._around.world, kept, self._state.take_apart, f"after step {point.step}")
 
     def _drain(self, point: Point, taken: Taken | None) -> None:
         around = self._around
@@ -284,7 +288,7 @@ class Loop:
         if around.commits_drains:
             problem = self._save_and_wait(point, taken)
         else:
-            agree(around.world, self._state.take_apart(), f"after step {point.step}")
+            self._agree(point, taken)
             if around.diary is not None:
                 around.diary.metrics.sync()
         if around.diary is not None:

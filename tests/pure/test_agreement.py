@@ -3,7 +3,7 @@
 import torch
 
 from elastic.errors import StatesDiffer
-from elastic.train.agreement import agree
+from elastic.train.agreement import agree, agree_as_kept
 from elastic.train.state import Parts
 from elastic.train.world import World
 
@@ -14,9 +14,8 @@ def parts(value):
     )
 
 
-def agree_on(member, values):
-    """Each rank holds its own value of model.b; returns the error's words, or nothing."""
-    world = World(
+def world_of(member):
+    return World(
         rank=member.rank,
         size=member.world_size,
         local_rank=member.rank,
@@ -24,10 +23,30 @@ def agree_on(member, values):
         group=member.group,
         control=member.group,
     )
+
+
+def agree_on(member, values):
+    """Each rank holds its own value of model.b; returns the error's words, or nothing."""
     try:
-        return agree(world, parts(values[member.rank]), "after step 7")
+        return agree(world_of(member), parts(values[member.rank]), "after step 7")
     except StatesDiffer as error:
         return str(error)
+
+
+def agree_on_kept(member, values, kept):
+    """The same where each rank has a snapshot with that checksum, or none; and whether the states themselves were looked at."""
+    looked = []
+    state = parts(values[member.rank])
+
+    def look():
+        looked.append(member.rank)
+        return state
+
+    try:
+        agree_as_kept(world_of(member), kept[member.rank], look, "after step 7")
+    except StatesDiffer as error:
+        return str(error), bool(looked)
+    return "", bool(looked)
 
 
 def test_one_rank_that_differs_stops_all_with_the_entrys_name(ranks):
@@ -42,3 +61,20 @@ def test_one_rank_that_differs_stops_all_with_the_entrys_name(ranks):
 
 def test_ranks_that_agree_go_on(ranks):
     assert ranks.run(3, agree_on, [1.0, 1.0, 1.0]) == [None, None, None]
+
+
+def test_states_that_all_have_in_memory_alike_are_not_looked_at_again(ranks):
+    assert ranks.run(2, agree_on_kept, [1.0, 1.0], ["abc", "abc"]) == [["", False]] * 2
+
+
+def test_a_rank_without_a_snapshot_has_all_of_them_look_at_what_they_train(ranks):
+    assert ranks.run(2, agree_on_kept, [1.0, 1.0], ["abc", None]) == [["", True]] * 2
+    for words, looked in ranks.run(2, agree_on_kept, [1.0, 2.0], ["abc", None]):
+        assert "model.b" in words and looked
+
+
+def test_snapshots_that_differ_have_all_look_and_the_state_decides(ranks):
+    """A difference in what is trained is named; one in a copy alone is none of it, and is found where the copy is used."""
+    for words, looked in ranks.run(2, agree_on_kept, [1.0, 2.0], ["abc", "xyz"]):
+        assert "model.b" in words and looked
+    assert ranks.run(2, agree_on_kept, [1.0, 1.0], ["abc", "xyz"]) == [["", True]] * 2
