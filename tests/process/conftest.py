@@ -331,6 +331,9 @@ def recipes() -> Path:
 @pytest.fixture(scope="session")
 def warm() -> Iterator[WarmParent]:
     pin_threads()  # as the command does
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell that began the tests in the background had them ignore Ctrl-C, and so would whatever they start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     warm = WarmParent.start(AGENT)
     yield warm
     warm.close()
