@@ -257,6 +257,7 @@ class NodeAgent(LocalElasticAgent):
                     return self._end(watch.ended.exit_code, watch.ended.reason)
 
     def _look(self) -> Watch | None:
+        """At everything that stands around the workers; None when the rendezvous did not answer."""
         self._memory.serve()
         if self._vigil is not None:
             self._vigil.look(self._crew)

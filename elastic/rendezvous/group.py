@@ -140,9 +140,9 @@ class Rendezvous:
                 generation, self._waits = None, True
             if generation is not None:
                 return generation
-            # After an action of its own the next one is often possible at once; and those who trained a moment ago are about to come.
-            is_short = self._clock.monotonic() - began_s < SHORT_WAIT_S
-            if self._waits:
+            if self._waits:  # after an action of its own the next one is often possible at once
+                # Those who trained a moment ago are about to come.
+                is_short = self._clock.monotonic() - began_s < SHORT_WAIT_S
                 self._clock.sleep(QUICK_POLL_S if is_short else POLL_S)
         try:
             group = self.leave()
