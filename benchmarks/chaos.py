@@ -29,10 +29,10 @@ sys.path.append(str(HERE.parent / "tests" / "cluster"))  # not before: a name of
 from left import evidence  # noqa: E402
 from oracle import Struck, judge  # noqa: E402
 
+from elastic.config.run_dir import RunDir  # noqa: E402
 from elastic.observe import metrics  # noqa: E402
 from elastic.observe.log import read_events  # noqa: E402
-from elastic.observe.report import summarise  # noqa: E402
-from elastic.run_dir import RunDir  # noqa: E402
+from elastic.report.report import summarise  # noqa: E402
 
 PROBE_EPOCHS = 40
 STEPS_AN_EPOCH = 20

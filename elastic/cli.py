@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
-from elastic import identity, launch_env
-from elastic.clock import SystemClock
+from elastic.config import environment, identity
+from elastic.config.options import COMMANDS, Inspection, asks_for, options_help, parse, parse_inspection
+from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
-from elastic.options import COMMANDS, Inspection, asks_for, options_help, parse, parse_inspection
-from elastic.outside import printable
-from elastic.run_dir import RunDir
+from elastic.system.clock import SystemClock
+from elastic.system.untrusted import printable
 
 EXIT_CTRL_C = 130  # what a shell reports for a program that SIGINT ended
 
@@ -107,18 +107,18 @@ def _train(words: list[str]) -> int:
         )
     from elastic.agent import preflight
     from elastic.agent.checks import check
-    from elastic.agent.nursery import Nursery
-    from elastic.agent.warm_parent import WarmParent
-    from elastic.train import warm
+    from elastic.agent.workers.fork_server_client import WarmParent
+    from elastic.agent.workers.spawner import Nursery
+    from elastic.worker import fork_server
 
     recipe = Path(options.recipe)
     preflight.uses_library(recipe)  # what is not Python is refused before it is read for its imports
     check(options)
-    launch_env.pin_threads()
+    environment.pin_threads()
     if words == sys.argv[1:]:  # this process is that command, and not a caller of `main`
-        launch_env.ask_for_large_pages()
+        environment.ask_for_large_pages()
     # Only here and behind it: torch takes seconds to import, and the other commands do without it.
-    with Nursery(recipe, _say, lambda recipe: WarmParent.split_off(recipe, warm.go_on)) as nursery:
+    with Nursery(recipe, _say, lambda recipe: WarmParent.split_off(recipe, fork_server.go_on)) as nursery:
         from elastic.agent.launch import launch
 
         return launch(options, nursery)
@@ -135,8 +135,8 @@ def _inspect(wanted: Inspection) -> int:
             return _verify(wanted, runs[0])
         case _:
             pass
-    from elastic.checkpoint.fsspec_store import check_url
-    from elastic.observe.fetch import readable
+    from elastic.report.download import readable
+    from elastic.storage.remote import check_url
 
     for run in runs:
         check_url(run.url)
@@ -152,7 +152,7 @@ def _inspect(wanted: Inspection) -> int:
 
 
 def _report(wanted: Inspection, run: RunDir) -> int:
-    from elastic.observe.tables import report_tables
+    from elastic.report.tables import report_tables
 
     report = _summary(run)
     _show(wanted, report, report_tables(run.url, report))
@@ -162,8 +162,8 @@ def _report(wanted: Inspection, run: RunDir) -> int:
 def _status(wanted: Inspection, run: RunDir) -> int:
     from elastic.observe.log import read_events
     from elastic.observe.metrics import newest
-    from elastic.observe.status import status
-    from elastic.observe.tables import status_tables
+    from elastic.report.status import status
+    from elastic.report.tables import status_tables
 
     now = SystemClock().wall()
     value = status(read_events(run.events), newest(run.metrics), _beat_ages_s(run, now), now)
@@ -181,9 +181,9 @@ def _beat_ages_s(run: RunDir, now: float) -> dict[str, float]:
 
 
 def _diff(wanted: Inspection, a: RunDir, b: RunDir) -> int:
-    from elastic.observe.diff import compare
     from elastic.observe.metrics import read
-    from elastic.observe.tables import diff_text
+    from elastic.report.diff import compare
+    from elastic.report.tables import diff_text
 
     value = compare(_summary(a), read(a.metrics), _summary(b), read(b.metrics))
     _show(wanted, value, diff_text(value))
@@ -192,8 +192,8 @@ def _diff(wanted: Inspection, a: RunDir, b: RunDir) -> int:
 
 def _verify(wanted: Inspection, run: RunDir) -> int:
     from elastic.checkpoint.catalog import committed, of_run, verify
-    from elastic.checkpoint.fsspec_store import open_store
-    from elastic.observe.tables import verify_text
+    from elastic.report.tables import verify_text
+    from elastic.storage.remote import open_store
 
     if not run.is_remote and not run.local.is_dir():
         raise UsageError(
@@ -213,8 +213,8 @@ def _verify(wanted: Inspection, run: RunDir) -> int:
 
 def _run_id(run: RunDir) -> str | None:
     """Of the run that the directory belongs to; None where that is not written down."""
-    from elastic.checkpoint.fsspec_store import open_store
-    from elastic.checkpoint.store import read_small
+    from elastic.storage.remote import open_store
+    from elastic.storage.store import read_small
 
     there = read_small(open_store(run.url), identity.NAME, SystemClock())
     return None if there is None else identity.parse(there).run_id
@@ -223,7 +223,7 @@ def _run_id(run: RunDir) -> str | None:
 def _summary(run: RunDir) -> dict[str, Any]:
     from elastic.observe.log import read_events
     from elastic.observe.metrics import read
-    from elastic.observe.report import summarise
+    from elastic.report.report import summarise
 
     return summarise(read_events(run.events), read(run.metrics))
 

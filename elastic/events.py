@@ -8,7 +8,7 @@ import re
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
-from elastic.outside import fits
+from elastic.system.untrusted import fits
 
 
 def _snake(name: str) -> str:
@@ -203,6 +203,8 @@ class RunInterrupted(Event):
     step: int
 
 
+# The last events of an agent: its node is gone, however young its last heartbeat.
+GOODBYES = ("run_interrupted", "run_failed", "run_finished")
 HEAD = {"event": str, "time": float, "node": str, "generation": int}
 KINDS = {_snake(kind.__name__): kind for kind in Event.__subclasses__()}
 

@@ -1,4 +1,4 @@
-"""One node's supervisor: it starts the workers of each generation, sees how they end, and does what restart.py decides.
+"""One node's supervisor: it starts the workers of each generation, sees how they end, and does what decide.py decides.
 
 A subclass of torch's LocalElasticAgent: rendezvous and rank bookkeeping are torch's interfaces, the processes and the state machine are ours (the
 reasons stand in docs/decisions/0002). It never blocks on a worker, and leaves none behind.
@@ -11,24 +11,20 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from elastic.agent.blame import Told
-from elastic.agent.crew import Crew
-from elastic.agent.custody import Custody
-from elastic.agent.environment import plan_workers
-from elastic.agent.leaving import Leaving
-from elastic.agent.memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, Memory
-from elastic.agent.nursery import Nursery
-from elastic.agent.others import Others
-from elastic.agent.restart import Action, Decision, Ended, Observation, decide
+from elastic.agent.decide import Action, Decision, Ended, Observation, decide
+from elastic.agent.fault_injection import Prey, Strikes
+from elastic.agent.final_checkpoint import Custody
+from elastic.agent.hangs.watchdog import Vigil
+from elastic.agent.peers import Others
 from elastic.agent.settings import Settings
-from elastic.agent.strikes import Prey, Strikes
-from elastic.agent.vigil import Vigil
-from elastic.agent.workers import Workers
-from elastic.checkpoint.fsspec_store import open_store
-from elastic.checkpoint.handoff import UploaderProcess
+from elastic.agent.shutdown_request import Leaving
+from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, Memory
+from elastic.agent.workers.crew import Crew
+from elastic.agent.workers.environment import plan_workers
+from elastic.agent.workers.first_failure import Told
+from elastic.agent.workers.spawner import Nursery
+from elastic.agent.workers.worker_group import Workers
 from elastic.checkpoint.record import CommitRecord
-from elastic.clock import Clock
-from elastic.control_page import ControlPage
 from elastic.errors import (
     EXIT_COMPLETE,
     EXIT_FAILED,
@@ -40,11 +36,15 @@ from elastic.errors import (
 from elastic.events import DrainRequested, GenerationEnded, GenerationStarted
 from elastic.observe.console import Tail
 from elastic.observe.log import EventLog
-from elastic.rendezvous.backend import BackendFailed
-from elastic.rendezvous.core import NODE_JOINED, NODE_LEFT
-from elastic.rendezvous.group import Generation, Interrupted, Rendezvous, RendezvousTimeout, Watch
-from elastic.rendezvous.membership import Failure, Verdict
+from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.group import Failure, Verdict
+from elastic.rendezvous.rendezvous import Generation, Interrupted, Rendezvous, RendezvousTimeout, Watch
 from elastic.rendezvous.torch_handler import ElasticRendezvous
+from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
+from elastic.storage.remote import open_store
+from elastic.system.clock import Clock
+from elastic.system.control_page import ControlPage
+from elastic.uploader.client import UploaderProcess
 
 WORKER_POLL_S = 0.02
 GROUP_POLL_S = 0.025

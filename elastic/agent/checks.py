@@ -5,18 +5,18 @@ What the recipe declares, and what the run directory holds, is checked later: th
 
 import os
 
-from elastic.agent.gathering import meeting_of
-from elastic.checkpoint.fsspec_store import check_url
-from elastic.control_page import MAX_WORKERS
+from elastic.agent.open_rendezvous import meeting_of
+from elastic.config.options import Options
+from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
-from elastic.faults import language, plan
-from elastic.options import Options
-from elastic.run_dir import RunDir
+from elastic.faults import grammar, plan
+from elastic.storage.remote import check_url
+from elastic.system.control_page import MAX_WORKERS
 
 
 def check_faults(options: Options, nproc: int | None, *, uses_library: bool = True) -> None:
     """nproc: None where it takes torch to know. Raises UsageError."""
-    faults = language.parse(options.faults or "")
+    faults = grammar.parse(options.faults or "")
     plan.check_fits(faults, nodes=options.max_nodes, nproc=nproc, uses_library=uses_library)
 
 

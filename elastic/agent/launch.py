@@ -17,38 +17,44 @@ import torch
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
-from elastic import identity
 from elastic.agent import preflight
 from elastic.agent.agent import NodeAgent
 from elastic.agent.checks import check_faults
-from elastic.agent.closing import farewell
-from elastic.agent.gathering import meeting_of, newest_generation, open_backend, set_aside, show_generation
-from elastic.agent.hangs import Silences
-from elastic.agent.leaving import Leaving
-from elastic.agent.notice import open_notices
-from elastic.agent.nursery import Nursery
+from elastic.agent.exit_report import farewell
+from elastic.agent.hangs.hang_detector import Silences
+from elastic.agent.open_rendezvous import (
+    meeting_of,
+    newest_generation,
+    open_backend,
+    set_aside,
+    show_generation,
+)
+from elastic.agent.preemption_notice import open_notices
 from elastic.agent.settings import Settings
-from elastic.checkpoint.fsspec_store import open_store
-from elastic.checkpoint.handoff import UploaderProcess
-from elastic.checkpoint.store import read_small
-from elastic.checkpoint.wire import Diary, UploaderConfig
-from elastic.clock import Clock, SystemClock
+from elastic.agent.shutdown_request import Leaving
+from elastic.agent.workers.spawner import Nursery
+from elastic.config import identity
+from elastic.config.durations import HangTimeout
+from elastic.config.identity import Identity
+from elastic.config.options import Options
+from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, StoreFailed, UsageError
-from elastic.identity import Identity
-from elastic.intervals import HangTimeout
-from elastic.observe.carry import Carrier
 from elastic.observe.console import Tail, open_screen
 from elastic.observe.log import EventLog
-from elastic.options import Options
-from elastic.rendezvous.address import new_node_id, node_address
-from elastic.rendezvous.backend import Backend
-from elastic.rendezvous.calls import Calls
-from elastic.rendezvous.core import Policy
-from elastic.rendezvous.group import Rendezvous
-from elastic.rendezvous.meeting import Meeting, linger
-from elastic.rendezvous.membership import Node
+from elastic.observe.upload import Carrier
+from elastic.rendezvous.backends.backend import Backend
+from elastic.rendezvous.backends.select import Meeting, linger
+from elastic.rendezvous.group import Node
+from elastic.rendezvous.probes import Calls
+from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
-from elastic.run_dir import RunDir
+from elastic.rendezvous.transitions import Policy
+from elastic.storage.remote import open_store
+from elastic.storage.store import read_small
+from elastic.system.addresses import new_node_id, node_address
+from elastic.system.clock import Clock, SystemClock
+from elastic.uploader.client import UploaderProcess
+from elastic.uploader.protocol import Diary, UploaderConfig
 
 SAVE_DEADLINE_S = 600.0
 CALLS_PER_KEEP_ALIVE = 8

@@ -12,11 +12,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from elastic import identity, launch_env
-from elastic.agent.child import Child, Start, kill_session, start_cold, wait_for_news
-from elastic.clock import SystemClock
+from elastic.agent.workers.process import Child, Start, kill_session, start_cold, wait_for_news
+from elastic.config import environment, identity
+from elastic.config.identity import Identity
 from elastic.errors import EXIT_COMPLETE, UsageError
-from elastic.identity import Identity
+from elastic.system.clock import SystemClock
 
 PREFLIGHT_S = 600.0
 _CLOCK = SystemClock()
@@ -49,7 +49,7 @@ def ask(recipe: Path, arguments: tuple[str, ...], start: Callable[[Start], Child
     """
     with tempfile.TemporaryDirectory(prefix="elastic-preflight-") as folder, tempfile.TemporaryFile() as out:
         answer = Path(folder) / "run.json"
-        env = os.environ | {launch_env.PREFLIGHT: str(answer)}
+        env = os.environ | {environment.PREFLIGHT: str(answer)}
         sys.stderr.flush()
         child = start(Start(words=(str(recipe), *arguments), env=env, out=out.fileno(), err=_STDERR))
         try:

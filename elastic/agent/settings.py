@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.agent.hangs import Silences
-from elastic.run_dir import RunDir
+from elastic.agent.hangs.hang_detector import Silences
+from elastic.config.run_dir import RunDir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

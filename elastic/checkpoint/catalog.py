@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from elastic.checkpoint.record import CommitRecord, parse, parse_commit_name
-from elastic.checkpoint.store import Entry, LeadsOut, ObjectMissing, Store, read_small, reading
-from elastic.clock import Clock
 from elastic.errors import CheckpointDamaged
+from elastic.storage.store import Entry, LeadsOut, ObjectMissing, Store, read_small, reading
+from elastic.system.clock import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,9 @@ from elastic.checkpoint.record import (
     commit_name,
     payload_name,
 )
-from elastic.checkpoint.store import Payload, Store, StoreUnsteady, retrying
-from elastic.clock import Clock
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
+from elastic.storage.store import Payload, Store, StoreUnsteady, retrying
+from elastic.system.clock import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

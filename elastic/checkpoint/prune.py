@@ -15,8 +15,8 @@ from elastic.checkpoint.record import (
     step_dir,
 )
 from elastic.checkpoint.retention import counted, to_delete, to_sweep
-from elastic.checkpoint.store import Entry, Store, reading
-from elastic.clock import Clock
+from elastic.storage.store import Entry, Store, reading
+from elastic.system.clock import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from elastic.errors import CheckpointDamaged
-from elastic.outside import fits, parse_json
+from elastic.system.untrusted import fits, parse_json
 
 FORMAT = 1
 PAYLOAD = "state.safetensors"

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from elastic.data import streams
-from elastic.data.keys import key, uniform
+from elastic.data import random_streams
 from elastic.data.order import Order
+from elastic.data.random_keys import key, uniform
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Keyed(Dataset[Any]):
 
     def __getitem__(self, place: tuple[int, int]) -> Any:
         epoch, sample = place
-        streams.enter(self._seed, "sample", epoch, sample)
+        random_streams.enter(self._seed, "sample", epoch, sample)
         return self._dataset[sample]
 
 

@@ -11,7 +11,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from elastic.data.keys import bits, key
+from elastic.data.random_keys import bits, key
 
 
 class Tail(Enum):

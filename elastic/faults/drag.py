@@ -5,8 +5,8 @@ As long as the shortest step that it has seen, and not the last: ranks that slow
 
 from math import inf
 
-from elastic.clock import Clock
 from elastic.faults.plan import Slow
+from elastic.system.clock import Clock
 
 
 class Drag:

@@ -10,12 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from elastic.clock import Clock
 from elastic.events import FaultInjected
-from elastic.faults import waker
+from elastic.faults import pause
 from elastic.faults.claims import Claims
 from elastic.faults.drag import Drag
-from elastic.faults.language import parse
+from elastic.faults.grammar import parse
 from elastic.faults.plan import (
     AtRestore,
     AtSave,
@@ -31,6 +30,7 @@ from elastic.faults.plan import (
     Where,
 )
 from elastic.observe.log import EventLog
+from elastic.system.clock import Clock
 
 
 class InjectedFault(Exception):  # noqa: N818 - it is not an error of anybody
@@ -71,12 +71,12 @@ class Faults:
                 while True:
                     signal.pause()  # signals are answered, also the one that asks for stacks
             case Pause(seconds=seconds):
-                pause(seconds, with_children=False)
+                stop_for(seconds, with_children=False)
             case Slow():
                 assert self._drag is not None
                 self._drag.slow(fault.deed)
             case Terminate():
-                raise AssertionError("an agent's, see agent/strikes.py")
+                raise AssertionError("an agent's, see agent/fault_injection.py")
 
 
 class WorkerFaults:
@@ -114,12 +114,12 @@ class WorkerFaults:
         self._faults.reach(AtRestore(generation=self._generation, rank=self._rank))
 
 
-def pause(seconds: float, *, with_children: bool) -> None:
+def stop_for(seconds: float, *, with_children: bool) -> None:
     """Stop this process, or all that comes from it as well, and go on so many seconds later."""
     whom = "tree" if with_children else "self"
     # A worker's helper stays in its session, and so ends with it. An agent's leads its own: none of those that it stops may take it along.
     subprocess.run(
-        [sys.executable, "-I", "-S", waker.__file__, str(os.getpid()), str(seconds), whom],
+        [sys.executable, "-I", "-S", pause.__file__, str(os.getpid()), str(seconds), whom],
         stdin=subprocess.DEVNULL,
         start_new_session=with_children,
         check=False,

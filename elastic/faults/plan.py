@@ -1,6 +1,6 @@
 """What a fault plan says, as values: a place in the run that is reached at most once a generation, and what breaks there.
 
-`str` of a value is the line that reads back as the same value (language.py). Each fault but the repeated ones strikes once in a run, however often its place is reached.
+`str` of a value is the line that reads back as the same value (grammar.py). Each fault but the repeated ones strikes once in a run, however often its place is reached.
 What a process cannot do to itself, its machine or its network is not in here.
 """
 

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from elastic.clock import Clock
+from elastic.config.run_dir import RunDir
 from elastic.observe.log import read_events
 from elastic.observe.metrics import newest
-from elastic.outside import fits, printable
-from elastic.run_dir import RunDir
+from elastic.system.clock import Clock
+from elastic.system.untrusted import fits, printable
 
 LINE_LIMIT = 4000
 POLL_S = 0.1

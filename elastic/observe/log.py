@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from elastic.clock import Clock
 from elastic.events import Event, is_event
-from elastic.outside import parse_json
-from elastic.plain_file import NotPlain, open_plain
+from elastic.system.clock import Clock
+from elastic.system.files import NotPlain, open_plain
+from elastic.system.untrusted import parse_json
 
 LINE_LIMIT_BYTES = 1024 * 1024
 

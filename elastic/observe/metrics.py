@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from elastic.observe.log import as_record, read_lines
-from elastic.outside import fits
-from elastic.plain_file import open_plain
+from elastic.system.files import open_plain
+from elastic.system.untrusted import fits
 
 _TAIL_BYTES = 64 * 1024
 # What is counted with, where it is there; the rest is the recipe's own.

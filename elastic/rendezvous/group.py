@@ -1,359 +1,210 @@
-"""A node acts for a generation only while its last look at the group found it there: fenced is seen before anything is done.
+"""A group is one frozen value, its generation number only grows, and its JSON form reads back as the same value or not at all.
 
-One object is one node's live view. Its own thread only beats; everything else happens in the caller's thread, one poll at
-a time. It does not start or stop workers, and does not decide how often a run may fail.
+It does not promise that a value is current: whoever read it may be holding yesterday's.
 """
 
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from elastic.clock import Clock
-from elastic.errors import EXIT_INTERRUPTED, ElasticError, GroupEnded, UsageError
-from elastic.rendezvous import core
-from elastic.rendezvous.backend import AsksByName, Backend, BackendFailed, PublishesGeneration
-from elastic.rendezvous.core import Action, Policy, Timing
-from elastic.rendezvous.hearing import Hearing, Hears
-from elastic.rendezvous.liveness import NEVER_BEATEN, Liveness
-from elastic.rendezvous.membership import Failure, Group, Node, Verdict
+from elastic.errors import ElasticError
+from elastic.rendezvous.partition import Complaint
+from elastic.system.untrusted import parse_json
 
-POLL_S = 0.02
-QUICK_POLL_S = 0.004
-SHORT_WAIT_S = 2.0
-BEATS_PER_KEEP_ALIVE = 5
-CHANGE_TRIES = 200
+FORMAT = 3
+TRACEBACK_LIMIT_BYTES = 8192
+MESSAGE_LIMIT = 2048
+STATE_LIMIT_BYTES = 4 * 1024 * 1024
+LARGEST = 10**12
+LONGEST_NAME = 255
+LAST_PORT = 65535
 
 
-class RendezvousTimeout(ElasticError):  # noqa: N818 - a pair with Interrupted
-    """No generation could be formed in time: this node leaves; the same command tries again."""
-
-    exit_code = EXIT_INTERRUPTED
-
-
-class Interrupted(ElasticError):  # noqa: N818 - nothing went wrong
-    """The caller asked to stop waiting; `others` says whether nodes are left in the group."""
-
-    exit_code = EXIT_INTERRUPTED
-
-    def __init__(self, *, others: bool) -> None:
-        super().__init__("interrupted while waiting for a generation")
-        self.others = others
+class GroupDamaged(ElasticError):  # noqa: N818 - the name says what is wrong, as elsewhere in the tree of errors
+    """The shared state of the rendezvous cannot be read: stop; a person removes it, which loses no training state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """The generation that this node is in; `base_rank` is the rank of its first worker, `world_size` counts all workers."""
+class Node:
+    """One agent process. `id` belongs to that process alone; `nproc` is the number of its workers; `port` is where it can be called, 0 for nowhere."""
 
-    number: int
-    members: tuple[Node, ...]
-    rank_of_node: int
-    endpoint: str
-    cause: str
-    restarts: int
-    world_size: int
-    base_rank: int
+    id: str
+    address: str
+    nproc: int
+    port: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
-    """One look at the generation that this node entered last.
+class Failure:
+    """What the first failing worker of a generation said, for the agents that print it last.
 
-    `fenced`: the group went on without it; stop the workers and join. `newcomers` could be admitted now. `lost` stopped
-    answering. `cause` and `failure` tell why it was closed, once `open` is False and `fenced` is not True.
+    `from_outside`: it was ended by SIGKILL, which nothing that it computed can have done.
     """
 
+    node: str
+    rank: int
+    message: str
+    traceback: str
+    from_outside: bool = False
+
+    def __post_init__(self) -> None:
+        # The end of a traceback names the error; its beginning is only the way there.
+        tail = self.traceback.encode(errors="replace")[-TRACEBACK_LIMIT_BYTES:].decode(errors="ignore")
+        object.__setattr__(self, "traceback", tail)
+        object.__setattr__(self, "message", self.message[:MESSAGE_LIMIT])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How the run ended, for every node."""
+
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The whole shared state.
+
+    While `open`, `members` (in rank order) train as `generation` and meet at `endpoint`, "host:port" of its TCPStore.
+    While not open, `members` are those of the generation that was closed, less those who left, and `waiting` are those
+    who stopped their workers, in order of arrival. `restarts` counts consecutive failures without a step above
+    `high_step`. `cause` says why this generation exists (open) or why it ended (not open). `complaints` say which nodes
+    that answer here are out of reach of each other now.
+    """
+
+    generation: int
     open: bool
-    fenced: bool
-    newcomers: tuple[Node, ...]
-    lost: tuple[str, ...]
-    ended: Verdict | None
+    members: tuple[Node, ...]
+    waiting: tuple[Node, ...]
+    done: tuple[str, ...]
+    endpoint: str | None
     cause: str
+    restarts: int
+    high_step: int
     failure: Failure | None
+    ended: Verdict | None
+    complaints: tuple[Complaint, ...] = ()
 
-
-class Rendezvous:
-    def __init__(  # noqa: PLR0913 - the seam of a node to everything outside it
-        self,
-        backend: Backend,
-        me: Node,
-        policy: Policy,
-        *,
-        keep_alive_s: float,
-        clock: Clock,
-        open_endpoint: Callable[[], str],
-        say: Callable[[str, bool], None] | None = None,
-        floor: int = 0,
-        calls: Hears | None = None,
-    ) -> None:
-        """`open_endpoint` starts a fresh TCPStore on this node and gives its "host:port"; `say` takes each new reason, and
-        whether a person should know it because something is waited for or wrong. `floor`: the newest generation that the
-        run is known to have had; a group that begins anew counts on from it. `calls`: who reaches whom, where that is known.
-        """
-        if policy.max_workers is not None and me.nproc > policy.max_workers:
-            raise UsageError(
-                f"a node may bring at most {policy.max_workers} workers, the most that the run has shards for, but this one"
-                f" has {me.nproc}; lower --nproc-per-node"
-            )
-        self._backend = backend
-        self._me = me
-        self._policy = policy
-        self._clock = clock
-        self._open_endpoint = open_endpoint
-        self._say = say
-        self._publish = backend.publish_generation if isinstance(backend, PublishesGeneration) else None
-        self._keep_alive_s = keep_alive_s
-        self._liveness = Liveness(keep_alive_s=keep_alive_s)
-        self._hearing = None if calls is None else Hearing(calls, keep_alive_s)
-        self._timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
-        # What holds where the shared state is lost. Looks before the first join do not count: what they see may be about to be forgotten on purpose.
-        self._remembered = replace(Group.empty(), generation=floor)
-        self._entered = 0
-        self._reason = ""
-        self._waits = True
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._beat_problem = ""  # why the last beat failed
+    @staticmethod
+    def empty() -> "Group":
+        """Before anybody came; generation 0 is never open."""
+        return Group(
+            generation=0,
+            open=False,
+            members=(),
+            waiting=(),
+            done=(),
+            endpoint=None,
+            cause="start",
+            restarts=0,
+            high_step=0,
+            failure=None,
+            ended=None,
+        )
 
     @property
-    def timeout_s(self) -> float:
-        """How long a group that cannot form, or cannot be reached, is waited for."""
-        return self._policy.timeout_s
+    def member_ids(self) -> frozenset[str]:
+        return frozenset(node.id for node in self.members)
 
-    def join(self, interrupted: Callable[[], bool]) -> Generation:
-        """Block, polling, until a new generation has this node; its workers must be stopped.
+    @property
+    def waiting_ids(self) -> frozenset[str]:
+        return frozenset(node.id for node in self.waiting)
 
-        Raises GroupEnded, RendezvousTimeout after `policy.timeout_s` in a group that cannot form, Interrupted as soon as
-        `interrupted()`, and BackendFailed if the backend could not be used for `policy.timeout_s`. This node has left
-        the group then, except after BackendFailed.
-        """
-        self._start_beating()
-        self._timing = replace(self._timing, closed_since_s=None)
-        began_s = worked_s = self._clock.monotonic()
-        while not interrupted():
-            try:
-                generation = self.poll_join()
-                worked_s = self._clock.monotonic()
-            except BackendFailed as error:
-                self._tell(str(error))
-                if self._clock.monotonic() - worked_s > self._policy.timeout_s:
-                    raise
-                generation, self._waits = None, True
-            if generation is not None:
-                return generation
-            if self._waits:  # after an action of its own the next one is often possible at once
-                # Those who trained a moment ago are about to come.
-                is_short = self._clock.monotonic() - began_s < SHORT_WAIT_S
-                self._clock.sleep(QUICK_POLL_S if is_short else POLL_S)
+    def to_json(self) -> bytes:
+        return json.dumps({"format": FORMAT} | asdict(self), indent=1).encode()
+
+    @staticmethod
+    def parse(data: bytes) -> "Group":
+        """Raises GroupDamaged, naming the first field that is not what `to_json` writes."""
         try:
-            group = self.leave()
-        except BackendFailed:
-            # Nobody can be told; whoever is left finds out by silence, and what this node has it saves as if alone.
-            raise Interrupted(others=False) from None
-        raise Interrupted(others=bool(group.members or group.waiting))
-
-    def poll_join(self) -> Generation | None:
-        """One look and one action of `join`; None means not yet. Raises what `join` raises, but never Interrupted."""
-        version, group = self._look()
-        self._remembered = core.remembered(group)
-        alive = self._alive
-        if self._hearing is not None:
-            told = self._hearing.tell(group, me=self._me.id, alive=alive)
-            if told != group:
-                self._set(version, told)
-                return None
-        if group.open and group.generation == self._entered and self._me.id in group.member_ids:
-            # The backend was out of reach when this node stopped its workers: it says so now.
-            closed = core.close(group, generation=self._entered, cause=core.NODE_LOST, step=0, counts=False)
-            self._set(version, closed)
-            return None
-        decision = core.decide(group, self._me, alive=alive, timing=self._timing, policy=self._policy)
-        self._tell(decision.reason, aloud=decision.action in (Action.WAIT, Action.EVICT, Action.GIVE_UP))
-        self._waits = decision.action is Action.WAIT
-        match decision.action:
-            case Action.WAIT:
-                pass
-            case Action.JOIN:
-                # The first beat goes before the name, so that nobody meets a member that never beat.
-                self._backend.beat(self._me.id)
-                self._set(version, core.join(group, self._me))
-            case Action.EVICT:
-                self._set(version, core.evict(group, alive=alive))
-            case Action.FORM:
-                endpoint = self._open_endpoint()
-                self._set(version, core.form(group, alive=alive, endpoint=endpoint, policy=self._policy))
-            case Action.ENTER:
-                return self._enter(group)
-            case Action.GIVE_UP:
-                self.leave()
-                raise RendezvousTimeout(decision.reason)
-            case Action.STOP:
-                assert group.ended is not None
-                raise GroupEnded(group.ended.exit_code, group.ended.reason)
-        return None
-
-    def watch(self, *, step: int = 0) -> Watch:
-        """One cheap poll, which also evicts members that stopped answering; `step` is the last that own workers finished.
-
-        Raises BackendFailed: nothing was learned, the workers may go on, look again.
-        """
-        version, group = self._look()
-        self._remembered = core.remembered(group)
-        alive = self._alive
-        lost = core.lost_members(group, alive=alive)
-        if group.ended is None and (lost or core.gone(group, alive=alive)):
-            evicted = core.evict(group, alive=alive, step=step)
-            group = evicted if self._set(version, evicted) else group
-        elif self._hearing is not None and group.ended is None:
-            judged = self._hearing.judge(
-                group, me=self._me.id, alive=alive, step=step, now_s=self._timing.now_s
-            )
-            group = judged if judged != group and self._set(version, judged) else group
-        mine = group.generation == self._entered and self._me.id in group.member_ids
-        watch = Watch(
-            open=mine and group.open,
-            fenced=not mine,
-            newcomers=core.newcomers(group, alive=alive, policy=self._policy),
-            lost=lost,
-            ended=group.ended,
-            cause=group.cause,
-            failure=group.failure,
-        )
-        self._tell(_watch_reason(watch, self._entered), aloud=bool(lost))
-        return watch
-
-    def close(self, cause: str, *, step: int, counts: bool, failure: Failure | None = None) -> Group:
-        """End the generation that this node entered last, and give the group as it is then; a newer one stays untouched."""
-        entered = self._entered
-        return self._change(
-            lambda group: core.close(
-                group, generation=entered, cause=cause, step=step, counts=counts, failure=failure
-            )
-        )
-
-    def leave(self) -> Group:
-        """Go for good; ends the open generation if this node is in it."""
-        return self._change(lambda group: core.leave(group, self._me.id))
-
-    def done(self) -> Group:
-        """All workers of this node finished; the last member to say so ends the run as complete."""
-        return self._change(lambda group: core.done(group, generation=self._entered, node_id=self._me.id))
-
-    def end(self, verdict: Verdict) -> Group:
-        """End the run for all nodes; changes nothing if the group went on without this node."""
-        return self._change(lambda group: core.end(group, generation=self._entered, verdict=verdict))
-
-    def reopen(self, *, is_new: bool = False) -> Group:
-        """Before the first join: let a failed or interrupted run form again because a person started it again.
-
-        is_new: the run directory is empty, so what ended was another run of the same name.
-        """
-        return self._change(
-            lambda group: core.begin_anew(group) if is_new and group.ended is not None else core.reopen(group)
-        )
-
-    def begin_anew(self) -> Group:
-        """Before the first join, and only when nobody is in the group: forget it."""
-        return self._change(core.begin_anew)
-
-    def stop(self) -> None:
-        """End the beat thread; others take this node for dead after their keep-alive, unless it left."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _look(self) -> tuple[int | None, Group]:
-        found = self._backend.read()
-        version, there = (None, Group.empty()) if found is None else (found[0], Group.parse(found[1]))
-        group = core.recall(there, self._remembered)
-        if self._publish is not None:
-            self._publish(group.generation)
-        now_s = self._clock.monotonic()
-        others = (group.member_ids | group.waiting_ids | core.parted(group)) - {self._me.id}
-        if isinstance(self._backend, AsksByName):
-            self._backend.ask_for(others)
-        beats = self._backend.beats()
-        # Where this node cannot beat, on a full disk, say, the others most likely cannot either.
-        counters = {i: beats.get(i, NEVER_BEATEN) for i in others}
-        self._liveness = self._liveness.look(counters, now_s=now_s, counts=not self._beat_problem)
-        if self._hearing is not None:
-            self._hearing.look(group, now_s=now_s)
-        self._timing = core.timed(self._timing, group, alive=self._alive, now_s=now_s, policy=self._policy)
-        return version, group
-
-    @property
-    def _alive(self) -> frozenset[str]:
-        return self._liveness.alive | {self._me.id}
-
-    def _enter(self, group: Group) -> Generation:
-        if group.generation == self._entered or group.endpoint is None:
-            raise AssertionError(f"generation {group.generation} must be closed before it is joined again")
-        self._entered = group.generation
-        rank = [node.id for node in group.members].index(self._me.id)
-        return Generation(
-            number=group.generation,
-            members=group.members,
-            rank_of_node=rank,
-            endpoint=group.endpoint,
-            cause=group.cause,
-            restarts=group.restarts,
-            world_size=sum(node.nproc for node in group.members),
-            base_rank=sum(node.nproc for node in group.members[:rank]),
-        )
-
-    def _set(self, version: int | None, group: Group) -> bool:
-        is_set = self._backend.compare_and_set(version, group.to_json())
-        if is_set:
-            self._remembered = core.remembered(group)
-        return is_set
-
-    def _change(self, transition: Callable[[Group], Group]) -> Group:
-        """Get `transition` through against all who write at the same time; raises BackendFailed after many tries."""
-        for _ in range(CHANGE_TRIES):
-            version, group = self._look()
-            changed = transition(group)
-            if changed == group or self._set(version, changed):
-                return changed
-            self._clock.sleep(POLL_S / 10)
-        raise BackendFailed(
-            f"the group's state changed under {self._me.id} {CHANGE_TRIES} times in a row; try again"
-        )
-
-    def _start_beating(self) -> None:
-        if self._thread is None:
-            self._backend.beat(self._me.id)
-            self._thread = threading.Thread(
-                target=self._beat_until_stopped, name="rendezvous-beat", daemon=True
-            )
-            self._thread.start()
-
-    def _beat_until_stopped(self) -> None:
-        while not self._stopped.wait(self._keep_alive_s / BEATS_PER_KEEP_ALIVE):
-            try:
-                self._backend.beat(self._me.id)
-                self._beat_problem = ""
-            except Exception as error:
-                # This is the thread's edge: were it to die of one failed write, the others would take a healthy node for
-                # dead some seconds later, with nothing in this node's log.
-                if self._beat_problem != str(error) and self._say is not None:
-                    self._say(f"heartbeat failed: {error}", True)
-                self._beat_problem = str(error)
-
-    def _tell(self, reason: str, *, aloud: bool = True) -> None:
-        if reason != self._reason:
-            self._reason = reason
-            if self._say is not None:
-                self._say(reason, aloud)
+            if len(data) > STATE_LIMIT_BYTES:
+                raise ValueError(f"it has {len(data)} bytes, more than {STATE_LIMIT_BYTES}")
+            return _group(parse_json(data))
+        except ValueError as error:
+            raise GroupDamaged(
+                f"the rendezvous state should be JSON of format {FORMAT}, but {error}; stop all agents and remove the"
+                f" rendezvous folder (it holds no training state), then start them again"
+            ) from error
 
 
-def _watch_reason(watch: Watch, generation: int) -> str:
-    if watch.ended is not None:
-        return f"the run has ended: {watch.ended.reason}"
-    if watch.fenced:
-        return f"generation {generation} is over and the group went on without this node"
-    if watch.lost:
-        return f"{', '.join(watch.lost)} of generation {generation} stopped answering"
-    if not watch.open:
-        return f"generation {generation} was closed: {watch.cause}"
-    if watch.newcomers:
-        return f"{', '.join(n.id for n in watch.newcomers)} can be admitted to the next generation after {generation}"
-    return f"generation {generation} is training"
+_NODE_FIELDS = {"id": str, "address": str, "nproc": int, "port": int}
+_COMPLAINT_FIELDS = {"node": str, "unheard": list}
+_FAILURE_FIELDS = {"node": str, "rank": int, "message": str, "traceback": str, "from_outside": bool}
+_VERDICT_FIELDS = {"exit_code": int, "reason": str}
+_GROUP_FIELDS = {
+    "format": int,
+    "generation": int,
+    "open": bool,
+    "members": list,
+    "waiting": list,
+    "done": list,
+    "endpoint": (str, type(None)),
+    "cause": str,
+    "restarts": int,
+    "high_step": int,
+    "failure": (dict, type(None)),
+    "ended": (dict, type(None)),
+    "complaints": list,
+}
+
+
+def _fields(record: object, types: dict[str, Any], what: str) -> dict[str, Any]:
+    """`record` as a dict that has exactly these fields, of these types."""
+    if not isinstance(record, dict) or set(record) != set(types):
+        found = sorted(record) if isinstance(record, dict) else type(record).__name__
+        raise ValueError(f"{what} should have the fields {sorted(types)}, found {found!s:.200}")
+    for name, kind in types.items():
+        # To Python, True is an int; to the format it is not.
+        if not isinstance(record[name], kind) or (kind is int and isinstance(record[name], bool)):
+            raise ValueError(f"{what}.{name} has the wrong type: {record[name]!r:.80}")
+        if kind is int and not 0 <= record[name] < LARGEST:
+            raise ValueError(f"{what}.{name} is negative or too large: {record[name]!r:.80}")
+    return record
+
+
+def _ids(found: list[object], what: str) -> tuple[str, ...]:
+    if not all(isinstance(each, str) for each in found):
+        raise ValueError(f"{what} should be a list of node ids")
+    return tuple(each for each in found if isinstance(each, str))
+
+
+def _complaint(record: object) -> Complaint:
+    fields = _fields(record, _COMPLAINT_FIELDS, "group.complaints")
+    return Complaint(node=fields["node"], unheard=_ids(fields["unheard"], "group.complaints.unheard"))
+
+
+def _nodes(records: list[object], what: str) -> tuple[Node, ...]:
+    nodes = tuple(Node(**_fields(record, _NODE_FIELDS, what)) for record in records)
+    for name in (name for node in nodes for name in (node.id, node.address)):
+        if not name.isprintable() or len(name) > LONGEST_NAME:
+            raise ValueError(f"{what} has a name that no node gives itself: {name!r:.80}")
+    for node in nodes:
+        if node.port > LAST_PORT:
+            raise ValueError(f"{what} has a port that none can be: {node.port}")
+    if len({node.id for node in nodes}) != len(nodes):
+        raise ValueError(f"{what} names a node twice")
+    return nodes
+
+
+def _group(record: object) -> Group:
+    if isinstance(record, dict) and record.get("format") != FORMAT:
+        raise ValueError(f"its format is {record.get('format')!r:.80} (was it written by another version?)")
+    fields = dict(_fields(record, _GROUP_FIELDS, "group"))
+    del fields["format"]
+    if fields["open"] and not (fields["members"] and fields["endpoint"] and fields["generation"]):
+        raise ValueError("an open generation needs a number, members and an endpoint")
+    failure, ended = fields["failure"], fields["ended"]
+    return Group(
+        **fields
+        | {
+            "members": _nodes(fields["members"], "group.members"),
+            "waiting": _nodes(fields["waiting"], "group.waiting"),
+            "done": _ids(fields["done"], "group.done"),
+            "complaints": tuple(_complaint(each) for each in fields["complaints"]),
+            "failure": None
+            if failure is None
+            else Failure(**_fields(failure, _FAILURE_FIELDS, "group.failure")),
+            "ended": None if ended is None else Verdict(**_fields(ended, _VERDICT_FIELDS, "group.ended")),
+        }
+    )

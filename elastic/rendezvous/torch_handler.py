@@ -24,16 +24,16 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from elastic.clock import SystemClock
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, GroupEnded, UsageError
-from elastic.outside import number
-from elastic.rendezvous.address import new_node_id, node_address
-from elastic.rendezvous.backend import BackendFailed
-from elastic.rendezvous.core import FAILURE, NODE_JOINED, NODE_LOST, Policy
-from elastic.rendezvous.directory import DirectoryBackend
-from elastic.rendezvous.endpoint import HIGHEST_PORT
-from elastic.rendezvous.group import Generation, Rendezvous, RendezvousTimeout, Watch
-from elastic.rendezvous.membership import Node, Verdict
+from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.backends.directory import DirectoryBackend
+from elastic.rendezvous.group import Node, Verdict
+from elastic.rendezvous.rendezvous import Generation, Rendezvous, RendezvousTimeout, Watch
+from elastic.rendezvous.transitions import FAILURE, NODE_JOINED, NODE_LOST, Policy
+from elastic.system.addresses import new_node_id, node_address
+from elastic.system.clock import SystemClock
+from elastic.system.endpoint import HIGHEST_PORT
+from elastic.system.untrusted import number
 
 BACKEND_NAME = "elastic"
 CONNECT_TIMEOUT = timedelta(seconds=10)

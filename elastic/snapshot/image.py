@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from elastic.errors import CheckpointDamaged, StateNotSavable
-from elastic.snapshot import contents
+from elastic.snapshot import safetensors_header
 from elastic.snapshot.checksum import WORD_BYTES, Bytes, ImageSum
-from elastic.snapshot.contents import DOCUMENT, LENGTH, METADATA, TIES, Buffer, Entry
+from elastic.snapshot.safetensors_header import DOCUMENT, LENGTH, METADATA, TIES, Buffer, Entry
 
 PAGE = 4096
 NAMES: dict[str, torch.dtype] = {
-    name: getattr(torch, text.removeprefix("torch.")) for name, (text, _) in contents.DTYPES.items()
+    name: getattr(torch, text.removeprefix("torch.")) for name, (text, _) in safetensors_header.DTYPES.items()
 }
 DTYPES = {dtype: name for name, dtype in NAMES.items()}
 
@@ -85,7 +85,7 @@ def read(image: Buffer, *, copy: bool = True) -> tuple[dict[str, Tensor], Any]:
 
     copy=False: the tensors are views of the image, which must be writable and stay; writing to one changes it, and those that are tied to it.
     """
-    found, view = contents.parse(image), memoryview(image)
+    found, view = safetensors_header.parse(image), memoryview(image)
     try:
         tensors = {name: _tensor(entry, view, copy=copy) for name, entry in found.entries.items()}
     except (RuntimeError, TypeError, ValueError) as error:

@@ -12,9 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.checkpoint.store import Store
-from elastic.clock import Clock
-from elastic.control_page import ControlPage
 from elastic.data.loader import Batch, Loader
 from elastic.data.order import Order
 from elastic.errors import EXIT_INTERRUPTED, StoreFailed, UsageError
@@ -22,20 +19,23 @@ from elastic.events import Drained, FirstStep, Restored, RunStarted, SnapshotInt
 from elastic.faults.inject import WorkerFaults
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
-from elastic.place import Place
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
-from elastic.train.agreement import agree_as_kept
+from elastic.storage.store import Store
+from elastic.system.clock import Clock
+from elastic.system.control_page import ControlPage
+from elastic.system.phase import Place
 from elastic.train.buffers import Buffers
-from elastic.train.placement import on_device
-from elastic.train.pulse import Pulse
+from elastic.train.checkpointing import Saving
+from elastic.train.consistency import agree_as_kept
+from elastic.train.process_groups import World
 from elastic.train.restore import Kept, Loaded, restore
-from elastic.train.saving import Saving
 from elastic.train.snapshot_policy import Interval
-from elastic.train.snapshots import Point, Snapshots, Taken
+from elastic.train.snapshotting import Point, Snapshots, Taken
 from elastic.train.state import State
 from elastic.train.step import Outcome, Requests, Shards, Step
-from elastic.train.world import World
+from elastic.train.to_device import on_device
+from elastic.worker.heartbeat import Pulse
 
 FINAL_TRIES = 3
 

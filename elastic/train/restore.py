@@ -1,6 +1,6 @@
 """Training goes on from the newest state that anybody has, loaded by every rank and, on every rank, the same afterwards.
 
-All tell what they have; choice.py orders it; one rank that has the best candidate sends it to those that lack it, each loads it onto its own device. A candidate
+All tell what they have; restore_order.py orders it; one rank that has the best candidate sends it to those that lack it, each loads it onto its own device. A candidate
 that fails anywhere is reported, and the next older one is tried. If commit records exist and none loads, that is an error: nobody starts over silently.
 """
 
@@ -13,17 +13,17 @@ from torch import Tensor
 
 from elastic.checkpoint.catalog import committed, of_run, read_payload
 from elastic.checkpoint.record import CommitRecord
-from elastic.checkpoint.store import Store
-from elastic.clock import Clock
 from elastic.errors import CheckpointDamaged, ElasticError, NothingLoads, StoreFailed
 from elastic.events import CheckpointRejected, SnapshotRejected
 from elastic.observe.log import EventLog
-from elastic.snapshot import checksum, contents, image
-from elastic.snapshot.area import Area, Snapshot
-from elastic.train.agreement import agree, agree_on
-from elastic.train.choice import Candidate, Claim, Rejected, Tier, choose
+from elastic.snapshot import checksum, image, safetensors_header
+from elastic.snapshot.slots import Area, Snapshot
+from elastic.storage.store import Store
+from elastic.system.clock import Clock
+from elastic.train.consistency import agree, agree_on
+from elastic.train.process_groups import World
+from elastic.train.restore_order import Candidate, Claim, Rejected, Tier, choose
 from elastic.train.state import Parts, State, checksums
-from elastic.train.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ def _own_copy(
     try:
         record = CommitRecord(**candidate.record)
         payload = read_payload(store, record, clock)
-        digest, _ = contents.digest(payload)
+        digest, _ = safetensors_header.digest(payload)
         if digest != record.digest:
             raise CheckpointDamaged(f"expected the digest {record.digest[:16]}, found {digest[:16]}")
     except (CheckpointDamaged, StoreFailed, OSError) as error:

@@ -14,33 +14,33 @@ from typing import Any
 
 import torch
 
-from elastic.checkpoint.fsspec_store import open_store
-from elastic.checkpoint.handoff import Uploads
-from elastic.clock import Clock, SystemClock
-from elastic.control_page import ControlPage
-from elastic.data import streams
+from elastic.config.durations import SaveEvery, SnapshotEvery
+from elastic.config.environment import AgentLink
+from elastic.config.identity import Identity
+from elastic.config.run_dir import RunDir
+from elastic.data import random_streams
 from elastic.data.loader import Loader
 from elastic.data.order import Order, Tail
 from elastic.errors import UsageError
 from elastic.events import RunFinished
 from elastic.faults.inject import WorkerFaults
-from elastic.identity import Identity
-from elastic.intervals import SaveEvery, SnapshotEvery
-from elastic.launch_env import AgentLink
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
-from elastic.run_dir import RunDir
-from elastic.snapshot.area import Area
-from elastic.snapshot.transfer import DeviceTransfer, HostTransfer
+from elastic.snapshot.copy_to_slot import DeviceTransfer, HostTransfer
+from elastic.snapshot.slots import Area
+from elastic.storage.remote import open_store
+from elastic.system.clock import Clock, SystemClock
+from elastic.system.control_page import ControlPage
+from elastic.train.checkpointing import Saving
 from elastic.train.loop import Diary, Loop, Surroundings
-from elastic.train.pulse import Pulse
+from elastic.train.process_groups import World
 from elastic.train.restore import Kept
-from elastic.train.saving import Saving
 from elastic.train.snapshot_policy import Interval
-from elastic.train.snapshots import AgentMemory, OwnMemory, Snapshots
+from elastic.train.snapshotting import AgentMemory, OwnMemory, Snapshots
 from elastic.train.state import State
 from elastic.train.step import Step
-from elastic.train.world import World
+from elastic.uploader.client import Uploads
+from elastic.worker.heartbeat import Pulse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class Run:
             # There is no agent to say so once the recipe has ended well.
             order = data.order
             self._log.record(RunFinished(steps=order.steps, epochs=order.epochs, digest=loop.digest))
-        streams.enter(self._identity.seed, "after")
+        random_streams.enter(self._identity.seed, "after")
 
     def mean(self, value: float) -> float:
         """The mean of a number over ranks, the same on every rank; for metrics, not for anything that reaches the state."""

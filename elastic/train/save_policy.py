@@ -6,7 +6,7 @@ preemptible machines see at their worst; a save that costs training w seconds is
 
 import math
 
-from elastic.intervals import SaveEvery
+from elastic.config.durations import SaveEvery
 
 FAULT_EVERY_S = 1800.0
 MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, 600.0

@@ -7,7 +7,7 @@ import math
 from collections import deque
 from statistics import median
 
-from elastic.intervals import SnapshotEvery
+from elastic.config.durations import SnapshotEvery
 
 SHARE = 0.01
 HYSTERESIS = 1.5

@@ -13,20 +13,20 @@ from types import TracebackType
 
 import torch
 
-from elastic import identity, launch_env
-from elastic.checkpoint.fsspec_store import open_store
-from elastic.checkpoint.store import create_or_read
-from elastic.clock import SystemClock
-from elastic.data import streams
+from elastic.config import environment, identity
+from elastic.config.environment import Launch
+from elastic.config.identity import Identity
+from elastic.config.run_dir import RunDir
+from elastic.data import random_streams
 from elastic.errors import ElasticError, UsageError
-from elastic.identity import Identity
-from elastic.launch_env import Launch
 from elastic.observe.log import EventLog
-from elastic.outside import printable
-from elastic.run_dir import RunDir
-from elastic.train.alone import link_without_agent
+from elastic.storage.remote import open_store
+from elastic.storage.store import create_or_read
+from elastic.system.clock import SystemClock
+from elastic.system.untrusted import printable
+from elastic.train.process_groups import World, open_world
 from elastic.train.run import Run
-from elastic.train.world import World, open_world
+from elastic.train.standalone import link_without_agent
 
 
 def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None = None) -> Run:
@@ -38,7 +38,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     Deterministic kernels are switched on; a recipe that needs an operation without one may switch them off after this call.
     Raises UsageError when the numbers do not fit, or when the run directory holds another run.
     """
-    launch = launch_env.read()
+    launch = environment.read()
     if launch.agent is None and launch.preflight is None:
         sys.excepthook = _explain
     if shards < 1 or global_batch < 1 or global_batch % shards:
@@ -64,7 +64,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     events = RunDir.parse(link.run_dir).events / f"{link.node}-{link.generation:06d}-rank{world.rank}.jsonl"
     log = EventLog(events, node=link.node, clock=SystemClock())
     log.generation = link.generation
-    streams.enter(seed, "start")
+    random_streams.enter(seed, "start")
     return Run(world, link, ours, log)
 
 
@@ -91,7 +91,7 @@ def _identity(launch: Launch, seed: int, global_batch: int, shards: int) -> Iden
         shards=shards,
         torch=torch.__version__,
         device="cuda" if torch.cuda.is_available() else "cpu",
-        threads=launch_env.pin_threads(),
+        threads=environment.pin_threads(),
     )
 
 

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elastic.data import streams
+from elastic.data import random_streams
 from elastic.data.loader import Batch
 from elastic.errors import UsageError
-from elastic.place import Place
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.reduce.tree import Block, Stack
+from elastic.system.phase import Place
 from elastic.train.buffers import Buffers
-from elastic.train.pulse import Pulse, Unread
+from elastic.worker.heartbeat import Pulse, Unread
 
 Scaler = torch.amp.GradScaler
 
@@ -109,7 +109,7 @@ class Step:
         self._passes = 0
         shards.buffers.open()
         # What the recipe draws before its first sum must not depend on what loading this rank's shards has drawn.
-        streams.enter(shards.seed, "step", number, 0)
+        random_streams.enter(shards.seed, "step", number, 0)
 
     @property
     def fraction(self) -> float:
@@ -200,13 +200,13 @@ class Step:
         seed, buffers = self._shards.seed, self._shards.buffers
         for batch in self._batches:
             self._shards.pulse.enter(Place.STEP)
-            streams.enter(seed, "shard", self.number, batch.shard, self._passes)
+            random_streams.enter(seed, "shard", self.number, batch.shard, self._passes)
             buffers.load(self._after.get(batch.shard))
             self.reached("forward")
             output = function(batch)
             self._after[batch.shard] = buffers.save()
             yield batch, output
-        streams.enter(seed, "step", self.number, self._passes)
+        random_streams.enter(seed, "step", self.number, self._passes)
 
     def _direct_gradients(self, loss: Tensor) -> dict[torch.nn.Parameter, Tensor]:
         for parameter in self._shards.gradients.parameters:

@@ -19,8 +19,8 @@ from typing import Self
 from machines import IDLE, UNPRIVILEGED, Machine, Machines
 from namespaces import outside
 
-from elastic.agent.child import Start
-from elastic.agent.warm_parent import WarmChild, WarmParent
+from elastic.agent.workers.fork_server_client import WarmChild, WarmParent
+from elastic.agent.workers.process import Start
 
 SHARED = "/mnt/shared"
 SCRATCH = "/mnt/scratch"  # a machine's own disk

@@ -24,8 +24,8 @@ from oracle import Evidence, Struck
 from play import WentWrong
 from where import reached
 
-from elastic.observe.fetch import readable
-from elastic.run_dir import RunDir
+from elastic.config.run_dir import RunDir
+from elastic.report.download import readable
 
 RECIPE = "recipes/barlow.py"
 # Long enough that three nodes are together for most of it, on a machine of two cores.

@@ -15,11 +15,6 @@ import torch._dynamo
 import torch.optim.swa_utils  # noqa: F401
 import torchvision  # noqa: F401
 
-import elastic.agent.launch
-import elastic.rendezvous.c10d
-import elastic.rendezvous.etcd
-import elastic.train.run
-import elastic.train.warm  # noqa: F401
 from elastic import cli
 
 CGROUPS = Path("/sys/fs/cgroup")

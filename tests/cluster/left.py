@@ -9,11 +9,11 @@ from typing import Any
 from oracle import Evidence, Record, Struck
 
 from elastic.checkpoint.catalog import committed, verify
-from elastic.checkpoint.fsspec_store import open_store
-from elastic.clock import SystemClock
+from elastic.config.run_dir import RunDir
 from elastic.observe import metrics
 from elastic.observe.log import read_events
-from elastic.run_dir import RunDir
+from elastic.storage.remote import open_store
+from elastic.system.clock import SystemClock
 
 HOUR_S = 3600.0
 

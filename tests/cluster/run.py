@@ -38,10 +38,10 @@ from rich.console import Console
 from rich.table import Table
 from scenario import Scenario, parse, rewritten
 
-from elastic.agent.warm_parent import WarmParent
+from elastic.agent.workers.fork_server_client import WarmParent
+from elastic.config.environment import pin_threads
+from elastic.config.run_dir import RunDir
 from elastic.errors import ElasticError
-from elastic.launch_env import pin_threads
-from elastic.run_dir import RunDir
 
 Stage = Callable[[], Machines]
 SCENARIOS = ROOT / "tests" / "scenarios" / "cluster"

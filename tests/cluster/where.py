@@ -20,13 +20,13 @@ from scenario import Storage
 from storage_server import ACCESS, BUCKET, ORDERS_PORT, PROXY_PORT, SERVER_PORT
 
 from elastic.checkpoint.catalog import committed
-from elastic.checkpoint.fsspec_store import open_store
-from elastic.clock import SystemClock
+from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.observe import metrics
-from elastic.observe.fetch import readable
 from elastic.observe.log import read_events
-from elastic.run_dir import RunDir
+from elastic.report.download import readable
+from elastic.storage.remote import open_store
+from elastic.system.clock import SystemClock
 
 STORE = "s1"
 SERVER = Path(__file__).parent / "storage_server.py"

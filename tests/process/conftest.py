@@ -16,13 +16,13 @@ from typing import IO, Any, Protocol
 
 import pytest
 
-from elastic.agent.child import Start
-from elastic.agent.warm_parent import WarmChild, WarmParent
-from elastic.launch_env import HUGETLB, pin_threads
+from elastic.agent.workers.fork_server_client import WarmChild, WarmParent
+from elastic.agent.workers.process import Start
+from elastic.config.environment import HUGETLB, pin_threads
+from elastic.config.run_dir import RunDir
 from elastic.observe import metrics
-from elastic.observe.fetch import readable
 from elastic.observe.log import read_events
-from elastic.run_dir import RunDir
+from elastic.report.download import readable
 
 RECIPES = Path(__file__).parent / "recipes"
 TINY = RECIPES / "tiny.py"
@@ -227,7 +227,7 @@ class Drill:
 
     def uploader_of(self, agent: Agent) -> int | None:
         children = (pid for pid in self.alive() if _parent(pid) == agent.pid)
-        return next((pid for pid in children if "elastic.checkpoint.uploader" in _words(pid)), None)
+        return next((pid for pid in children if "elastic.uploader.main" in _words(pid)), None)
 
     def processes_of(self, agent: Agent) -> list[int]:
         """The agent and everything that it started, directly or not, parents first."""

@@ -10,8 +10,8 @@ import time
 import pytest
 from etcd_servers import EtcdServers, free_port
 
-from elastic.rendezvous.backend import BackendFailed
-from elastic.rendezvous.c10d import C10dBackend
+from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.backends.tcp_store import C10dBackend
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -105,7 +105,7 @@ def test_with_c10d_a_host_that_stays_away_ends_the_run_with_everything_saved(dri
 
 HOST = """
 import sys
-from elastic.rendezvous.c10d import C10dBackend
+from elastic.rendezvous.backends.tcp_store import C10dBackend
 host = C10dBackend(sys.argv[1], "g")
 host.beat("host")
 print("ready", flush=True)

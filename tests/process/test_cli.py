@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from elastic.cli import main
-from elastic.clock import SystemClock
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
+from elastic.system.clock import SystemClock
 
 COMMAND = [sys.executable, "-m", "elastic.cli"]
 

@@ -2,12 +2,12 @@ import io
 import threading
 from dataclasses import dataclass, field
 
-from elastic.clock import SystemClock
+from elastic.config.run_dir import RunDir
 from elastic.events import RunStarted
 from elastic.observe.console import LINE_LIMIT, BarScreen, LogReader, PlainScreen, Tail
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
-from elastic.run_dir import RunDir
+from elastic.system.clock import SystemClock
 
 
 @dataclass

@@ -8,15 +8,15 @@ import trustme
 from cutting_proxy import CuttingProxy
 from etcd_servers import EtcdServers, free_port
 
-from elastic.checkpoint.fence import open_fence
-from elastic.clock import SystemClock
 from elastic.errors import StoreFailed, UsageError
-from elastic.rendezvous import etcd_http
-from elastic.rendezvous import meeting as meetings
-from elastic.rendezvous.backend import BackendFailed, BackendRefuses
-from elastic.rendezvous.etcd import LEASE_S, RENEW_EVERY_S, EtcdBackend
-from elastic.rendezvous.etcd_http import Access, EtcdHttp
-from elastic.rendezvous.group import RendezvousTimeout
+from elastic.rendezvous.backends import etcd_http
+from elastic.rendezvous.backends import select as meetings
+from elastic.rendezvous.backends.backend import BackendFailed, BackendRefuses
+from elastic.rendezvous.backends.etcd import LEASE_S, RENEW_EVERY_S, EtcdBackend
+from elastic.rendezvous.backends.etcd_http import Access, EtcdHttp
+from elastic.rendezvous.rendezvous import RendezvousTimeout
+from elastic.system.clock import SystemClock
+from elastic.uploader.fence import open_fence
 
 pytestmark = pytest.mark.process
 

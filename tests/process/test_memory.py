@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastic.snapshot import checksum
-from elastic.snapshot.area import Area
+from elastic.snapshot.slots import Area
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent.notice import COMMAND_S, NOTICE_EVERY_S, CommandNotice, open_notices
-from elastic.checkpoint.fakes import FakeClock
-from elastic.clock import SystemClock
+from elastic.agent.preemption_notice import COMMAND_S, NOTICE_EVERY_S, CommandNotice, open_notices
+from elastic.system.clock import SystemClock
+from elastic.testing.fakes import FakeClock
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

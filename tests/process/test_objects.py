@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from faulty_storage import Deed, FaultyStorage
 
+from elastic.config.run_dir import RunDir
 from elastic.observe import metrics
-from elastic.observe.fetch import readable
 from elastic.observe.log import read_events
-from elastic.run_dir import RunDir
+from elastic.report.download import readable
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 

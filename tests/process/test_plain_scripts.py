@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from elastic.checkpoint.catalog import committed
-from elastic.checkpoint.fsspec_store import open_store
-from elastic.clock import SystemClock
 from elastic.observe import metrics
+from elastic.storage.remote import open_store
+from elastic.system.clock import SystemClock
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

@@ -17,11 +17,11 @@ from hostile import bomb
 
 from elastic.checkpoint import record as commit_record
 from elastic.checkpoint.record import commit_name
-from elastic.rendezvous.address import node_address
-from elastic.rendezvous.backend import BackendFailed
-from elastic.rendezvous.c10d import C10dBackend
-from elastic.rendezvous.etcd import EtcdBackend
-from elastic.rendezvous.etcd_http import Access
+from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.backends.etcd import EtcdBackend
+from elastic.rendezvous.backends.etcd_http import Access
+from elastic.rendezvous.backends.tcp_store import C10dBackend
+from elastic.system.addresses import node_address
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

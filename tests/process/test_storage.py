@@ -15,7 +15,7 @@ import pytest
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from elastic.run_dir import RunDir
+from elastic.config.run_dir import RunDir
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from elastic import launch_env
-from elastic.agent import nursery as nursery_module
-from elastic.agent.child import Start, kill_session, start_cold, wait_for_news
-from elastic.agent.nursery import Nursery, installed_code
-from elastic.agent.warm_parent import WarmChild
-from elastic.agent.workers import WorkerPlan, Workers
+from elastic.agent.workers import spawner as nursery_module
+from elastic.agent.workers.fork_server_client import WarmChild
+from elastic.agent.workers.process import Start, kill_session, start_cold, wait_for_news
+from elastic.agent.workers.spawner import Nursery, installed_code
+from elastic.agent.workers.worker_group import WorkerPlan, Workers
+from elastic.config import environment
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -142,7 +142,7 @@ def pinned(tmp_path_factory):
         folder = tmp_path_factory.mktemp("site")
         (folder / "sitecustomize.py").write_text(PRINTS)
         patch.setenv("PYTHONPATH", str(folder))
-        launch_env.pin_threads()
+        environment.pin_threads()
         yield patch
 
 
@@ -349,8 +349,8 @@ def test_a_worker_that_does_not_lead_its_session_yet_is_killed_all_the_same():
 STAND_IN = """
 import os, signal, sys
 from pathlib import Path
-from elastic.agent.nursery import Nursery
-from elastic.agent.workers import WorkerPlan, Workers
+from elastic.agent.workers.spawner import Nursery
+from elastic.agent.workers.worker_group import WorkerPlan, Workers
 recipe, log = Path(sys.argv[1]), Path(sys.argv[2])
 nursery = Nursery(recipe, print)
 print(nursery._parent.pid, flush=True)
@@ -368,11 +368,11 @@ while True:
 SPLITTER = """
 import json, os, sys, tempfile, threading
 from pathlib import Path
-from elastic.agent.child import Start, start_cold, wait_for_news
-from elastic.agent.nursery import Nursery
-from elastic.agent.warm_parent import WarmParent
-from elastic.launch_env import pin_threads
-from elastic.train import warm
+from elastic.agent.workers.process import Start, start_cold, wait_for_news
+from elastic.agent.workers.spawner import Nursery
+from elastic.agent.workers.fork_server_client import WarmParent
+from elastic.config.environment import pin_threads
+from elastic.worker import fork_server as warm
 pin_threads()
 recipe = Path(sys.argv[1])
 if sys.argv[2] == "with a thread":

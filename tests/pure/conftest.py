@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import settings
 
-from elastic.testing import Ranks
+from elastic.testing.ranks import Ranks
 
 # No test depends on speed: an example that is slow on a busy machine is not wrong.
 settings.register_profile("unhurried", deadline=None)

@@ -3,9 +3,9 @@
 import torch
 
 from elastic.errors import StatesDiffer
-from elastic.train.agreement import agree, agree_as_kept
+from elastic.train.consistency import agree, agree_as_kept
+from elastic.train.process_groups import World
 from elastic.train.state import Parts
-from elastic.train.world import World
 
 
 def parts(value):

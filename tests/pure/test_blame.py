@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.agent.blame import Told, first_failure, is_from_outside, read_told
+from elastic.agent.workers.first_failure import Told, first_failure, is_from_outside, read_told
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_PEER_LOST
 
 

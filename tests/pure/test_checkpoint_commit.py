@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from elastic.checkpoint.catalog import committed, read_payload, verify
 from elastic.checkpoint.commit import Guard, commit
-from elastic.checkpoint.fakes import FakeClock, FakeStore
 from elastic.checkpoint.prune import Policy, Pruning
 from elastic.checkpoint.record import Save, commit_name
-from elastic.checkpoint.store import Payload, StoreUnsteady, create_or_read
 from elastic.errors import Fenced, StoreFailed
+from elastic.storage.store import Payload, StoreUnsteady, create_or_read
+from elastic.testing.fakes import FakeClock, FakeStore
 
 
 class Crash(BaseException):

@@ -9,13 +9,13 @@ import fsspec
 import pytest
 from moto.server import ThreadedMotoServer
 
-from elastic.checkpoint import fsspec_store, local_store
 from elastic.checkpoint.catalog import check_payload, committed, read_payload, verify
 from elastic.checkpoint.commit import Guard, commit
-from elastic.checkpoint.fakes import FakeClock
-from elastic.checkpoint.fsspec_store import open_store
 from elastic.checkpoint.record import Save, commit_name
-from elastic.checkpoint.store import (
+from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
+from elastic.storage import local, remote
+from elastic.storage.remote import open_store
+from elastic.storage.store import (
     CHUNK_BYTES,
     Entry,
     ObjectMissing,
@@ -25,8 +25,8 @@ from elastic.checkpoint.store import (
     create_or_read,
     read_small,
 )
-from elastic.clock import SystemClock
-from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
+from elastic.system.clock import SystemClock
+from elastic.testing.fakes import FakeClock
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +229,7 @@ def test_a_disk_that_refuses_fails_the_save_at_once(tmp_path, image, monkeypatch
     def refuse(fd):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(local_store.os, "fsync", refuse)
+    monkeypatch.setattr(local.os, "fsync", refuse)
     with pytest.raises(StoreFailed, match=said):
         save_now(store, image(b"state"), 1, clock=clock)
     assert clock.now == 1000.0
@@ -248,7 +248,7 @@ def test_an_input_output_error_is_tried_again(tmp_path, image, monkeypatch):
             raise OSError(errno.EIO, "Input/output error")
         real(fd)
 
-    monkeypatch.setattr(local_store.os, "fsync", flaky)
+    monkeypatch.setattr(local.os, "fsync", flaky)
     record = save_now(store, image(b"state"), 1, clock=clock).record
     assert clock.now > 1000.0
     assert bytes(read_payload(store, record, clock)) == b"state"
@@ -261,7 +261,7 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_store(tmp_path, monkeypa
     def refuse(path):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(local_store.os, "scandir", refuse)
+    monkeypatch.setattr(local.os, "scandir", refuse)
     with pytest.raises(StoreFailed, match="permissions"):
         committed(store, FakeClock())
 
@@ -338,7 +338,7 @@ def test_a_missing_extra_names_the_command_that_installs_it(monkeypatch):
     def missing(url, **options):
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr(fsspec_store.fsspec.core, "url_to_fs", missing)
+    monkeypatch.setattr(remote.fsspec.core, "url_to_fs", missing)
     with pytest.raises(UsageError, match=r"pip install elastic-train\[s3\]"):
         open_store("s3://bucket/run")
 

@@ -12,23 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.checkpoint import saver
 from elastic.checkpoint.catalog import committed, read_payload
-from elastic.checkpoint.fakes import FakeClock
-from elastic.checkpoint.fence import open_fence
-from elastic.checkpoint.fsspec_store import open_store
-from elastic.checkpoint.handoff import UploaderProcess, Uploads
-from elastic.checkpoint.offering import offer
-from elastic.checkpoint.save_queue import MOST_WAITING, offered
-from elastic.checkpoint.saver import Outcome, State
-from elastic.checkpoint.uploader import Uploader, _listen, serve
-from elastic.checkpoint.wire import Lines, Offer, UploaderConfig, to_line
-from elastic.checkpoint.work import OVERTIME_S, Job, Work
-from elastic.clock import SystemClock
 from elastic.errors import StoreFailed, UsageError
 from elastic.observe.log import EventLog, read_events
-from elastic.snapshot import checksum, contents
-from elastic.snapshot.area import _LEASES, Area
+from elastic.snapshot import checksum, safetensors_header
+from elastic.snapshot.slots import _LEASES, Area
+from elastic.storage.remote import open_store
+from elastic.system.clock import SystemClock
+from elastic.system.json_lines import Lines, to_line
+from elastic.testing.fakes import FakeClock
+from elastic.uploader import save
+from elastic.uploader.client import UploaderProcess, Uploads
+from elastic.uploader.fence import open_fence
+from elastic.uploader.jobs import OVERTIME_S, Job, Work
+from elastic.uploader.main import Uploader, _listen, serve
+from elastic.uploader.offering import offer
+from elastic.uploader.protocol import Offer, UploaderConfig
+from elastic.uploader.save import Outcome, State
+from elastic.uploader.save_queue import MOST_WAITING, offered
 
 LIMIT_S = 60.0
 LARGE_BYTES = 5_000_000
@@ -73,9 +74,12 @@ def about(step, generation=1):
 def image_of(step, data_bytes=64):
     """As image.py writes it, without torch."""
     entry = {"dtype": "U8", "shape": [data_bytes], "data_offsets": [0, data_bytes]}
-    metadata = {contents.DOCUMENT: json.dumps({"state": {"step": step}}), contents.TIES: "{}"}
+    metadata = {
+        safetensors_header.DOCUMENT: json.dumps({"state": {"step": step}}),
+        safetensors_header.TIES: "{}",
+    }
     header = json.dumps({"__metadata__": metadata, "x": entry}).encode()
-    return contents.LENGTH.pack(len(header)) + header + bytes([step % 256]) * data_bytes
+    return safetensors_header.LENGTH.pack(len(header)) + header + bytes([step % 256]) * data_bytes
 
 
 def keep(area, step, data=None, generation=1):
@@ -148,7 +152,7 @@ class InThread:
 
 def test_it_starts_without_torch():
     """Imports the module in a fresh interpreter: torch would cost seconds at every start."""
-    code = "import sys, elastic.checkpoint.uploader, elastic.checkpoint.handoff; sys.exit('torch' in sys.modules)"
+    code = "import sys, elastic.uploader.main, elastic.uploader.client; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -156,7 +160,7 @@ def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, ar
     """The ordinary way: offer, wait for the answer, look into the store and the event log."""
     uploads = Uploads(config.socket_path)
     data = image_of(7, LARGE_BYTES // 2)
-    digest, _ = contents.digest(data)
+    digest, _ = safetensors_header.digest(data)
     hand_over(uploads, area, 6, image_of(6))
     hand_over(uploads, area, 7, data, final=True)
     answer = uploads.wait(7, LIMIT_S)
@@ -179,9 +183,9 @@ def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, ar
 
 CLIENT = """
 import os, signal, sys
-from elastic.checkpoint.handoff import Uploads
-from elastic.checkpoint.offering import offer
-from elastic.snapshot.area import Area
+from elastic.uploader.client import Uploads
+from elastic.uploader.offering import offer
+from elastic.snapshot.slots import Area
 area = Area.open(sys.argv[2])
 offer(Uploads(sys.argv[1]), area, area.newest(), resumed_from=None, final=False)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -426,7 +430,7 @@ def test_a_save_waits_for_its_node_to_enter_a_generation_that_has_just_been_form
     config, tmp_path, area, monkeypatch
 ):
     """The fence is raised, and the save goes on before the node has said that it is in the new generation."""
-    monkeypatch.setattr(saver, "ENTERING_S", LIMIT_S)
+    monkeypatch.setattr(save, "ENTERING_S", LIMIT_S)
     uploads, owner = Uploads(config.socket_path), UploaderProcess(config, None)
     with InThread(config) as uploader:
         hand_over(uploads, area, 1, generation=1)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.train.choice import RESTORES_OF_ONE_STATE, Claim, Tier, choose
+from elastic.train.restore_order import RESTORES_OF_ONE_STATE, Claim, Tier, choose
 
 STEPS = st.integers(1, 6)
 CHECKSUMS = st.sampled_from(["a", "b"])

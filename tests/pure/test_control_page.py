@@ -6,11 +6,11 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.control_page import MAX_WORKERS, ControlPage
+from elastic.system.control_page import MAX_WORKERS, ControlPage
 
 WORKER = """
 import sys
-from elastic.control_page import ControlPage
+from elastic.system.control_page import ControlPage
 page = ControlPage.open(sys.argv[1])
 page.set_step(1, 2**40 + page.drain)
 """

@@ -7,16 +7,16 @@ import threading
 import pytest
 from faulty_storage import Deed, FaultyStorage
 
-from elastic.clock import SystemClock
+from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.events import GenerationEnded, Restored, RunFinished
-from elastic.objects import Objects, ObjectsFailed
-from elastic.observe import carry, metrics
-from elastic.observe.carry import Carrier, Files, Lines
-from elastic.observe.fetch import readable
+from elastic.observe import metrics, upload
 from elastic.observe.log import EventLog, read_events
 from elastic.observe.metrics import Metrics
-from elastic.run_dir import RunDir
+from elastic.observe.upload import Carrier, Files, Lines
+from elastic.report.download import readable
+from elastic.storage.objects import Objects, ObjectsFailed
+from elastic.system.clock import SystemClock
 
 
 @pytest.fixture
@@ -150,8 +150,8 @@ def test_a_store_that_is_away_is_said_once_and_made_good(node, s3, monkeypatch):
     """500 to every request for a while; what was written meanwhile is there in the end."""
     proxy = FaultyStorage(s3.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-    monkeypatch.setattr(carry, "FAILED_PAUSE_S", 0.0)
-    monkeypatch.setattr(carry, "TICK_S", 0.01)
+    monkeypatch.setattr(upload, "FAILED_PAUSE_S", 0.0)
+    monkeypatch.setattr(upload, "TICK_S", 0.01)
     run, said, came = node("a"), [], threading.Event()
 
     def say(text):

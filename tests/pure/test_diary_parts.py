@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.observe import parts
+from elastic.observe import upload_parts
 
 
 def line(generation, step, **more):
@@ -21,21 +21,21 @@ def test_steps_that_were_done_again_count_once_and_as_the_newer_generation_did_t
     lines = [line(1, s) for s in range(1, 6)] + [line(2, s) for s in range(4, 7)]
     shuffled = lines + lines[:3]
     random.Random(3).shuffle(shuffled)
-    kept, lost = parts.merge(shuffled, {1: 0, 2: 3})
+    kept, lost = upload_parts.merge(shuffled, {1: 0, 2: 3})
     assert steps(kept) == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2)]
     assert lost == {1: 0, 2: 2}
 
 
 def test_what_was_lost_is_gone_before_it_is_trained_again():
     """Generation 2 restored step 3 and has trained nothing yet."""
-    kept, lost = parts.merge([line(1, s) for s in range(1, 6)], {1: 0, 2: 3})
+    kept, lost = upload_parts.merge([line(1, s) for s in range(1, 6)], {1: 0, 2: 3})
     assert steps(kept) == [(1, 1), (2, 1), (3, 1)]
     assert lost[2] == 2
 
 
 def test_a_generation_whose_events_are_missing_is_placed_by_its_first_line():
     """Its node was lost before it had carried that it restored anything."""
-    kept, lost = parts.merge([line(1, s) for s in range(1, 6)] + [line(2, 5)], {})
+    kept, lost = upload_parts.merge([line(1, s) for s in range(1, 6)] + [line(2, 5)], {})
     assert steps(kept) == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2)]
     assert lost[2] == 1
 
@@ -51,7 +51,7 @@ def test_any_history_gives_the_lines_that_one_file_would_have(data):
         for step in range(at + 1, at + 1 + data.draw(st.integers(0, 5))):
             file.append(line(generation, step))
             carried += [file[-1]] * data.draw(st.integers(1, 2))
-    kept, _ = parts.merge(data.draw(st.permutations(carried)), restored)
+    kept, _ = upload_parts.merge(data.draw(st.permutations(carried)), restored)
     assert kept == file
 
 
@@ -63,30 +63,34 @@ def test_a_restore_that_did_not_know_of_lost_steps_is_told():
         {"event": "restored", "generation": 3, "step": 9, "lost_steps": 4},
         {"event": "probe", "generation": 2},
     ]
-    found = parts.with_losses(events, {1: 0, 2: 2, 3: 1})
+    found = upload_parts.with_losses(events, {1: 0, 2: 2, 3: 1})
     assert [e.get("lost_steps") for e in found] == [0, 2, 4, None]
 
 
 def test_the_names_of_parts_say_where_they_belong():
     """A node's name with a dash and a dot, and names of other things."""
-    name = parts.part_name("events/host.a-1-agent.jsonl", 4096)
-    assert parts.part_of(name) == ("events/host.a-1-agent.jsonl", 4096)
-    assert parts.part_of("events/host.a-1-agent.jsonl") is None
-    assert parts.carried({name: 10, parts.part_name("events/host.a-1-agent.jsonl", 0): 4096}) == {
-        "events/host.a-1-agent.jsonl": 4106
-    }
-    names = [parts.lines_name(2, 4, 9, "a-b.c-1"), parts.lines_name(2, 10, 12, "z"), "metrics/other"]
-    assert parts.covered(names) == {2: 12}
+    name = upload_parts.part_name("events/host.a-1-agent.jsonl", 4096)
+    assert upload_parts.part_of(name) == ("events/host.a-1-agent.jsonl", 4096)
+    assert upload_parts.part_of("events/host.a-1-agent.jsonl") is None
+    assert upload_parts.carried(
+        {name: 10, upload_parts.part_name("events/host.a-1-agent.jsonl", 0): 4096}
+    ) == {"events/host.a-1-agent.jsonl": 4106}
+    names = [
+        upload_parts.lines_name(2, 4, 9, "a-b.c-1"),
+        upload_parts.lines_name(2, 10, 12, "z"),
+        "metrics/other",
+    ]
+    assert upload_parts.covered(names) == {2: 12}
 
 
 def test_only_what_the_store_lacks_is_carried():
     """Two generations, one of them covered in part."""
     lines = [line(1, 1), line(1, 2), line(2, 2), line(2, 3)]
-    assert parts.missing(lines, {1: 2, 2: 2}) == {2: [line(2, 3)]}
-    assert parts.missing(lines, {}) == {1: lines[:2], 2: lines[2:]}
+    assert upload_parts.missing(lines, {1: 2, 2: 2}) == {2: [line(2, 3)]}
+    assert upload_parts.missing(lines, {}) == {1: lines[:2], 2: lines[2:]}
 
 
 def test_parts_of_long_runs_are_fewer():
     """A look at a young run shows it as it is; a week must not leave a million objects."""
-    assert parts.pause_s(0.0) == parts.FIRST_PAUSE_S
-    assert parts.pause_s(7 * 86400.0) == parts.LONGEST_PAUSE_S
+    assert upload_parts.pause_s(0.0) == upload_parts.FIRST_PAUSE_S
+    assert upload_parts.pause_s(7 * 86400.0) == upload_parts.LONGEST_PAUSE_S

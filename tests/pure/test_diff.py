@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.observe.diff import compare, first_difference
+from elastic.report.diff import compare, first_difference
 
 
 def run(chains, *, finished=True, digest="d"):

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.agent.strikes import Prey, Storm
-from elastic.checkpoint.fakes import FakeClock
+from elastic.agent.fault_injection import Prey, Storm
 from elastic.faults.claims import Claims
 from elastic.faults.drag import Drag
+from elastic.faults.grammar import parse
 from elastic.faults.inject import InjectedFault, WorkerFaults
-from elastic.faults.language import parse
 from elastic.faults.plan import Slow
 from elastic.observe.log import EventLog, read_events
-from elastic.rendezvous.group import Generation
-from elastic.rendezvous.membership import Node
+from elastic.rendezvous.group import Node
+from elastic.rendezvous.rendezvous import Generation
+from elastic.testing.fakes import FakeClock
 
 
 def worker(folder, plan, *, rank=0, generation=1, clock=None):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.errors import UsageError
-from elastic.faults.language import parse
+from elastic.faults.grammar import parse
 from elastic.faults.plan import (
     SAVE_POINTS,
     STEP_POINTS,

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from elastic.checkpoint.fakes import FakeClock
-from elastic.snapshot.area import Area
-from elastic.snapshot.transfer import HostTransfer
-from elastic.train.snapshots import Point, Snapshots
+from elastic.snapshot.copy_to_slot import HostTransfer
+from elastic.snapshot.slots import Area
+from elastic.testing.fakes import FakeClock
+from elastic.train.snapshotting import Point, Snapshots
 from elastic.train.state import Parts
 
 

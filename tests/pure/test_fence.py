@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from elastic.checkpoint import fence
-from elastic.checkpoint.fakes import FakeClock
-from elastic.checkpoint.fence import Mirror, MirrorFence, NoFence, open_fence
 from elastic.errors import StoreFailed, UsageError
-from elastic.rendezvous.backend import BackendFailed
+from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.testing.fakes import FakeClock
+from elastic.uploader import fence
+from elastic.uploader.fence import Mirror, MirrorFence, NoFence, open_fence
 
 
 def stamped(path, generation, *, age_s):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.agent.hangs import ENOUGH, LONGEST_S, SHORTEST_S, TIMES, Sight, Silences
-from elastic.place import Place
-from elastic.train.pulse import COLD_STEPS, Pulse
+from elastic.agent.hangs.hang_detector import ENOUGH, LONGEST_S, SHORTEST_S, TIMES, Sight, Silences
+from elastic.system.phase import Place
+from elastic.worker.heartbeat import COLD_STEPS, Pulse
 
 FOREVER_S = 1e6
 

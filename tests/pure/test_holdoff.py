@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.agent.holdoff import FIRST_S, LONGEST_S, HoldOff
-from elastic.rendezvous.membership import Node
+from elastic.agent.rejoin_backoff import FIRST_S, LONGEST_S, HoldOff
+from elastic.rendezvous.group import Node
 
 
 def node(address: str, life: int = 0) -> Node:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records import IDENTITY
 
+from elastic.config.identity import Identity, check, parse
 from elastic.errors import UsageError
-from elastic.identity import Identity, check, parse
 
 OTHER = {
     "recipe": ("eval.py", "recipe: eval.py there, train.py here"),

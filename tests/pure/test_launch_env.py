@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from elastic import launch_env
+from elastic.config import environment
+from elastic.config.environment import AGENT, PREFLIGHT, RUN_DIR, AgentLink
 from elastic.errors import UsageError
-from elastic.launch_env import AGENT, PREFLIGHT, RUN_DIR, AgentLink
 
 NUMBERS = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 LINK = AgentLink(
@@ -40,7 +40,7 @@ def bare(monkeypatch):
 
 def test_plain_python_is_a_world_of_one():
     """No launcher at all."""
-    launch = launch_env.read()
+    launch = environment.read()
     assert (launch.rank, launch.world_size, launch.local_rank, launch.local_world_size) == (0, 1, 0, 1)
     assert launch.agent is launch.preflight is launch.run_dir is None
     assert not launch.is_distributed
@@ -51,7 +51,7 @@ def test_variables_of_torchrun_say_who_this_worker_is(bare):
     for name, value in NUMBERS.items():
         bare.setenv(name, value)
     bare.setenv("MASTER_ADDR", "localhost")
-    launch = launch_env.read()
+    launch = environment.read()
     assert (launch.rank, launch.world_size, launch.local_rank, launch.local_world_size) == (5, 8, 1, 4)
     assert launch.is_distributed
 
@@ -60,7 +60,7 @@ def test_a_preflight_never_joins_a_group(bare):
     """An agent that was itself started by a launcher passes MASTER_ADDR on."""
     bare.setenv("MASTER_ADDR", "localhost")
     bare.setenv(PREFLIGHT, "/tmp/answer")
-    assert not launch_env.read().is_distributed
+    assert not environment.read().is_distributed
 
 
 def test_what_an_agent_says_arrives_as_it_was_said(bare):
@@ -68,7 +68,7 @@ def test_what_an_agent_says_arrives_as_it_was_said(bare):
     for name, value in LINK.to_env().items():
         bare.setenv(name, value)
     bare.setenv(RUN_DIR, "runs/other")
-    launch = launch_env.read()
+    launch = environment.read()
     assert launch.agent == LINK
     assert launch.run_dir == "runs/other"
 
@@ -79,15 +79,15 @@ def test_a_variable_that_is_no_number_is_named(bare, name, value):
     """A typing mistake in a batch script."""
     bare.setenv(name, value)
     with pytest.raises(UsageError, match=rf"variable {name}, found {value!r}"):
-        launch_env.read()
+        environment.read()
 
 
 def test_threads_are_one_unless_they_are_set(bare):
     """Another number of threads is another result, so that it must not follow the machine."""
-    assert launch_env.pin_threads() == 1
-    assert launch_env.pin_threads() == 1  # the second reading is what the first one pinned
+    assert environment.pin_threads() == 1
+    assert environment.pin_threads() == 1  # the second reading is what the first one pinned
     bare.setenv("OMP_NUM_THREADS", "3")
-    assert launch_env.pin_threads() == 3
+    assert environment.pin_threads() == 3
 
 
 @pytest.mark.parametrize("value", ["", "0", "many", "-2", "4,2"])
@@ -95,7 +95,7 @@ def test_a_number_of_threads_that_is_none_is_refused(bare, value):
     """OpenMP nests with "4,2"; no single number can be promised for it."""
     bare.setenv("OMP_NUM_THREADS", value)
     with pytest.raises(UsageError, match="OMP_NUM_THREADS, found"):
-        launch_env.pin_threads()
+        environment.pin_threads()
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_large_pages_are_asked_for_once_and_only_where_that_helps(bare, tmp_path
     """The process is not begun anew in the test; what it would find in its environment is looked at, and asking again changes nothing."""
     begun = []
     (tmp_path / "enabled").write_text(mode)
-    bare.setattr(launch_env, "LARGE_PAGES", tmp_path / "enabled")
-    bare.setattr(launch_env.os, "execv", lambda *words: begun.append(words))
+    bare.setattr(environment, "LARGE_PAGES", tmp_path / "enabled")
+    bare.setattr(environment.os, "execv", lambda *words: begun.append(words))
     bare.setenv("GLIBC_TUNABLES", before or "")
     for _ in range(2):
-        launch_env.ask_for_large_pages()
+        environment.ask_for_large_pages()
     assert os.environ["GLIBC_TUNABLES"] == (after or before or "")
     assert len(begun) == (after is not None)

@@ -2,8 +2,8 @@
 
 import signal
 
-from elastic.agent.leaving import LAST_WORDS_S, Leaving
-from elastic.checkpoint.fakes import FakeClock
+from elastic.agent.shutdown_request import LAST_WORDS_S, Leaving
+from elastic.testing.fakes import FakeClock
 
 GRACE_S = 30.0
 

@@ -4,15 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic.config.durations import HangTimeout, SaveEvery
+from elastic.config.options import Options, asks_for, options_help, parse, parse_inspection
 from elastic.errors import UsageError
-from elastic.intervals import HangTimeout, SaveEvery
-from elastic.options import (
-    Options,
-    asks_for,
-    options_help,
-    parse,
-    parse_inspection,
-)
 
 words = st.text("abcxyz019./:-_ ", min_size=1).filter(lambda text: not text.startswith("-") and text.strip())
 seconds = st.integers(0, 10**6).map(lambda thousandths: thousandths / 1000)

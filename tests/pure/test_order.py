@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from elastic.data.keys import bits, key, uniform
 from elastic.data.order import Order, Tail
+from elastic.data.random_keys import bits, key, uniform
 from elastic.reduce.tree import span
 
 FROZEN = [[1, 9, 3, 4, 7, 8, 5, 6, 2, 0], [7, 2, 3, 1, 4, 5, 9, 0, 6, 8]]

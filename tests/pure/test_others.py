@@ -2,12 +2,12 @@
 
 import pytest
 
-from elastic.agent.others import Others
-from elastic.checkpoint.fakes import FakeClock
-from elastic.rendezvous.backend import BackendFailed
-from elastic.rendezvous.core import NODE_JOINED, NODE_LEFT, NODE_LOST
-from elastic.rendezvous.group import Generation, Watch
-from elastic.rendezvous.membership import Group, Node, Verdict
+from elastic.agent.peers import Others
+from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.group import Group, Node, Verdict
+from elastic.rendezvous.rendezvous import Generation, Watch
+from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT, NODE_LOST
+from elastic.testing.fakes import FakeClock
 
 TIMEOUT_S = 600.0
 A, B, C = (Node(id=name, address=name, nproc=1) for name in "abc")

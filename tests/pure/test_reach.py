@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.rendezvous.calls import Call, Calls
-from elastic.rendezvous.membership import Node
-from elastic.rendezvous.reach import Complaint, cut_off
+from elastic.rendezvous.group import Node
+from elastic.rendezvous.partition import Complaint, cut_off
+from elastic.rendezvous.probes import Call, Calls
 
 ORDER = tuple("abcdef")
 complaints = st.lists(

@@ -10,14 +10,15 @@ import pytest
 from etcd_servers import free_port
 
 from elastic.errors import UsageError
-from elastic.rendezvous import address, directory
-from elastic.rendezvous.backend import Backend, BackendFailed, PublishesGeneration
-from elastic.rendezvous.c10d import C10dBackend
-from elastic.rendezvous.directory import DirectoryBackend
-from elastic.rendezvous.etcd import EtcdBackend
-from elastic.rendezvous.etcd_http import Access
-from elastic.rendezvous.memory import MemoryBackend
-from elastic.rendezvous.objects import AT_ONCE, ObjectsBackend
+from elastic.rendezvous.backends import directory
+from elastic.rendezvous.backends.backend import Backend, BackendFailed, PublishesGeneration
+from elastic.rendezvous.backends.directory import DirectoryBackend
+from elastic.rendezvous.backends.etcd import EtcdBackend
+from elastic.rendezvous.backends.etcd_http import Access
+from elastic.rendezvous.backends.object_store import AT_ONCE, ObjectsBackend
+from elastic.rendezvous.backends.tcp_store import C10dBackend
+from elastic.system import addresses
+from elastic.testing.memory_backend import MemoryBackend
 
 Open = Callable[[], Backend]
 
@@ -242,13 +243,13 @@ def test_a_folder_that_vanishes_is_a_failure_of_the_backend(tmp_path: Path) -> N
 
 def test_the_address_is_that_of_the_interface_gloo_is_told_to_use() -> None:
     """The loopback interface, alone and first of a list, and one that no machine has."""
-    assert address.node_address({"GLOO_SOCKET_IFNAME": "lo"}) == "127.0.0.1"
-    assert address.node_address({"GLOO_SOCKET_IFNAME": "lo,eth0"}) == "127.0.0.1"
+    assert addresses.node_address({"GLOO_SOCKET_IFNAME": "lo"}) == "127.0.0.1"
+    assert addresses.node_address({"GLOO_SOCKET_IFNAME": "lo,eth0"}) == "127.0.0.1"
     with pytest.raises(UsageError, match=r"this machine has .*lo"):
-        address.node_address({"GLOO_SOCKET_IFNAME": "nope9"})
+        addresses.node_address({"GLOO_SOCKET_IFNAME": "nope9"})
 
 
 def test_the_address_of_an_unknown_host_name_is_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container whose host name is in no hosts file."""
-    monkeypatch.setattr(address.socket, "gethostname", lambda: "no-such-host.invalid")
-    assert address.node_address({}) == "127.0.0.1"
+    monkeypatch.setattr(addresses.socket, "gethostname", lambda: "no-such-host.invalid")
+    assert addresses.node_address({}) == "127.0.0.1"

@@ -7,23 +7,23 @@ import pytest
 from etcd_servers import free_port
 
 from elastic.errors import UsageError
-from elastic.rendezvous import c10d, store_line
-from elastic.rendezvous.backend import BackendFailed, MayHost
-from elastic.rendezvous.c10d import C10dBackend, Written
-from elastic.rendezvous.endpoint import split_endpoint
+from elastic.rendezvous.backends import tcp_store, tcp_store_client
+from elastic.rendezvous.backends.backend import BackendFailed, MayHost
+from elastic.rendezvous.backends.tcp_store import C10dBackend, Written
+from elastic.system.endpoint import split_endpoint
 
 
 @pytest.fixture
 def nodes(monkeypatch):
     """Opens nodes on one port; those that are not meant to be the host could not be, as on another machine."""
-    monkeypatch.setattr(store_line, "PAUSE_S", 0.0)
+    monkeypatch.setattr(tcp_store_client, "PAUSE_S", 0.0)
     # A busy machine may take longer than the limits for what is not meant to reach them.
-    monkeypatch.setattr(store_line, "CONNECT_S", 60.0)
-    monkeypatch.setattr(store_line, "ANSWER_S", 60.0)
+    monkeypatch.setattr(tcp_store_client, "CONNECT_S", 60.0)
+    monkeypatch.setattr(tcp_store_client, "ANSWER_S", 60.0)
     port, opened = free_port(), []
 
     def node(*, host=False):
-        monkeypatch.setattr(c10d, "is_own_address", lambda _: host)
+        monkeypatch.setattr(tcp_store, "is_own_address", lambda _: host)
         opened.append(C10dBackend(f"127.0.0.1:{port}", "g"))
         if host:
             opened[-1].read()

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.rendezvous import core
-from elastic.rendezvous.core import Action, Policy, Timing
-from elastic.rendezvous.liveness import NEVER_BEATEN, Liveness
-from elastic.rendezvous.membership import Failure, Group, GroupDamaged, Node, Verdict
-from elastic.rendezvous.reach import Complaint, cut_off
+from elastic.rendezvous import transitions
+from elastic.rendezvous.failure_detector import NEVER_BEATEN, Liveness
+from elastic.rendezvous.group import Failure, Group, GroupDamaged, Node, Verdict
+from elastic.rendezvous.partition import Complaint, cut_off
+from elastic.rendezvous.transitions import Action, Policy, Timing
 
 POLICY = Policy(min_nodes=1, max_nodes=4, last_call_s=2.0, timeout_s=60.0)
 LONG_AGO = Timing(now_s=100.0, closed_since_s=90.0, enough_since_s=90.0)
@@ -24,21 +24,21 @@ def node(name: str, nproc: int = 1) -> Node:
 def waiting(*names: str) -> Group:
     group = Group.empty()
     for name in names:
-        group = core.join(group, node(name))
+        group = transitions.join(group, node(name))
     return group
 
 
 def formed(*names: str, policy: Policy = POLICY) -> Group:
-    return core.form(waiting(*names), alive=set(names), endpoint="h:1", policy=policy)
+    return transitions.form(waiting(*names), alive=set(names), endpoint="h:1", policy=policy)
 
 
-def closed(group: Group, cause: str = core.FAILURE, step: int = 0, *, counts: bool = True) -> Group:
-    return core.close(group, generation=group.generation, cause=cause, step=step, counts=counts)
+def closed(group: Group, cause: str = transitions.FAILURE, step: int = 0, *, counts: bool = True) -> Group:
+    return transitions.close(group, generation=group.generation, cause=cause, step=step, counts=counts)
 
 
 def rejoined(group: Group, *names: str) -> Group:
     for name in names:
-        group = core.join(group, node(name))
+        group = transitions.join(group, node(name))
     return group
 
 
@@ -108,7 +108,7 @@ def test_restarts_are_the_failures_since_the_last_new_step(closings: list[tuple[
     """Any sequence of closings; the twin looks back over the whole history for the last one that brought a new step."""
     group, high, since_progress = Group.empty(), 0, 0
     for index, (step, counts) in enumerate(closings):
-        group = core.form(rejoined(group, "a"), alive={"a"}, endpoint="h:1", policy=POLICY)
+        group = transitions.form(rejoined(group, "a"), alive={"a"}, endpoint="h:1", policy=POLICY)
         group = closed(group, step=step, counts=counts)
         if step > high:
             high, since_progress = step, index
@@ -118,20 +118,22 @@ def test_restarts_are_the_failures_since_the_last_new_step(closings: list[tuple[
 
 def test_closing_an_older_generation_changes_nothing() -> None:
     """A node of generation 1 wakes in generation 2 and reports failure, completion and the end of the run."""
-    second = core.form(rejoined(closed(formed("a", "b")), "a"), alive={"a"}, endpoint="h:2", policy=POLICY)
+    second = transitions.form(
+        rejoined(closed(formed("a", "b")), "a"), alive={"a"}, endpoint="h:2", policy=POLICY
+    )
     assert second.generation == 2
-    assert core.close(second, generation=1, cause="failure", step=9, counts=True) == second
-    assert core.done(second, generation=1, node_id="b") == second
-    assert core.end(second, generation=1, verdict=Verdict(exit_code=1, reason="zombie")) == second
-    assert core.leave(second, "b") == second
+    assert transitions.close(second, generation=1, cause="failure", step=9, counts=True) == second
+    assert transitions.done(second, generation=1, node_id="b") == second
+    assert transitions.end(second, generation=1, verdict=Verdict(exit_code=1, reason="zombie")) == second
+    assert transitions.leave(second, "b") == second
 
 
 def test_the_culprit_may_tell_its_failure_after_a_victim_closed() -> None:
     """The victim is first and knows no traceback; the second close adds one, counts nothing, and a third is not heard."""
     first = Failure(node="b", rank=1, message="boom", traceback="tb")
     group = closed(formed("a", "b"), step=5)
-    told = core.close(group, generation=1, cause="failure", step=6, counts=True, failure=first)
-    again = core.close(
+    told = transitions.close(group, generation=1, cause="failure", step=6, counts=True, failure=first)
+    again = transitions.close(
         told, generation=1, cause="x", step=6, counts=True, failure=replace(first, message="late")
     )
     assert again == replace(group, failure=first)
@@ -141,7 +143,7 @@ def test_the_culprit_may_tell_its_failure_after_a_victim_closed() -> None:
 def test_previous_members_keep_their_order_and_newcomers_follow_by_arrival() -> None:
     """A newcomer waits before any previous member does; those come back in the opposite order."""
     group = rejoined(closed(formed("a", "b")), "z", "b", "c", "a")
-    third = core.form(group, alive=set("abcz"), endpoint="h:2", policy=POLICY)
+    third = transitions.form(group, alive=set("abcz"), endpoint="h:2", policy=POLICY)
     assert [n.id for n in third.members] == ["a", "b", "z", "c"]
 
 
@@ -153,11 +155,11 @@ def test_spares_stay_waiting_and_never_ask_for_a_drain(
     policy = replace(POLICY, max_nodes=max_nodes, max_workers=max_workers)
     group = Group.empty()
     for index, nproc in enumerate(sizes):
-        group = core.join(group, node(str(index), nproc))
+        group = transitions.join(group, node(str(index), nproc))
     alive = {n.id for n in group.waiting}
-    opened = core.form(group, alive=alive, endpoint="h:1", policy=policy)
+    opened = transitions.form(group, alive=alive, endpoint="h:1", policy=policy)
     assert len(opened.members) <= max_nodes and sum(n.nproc for n in opened.members) <= max_workers
-    assert core.newcomers(opened, alive=alive, policy=policy) == ()
+    assert transitions.newcomers(opened, alive=alive, policy=policy) == ()
     if opened.open:
         assert opened.member_ids | opened.waiting_ids == alive
 
@@ -179,12 +181,12 @@ def test_a_generation_has_nobody_who_complains_of_another_and_is_at_rest(
     """Any members come back, any others arrive, any complaints: once formed nobody ends it again, and who was a member is out for a complaint alone."""
     policy = replace(POLICY, max_nodes=max_nodes)
     before = replace(Group.empty(), members=tuple(map(node, members)), complaints=tuple(complaints))
-    group = core.form(rejoined(before, *arrived), alive=alive, endpoint="h:1", policy=policy)
+    group = transitions.form(rejoined(before, *arrived), alive=alive, endpoint="h:1", policy=policy)
     if not group.open:
         assert not alive
         return
-    assert core.divide(group, alive=alive, step=0) == group
-    assert core.newcomers(group, alive=alive, policy=policy) == ()
+    assert transitions.divide(group, alive=alive, step=0) == group
+    assert transitions.newcomers(group, alive=alive, policy=policy) == ()
     for complaint in complaints:
         assert complaint.node not in group.member_ids or not group.member_ids & (
             set(complaint.unheard) - {complaint.node}
@@ -197,41 +199,46 @@ def test_a_generation_has_nobody_who_complains_of_another_and_is_at_rest(
 def test_who_goes_takes_its_complaints_along_and_who_hears_again_withdraws_them() -> None:
     """c complains of a and b, then of b alone, then of nobody; then it leaves, or is evicted, with a complaint."""
     group = formed("a", "b", "c")
-    told = core.complain(group, node_id="c", unheard=("a", "b"))
-    assert core.is_divided(told, alive=set("abc"))
-    less = core.complain(told, node_id="c", unheard=("b",))
+    told = transitions.complain(group, node_id="c", unheard=("a", "b"))
+    assert transitions.is_divided(told, alive=set("abc"))
+    less = transitions.complain(told, node_id="c", unheard=("b",))
     assert [c.unheard for c in less.complaints] == [("b",)]
-    assert core.complain(less, node_id="c", unheard=()) == group
-    assert core.complain(group, node_id="stranger", unheard=("a",)) == group
-    assert core.leave(told, "c").complaints == () and core.evict(told, alive=set("ab")).complaints == ()
+    assert transitions.complain(less, node_id="c", unheard=()) == group
+    assert transitions.complain(group, node_id="stranger", unheard=("a",)) == group
+    assert (
+        transitions.leave(told, "c").complaints == ()
+        and transitions.evict(told, alive=set("ab")).complaints == ()
+    )
 
 
 def test_a_spare_is_admitted_once_a_member_is_gone() -> None:
     """max is 2; c waits; b leaves."""
     policy = replace(POLICY, max_nodes=2)
-    group = core.leave(formed("a", "b", "c", policy=policy), "b")
-    assert (group.open, group.cause) == (False, core.NODE_LEFT)
-    opened = core.form(rejoined(group, "a"), alive=set("ac"), endpoint="h:2", policy=policy)
+    group = transitions.leave(formed("a", "b", "c", policy=policy), "b")
+    assert (group.open, group.cause) == (False, transitions.NODE_LEFT)
+    opened = transitions.form(rejoined(group, "a"), alive=set("ac"), endpoint="h:2", policy=policy)
     assert [n.id for n in opened.members] == ["a", "c"]
 
 
 def test_the_run_is_complete_when_the_last_member_is_done() -> None:
     """Two members; the first says it twice."""
-    group = core.done(formed("a", "b"), generation=1, node_id="a")
-    group = core.done(group, generation=1, node_id="a")
+    group = transitions.done(formed("a", "b"), generation=1, node_id="a")
+    group = transitions.done(group, generation=1, node_id="a")
     assert group.ended is None and group.open
-    group = core.done(group, generation=1, node_id="b")
+    group = transitions.done(group, generation=1, node_id="b")
     assert group.ended == Verdict(exit_code=0, reason="complete") and not group.open
-    assert core.reopen(group) == group
-    assert core.join(group, node("c")) == group
+    assert transitions.reopen(group) == group
+    assert transitions.join(group, node("c")) == group
 
 
 def test_a_reopened_run_goes_on_counting_generations() -> None:
     """A run that failed at generation 1 after two restarts is started again by a person."""
     group = replace(closed(formed("a")), restarts=2)
-    group = core.end(group, generation=1, verdict=Verdict(exit_code=1, reason="failed"))
-    again = core.form(rejoined(core.reopen(group), "n"), alive={"n"}, endpoint="h:2", policy=POLICY)
-    assert (again.generation, again.cause, again.restarts, again.ended) == (2, core.RESUME, 0, None)
+    group = transitions.end(group, generation=1, verdict=Verdict(exit_code=1, reason="failed"))
+    again = transitions.form(
+        rejoined(transitions.reopen(group), "n"), alive={"n"}, endpoint="h:2", policy=POLICY
+    )
+    assert (again.generation, again.cause, again.restarts, again.ended) == (2, transitions.RESUME, 0, None)
 
 
 def test_only_a_generation_that_continues_nobodys_waits_for_stragglers() -> None:
@@ -239,14 +246,14 @@ def test_only_a_generation_that_continues_nobodys_waits_for_stragglers() -> None
     just_now = Timing(now_s=10.0, closed_since_s=10.0, enough_since_s=9.0)
 
     def action(group: Group, timing: Timing = just_now) -> Action:
-        return core.decide(group, node("a"), alive={"a"}, timing=timing, policy=POLICY).action
+        return transitions.decide(group, node("a"), alive={"a"}, timing=timing, policy=POLICY).action
 
-    drained = core.leave(formed("a"), "a")
+    drained = transitions.leave(formed("a"), "a")
     assert action(waiting("a")) == Action.WAIT
     assert action(waiting("a"), replace(just_now, now_s=11.0)) == Action.FORM
     assert action(rejoined(closed(formed("a")), "a")) == Action.FORM
     assert action(rejoined(drained, "a")) == Action.WAIT
-    full = core.decide(
+    full = transitions.decide(
         waiting("a"), node("a"), alive={"a"}, timing=just_now, policy=replace(POLICY, max_nodes=1)
     )
     assert full.action == Action.FORM
@@ -256,20 +263,22 @@ def test_forming_waits_for_live_previous_members_only() -> None:
     """b still stops its workers; then it is dead; then it has left."""
     group = rejoined(closed(formed("a", "b")), "a")
     for alive, expected in ((set("ab"), Action.WAIT), ({"a"}, Action.FORM)):
-        decision = core.decide(group, node("a"), alive=alive, timing=LONG_AGO, policy=POLICY)
+        decision = transitions.decide(group, node("a"), alive=alive, timing=LONG_AGO, policy=POLICY)
         assert decision.action == expected, decision.reason
-    left = core.decide(core.leave(group, "b"), node("a"), alive=set("ab"), timing=LONG_AGO, policy=POLICY)
+    left = transitions.decide(
+        transitions.leave(group, "b"), node("a"), alive=set("ab"), timing=LONG_AGO, policy=POLICY
+    )
     assert left.action == Action.FORM
 
 
 def test_a_group_that_cannot_form_is_given_up_after_the_timeout() -> None:
     """min is 2 and nobody else comes; or b is alive, but never stops its workers."""
     late = Timing(now_s=151.0, closed_since_s=90.0, enough_since_s=None)
-    alone = core.decide(
+    alone = transitions.decide(
         waiting("a"), node("a"), alive={"a"}, timing=late, policy=replace(POLICY, min_nodes=2)
     )
     stuck = rejoined(closed(formed("a", "b")), "a")
-    blocked = core.decide(stuck, node("a"), alive=set("ab"), timing=late, policy=POLICY)
+    blocked = transitions.decide(stuck, node("a"), alive=set("ab"), timing=late, policy=POLICY)
     assert (alone.action, blocked.action) == (Action.GIVE_UP, Action.GIVE_UP)
 
 
@@ -308,24 +317,26 @@ def test_silence_is_the_time_since_the_last_new_beat(looks: list[tuple[float, bo
 
 def test_a_complaint_does_not_outlive_who_made_it() -> None:
     """c complains of a, is left out of the next generation while it stops its workers, and dies before it comes back."""
-    told = core.complain(formed("a", "b", "c"), node_id="c", unheard=("a",))
-    group = core.form(rejoined(closed(told), "a", "b"), alive=set("abc"), endpoint="a:2", policy=POLICY)
+    told = transitions.complain(formed("a", "b", "c"), node_id="c", unheard=("a",))
+    group = transitions.form(
+        rejoined(closed(told), "a", "b"), alive=set("abc"), endpoint="a:2", policy=POLICY
+    )
     assert group.open and group.member_ids == set("ab") and group.complaints == told.complaints
-    assert core.parted(group) == set("ac")
-    assert core.gone(group, alive=set("abc")) == ()
-    assert core.gone(group, alive=set("ab")) == ("c",)
-    assert core.evict(group, alive=set("ab")) == replace(group, complaints=())
+    assert transitions.parted(group) == set("ac")
+    assert transitions.gone(group, alive=set("abc")) == ()
+    assert transitions.gone(group, alive=set("ab")) == ("c",)
+    assert transitions.evict(group, alive=set("ab")) == replace(group, complaints=())
 
 
 @given(group=groups, known=groups)
 def test_what_is_remembered_replaces_a_beginning_and_nothing_else(group: Group, known: Group) -> None:
     """Any two states: one in which anything was formed or decided stays, and generations never step back."""
-    recalled = core.recall(group, core.remembered(known))
-    if group.members or group.open or group.ended or group.cause != core.START or known.ended:
+    recalled = transitions.recall(group, transitions.remembered(known))
+    if group.members or group.open or group.ended or group.cause != transitions.START or known.ended:
         assert recalled == group
     assert recalled.generation >= group.generation
     beginning = replace(Group.empty(), waiting=group.waiting, complaints=group.complaints)
-    back = core.recall(beginning, core.remembered(known))
+    back = transitions.recall(beginning, transitions.remembered(known))
     if known.ended is None:
         assert (back.generation, back.members) == (known.generation, known.members)
         assert not back.open

@@ -12,16 +12,16 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from elastic.clock import SystemClock
 from elastic.errors import GroupEnded, UsageError
-from elastic.rendezvous import core
-from elastic.rendezvous.backend import BackendFailed
-from elastic.rendezvous.core import Policy
-from elastic.rendezvous.directory import DirectoryBackend, read_generation
-from elastic.rendezvous.group import BEATS_PER_KEEP_ALIVE, Generation, Interrupted, Rendezvous, Watch
-from elastic.rendezvous.membership import Failure, Group, Node, Verdict
-from elastic.rendezvous.memory import MemoryBackend
+from elastic.rendezvous import transitions
+from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
+from elastic.rendezvous.group import Failure, Group, Node, Verdict
+from elastic.rendezvous.rendezvous import BEATS_PER_KEEP_ALIVE, Generation, Interrupted, Rendezvous, Watch
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost, creator
+from elastic.rendezvous.transitions import Policy
+from elastic.system.clock import SystemClock
+from elastic.testing.memory_backend import MemoryBackend
 
 PAIR = Policy(min_nodes=2, max_nodes=2, last_call_s=0.0, timeout_s=120.0)
 ALONE_OR_PAIR = Policy(min_nodes=1, max_nodes=2, last_call_s=0.0, timeout_s=120.0)
@@ -85,12 +85,17 @@ def test_two_nodes_form_close_and_form_again(nodes: Nodes) -> None:
     assert leader.base_rank == 0 and leader.endpoint == f"{leader.members[0].id}:1"
     assert max(g.base_rank for g in first) == leader.members[0].nproc
     failure = Failure(node="b", rank=4, message="boom", traceback="tb")
-    assert b.close(core.FAILURE, step=3, counts=True, failure=failure).restarts == 1
+    assert b.close(transitions.FAILURE, step=3, counts=True, failure=failure).restarts == 1
     watch = a.watch()
-    assert (watch.open, watch.fenced, watch.cause, watch.failure) == (False, False, core.FAILURE, failure)
+    assert (watch.open, watch.fenced, watch.cause, watch.failure) == (
+        False,
+        False,
+        transitions.FAILURE,
+        failure,
+    )
     second = nodes.join(a, b)
     assert [g.rank_of_node for g in second] == [g.rank_of_node for g in first]
-    assert {(g.number, g.restarts, g.cause) for g in second} == {(2, 1, core.FAILURE)}
+    assert {(g.number, g.restarts, g.cause) for g in second} == {(2, 1, transitions.FAILURE)}
     assert read_generation(nodes.folder) == 2
     a.done()
     assert a.watch().open
@@ -113,10 +118,10 @@ def test_a_silent_member_is_evicted_and_fenced_when_it_comes_back(nodes: Nodes) 
         assert not watch.lost
         clock.now_s += KEEP_ALIVE_S / 5
         watch = a.watch()
-    assert watch.lost == ("b",) and not watch.open and watch.cause == core.NODE_LOST
+    assert watch.lost == ("b",) and not watch.open and watch.cause == transitions.NODE_LOST
     alone = a.join(never)
     assert [n.id for n in alone.members] == ["a"]
-    b.close(core.FAILURE, step=9, counts=True)
+    b.close(transitions.FAILURE, step=9, counts=True)
     assert a.watch().open and b.watch().fenced
 
 
@@ -150,7 +155,7 @@ def test_what_could_not_be_told_while_the_backend_was_away_is_told_when_it_is_ba
     assert a.join(never).number == 1
     backend.is_away = True
     with pytest.raises(BackendFailed):
-        a.close(core.FAILURE, step=1, counts=True)
+        a.close(transitions.FAILURE, step=1, counts=True)
     looks: list[int] = []
 
     def comes_back() -> bool:
@@ -159,7 +164,7 @@ def test_what_could_not_be_told_while_the_backend_was_away_is_told_when_it_is_ba
         return False
 
     generation = a.join(comes_back)
-    assert (generation.number, generation.cause, generation.restarts) == (2, core.NODE_LOST, 0)
+    assert (generation.number, generation.cause, generation.restarts) == (2, transitions.NODE_LOST, 0)
     a.stop()
 
 
@@ -181,7 +186,7 @@ def test_a_group_whose_state_was_lost_counts_on() -> None:
     backend = Cut()
     a = lone(backend, floor=4)
     generation = a.join(never)
-    assert (generation.number, generation.cause) == (5, core.RESUME)
+    assert (generation.number, generation.cause) == (5, transitions.RESUME)
     a.stop()
 
 
@@ -196,7 +201,7 @@ def test_another_run_under_the_same_name_starts_and_counts_on() -> None:
     assert a.reopen(is_new=True).ended is None
     b = lone(backend)
     assert b.join(never).number == 2
-    assert b.begin_anew() == core.begin_anew(Group.parse(backend.history()[-1]))
+    assert b.begin_anew() == transitions.begin_anew(Group.parse(backend.history()[-1]))
     a.stop()
     b.stop()
 
@@ -212,9 +217,9 @@ def admit(nodes: Nodes, a: Rendezvous, b: Rendezvous) -> None:
 
     joining = nodes.pool.submit(b.join, seen)
     assert waits.wait(timeout=60)
-    a.close(core.NODE_JOINED, step=0, counts=False)
+    a.close(transitions.NODE_JOINED, step=0, counts=False)
     assert a.join(never).world_size == 2
-    assert joining.result(timeout=60).cause == core.NODE_JOINED
+    assert joining.result(timeout=60).cause == transitions.NODE_JOINED
 
 
 def test_an_interrupted_node_leaves_no_trace(nodes: Nodes) -> None:

@@ -8,11 +8,11 @@ from faulty_storage import Deed, FaultyStorage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.checkpoint.fence import open_fence
 from elastic.errors import StoreFailed
-from elastic.rendezvous.backend import BackendFailed, BackendRefuses
-from elastic.rendezvous.membership import Group
-from elastic.rendezvous.objects import AT_ONCE, ObjectsBackend, Pace, newest_version
+from elastic.rendezvous.backends.backend import BackendFailed, BackendRefuses
+from elastic.rendezvous.backends.object_store import AT_ONCE, ObjectsBackend, Pace, newest_version
+from elastic.rendezvous.group import Group
+from elastic.uploader.fence import open_fence
 
 SHORT_S = 1.0  # a bound for calls, where it is known to pass
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from elastic.errors import GroupEnded
-from elastic.rendezvous import core
-from elastic.rendezvous.core import Policy
-from elastic.rendezvous.group import Generation, Rendezvous, RendezvousTimeout
-from elastic.rendezvous.membership import Group, Node
-from elastic.rendezvous.memory import MemoryBackend
+from elastic.rendezvous import transitions
+from elastic.rendezvous.group import Group, Node
+from elastic.rendezvous.rendezvous import Generation, Rendezvous, RendezvousTimeout
+from elastic.rendezvous.transitions import Policy
+from elastic.testing.memory_backend import MemoryBackend
 
 POLL_S = 0.25
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "rendezvous"
@@ -57,7 +57,7 @@ class Machine:
         if self.generation is not None:
             watch = self.rendezvous.watch()
             if watch.open and watch.newcomers:
-                self.rendezvous.close(core.NODE_JOINED, step=0, counts=False)
+                self.rendezvous.close(transitions.NODE_JOINED, step=0, counts=False)
             elif not watch.open:
                 self.generation, self.stopping = None, self.stops_in
             return
@@ -150,7 +150,7 @@ class World:
 
     def fail(self, name: str, step: int) -> None:
         machine = self.machines[name]
-        machine.rendezvous.close(core.FAILURE, step=step, counts=True)
+        machine.rendezvous.close(transitions.FAILURE, step=step, counts=True)
         machine.generation = None
 
     def tick(self, seconds: float) -> None:
@@ -301,7 +301,7 @@ class Nodes(RuleBasedStateMachine):
         if machine.generation.number < group.generation:
             before = self.world.backend.history()
             assert watch.fenced and not watch.open
-            machine.rendezvous.close(core.FAILURE, step=99, counts=True)
+            machine.rendezvous.close(transitions.FAILURE, step=99, counts=True)
             machine.rendezvous.done()
             assert self.world.backend.history() == before, "a fenced node changed the group"
 

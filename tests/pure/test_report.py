@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.observe.report import summarise
+from elastic.report.report import summarise
 
 
 def event(name, time, generation=1, node="n1", **fields):

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.agent.hangs import Hung
-from elastic.agent.restart import (
+from elastic.agent.decide import (
     VICTIM_PATIENCE_KEEP_ALIVES,
     VICTIM_PATIENCE_S,
     Action,
@@ -15,6 +14,7 @@ from elastic.agent.restart import (
     Observation,
     decide,
 )
+from elastic.agent.hangs.hang_detector import Hung
 from elastic.errors import (
     EXIT_COMPLETE,
     EXIT_FAILED,
@@ -23,7 +23,7 @@ from elastic.errors import (
     EXIT_PEER_LOST,
     EXIT_USAGE,
 )
-from elastic.place import Place
+from elastic.system.phase import Place
 
 TRAINING = Observation(
     workers=2,

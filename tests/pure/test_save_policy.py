@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.intervals import SaveEvery
+from elastic.config.durations import SaveEvery
 from elastic.train.save_policy import FAULT_EVERY_S, MAX_INTERVAL_S, MIN_INTERVAL_S, interval_s, is_due
 
 AUTO = SaveEvery(kind="auto", value=0.0)

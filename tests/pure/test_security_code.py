@@ -25,7 +25,7 @@ UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "breakpoint"}
 LOADERS = {"torch", "np", "numpy"}  # under these names alone may they be imported
 UNSAFE_LOADS = {"load", "hub", "package", "jit"}
 # Its pipes and queues unpickle what comes: here between a process and its own children alone.
-USERS_OF_MULTIPROCESSING = {"data/loader.py", "testing.py"}
+USERS_OF_MULTIPROCESSING = {"data/loader.py", "testing/ranks.py"}
 
 
 def unsafe(tree: ast.AST) -> list[str]:

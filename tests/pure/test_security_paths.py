@@ -12,17 +12,17 @@ from records import RECORD
 from elastic.checkpoint import record as names
 from elastic.checkpoint.catalog import committed, of_run, read_payload, verify
 from elastic.checkpoint.commit import Guard, commit
-from elastic.checkpoint.fakes import FakeClock
-from elastic.checkpoint.local_store import LocalStore
 from elastic.checkpoint.prune import Policy, Pruning
 from elastic.checkpoint.record import Save, commit_name, parse, step_dir
-from elastic.checkpoint.store import LeadsOut, Payload, read_small
 from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.observe import metrics
 from elastic.observe.log import EventLog, read_events
-from elastic.rendezvous.backend import BackendFailed
-from elastic.rendezvous.directory import DirectoryBackend
-from elastic.snapshot import contents
+from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.backends.directory import DirectoryBackend
+from elastic.snapshot import safetensors_header
+from elastic.storage.local import LocalStore
+from elastic.storage.store import LeadsOut, Payload, read_small
+from elastic.testing.fakes import FakeClock
 
 CLOCK = FakeClock()
 HUGE_BYTES = 1 << 30
@@ -250,7 +250,7 @@ def test_files_of_a_gibibyte_take_little_memory(tmp_path, root, store):
     sparse(tmp_path / "run.json")
     sparse(tmp_path / "events" / "n.jsonl")
     backend = DirectoryBackend(tmp_path)
-    header = contents.LENGTH.pack(2**63) + b"{}"
+    header = safetensors_header.LENGTH.pack(2**63) + b"{}"
     tracemalloc.start()
     try:
         assert [damage.step for damage in committed(store, CLOCK)[1]] == [8]
@@ -258,7 +258,7 @@ def test_files_of_a_gibibyte_take_little_memory(tmp_path, root, store):
         assert backend.shown_generation() == 0
         assert len(read_small(LocalStore(tmp_path), "run.json", CLOCK)) < MOST_BYTES
         assert read_events(tmp_path / "events") == []
-        refused(lambda: contents.parse(header), CheckpointDamaged)
+        refused(lambda: safetensors_header.parse(header), CheckpointDamaged)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -17,29 +17,31 @@ from hypothesis import strategies as st
 from records import IDENTITY, RECORD
 from rich.console import Console
 
-from elastic import events, identity, launch_env
+from elastic import events
 from elastic.checkpoint import record as commit_record
-from elastic.checkpoint.fence import open_fence
-from elastic.checkpoint.wire import Lines, Offer, entered
+from elastic.config import environment, identity
 from elastic.errors import CheckpointDamaged, ElasticError, StoreFailed, UsageError
 from elastic.observe import metrics
 from elastic.observe.console import progress_line
-from elastic.observe.diff import compare
 from elastic.observe.log import as_record, read_events
-from elastic.observe.report import summarise
-from elastic.observe.status import status
-from elastic.observe.tables import diff_text, report_tables, status_tables
-from elastic.outside import printable
-from elastic.rendezvous import core
-from elastic.rendezvous.backend import BackendFailed
-from elastic.rendezvous.c10d import Written
-from elastic.rendezvous.core import Policy, Timing
-from elastic.rendezvous.directory import DirectoryBackend, read_generation
-from elastic.rendezvous.etcd_http import _answer
-from elastic.rendezvous.membership import Failure, Group, GroupDamaged, Node
-from elastic.snapshot import contents
+from elastic.rendezvous import transitions
+from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
+from elastic.rendezvous.backends.etcd_http import _answer
+from elastic.rendezvous.backends.tcp_store import Written
+from elastic.rendezvous.group import Failure, Group, GroupDamaged, Node
+from elastic.rendezvous.transitions import Policy, Timing
+from elastic.report.diff import compare
+from elastic.report.report import summarise
+from elastic.report.status import status
+from elastic.report.tables import diff_text, report_tables, status_tables
+from elastic.snapshot import safetensors_header
+from elastic.system.json_lines import Lines
+from elastic.system.untrusted import printable
+from elastic.uploader.fence import open_fence
+from elastic.uploader.protocol import Offer, entered
 
-LINK = launch_env.AgentLink(
+LINK = environment.AgentLink(
     pid=1,
     node="n",
     run_dir="/r",
@@ -74,14 +76,16 @@ ME = Node(id="me", address="127.0.0.1", nproc=1)
 
 
 def group() -> Group:
-    waiting = core.join(core.join(Group.empty(), Node(id="a", address="h", nproc=2)), ME)
-    opened = core.form(waiting, alive={"a", "me"}, endpoint="h:1", policy=POLICY)
+    waiting = transitions.join(transitions.join(Group.empty(), Node(id="a", address="h", nproc=2)), ME)
+    opened = transitions.form(waiting, alive={"a", "me"}, endpoint="h:1", policy=POLICY)
     failure = Failure(node="a", rank=0, message="m", traceback="t")
-    return core.close(opened, generation=1, cause=core.FAILURE, step=2, counts=True, failure=failure)
+    return transitions.close(
+        opened, generation=1, cause=transitions.FAILURE, step=2, counts=True, failure=failure
+    )
 
 
 def decode(data: bytes) -> None:
-    contents.digest(contents.LENGTH.pack(len(data)) + data)
+    safetensors_header.digest(safetensors_header.LENGTH.pack(len(data)) + data)
 
 
 def offers(data: bytes) -> None:
@@ -93,12 +97,12 @@ def offers(data: bytes) -> None:
 READERS: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
     "run.json": (identity.parse, UsageError),
     "COMMIT.json": (commit_record.parse, CheckpointDamaged),
-    "payload": (contents.digest, CheckpointDamaged),
+    "payload": (safetensors_header.digest, CheckpointDamaged),
     "payload's header": (decode, CheckpointDamaged),
     "group": (Group.parse, GroupDamaged),
     "uploader's socket": (offers, ValueError),
     "c10d": (Written.parse, BackendFailed),
-    "ELASTIC_AGENT": (lambda data: launch_env._agent_link(data.decode(errors="replace")), UsageError),
+    "ELASTIC_AGENT": (lambda data: environment._agent_link(data.decode(errors="replace")), UsageError),
     "etcd": (lambda data: _answer("u", 200, data), BackendFailed),
 }
 
@@ -156,13 +160,13 @@ def test_a_spoiled_group_is_refused_or_can_be_decided_about(record):
     except GroupDamaged:
         return
     alive = found.member_ids | found.waiting_ids | {"me"}
-    core.decide(found, ME, alive=alive, timing=NOW, policy=POLICY)
-    core.lost_members(found, alive={"me"})
-    core.newcomers(found, alive=alive, policy=POLICY)
+    transitions.decide(found, ME, alive=alive, timing=NOW, policy=POLICY)
+    transitions.lost_members(found, alive={"me"})
+    transitions.newcomers(found, alive=alive, policy=POLICY)
     for changed in (
-        core.evict(found, alive={"me"}),
-        core.leave(found, "me"),
-        core.join(core.leave(found, "me"), ME),
+        transitions.evict(found, alive={"me"}),
+        transitions.leave(found, "me"),
+        transitions.join(transitions.leave(found, "me"), ME),
     ):
         assert Group.parse(changed.to_json()) == changed
 
@@ -176,11 +180,11 @@ def test_a_spoiled_offer_is_refused_or_whole(message):
             assert getattr(offer, each.name) is None or isinstance(getattr(offer, each.name), each.type)
 
 
-@given(spoiled(json.loads(LINK.to_env()[launch_env.AGENT])))
+@given(spoiled(json.loads(LINK.to_env()[environment.AGENT])))
 def test_a_spoiled_link_is_refused_or_a_link(record):
     """The one variable that the agent adds for its workers."""
     with suppress(UsageError):
-        link = launch_env._agent_link(json.dumps(record))
+        link = environment._agent_link(json.dumps(record))
         assert isinstance(link.arguments, tuple)
 
 
@@ -293,9 +297,9 @@ def test_what_is_printable_is_left_as_it_is(text):
 
 def test_another_nodes_words_are_escaped_on_the_console(tmp_path):
     """A reason that holds the name of a node, which another machine chose."""
-    from elastic.checkpoint.fakes import FakeClock
+    from elastic.config.run_dir import RunDir
     from elastic.observe.console import PlainScreen, Tail
-    from elastic.run_dir import RunDir
+    from elastic.testing.fakes import FakeClock
 
     out = io.StringIO()
     tail = Tail(RunDir.parse(str(tmp_path)), "n", PlainScreen(out), FakeClock())
@@ -307,8 +311,8 @@ def test_another_nodes_words_are_escaped_on_the_console(tmp_path):
 
 def test_a_failing_worker_of_another_node_does_not_command_the_terminal(tmp_path, capsys):
     """Its traceback comes through the rendezvous."""
-    from elastic.agent.closing import _print_failure
-    from elastic.run_dir import RunDir
+    from elastic.agent.exit_report import _print_failure
+    from elastic.config.run_dir import RunDir
 
     failure = Failure(node="a\x07", rank=0, message="m", traceback="line 1\nValueError: \x1b]0;x\x07")
     agent = SimpleNamespace(failure=failure, exit_code=1, verdict="\x1b[2J")

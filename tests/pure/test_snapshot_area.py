@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from elastic.snapshot.area import ABOUT_LIMIT_BYTES, MAGIC, PAGE, Area
-from elastic.snapshot.room import available_bytes
+from elastic.snapshot.slots import ABOUT_LIMIT_BYTES, MAGIC, PAGE, Area
+from elastic.system.memory_limit import available_bytes
 
 SIZES = st.integers(1, 2 * PAGE)
 SLOTS = st.integers(0, 2)
@@ -124,7 +124,7 @@ test_any_order_of_events_keeps_the_newest_published_whole = AreaAndItsTwin.TestC
 WRITER = """
 import sys
 from pathlib import Path
-from elastic.snapshot.area import Area
+from elastic.snapshot.slots import Area
 area, rounds = Area.open(sys.argv[1]), int(sys.argv[2])
 newest = area.newest()
 value = newest.about["value"] if newest else 0
@@ -217,7 +217,7 @@ def test_the_least_of_what_machine_and_groups_have_left_counts(tmp_path):
 
 def test_more_memory_than_is_left_is_refused_before_it_is_taken(monkeypatch):
     """Linux would grant it, and kill a process of its choice once it is written."""
-    monkeypatch.setattr("elastic.snapshot.area.available_bytes", lambda: 3 * PAGE - 1)
+    monkeypatch.setattr("elastic.snapshot.slots.available_bytes", lambda: 3 * PAGE - 1)
     before = open_fds()
     with pytest.raises(OSError, match=f"expected {3 * PAGE} bytes of memory, found {3 * PAGE - 1} left"):
         Area.create(PAGE, 1)

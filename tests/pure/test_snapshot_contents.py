@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.errors import CheckpointDamaged
-from elastic.snapshot import checksum, contents, image
+from elastic.snapshot import checksum, image, safetensors_header
 
 STATES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -65,28 +65,33 @@ def written(tensors, document):
 def test_the_digest_from_bytes_is_that_of_the_tensors(tensors, state):
     """Whatever is in the state, NaN and minus zero included, and wherever the image puts it."""
     body = written(tensors, {"state": state, "step": 3})
-    assert contents.digest(body) == digests(tensors, state)
+    assert safetensors_header.digest(body) == digests(tensors, state)
 
 
 @given(tensors_of_any_kind(), st.data())
 def test_the_digest_sees_every_bit_of_the_tensors(tensors, data):
     """One bit of the data is flipped, which changes no length and no header."""
     body = written(tensors, {"state": {}})
-    before, _ = contents.digest(body)
-    start = len(body) - sum(entry.end - entry.start for entry in contents.parse(body).entries.values())
+    before, _ = safetensors_header.digest(body)
+    start = len(body) - sum(
+        entry.end - entry.start for entry in safetensors_header.parse(body).entries.values()
+    )
     if start == len(body):
         return
     body[data.draw(st.integers(start, len(body) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    assert contents.digest(body)[0] != before
+    assert safetensors_header.digest(body)[0] != before
 
 
 def with_header(header, data=bytes(64)):
     text = json.dumps(header).encode()
-    return contents.LENGTH.pack(len(text)) + text + data
+    return safetensors_header.LENGTH.pack(len(text)) + text + data
 
 
 def metadata(ties=None, document=None):
-    return {contents.DOCUMENT: json.dumps(document or {"state": {}}), contents.TIES: json.dumps(ties or {})}
+    return {
+        safetensors_header.DOCUMENT: json.dumps(document or {"state": {}}),
+        safetensors_header.TIES: json.dumps(ties or {}),
+    }
 
 
 GOOD = {"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]}
@@ -94,7 +99,7 @@ GOOD = {"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]}
 
 def test_an_entry_that_its_bytes_bear_out_is_read():
     """What the attacks below are changes of."""
-    found = contents.parse(with_header({"__metadata__": metadata({"y": "x"}), "x": GOOD}))
+    found = safetensors_header.parse(with_header({"__metadata__": metadata({"y": "x"}), "x": GOOD}))
     assert found.entries["x"].shape == (2, 3)
     assert found.entries["x"].end - found.entries["x"].start == 24
 
@@ -123,18 +128,18 @@ def test_an_entry_that_its_bytes_bear_out_is_read():
 def test_an_entry_that_its_bytes_do_not_bear_out_is_damage(change):
     """64 bytes of data: each change announces other bytes, or others than its shape and dtype need."""
     with pytest.raises(CheckpointDamaged):
-        contents.parse(with_header({"__metadata__": metadata(), "x": GOOD | change}))
+        safetensors_header.parse(with_header({"__metadata__": metadata(), "x": GOOD | change}))
 
 
 @pytest.mark.parametrize("ties", [{"y": "z"}, {"x": "x"}, {"y": "y"}, {"y": ["x"]}, ["x"], 3])
 def test_a_tie_to_nothing_is_damage(ties):
     """To a name that is not stored, of a name that is, to itself, or no tie at all."""
     with pytest.raises(CheckpointDamaged):
-        contents.parse(with_header({"__metadata__": metadata(ties), "x": GOOD}))
+        safetensors_header.parse(with_header({"__metadata__": metadata(ties), "x": GOOD}))
 
 
 @pytest.mark.parametrize("document", [{"step": 3}, {"state": [1]}, [1], "state"])
 def test_an_image_without_a_state_has_no_digest(document):
     """A safetensors file of somebody else must not get one."""
     with pytest.raises(CheckpointDamaged, match="lacks a state"):
-        contents.digest(with_header({"__metadata__": metadata(document=document), "x": GOOD}))
+        safetensors_header.digest(with_header({"__metadata__": metadata(document=document), "x": GOOD}))

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.intervals import SnapshotEvery
+from elastic.config.durations import SnapshotEvery
 from elastic.train.snapshot_policy import HYSTERESIS, SHARE, Interval, interval
 
 SECONDS = st.floats(1e-4, 100, allow_nan=False)

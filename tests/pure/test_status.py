@@ -1,6 +1,6 @@
 import pytest
 
-from elastic.observe.status import status
+from elastic.report.status import status
 
 NOW = 1000.0
 

@@ -11,7 +11,7 @@ from elastic.data.order import Order, Tail
 from elastic.reduce import gradients as gradients_module
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
-from elastic.testing import Member
+from elastic.testing.ranks import Member
 from elastic.train.buffers import Buffers
 from elastic.train.state import State, checksums
 from elastic.train.step import Requests, Shards, Step

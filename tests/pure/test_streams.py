@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.data import streams
+from elastic.data import random_streams
 
 SOURCES = {
     "torch": lambda: torch.rand(4).tolist(),
@@ -18,7 +18,7 @@ SOURCES = {
 
 
 def draws(*purpose):
-    streams.enter(*purpose)
+    random_streams.enter(*purpose)
     return {name: draw() for name, draw in SOURCES.items()}
 
 

@@ -5,7 +5,7 @@ import ast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.train.imports import Elsewhere, Import, LocalModule, foresee, imports, lies_in, strangers
+from elastic.worker.find_imports import Elsewhere, Import, LocalModule, foresee, imports, lies_in, strangers
 
 NAMES = st.sampled_from(["a", "b", "c", "a.b", "a.b.c", "d.e"])
 SIMPLE = st.sampled_from(

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from elastic.train.worker import unbuffered
+from elastic.worker.main import unbuffered
 
 
 def test_a_line_that_finds_the_disk_full_is_lost_and_raises_nothing():

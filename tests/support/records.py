@@ -1,7 +1,7 @@
 """An identity and a commit record that are whole: what tests of damage begin with."""
 
 from elastic.checkpoint.record import FORMAT, CommitRecord
-from elastic.identity import Identity
+from elastic.config.identity import Identity
 
 IDENTITY = Identity(
     recipe="train.py",

@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import TensorDataset
 
 import elastic
-from elastic import launch_env
+from elastic.config import environment
 
 GATE_S = 250.0
 
@@ -59,7 +59,7 @@ def note_samples(batch: elastic.Batch, step: int, rank: int) -> None:
 
 
 def generation_now() -> int:
-    agent = launch_env.read().agent
+    agent = environment.read().agent
     return 0 if agent is None else agent.generation
 
 

@@ -1,0 +1,130 @@
+"""Carries out the faults of a plan that strike a node, and the repeated ones; what one agent decides here all others would decide as well.
+
+A repeated fault needs no message between agents: each draws victim and time of the next strike from the seed and the number of strikes so far, and the one that has the victim
+strikes. So it does not matter who is killed, the agent of rank 0 or one that was about to tell others. Of agents that disagree for a moment about who is
+in the group the first takes the claim, and there is one strike.
+"""
+
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from elastic.agent.settings import Settings
+from elastic.events import FaultInjected
+from elastic.faults.claims import Claims
+from elastic.faults.grammar import parse
+from elastic.faults.inject import stop_for
+from elastic.faults.pause import tree
+from elastic.faults.plan import AtNode, AtRendezvous, Every, Fault, Pause, Terminate
+from elastic.observe.log import EventLog
+from elastic.rendezvous.rendezvous import Generation
+from elastic.system.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Prey:
+    """Pids of what this node has: its workers that run, by rank, its uploader and its warm parent, if there is one."""
+
+    workers: Mapping[int, int]
+    uploader: int
+    warm_parent: int | None
+
+
+class Strikes:
+    def __init__(self, faults: tuple[Fault, ...], claims: Claims, log: EventLog, clock: Clock) -> None:
+        self._faults = faults
+        self._claims = claims
+        self._log = log
+        self._storms = [
+            Storm(fault, fault.where, claims, clock) for fault in faults if isinstance(fault.where, Every)
+        ]
+        self._generation: Generation | None = None
+
+    @staticmethod
+    def of(settings: Settings, log: EventLog, clock: Clock) -> "Strikes | None":
+        """None where nothing in the plan is an agent's business."""
+        mine = tuple(
+            fault
+            for fault in parse(settings.faults or "")
+            if isinstance(fault.where, AtNode | AtRendezvous | Every)
+        )
+        return Strikes(mine, Claims(settings.run.faults), log, clock) if mine else None
+
+    def enter(self, generation: Generation) -> None:
+        """A generation has formed with this node, which has not started its workers."""
+        self._generation = generation
+        here = AtRendezvous(generation=generation.number, node=generation.rank_of_node)
+        for fault in self._faults:
+            if fault.where == here and self._claims.take(fault):
+                self._strike(fault, None)
+
+    def look(self, step: int, prey: Prey) -> None:
+        """step: the last that all workers of this node have finished, 0 for none."""
+        generation = self._generation
+        assert generation is not None, "entered before its workers are looked at"
+        for fault in self._faults:
+            match fault.where:
+                case AtNode(step=due, node=generation.rank_of_node) if due <= step:
+                    if self._claims.take(fault):
+                        self._strike(fault, step)
+                case _:
+                    pass
+        for storm in self._storms:
+            victim = storm.look(generation, prey)
+            if victim is not None:
+                self._log.record(FaultInjected(fault=storm.fault.text, step=step))
+                _kill(victim)
+
+    def _strike(self, fault: Fault, step: int | None) -> None:
+        self._log.record(FaultInjected(fault=fault.text, step=step))
+        match fault.deed:
+            case Pause(seconds=seconds):
+                stop_for(seconds, with_children=True)
+            case Terminate():
+                os.kill(os.getpid(), signal.SIGTERM)
+            case _:
+                _kill(os.getpid())
+
+
+class Storm:
+    """A repeated fault, as one agent sees it: how often it struck, and how long ago."""
+
+    def __init__(self, fault: Fault, every: Every, claims: Claims, clock: Clock) -> None:
+        self.fault = fault
+        self._every = every
+        self._claims = claims
+        self._clock = clock
+        self._strikes = 0
+        self._since_s = clock.monotonic()
+
+    def look(self, generation: Generation, prey: Prey) -> int | None:
+        """The pid that this agent is to kill now."""
+        while self._claims.is_taken(self.fault, self._strikes):
+            self._strikes += 1
+            self._since_s = self._clock.monotonic()
+        if self._clock.monotonic() - self._since_s < self._every.wait_s(self._strikes):
+            return None
+        victim = self._victim(generation, prey)
+        return victim if victim is not None and self._claims.take(self.fault, self._strikes) else None
+
+    def _victim(self, generation: Generation, prey: Prey) -> int | None:
+        """None: another node has it, or it is not there now."""
+        if self._every.victim == "worker":
+            return prey.workers.get(self._every.pick(self._strikes, generation.world_size))
+        if self._every.pick(self._strikes, len(generation.members)) != generation.rank_of_node:
+            return None
+        return {"node": os.getpid(), "uploader": prey.uploader, "warm parent": prey.warm_parent}[
+            self._every.victim
+        ]
+
+
+def _kill(pid: int) -> None:
+    """SIGKILL; an agent takes along all that it started."""
+    if pid == os.getpid():
+        for child in tree(pid)[1:]:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,165 @@
+"""A worker is called hung only after a silence that its place in the work does not explain, by the observer's own attention.
+
+Only a step's own part is short and much like the last one, so only its limit is learned: ten times the longest that was seen to end on this node, within 10 s and 1800 s,
+and 1800 s until the worker has ended three. The recipe's own code (an evaluation comes once in a thousand steps), starting, saving and a generation's first steps (which
+compile) tell nothing about how long they take the next time; they get 1800 s.
+
+Silence grows by at most a quarter of the limit per look, so an observer that was itself stopped or starved must look several times before it may blame.
+It does not promise to be right: what takes longer than ever before is taken for hung. Nor does it know of other nodes; each judges its own workers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from elastic.system.phase import Place
+
+SHORTEST_S = 10.0
+LONGEST_S = 1800.0
+TIMES = 10.0
+ENOUGH = 3
+LOOKS_UNTIL_HUNG = 4
+# Who waits is a victim of somebody whose own limit ends first; only where nobody was found is there something wrong with the waiting itself.
+PATIENCE_OF_VICTIMS = 2.0
+
+_DOING = {
+    Place.START: "starting, restoring or in its first steps",
+    Place.STEP: "in its own part of a step",
+    Place.WAIT: "waiting for other ranks, of whom none is known to hang",
+    Place.BETWEEN: "in the recipe's own code or its data",
+    Place.SAVE: "saving or comparing its state",
+    Place.AFTER: "after the last step",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What one look shows of one worker; two that are equal are silence."""
+
+    step: int  # the last that it finished
+    place: Place
+    beats: int
+    is_stopped: bool  # by a signal, as SIGSTOP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hung:
+    rank: int
+    place: Place
+    silence_s: float
+    limit_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What is known of one worker of this generation."""
+
+    sight: Sight
+    since_s: float  # no later than the stretch began in which it is
+    silence_s: float
+    is_whole: bool  # nothing but its work explains the length of the stretch
+    steps: int  # stretches of steps' own parts that it has ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silences:
+    """What one agent has seen of its workers so far; start with an empty one.
+
+    `fixed_s`: the limit for a step and for the recipe's own code; None where it is to be learned.
+    """
+
+    fixed_s: float | None
+    looked_s: float = 0.0
+    longest_step_s: float = 0.0  # stretch of a step's own part that ended
+    workers: Mapping[int, Seen] = field(default_factory=dict)
+
+    def anew(self) -> "Silences":
+        """For the workers of a new generation; what was learned stays."""
+        return replace(self, workers={})
+
+    def look(self, sights: Mapping[int, Sight], *, now_s: float) -> "Silences":
+        """`sights`: of every worker that runs, by rank; those that are not named are forgotten."""
+        workers, longest_s = {}, self.longest_step_s
+        for rank, sight in sights.items():
+            last = self.workers.get(rank)
+            if last is None:
+                workers[rank] = Seen(sight=sight, since_s=now_s, silence_s=0.0, is_whole=False, steps=0)
+                continue
+            length_s = self._ended(last, sight, now_s)
+            longest_s = max(longest_s, length_s or 0.0)
+            workers[rank] = self._see(last, sight, now_s, steps=last.steps + (length_s is not None))
+        return replace(self, looked_s=now_s, longest_step_s=longest_s, workers=workers)
+
+    @property
+    def hung(self) -> Hung | None:
+        """The first to blame: a stopped process, then one at work, then one that waits."""
+        over = [(rank, seen) for rank, seen in self.workers.items() if seen.silence_s > self._limit_s(seen)]
+        if not over:
+            return None
+        rank, seen = min(over, key=lambda found: self._guilt(*found))
+        return Hung(
+            rank=rank,
+            place=seen.sight.place,
+            silence_s=seen.silence_s,
+            limit_s=self._limit_s(seen),
+            reason=self._reason(rank, seen),
+        )
+
+    def _ended(self, last: Seen, sight: Sight, now_s: float) -> float | None:
+        """Length, rounded up, of a stretch of a step's own part that ended since the last look."""
+        was_away = now_s - self.looked_s > self._limit_s(last) / LOOKS_UNTIL_HUNG
+        if was_away or not last.is_whole or sight.is_stopped or last.sight.place is Place.START:
+            return None
+        if last.sight.place is Place.STEP and sight.beats != last.sight.beats:
+            return now_s - last.since_s
+        # A step that is finished had parts that came and went unseen.
+        return now_s - self.looked_s if sight.step > last.sight.step else None
+
+    def _see(self, last: Seen, sight: Sight, now_s: float, *, steps: int) -> Seen:
+        elapsed_s, cap_s = now_s - self.looked_s, self._limit_s(last) / LOOKS_UNTIL_HUNG
+        is_whole = elapsed_s <= cap_s and not (sight.is_stopped or last.sight.is_stopped)
+        if sight != last.sight:
+            # It may have begun right after the last look.
+            return Seen(sight=sight, since_s=self.looked_s, silence_s=0.0, is_whole=is_whole, steps=steps)
+        return replace(
+            last,
+            silence_s=last.silence_s + min(elapsed_s, cap_s),
+            is_whole=is_whole and last.is_whole,
+        )
+
+    def _limit_s(self, seen: Seen) -> float:
+        steady_s = LONGEST_S if self.fixed_s is None else self.fixed_s
+        if seen.sight.is_stopped:  # wherever it is, it does not work
+            return SHORTEST_S if self.fixed_s is None else steady_s
+        match seen.sight.place:
+            case Place.AFTER:
+                return inf
+            case Place.START | Place.SAVE:
+                return max(steady_s, LONGEST_S)
+            case Place.STEP:
+                return self._learned_s(seen) if self.fixed_s is None else steady_s
+            case Place.BETWEEN:
+                return steady_s
+            case Place.WAIT:
+                # Rank 0 may evaluate while all others wait for it in the next step: what a peer may take, those who wait may.
+                return PATIENCE_OF_VICTIMS * steady_s
+
+    def _learned_s(self, seen: Seen) -> float:
+        if seen.steps < ENOUGH:  # of its own: others may have less to do
+            return LONGEST_S
+        return min(max(TIMES * self.longest_step_s, SHORTEST_S), LONGEST_S)
+
+    def _guilt(self, rank: int, seen: Seen) -> tuple[int, float, int]:
+        """The smallest is to blame."""
+        kind = 0 if seen.sight.is_stopped else 2 if seen.sight.place is Place.WAIT else 1
+        return kind, -seen.silence_s / self._limit_s(seen), rank
+
+    def _reason(self, rank: int, seen: Seen) -> str:
+        where = "in a process that a signal stopped" if seen.sight.is_stopped else _DOING[seen.sight.place]
+        is_learned = seen.sight.place is Place.STEP and not seen.sight.is_stopped and self.fixed_s is None
+        known = f", the longest before took {self.longest_step_s:.2g} s" if is_learned else ""
+        return (
+            f"rank {rank} hangs: no progress for {seen.silence_s:.3g} s {where} "
+            f"(limit {self._limit_s(seen):.4g} s{known}; --hang-timeout sets another)"
+        )

@@ -1,0 +1,143 @@
+"""A notice that this machine will be taken away is heard once, within moments of coming, and asks for the same drain as SIGTERM.
+
+One thread looks for a file, and runs a command that asks whoever knows, a cloud's metadata service say; neither can stop training. It does not judge a notice: that the file
+is there, empty or not, or that the command exits with 0, is one. A command that cannot be run is no notice, which is said once.
+"""
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+from elastic.system.clock import Clock
+
+LOOK_EVERY_S = 0.04
+NOTICE_EVERY_S = 5.0
+COMMAND_S = 10.0
+END_S = 5.0
+_NOT_RUN = (126, 127)  # what a shell exits with when it cannot run a command, or does not find it
+
+
+class Source(Protocol):
+    name: str
+
+    def look(self) -> bool:
+        """Whether the notice is there; never waits."""
+
+    def close(self) -> None: ...
+
+
+class FileNotice:
+    def __init__(self, path: str) -> None:
+        self.name = path
+
+    def look(self) -> bool:
+        return os.path.exists(self.name)  # noqa: PTH110 - Path.exists raises where the folder may not be read
+
+    def close(self) -> None:
+        pass
+
+
+class CommandNotice:
+    """Runs a shell command again and again, one at a time, without ever waiting for it."""
+
+    def __init__(self, command: str, clock: Clock, say: Callable[[str], None]) -> None:
+        self.name = command
+        self._clock = clock
+        self._say = say
+        self._has_complained = False
+        self._started_s = -NOTICE_EVERY_S
+        self._running: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no command runs."""
+        return self._running is None
+
+    def look(self) -> bool:
+        age_s = self._clock.monotonic() - self._started_s
+        if self._running is None:
+            if age_s >= NOTICE_EVERY_S:
+                self._start()
+            return False
+        code = self._running.poll()
+        if code is not None:
+            self._running = None
+            if code in _NOT_RUN:
+                self._complain(f"it exits with {code}")
+        elif age_s > COMMAND_S:
+            self.close()
+            self._complain(f"it takes longer than {COMMAND_S:g} s")
+        return code == 0
+
+    def close(self) -> None:
+        """End what runs, with whatever it started."""
+        if self._running is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._running.pid, signal.SIGKILL)
+            self._running.wait()
+            self._running = None
+
+    def _start(self) -> None:
+        self._started_s = self._clock.monotonic()
+        try:
+            self._running = subprocess.Popen(
+                ["/bin/sh", "-c", self.name],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._complain(str(error))
+
+    def _complain(self, what: str) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            self._say(f"the command for notices, {self.name!r}, gives no answer ({what}); it is tried again")
+
+
+@contextmanager
+def open_notices(
+    file: str | None,
+    command: str | None,
+    leave: Callable[[str], None],
+    clock: Clock,
+    say: Callable[[str], None],
+) -> Iterator[None]:
+    """While it is open, the first notice of either calls `leave` with its reason, from a thread; afterwards nothing that was started is left.
+
+    file: path that appears. command: for a shell. Where both are None nothing is started.
+    """
+    sources: list[Source] = []
+    if file is not None:
+        sources.append(FileNotice(file))
+    if command is not None:
+        sources.append(CommandNotice(command, clock, say))
+    if not sources:
+        yield
+        return
+    is_over = threading.Event()
+    thread = threading.Thread(target=_watch, args=(sources, leave, is_over.wait), name="notices", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        # A file system that does not answer may hold the thread; it ends with the process.
+        thread.join(END_S)
+
+
+def _watch(sources: list[Source], leave: Callable[[str], None], is_over: Callable[[float], bool]) -> None:
+    try:
+        while not is_over(LOOK_EVERY_S):
+            for source in sources:
+                if source.look():
+                    leave(f"a notice ({source.name}) asks this node to leave")
+                    return
+    finally:
+        for source in sources:
+            source.close()

@@ -1,0 +1,71 @@
+"""What a worker is told: torchrun's variables, so that a script cannot tell the difference, and the agent's own link."""
+
+import os
+from pathlib import Path
+
+from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
+
+from elastic.agent.settings import Settings
+from elastic.agent.workers.worker_group import WorkerPlan
+from elastic.config.environment import AgentLink
+
+
+def plan_workers(  # noqa: PLR0913 - what changes from generation to generation
+    worker_group: WorkerGroup,
+    settings: Settings,
+    *,
+    generation: int,
+    failures: int,
+    control_page: str,
+    memory: str,
+    errors: Path,
+) -> list[WorkerPlan]:
+    """How to start each worker of a generation; `errors` is the folder that their error files belong into."""
+    link = AgentLink(
+        pid=os.getpid(),
+        node=settings.node,
+        run_dir=settings.run.url,
+        generation=generation,
+        recipe=settings.recipe,
+        arguments=settings.arguments,
+        control_page=control_page,
+        uploader=settings.uploader_socket,
+        save_every=settings.save_every,
+        snapshot_every=settings.snapshot_every,
+        memory=memory,
+        failures=failures,
+        error_folder=str(errors),
+        faults=settings.faults,
+    )
+    return [
+        WorkerPlan(
+            rank=worker.global_rank,
+            local_rank=worker.local_rank,
+            env=os.environ | launcher_variables(worker_group, worker, generation) | link.to_env(),
+            log=settings.run.log(generation=generation, rank=worker.global_rank),
+        )
+        for worker in worker_group.workers
+    ]
+
+
+def launcher_variables(worker_group: WorkerGroup, worker: Worker, generation: int) -> dict[str, str]:
+    spec = worker_group.spec
+    return {
+        "RANK": str(worker.global_rank),
+        "LOCAL_RANK": str(worker.local_rank),
+        "WORLD_SIZE": str(worker.world_size),
+        "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+        "GROUP_RANK": str(worker_group.group_rank),
+        "GROUP_WORLD_SIZE": str(worker_group.group_world_size),
+        "ROLE_NAME": spec.role,
+        "ROLE_RANK": str(worker.role_rank),
+        "ROLE_WORLD_SIZE": str(worker.role_world_size),
+        "MASTER_ADDR": str(worker_group.master_addr),
+        "MASTER_PORT": str(worker_group.master_port),
+        # Restarts of any kind, on every node the same number; torch's own count differs between nodes.
+        "TORCHELASTIC_RESTART_COUNT": str(generation - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+        "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }

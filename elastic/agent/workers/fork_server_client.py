@@ -1,0 +1,244 @@
+"""The agent's side of a warm parent: it forks what it is asked for and says how that ended, or says why it cannot.
+
+What the process itself does is in worker/fork_server.py, with the words that both sides use. It dies with this process, and its workers die with it.
+"""
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NoReturn, Protocol
+
+from elastic.agent.workers.process import Start
+from elastic.system.clock import SystemClock
+from elastic.system.json_lines import Lines, to_line
+from elastic.system.processes import threads
+
+READY_LIMIT_S = 300.0
+FORK_LIMIT_S = 30.0
+_RECEIVE_BYTES = 64 * 1024
+_LAST_WORDS_BYTES = 2000
+_CLOCK = SystemClock()
+SIGKILLED = -9  # as an exit code
+
+GoOn = Callable[[Path, socket.socket, int, IO[bytes]], NoReturn]
+
+
+class NotWarm(Exception):  # noqa: N818 - a reason to start cold, not an error
+    """Raised where nothing can be forked; the reason is for people."""
+
+
+class Process(Protocol):
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A child that this process forked itself."""
+
+    pid: int
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        with suppress(ChildProcessError):
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return SIGKILLED
+
+
+class WarmParent:
+    """The process `elastic.worker.fork_server`; its docstring has what is said over the socket."""
+
+    def __init__(self, process: Process, connection: socket.socket, printed: IO[bytes]) -> None:
+        self._process = process
+        self._connection = connection
+        self._printed = printed
+        self._lines = Lines()
+        self._ended: dict[int, int] = {}
+        self._answers: list[dict[str, Any]] = []
+        self._is_ready = False
+        self.is_alive = True
+        self.ended_by: int | None = None  # exit code, or minus the signal's number
+
+    @staticmethod
+    def start(recipe: Path) -> "WarmParent":
+        """Returns at once; it begins to import."""
+
+        def begin(connection: socket.socket, printed: IO[bytes]) -> Process:
+            words = ["elastic.worker.fork_server", str(recipe), str(connection.fileno()), str(os.getpid())]
+            return subprocess.Popen(
+                [sys.executable, "-u", "-m", *words],
+                pass_fds=[connection.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+        return WarmParent._begin(begin, *socket.socketpair())
+
+    @staticmethod
+    def split_off(recipe: Path, go_on: GoOn) -> "WarmParent":
+        """As `start`, for a process that needs torch itself: it is imported here, for both, and the rest only in the fork. go_on: what the fork does."""
+        gc.disable()  # as the warm parent does while it imports
+        importlib.import_module("torch")
+        gc.enable()
+        if threads() > 1:
+            return WarmParent.start(recipe)
+        agent_pid = os.getpid()
+        ours, theirs = socket.socketpair()
+
+        def begin(connection: socket.socket, printed: IO[bytes]) -> Process:
+            pid = os.fork()
+            if not pid:
+                ours.close()
+                go_on(recipe, connection, agent_pid, printed)
+            return Forked(pid)
+
+        return WarmParent._begin(begin, ours, theirs)
+
+    @staticmethod
+    def _begin(
+        begin: Callable[[socket.socket, IO[bytes]], Process], ours: socket.socket, theirs: socket.socket
+    ) -> "WarmParent":
+        printed = tempfile.TemporaryFile()  # noqa: SIM115 - it is read as long as workers are forked
+        # It is born with the signals blocked that it will let pass by, and so never without that protection.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        try:
+            process = begin(theirs, printed)
+        finally:
+            theirs.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        return WarmParent(process, ours, printed)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has imported everything, as far as is known."""
+        return self._is_ready
+
+    def fork(self, start: Start) -> int:
+        """The pid of a worker that runs by now. Raises NotWarm."""
+        self.wait_ready()
+        self._send(to_line({"fork": start.words, "env": dict(start.env)}), [start.out, start.err])
+        answer = self._next_answer(FORK_LIMIT_S)
+        if "pid" not in answer:
+            raise NotWarm(answer.get("unfit", "its answer makes no sense"))
+        return int(answer["pid"])
+
+    def wait_ready(self) -> None:
+        """Return once it has imported everything. Raises NotWarm."""
+        if not self._is_ready:
+            self._is_ready = "ready" in self._next_answer(READY_LIMIT_S)
+
+    def code(self, pid: int) -> int | None:
+        """How a worker ended. It dies with its parent, so when that is gone it was killed."""
+        self._receive()
+        if self.is_alive:
+            return self._ended.get(pid)
+        return self._ended.setdefault(pid, SIGKILLED)
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def kill(self) -> None:
+        """End it, and with it its workers."""
+        self.is_alive = False
+        self._process.kill()
+        self.ended_by = self._process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        self._connection.close()
+        self._printed.close()
+
+    def _send(self, line: bytes, descriptors: list[int]) -> None:
+        try:
+            self._connection.settimeout(FORK_LIMIT_S)
+            sent_bytes = socket.send_fds(self._connection, [line], descriptors)
+            if sent_bytes < len(line):
+                self._connection.sendall(line[sent_bytes:])
+        except OSError as error:
+            self.kill()
+            raise NotWarm(f"it took no request ({error})") from error
+
+    def _next_answer(self, limit_s: float) -> dict[str, Any]:
+        """What it says next, ends of workers aside."""
+        deadline = _CLOCK.monotonic() + limit_s
+        look = select.poll()
+        look.register(self._connection, select.POLLIN)
+        while True:
+            self._receive()
+            if self._answers:
+                return self._answers.pop(0)
+            if not self.is_alive:
+                raise NotWarm(f"it ended{self._last_words()}")
+            left_s = deadline - _CLOCK.monotonic()
+            if left_s <= 0:
+                # A late answer would be a worker that nobody watches; it dies with its parent.
+                self.kill()
+                raise NotWarm(f"it did not answer within {limit_s:.0f} s{self._last_words()}")
+            look.poll(left_s * 1000)
+
+    def _receive(self) -> None:
+        """Take in what has arrived, without waiting."""
+        while self.is_alive:
+            self._connection.setblocking(False)
+            try:
+                data = self._connection.recv(_RECEIVE_BYTES)
+                messages = self._lines.feed(data)
+            except BlockingIOError:
+                return
+            except (OSError, ValueError):
+                data, messages = b"", []
+            for message in messages:
+                if "exited" in message:
+                    self._ended[int(message["exited"])] = int(message["code"])
+                else:
+                    self._answers.append(message)
+            if not data:
+                self.kill()
+
+    def _last_words(self) -> str:
+        size_bytes = os.fstat(self._printed.fileno()).st_size
+        tail = os.pread(self._printed.fileno(), _LAST_WORDS_BYTES, max(0, size_bytes - _LAST_WORDS_BYTES))
+        words = tail.decode(errors="replace").strip()
+        return f"; it printed last: {words}" if words else ""
+
+
+class WarmChild:
+    def __init__(self, parent: WarmParent, pid: int) -> None:
+        self._parent = parent
+        self._pid = pid
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    def poll(self) -> int | None:
+        return self._parent.code(self._pid)
+
+    def news(self) -> int | None:
+        return self._parent.fileno()
+
+    def give_up(self) -> None:
+        self._parent.kill()

@@ -1,0 +1,132 @@
+"""The only door to the environment: the launcher's variables become one value, and nothing else reads them.
+
+torchrun's variables say who this worker is. `ELASTIC_AGENT`, one JSON object, says what our own agent adds; without it the process runs
+under plain python or torchrun. `ELASTIC_PREFLIGHT` is set where the agent only asks what the recipe is going to do.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from elastic.errors import UsageError
+from elastic.system.untrusted import fits, number, parse_json
+
+AGENT = "ELASTIC_AGENT"
+PREFLIGHT = "ELASTIC_PREFLIGHT"
+RUN_DIR = "ELASTIC_RUN_DIR"
+LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+HUGETLB = "glibc.malloc.hugetlb"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLink:
+    """What an agent tells its workers beside torchrun's variables."""
+
+    pid: int
+    node: str
+    run_dir: str
+    generation: int
+    recipe: str
+    arguments: tuple[str, ...]
+    control_page: str
+    uploader: str  # path of the uploader's socket
+    save_every: str
+    snapshot_every: str
+    memory: str  # path of the node's snapshots to restore from; empty while it has none
+    failures: int  # consecutive ones without a new step that may lie in the state
+    error_folder: str  # directory of this generation's error files
+    faults: str | None
+
+    def to_env(self) -> dict[str, str]:
+        return {AGENT: json.dumps(asdict(self))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    agent: AgentLink | None
+    preflight: str | None  # path that the recipe's declaration is written to
+    run_dir: str | None
+
+    @property
+    def is_distributed(self) -> bool:
+        return "MASTER_ADDR" in os.environ and self.preflight is None
+
+
+def read() -> Launch:
+    """Raises UsageError for a variable that is not what the launcher sets."""
+    link = os.environ.get(AGENT)
+    return Launch(
+        rank=_number("RANK", 0),
+        world_size=_number("WORLD_SIZE", 1),
+        local_rank=_number("LOCAL_RANK", 0),
+        local_world_size=_number("LOCAL_WORLD_SIZE", 1),
+        agent=None if link is None else _agent_link(link),
+        preflight=os.environ.get(PREFLIGHT),
+        run_dir=os.environ.get(RUN_DIR),
+    )
+
+
+def _agent_link(text: str) -> AgentLink:
+    try:
+        found = parse_json(text)
+        wrong = [each.name for each in fields(AgentLink) if not fits(found[each.name], each.type)]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is not as expected")
+        return AgentLink(**found | {"arguments": tuple(found["arguments"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"expected in {AGENT} what elastic-train tells its workers, found something else ({error}); unset it to run without an agent"
+        ) from error
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    value = number(text)
+    if value is None:
+        raise UsageError(
+            f"expected a number in the environment variable {name}, found {text!r:.80}; the launcher sets it"
+        )
+    return value
+
+
+def pin_threads() -> int:
+    """Fix the intra-op threads of this process's children to OMP_NUM_THREADS, one where it is not set, and return the number.
+
+    CPU kernels split their sums by threads: another number of threads is another result.
+    """
+    threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if not threads.isdecimal() or int(threads) < 1:
+        raise UsageError(
+            f"expected a number of threads in OMP_NUM_THREADS, found {threads!r}; unset it to use 1"
+        )
+    os.environ.setdefault("MKL_NUM_THREADS", threads)
+    # numpy's library starts its threads when it is imported: nothing could be forked from a process that did.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # cuBLAS is deterministic only with a fixed workspace (its documentation, section 2.1.4).
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
+    return int(threads)
+
+
+def ask_for_large_pages() -> None:
+    """Begin this process anew, once, so that malloc asks for pages of 2 MiB, here and in all that comes from it.
+
+    Fresh memory then costs one fault for 2 MiB instead of 512: on CPU a worker's first step is a quarter faster, later ones a tenth. glibc reads its setting
+    when a process begins (GLIBC_TUNABLES, glibc 2.35). Nothing happens where that does not apply, or where the variable says something of it already.
+    """
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    try:
+        mode = LARGE_PAGES.read_text()
+        libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (OSError, ValueError):
+        return
+    if "[madvise]" not in mode or "glibc" not in libc or HUGETLB in tunables:
+        return
+    os.environ["GLIBC_TUNABLES"] = ":".join([*filter(None, [tunables]), f"{HUGETLB}=1"])
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - itself

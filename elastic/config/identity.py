@@ -1,0 +1,85 @@
+"""A run directory belongs to one run: what its result is a function of is written down once, and every resume must match it.
+
+Trajectory = f(recipe, its arguments, seed, global batch, shards), for one torch build, one kind of device and one number of threads.
+The recipe's text is recorded but not compared: mending a bug and going on is the person's decision.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+
+from elastic.errors import UsageError
+from elastic.system.untrusted import fits, parse_json
+
+NAME = "run.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    recipe: str  # file name, without folder
+    recipe_sha256: str
+    arguments: tuple[str, ...]
+    seed: int
+    global_batch: int
+    shards: int
+    torch: str
+    device: str  # cpu or cuda
+    threads: int
+    format: int = FORMAT
+
+    @property
+    def run_id(self) -> str:
+        """The same for two runs exactly when their results are the same function."""
+        compared = [getattr(self, field) for field in WORDS]
+        return hashlib.sha256(json.dumps(compared).encode()).hexdigest()[:16]
+
+    def to_json(self) -> bytes:
+        return (json.dumps(asdict(self), indent=1) + "\n").encode()
+
+
+WORDS = {
+    "recipe": "recipe",
+    "arguments": "recipe arguments",
+    "seed": "seed",
+    "global_batch": "global batch",
+    "shards": "shards",
+    "torch": "torch version",
+    "device": "kind of device",
+    "threads": "threads a worker (OMP_NUM_THREADS)",
+    "format": "format of the run directory",
+}
+
+
+def parse(text: bytes) -> Identity:
+    """Raises UsageError when the text is not an identity."""
+    try:
+        found = parse_json(text)
+        wrong = [each.name for each in fields(Identity) if not fits(found[each.name], each.type)]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is {str(found[wrong[0]])[:80]!r}")
+        identity = Identity(**found | {"arguments": tuple(found["arguments"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"expected the identity of a run in {NAME}, found something else ({error}); "
+            "take another --run-dir, or set this one aside with --fresh"
+        ) from error
+    return identity
+
+
+def check(found: Identity, ours: Identity, run_dir: str) -> None:
+    """Raises UsageError that names everything in which the run of this directory differs from ours."""
+    differences = [
+        f"{words}: {_show(getattr(found, field))} there, {_show(getattr(ours, field))} here"
+        for field, words in WORDS.items()
+        if getattr(found, field) != getattr(ours, field)
+    ]
+    if differences:
+        raise UsageError(
+            f"{run_dir} holds another run ({'; '.join(differences)}); "
+            "resume it with the command that began it, take another --run-dir, or set it aside with --fresh"
+        )
+
+
+def _show(value: object) -> str:
+    return " ".join(value) or "none" if isinstance(value, tuple) else str(value)

@@ -1,0 +1,311 @@
+"""A command line is either one valid value or one UsageError that says what was expected, what was found and what to do.
+
+It does not promise that the recipe exists or that the fault plan makes sense: whoever opens them says so.
+Nothing here reads files or the environment, prints or exits.
+"""
+
+import argparse
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import PurePath
+from typing import Any, Literal, NoReturn, TypeVar
+
+from elastic.config.durations import HangTimeout, SaveEvery, SnapshotEvery, duration_s
+from elastic.config.url import has_exclusive_create
+from elastic.errors import UsageError
+
+T = TypeVar("T")
+
+COMMANDS = ("report", "status", "verify", "diff")
+_ENDPOINTS = {
+    "c10d": "the address of the node that is to keep the group's state, HOST[:PORT]",
+    "etcd": "the members of the cluster, HOST[:PORT],HOST[:PORT],...",
+}
+OBJECTS_KEEP_ALIVE_S = 15.0  # a beat every 3 s, and room for a request that takes long or fails
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to run a recipe: `elastic-train RECIPE [options] [-- recipe arguments]`.
+
+    `rdzv_endpoint`, `rdzv_id` and `local_addr` are None when they were not given; the agent then chooses.
+    """
+
+    recipe: str
+    recipe_args: tuple[str, ...] = ()
+    run_dir: str
+    fresh: bool = False
+    min_nodes: int = 1
+    max_nodes: int = 1
+    nproc_per_node: int | Literal["auto"] = "auto"
+    rdzv_backend: Literal["dir", "c10d", "etcd"] = "dir"
+    rdzv_endpoint: str | None = None
+    rdzv_id: str | None = None
+    max_restarts: int = 3
+    save_every: SaveEvery = SaveEvery(kind="auto", value=0.0)
+    keep: int = 3
+    snapshot_every: SnapshotEvery = SnapshotEvery(kind="auto")
+    hang_timeout: HangTimeout = HangTimeout(kind="auto")
+    grace_s: float = 30.0
+    notice_file: str | None = None
+    notice_command: str | None = None
+    faults: str | None = None
+    last_call_s: float = 2.0
+    keep_alive_s: float = 2.0
+    rdzv_timeout_s: float = 600.0
+    local_addr: str | None = None
+
+    @property
+    def meets_in_objects(self) -> bool:
+        """Whether the group's state is kept in an object store."""
+        return self.rdzv_backend == "dir" and has_exclusive_create(self.rdzv_endpoint or self.run_dir)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """A command that only looks at runs: `elastic-train report|status|verify RUN` or `diff RUN RUN`."""
+
+    command: str
+    runs: tuple[str, ...]
+    as_json: bool
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Read a training command line; raises UsageError. Options stand before or after RECIPE, the recipe's own after `--`."""
+    ours, recipe_args = _split(argv)
+    known, rest = _run_parser().parse_known_args(ours)
+    recipe = _only_recipe(rest)
+    values: dict[str, Any] = {name: value for name, value in vars(known).items() if value is not None}
+    values.setdefault("run_dir", f"runs/{PurePath(recipe).stem}")
+    options = Options(recipe=recipe, recipe_args=recipe_args, **values)
+    if options.meets_in_objects and known.keep_alive_s is None:
+        options = replace(options, keep_alive_s=OBJECTS_KEEP_ALIVE_S)
+    if options.min_nodes > options.max_nodes:
+        raise UsageError(
+            f"expected --min-nodes to be at most --max-nodes, found {options.min_nodes} and {options.max_nodes};"
+            f" give --max-nodes {options.min_nodes} or more"
+        )
+    if options.rdzv_backend != "dir" and options.rdzv_endpoint is None:
+        raise UsageError(
+            f"expected --rdzv-endpoint with --rdzv-backend {options.rdzv_backend}, found none; give {_ENDPOINTS[options.rdzv_backend]}"
+        )
+    return options
+
+
+def parse_inspection(argv: Sequence[str]) -> Inspection:
+    """Read `report|status|verify RUN [--json]` or `diff RUN RUN [--json]`; raises UsageError."""
+    command, *rest = argv
+    parser = _Parser(prog=f"elastic-train {command}", add_help=False, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true")
+    known, runs = parser.parse_known_args(rest)
+    if unknown := [word for word in runs if word.startswith("-")]:
+        raise UsageError(f"{command} knows --json and no other option, found {unknown[0]}")
+    wanted = 2 if command == "diff" else 1
+    if len(runs) != wanted:
+        raise UsageError(
+            f"{command} needs {wanted} run director{'ies' if wanted > 1 else 'y'}, found {len(runs)};"
+            f" write elastic-train {command} {' '.join(['runs/NAME'] * wanted)}"
+        )
+    return Inspection(command=command, runs=tuple(runs), as_json=known.json)
+
+
+def asks_for(argv: Sequence[str], *flags: str) -> bool:
+    """Whether one of `flags` stands among our own words: what follows `--` belongs to the recipe."""
+    return any(word in flags for word in _split(argv)[0])
+
+
+def options_help() -> str:
+    """The list of options with their defaults, as `--help` shows it."""
+    text = _run_parser().format_help()
+    return text[text.index("the run:") :].rstrip()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message.removeprefix("argument "))
+
+
+def _run_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="elastic-train",
+        add_help=False,
+        allow_abbrev=False,
+        argument_default=None,
+        # A fixed width: the default one asks the terminal and the environment.
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=108),
+    )
+    _add_run_options(parser.add_argument_group("the run"))
+    _add_node_options(parser.add_argument_group("nodes and workers"))
+    _add_rendezvous_options(parser.add_argument_group("how nodes meet"))
+    _add_fault_options(parser.add_argument_group("faults"))
+    return parser
+
+
+def _add_run_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--run-dir", metavar="URL", help="folder or fsspec URL of the run [runs/<recipe name>]"
+    )
+    group.add_argument(
+        "--fresh",
+        action="store_true",
+        help="set a used run directory aside (renamed, never deleted) and start anew",
+    )
+    group.add_argument(
+        "--save-every",
+        type=partial(_read, SaveEvery.parse),
+        metavar="WHEN",
+        help="checkpoint: 500steps, 30s, 10min or auto [auto]",
+    )
+    group.add_argument(
+        "--snapshot-every",
+        type=partial(_read, SnapshotEvery.parse),
+        metavar="N",
+        help="copy of the state in memory: every N steps, auto or off [auto]",
+    )
+    group.add_argument("--keep", type=partial(_whole, 1), metavar="N", help="newest checkpoints to keep [3]")
+
+
+def _add_node_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--min-nodes", type=partial(_whole, 1), metavar="N", help="train while at least N nodes are there [1]"
+    )
+    group.add_argument("--max-nodes", type=partial(_whole, 1), metavar="N", help="grow up to N nodes [1]")
+    group.add_argument(
+        "--nproc-per-node",
+        type=_workers,
+        metavar="N",
+        help="workers of this node: a number or auto (GPUs, else 1) [auto]",
+    )
+    group.add_argument(
+        "--local-addr", metavar="HOST", help="name or address at which other nodes reach this one [found out]"
+    )
+
+
+def _add_rendezvous_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--rdzv-backend",
+        type=_backend,
+        metavar="WHERE",
+        help="meet in a shared folder or object store (dir), in an etcd cluster of version 3.4 or newer (etcd), or in a store on the node that"
+        " has the endpoint's address (c10d) [dir]",
+    )
+    group.add_argument(
+        "--rdzv-endpoint",
+        metavar="ADDRESS",
+        help="dir: that folder or its URL (s3, gs, az) [rendezvous/ in the run directory]; etcd: HOST[:PORT],..., its members, with https:// in front for"
+        " TLS; certificates and user as etcdctl has them, in ETCDCTL_CACERT, _CERT, _KEY and _USER; c10d: HOST[:PORT]",
+    )
+    group.add_argument("--rdzv-id", metavar="ID", help="name of the group that meets there [the run's]")
+    group.add_argument(
+        "--last-call", dest="last_call_s", type=_seconds, metavar="S", help="wait for stragglers [2]"
+    )
+    group.add_argument(
+        "--keep-alive",
+        dest="keep_alive_s",
+        type=_seconds,
+        metavar="S",
+        help="a node silent for longer is out [2; 15 where nodes meet in an object store]",
+    )
+    group.add_argument(
+        "--rdzv-timeout",
+        dest="rdzv_timeout_s",
+        type=_seconds,
+        metavar="S",
+        help="give up waiting for min nodes [600]",
+    )
+
+
+def _add_fault_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-restarts",
+        type=partial(_whole, 0),
+        metavar="N",
+        help="consecutive restarts without a new step [3]",
+    )
+    group.add_argument(
+        "--grace",
+        dest="grace_s",
+        type=_seconds,
+        metavar="S",
+        help="seconds from SIGTERM to the last commit [30]",
+    )
+    group.add_argument(
+        "--hang-timeout",
+        type=partial(_read, HangTimeout.parse),
+        metavar="S",
+        help="a worker without progress is hung, shows its stacks in its log, and is replaced: after S seconds in a step or the"
+        " recipe's own code (starting and saving have at least 1800), auto (learned from the run's steps) or off [auto]",
+    )
+    group.add_argument(
+        "--notice-file", metavar="PATH", help="drain and leave as at SIGTERM once this file exists [none]"
+    )
+    group.add_argument(
+        "--notice-command",
+        metavar="CMD",
+        help="the same once this shell command, run every 5 s for 10 s at most, exits with 0 [none]",
+    )
+    group.add_argument("--faults", metavar="PLAN", help="inject faults: for tests and drills [none]")
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    words = list(argv)
+    cut = words.index("--") if "--" in words else len(words)
+    return words[:cut], tuple(words[cut + 1 :])
+
+
+def _only_recipe(rest: list[str]) -> str:
+    for word in rest:
+        if word.startswith("-"):
+            raise UsageError(f"unknown option {word}; {_advice(word)}")
+    if rest in ([], [""]):
+        raise UsageError(
+            "expected a recipe, found none; write elastic-train recipes/barlow.py (--help lists the options)"
+        )
+    recipe, *others = rest
+    if others:
+        raise UsageError(
+            f"expected one recipe, found {' and '.join(rest)};"
+            f" arguments of the recipe come after --: elastic-train {recipe} -- {' '.join(others)}"
+        )
+    return recipe
+
+
+def _advice(word: str) -> str:
+    known = ["--" + field.name.removesuffix("_s").replace("_", "-") for field in fields(Options)[2:]]
+    close = difflib.get_close_matches(word.split("=", maxsplit=1)[0], known, n=1, cutoff=0.75)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"an option of the recipe comes after --: elastic-train RECIPE [options] -- {word}"
+
+
+def _whole(lowest: int, text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < lowest:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least {lowest}, found {text!r}")
+    return int(text)
+
+
+def _workers(text: str) -> int | Literal["auto"]:
+    return "auto" if text == "auto" else _whole(1, text)
+
+
+def _seconds(text: str) -> float:
+    seconds = duration_s(text)
+    if seconds is None:
+        raise argparse.ArgumentTypeError(f"expected seconds (30) or a duration (30s, 10min), found {text!r}")
+    return seconds
+
+
+def _read(parse: Callable[[str], T], text: str) -> T:
+    try:
+        return parse(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _backend(text: str) -> str:
+    if text not in ("dir", *_ENDPOINTS):
+        raise argparse.ArgumentTypeError(f"expected dir, c10d or etcd, found {text!r}")
+    return text

@@ -1,0 +1,73 @@
+"""Names of everything inside a run directory; nothing else spells such a path.
+
+A run directory is a local or shared folder, or any fsspec URL. Checkpoints, `run.json` and the group's state live under the URL itself.
+What is appended line by line (metrics, events, logs) needs a file system: with a remote URL each node keeps its own in a local folder named after
+it, below `runs/`, and carries it to the URL in parts (observe/upload_parts.py).
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDir:
+    url: str
+    local: Path
+
+    @staticmethod
+    def parse(text: str) -> "RunDir":
+        if text.startswith("file://"):
+            text = text.removeprefix("file://")
+        if "://" not in text:
+            path = Path(text).absolute()
+            return RunDir(url=str(path), local=path)
+        folder = re.sub(r"[^A-Za-z0-9._-]+", "-", text.replace("://", "-")).strip("-")
+        return RunDir(url=text.rstrip("/"), local=Path("runs").absolute() / folder)
+
+    @property
+    def is_remote(self) -> bool:
+        return self.url != str(self.local)
+
+    @property
+    def identity_url(self) -> str:
+        return f"{self.url}/run.json"
+
+    @property
+    def checkpoints_url(self) -> str:
+        return f"{self.url}/checkpoints"
+
+    @property
+    def rendezvous_url(self) -> str:
+        return f"{self.url}/rendezvous"
+
+    @property
+    def metrics(self) -> Path:
+        return self.local / "metrics.jsonl"
+
+    def metrics_of(self, node: str) -> Path:
+        """What a node writes: the run's one file, or its own copy where nothing is shared."""
+        return self.copies / f"{node}.jsonl" if self.is_remote else self.metrics
+
+    @property
+    def copies(self) -> Path:
+        return self.local / "metrics"
+
+    @property
+    def events(self) -> Path:
+        return self.local / "events"
+
+    @property
+    def rendezvous(self) -> Path:
+        return self.local / "rendezvous"
+
+    @property
+    def faults(self) -> Path:
+        return self.local / "faults"
+
+    @property
+    def logs(self) -> Path:
+        return self.local / "logs"
+
+    def log(self, *, generation: int, rank: int) -> Path:
+        return self.logs / f"{generation:06d}" / f"rank{rank}.log"

@@ -1,0 +1,184 @@
+"""Each version of the group is one complete file, linked into place, so that no two writers win it and no reader sees half of one.
+
+state-<version>.json   the newest number counts; the newest 16 are kept
+beat-<node>            the counter of one node, replaced whole
+generation             the newest generation as text, for processes outside the group
+.tmp-<unique>          being written; removed by anybody after an hour
+
+It needs a file system with hard links and atomic renames that all nodes share. It does not survive a power cut: nothing
+in it is needed once all agents are gone. `generation` may step back for the length of one poll when two nodes write it
+at once, and is written again at the next; the store's exclusive commit is what finally fences.
+"""
+
+import contextlib
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from elastic.errors import UsageError
+from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.group import STATE_LIMIT_BYTES
+from elastic.system.files import NotPlain, read_small
+from elastic.system.untrusted import number
+
+KEPT_VERSIONS = 16
+STALE_AFTER_S = 3600.0
+READ_TRIES = 8
+
+_STATE = "state-"
+_BEAT = "beat-"
+_TEMPORARY = ".tmp-"
+_NUMBER_LIMIT_BYTES = 64
+
+
+class DirectoryBackend:
+    def __init__(self, path: Path) -> None:
+        """Raises UsageError unless `path` is, or can be made, a folder that this process may write."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._counters: dict[str, int] = {}
+        self._newest: tuple[int, bytes] | None = None
+        self._prepare()
+
+    def read(self) -> tuple[int, bytes] | None:
+        with self._failures("read the group's state"):
+            for _ in range(READ_TRIES):
+                version = max(self._versions(), default=0)
+                if self._newest is not None and self._newest[0] >= version:
+                    # A version once seen is never unseen. A network file system may list a directory as it was; or somebody emptied it, and whoever comes new must find the group.
+                    if self._newest[0] > version:
+                        self._link(self._state(self._newest[0]), self._newest[1])
+                    return self._newest
+                if version == 0:
+                    return None
+                # The file can be gone only if 16 newer ones came since the listing: list again.
+                with contextlib.suppress(FileNotFoundError):
+                    self._newest = version, read_small(self._state(version), STATE_LIMIT_BYTES)
+                    return self._newest
+        raise BackendFailed(
+            f"state files in {self._path} vanish faster than they can be read, {READ_TRIES} times in a row"
+        )
+
+    def compare_and_set(self, version: int | None, value: bytes) -> bool:
+        with self._failures("write the group's state"):
+            successor = (version or 0) + 1
+            seen = 0 if self._newest is None else self._newest[0]
+            if max(seen, *self._versions(), 0) != successor - 1 or not self._link(
+                self._state(successor), value
+            ):
+                return False
+            # A process that slept while `successor` came, went and was deleted could create it again. Only versions that
+            # are 16 behind are deleted, so such a late one shows by its distance.
+            versions = self._versions()
+            if max(versions) >= successor + KEPT_VERSIONS:
+                self._state(successor).unlink(missing_ok=True)
+                return False
+            for old in sorted(versions)[:-KEPT_VERSIONS]:
+                self._state(old).unlink(missing_ok=True)
+            return True
+
+    def beat(self, node_id: str) -> None:
+        with self._failures("write a heartbeat"), self._lock:
+            self._counters[node_id] = self._counters.get(node_id, 0) + 1
+            self._replace(self._path / (_BEAT + quote(node_id, safe="")), str(self._counters[node_id]))
+
+    def beats(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        with self._failures("read heartbeats"):
+            for name in self._names():
+                if name.startswith(_BEAT):
+                    with contextlib.suppress(FileNotFoundError, NotPlain):
+                        counter = number(read_small(self._path / name, _NUMBER_LIMIT_BYTES))
+                        if counter is not None:
+                            found[unquote(name.removeprefix(_BEAT))] = counter
+        return found
+
+    def publish_generation(self, generation: int) -> None:
+        with self._failures("write the newest generation"):
+            if read_generation(self._path) < generation:
+                self._replace(self._path / "generation", str(generation))
+
+    def shown_generation(self) -> int:
+        with self._failures("read the newest generation"):
+            return read_generation(self._path)
+
+    def _prepare(self) -> None:
+        probe = self._path / f"{_TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            now_s = probe.stat().st_mtime
+            probe.unlink()
+            self._remove_stale(now_s)
+        except OSError as error:
+            raise UsageError(
+                f"the rendezvous folder should be a folder that this user may write, but {self._path} is not"
+                f" ({error.strerror}); choose another with --run-dir or --rdzv-endpoint, or change its owner"
+            ) from error
+
+    def _remove_stale(self, now_s: float) -> None:
+        """Remove what dead processes left. Ages are differences of this file system's own times, not of machines' clocks."""
+        for name in self._names():
+            if name.startswith((_TEMPORARY, _BEAT)):
+                with contextlib.suppress(FileNotFoundError):
+                    if now_s - (self._path / name).stat().st_mtime > STALE_AFTER_S:
+                        # Taken from a live node that slept, a beat comes back with its next and a state is just not set.
+                        (self._path / name).unlink()
+
+    def _names(self) -> list[str]:
+        with os.scandir(self._path) as entries:
+            return [entry.name for entry in entries]
+
+    def _state(self, version: int) -> Path:
+        return self._path / f"{_STATE}{version:012d}.json"
+
+    def _versions(self) -> list[int]:
+        names = (
+            name.removeprefix(_STATE).removesuffix(".json")
+            for name in self._names()
+            if name.startswith(_STATE)
+        )
+        return [version for name in names if (version := number(name)) is not None]
+
+    def _link(self, target: Path, value: bytes) -> bool:
+        """Create `target` with this content, whole; False if it exists."""
+        temporary = self._path / f"{_TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            temporary.write_bytes(value)
+            os.link(temporary, target)
+            return True
+        except (FileExistsError, FileNotFoundError):
+            # NFS may answer "exists" to its own repeated request; two names for one file mean that the link is ours.
+            return temporary.exists() and temporary.stat().st_nlink == 2
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _replace(self, target: Path, text: str) -> None:
+        temporary = self._path / f"{_TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            temporary.write_text(text)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _failures(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise BackendFailed(
+                # Without the name of the file, which is another one each time: the same problem is said once.
+                f"could not {what} in {self._path}: {error.strerror or error}; trying again at the next poll"
+            ) from error
+
+
+def read_generation(path: Path) -> int:
+    """The newest generation shown in the rendezvous folder `path`; 0 before the first."""
+    try:
+        text = read_small(path / "generation", _NUMBER_LIMIT_BYTES)
+    except (FileNotFoundError, NotPlain):
+        return 0
+    return number(text) or 0

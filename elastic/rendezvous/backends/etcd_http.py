@@ -1,0 +1,245 @@
+"""A call is answered by whichever member of an etcd cluster answers first in turn, or fails within seconds and says whether it may have been done.
+
+It speaks the JSON gateway of etcd v3 (3.4 and newer): one POST a call. TLS, client certificates and user come from the variables of etcdctl. It knows nothing of
+keys, and it does not repeat a call to a member that did not answer.
+"""
+
+import json
+import ssl
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import urllib3
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, SSLError
+
+from elastic.errors import UsageError
+from elastic.rendezvous.backends.backend import BackendFailed, BackendRefuses
+from elastic.system.clock import Clock, SystemClock
+from elastic.system.endpoint import split_endpoint
+from elastic.system.untrusted import parse_json
+
+DEFAULT_PORT = 2379
+CONNECT_S = 0.5
+# Longer than the one second that the members take to notice that their leader is gone and to choose another: whoever waits for that is answered.
+ANSWER_S = 1.5
+CALL_S = 3.0
+MOST_CONNECTIONS = 4
+
+_NOT_FOUND = 5  # of the codes that gRPC has
+_UNAUTHENTICATED = 16
+_STALE_TOKEN = ("invalid auth token", "revision in header is old", "user name is empty")
+
+
+class Unsure(BackendFailed):
+    """The request was sent and no answer came: it may have been done, or may be done yet."""
+
+
+class NotFound(BackendFailed):
+    """The member answered that what was named, a lease for one, does not exist."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Who asks, and whom to believe. Paths of PEM files and "name:password" as etcdctl takes them; None: not given."""
+
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    user: str | None = None
+
+    @staticmethod
+    def from_environment(environ: Mapping[str, str]) -> "Access":
+        """From ETCDCTL_CACERT, ETCDCTL_CERT, ETCDCTL_KEY, and ETCDCTL_USER, with its password in there or in ETCDCTL_PASSWORD."""
+        user, password = environ.get("ETCDCTL_USER"), environ.get("ETCDCTL_PASSWORD")
+        if user and ":" not in user and password:
+            user = f"{user}:{password}"
+        if user and ":" not in user:
+            raise UsageError(
+                f"ETCDCTL_USER should be name:password, found only the name {user!r}; nobody is here to be asked for the password"
+            )
+        return Access(
+            ca=environ.get("ETCDCTL_CACERT") or None,
+            certificate=environ.get("ETCDCTL_CERT") or None,
+            key=environ.get("ETCDCTL_KEY") or None,
+            user=user or None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refusal:
+    status: int
+    code: int
+    message: str
+
+
+class EtcdHttp:
+    """Calls may come from several threads."""
+
+    def __init__(self, endpoints: str, access: Access, clock: Clock | None = None) -> None:
+        """`endpoints`: `HOST[:PORT],...`, each with https:// in front of it for TLS. Raises UsageError for one that is no address."""
+        self._urls = tuple(_url(endpoint) for endpoint in endpoints.split(","))
+        self._clock = SystemClock() if clock is None else clock
+        self._access = access
+        self._pool = _pool(access)
+        self._at = 0
+        self._token: str | None = None
+        self._lock = threading.Lock()
+
+    def call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """POST `body` to `/v3/<path>`, asking each member twice at most, for 3 s in all.
+
+        Raises Unsure when a member that got the request did not say what became of it, and none answered since;
+        BackendFailed when none was reached; BackendRefuses when one said no, NotFound when it said that there is no such thing.
+        """
+        deadline = self._clock.monotonic() + CALL_S
+        failed = BackendFailed(f"no member of etcd was asked for {path}")
+        may_be_done = False
+        for turn in range(2 * len(self._urls)):
+            left_s = deadline - self._clock.monotonic()
+            if turn and left_s <= 0:
+                break
+            url = self._urls[self._at % len(self._urls)]
+            try:
+                return self._authorized(url, path, body, max(left_s, 0.1))
+            except NotFound:
+                raise
+            except BackendFailed as error:
+                if isinstance(error, BackendRefuses) and turn >= len(self._urls) - 1:
+                    raise
+                may_be_done |= isinstance(error, Unsure)
+                failed = error
+                # Two threads that fail at once go two members further, which is as good.
+                self._at += 1
+        raise Unsure(str(failed)) if may_be_done else failed
+
+    def _authorized(self, url: str, path: str, body: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """The answer of one member. A token that it does not know, any more or because it was restarted, is replaced once."""
+        found = self._ask(url, path, body, self._current_token(url, limit_s), limit_s)
+        if isinstance(found, _Refusal) and self._access.user is not None and _is_stale(found):
+            self._token = None
+            found = self._ask(url, path, body, self._current_token(url, limit_s), limit_s)
+        if not isinstance(found, _Refusal):
+            return found
+        if found.code == _NOT_FOUND:
+            raise NotFound(f"{url} has no such thing: {found.message}")
+        raise BackendRefuses(
+            f"etcd at {url} should allow {path}, but refuses it: {found.message} (HTTP {found.status}); check ETCDCTL_USER, the"
+            f" permissions of its role on the prefix elastic/, and the etcd version (3.4 or newer)"
+        )
+
+    def _current_token(self, url: str, limit_s: float) -> str | None:
+        if self._access.user is None:
+            return None
+        with self._lock:
+            if self._token is None:
+                name, _, password = self._access.user.partition(":")
+                found = self._ask(
+                    url, "auth/authenticate", {"name": name, "password": password}, None, limit_s
+                )
+                self._token = _token(found, url, name)
+            return self._token
+
+    def _ask(
+        self, url: str, path: str, body: Mapping[str, Any], token: str | None, limit_s: float
+    ) -> dict[str, Any] | _Refusal:
+        try:
+            response = self._pool.request(
+                "POST",
+                f"{url}/v3/{path}",
+                body=json.dumps(body).encode(),
+                headers={"Content-Type": "application/json"} | ({"Authorization": token} if token else {}),
+                timeout=urllib3.Timeout(connect=min(CONNECT_S, limit_s), read=min(ANSWER_S, limit_s)),
+            )
+        except (HTTPError, OSError) as error:
+            raise _unanswered(url, error) from error
+        return _answer(url, response.status, response.data)
+
+
+def _answer(url: str, status: int, data: bytes) -> dict[str, Any] | _Refusal:
+    try:
+        # A refused stream, such as a lease's keepalive, has its error in a line of its own.
+        found = parse_json(data.split(b"\n", 1)[0] or b"{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise Unsure(
+            f"etcd at {url} should answer with JSON, found {data[:80]!r} (HTTP {status}); is it etcd?"
+        )
+    error = found.get("error")
+    if status == HTTPStatus.OK and error is None:
+        return found
+    about = error if isinstance(error, dict) else found
+    message = str(about.get("message") or error or data[:200])
+    code = about.get("code", about.get("grpc_code", 0))
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        raise Unsure(
+            f"etcd at {url} could not do it now: {message} (HTTP {status}); does a majority of its members run?"
+        )
+    return _Refusal(status=status, code=code if isinstance(code, int) else 0, message=message)
+
+
+def _is_stale(refusal: _Refusal) -> bool:
+    return refusal.code == _UNAUTHENTICATED or any(text in refusal.message for text in _STALE_TOKEN)
+
+
+def _token(found: dict[str, Any] | _Refusal, url: str, name: str) -> str:
+    """The token; empty where the server asks for none."""
+    if not isinstance(found, _Refusal):
+        return str(found.get("token", ""))
+    if "not enabled" in found.message:
+        return ""
+    raise BackendRefuses(
+        f"etcd at {url} should know the user {name!r} with the password in ETCDCTL_USER (name:password), but says: {found.message}"
+    )
+
+
+def _unanswered(url: str, error: HTTPError | OSError) -> BackendFailed:
+    if isinstance(error, SSLError | ssl.SSLError):
+        return BackendRefuses(
+            f"etcd at {url} should prove who it is by TLS, and accept us, but: {error}; check ETCDCTL_CACERT, ETCDCTL_CERT and"
+            f" ETCDCTL_KEY, and that the certificate names this host"
+        )
+    advice = "is it running, and reachable from this machine?"
+    if isinstance(error, NewConnectionError | ConnectTimeoutError):
+        return BackendFailed(f"etcd at {url} should answer, but cannot be reached ({error}); {advice}")
+    return Unsure(f"etcd at {url} took a request and did not answer ({error}); {advice}")
+
+
+def _pool(access: Access) -> urllib3.PoolManager:
+    _check_readable("ETCDCTL_CACERT", access.ca)
+    _check_readable("ETCDCTL_CERT", access.certificate)
+    _check_readable("ETCDCTL_KEY", access.key)
+    return urllib3.PoolManager(
+        maxsize=MOST_CONNECTIONS,
+        # Asking again, and whom, is decided here: the library would repeat a request whose fate is unknown.
+        retries=False,
+        ca_certs=access.ca,
+        cert_file=access.certificate,
+        key_file=access.key,
+        cert_reqs="CERT_REQUIRED",
+    )
+
+
+def _check_readable(variable: str, path: str | None) -> None:
+    if path is None:
+        return
+    try:
+        Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{variable} should name a PEM file, but {path} cannot be read ({error.strerror})"
+        ) from error
+
+
+def _url(endpoint: str) -> str:
+    scheme, separator, rest = endpoint.strip().rpartition("://")
+    if separator and scheme not in ("http", "https"):
+        raise UsageError(
+            f"expected an etcd endpoint like etcd-1:{DEFAULT_PORT} or https://etcd-1:{DEFAULT_PORT}, found {endpoint!r}"
+        )
+    host, port = split_endpoint(rest.rstrip("/"), DEFAULT_PORT)
+    return f"{scheme or 'http'}://{host}:{port}"

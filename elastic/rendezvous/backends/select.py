@@ -1,0 +1,129 @@
+"""Where a group meets is one value, and the same on every node; everything that depends on the kind of backend is decided here.
+
+dir: a folder that all nodes share. objects: the same in an object store. etcd: a cluster that runs anyway. c10d: a store on the node whose address is the endpoint.
+It does not promise that the others were given the same one.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from elastic.errors import UsageError
+from elastic.rendezvous.backends.backend import Backend, BackendFailed, BackendRefuses, MayHost
+from elastic.rendezvous.backends.directory import DirectoryBackend
+from elastic.rendezvous.rendezvous import RendezvousTimeout
+from elastic.system.clock import Clock
+from elastic.system.endpoint import split_endpoint
+
+RETRY_S = 0.5
+STIR_S = 2.0
+QUIET_S = 1.0
+LINGER_S = 15.0
+LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """`endpoint`: the folder or its URL, or addresses as --rdzv-endpoint has them. `group`: the name of the group there; a folder has one group only."""
+
+    kind: Literal["dir", "objects", "c10d", "etcd"]
+    endpoint: str
+    group: str
+
+    def check(self, environ: Mapping[str, str]) -> None:
+        """Raises UsageError for an address that is none, or for files and variables that say who we are but cannot be read."""
+        match self.kind:
+            case "dir" | "objects":
+                pass  # a folder is checked by who makes it, and a store by its first answer
+            case "etcd":
+                from elastic.rendezvous.backends.etcd_http import Access, EtcdHttp  # as in `open`
+
+                EtcdHttp(self.endpoint, Access.from_environment(environ))
+            case "c10d":
+                split_endpoint(self.endpoint, 1)
+
+    def open(self, environ: Mapping[str, str]) -> Backend:
+        """Raises UsageError for what cannot be meant; no network is used before the first call."""
+        match self.kind:
+            case "dir":
+                return DirectoryBackend(Path(self.endpoint))
+            case "objects":
+                from elastic.rendezvous.backends.object_store import (
+                    ObjectsBackend,  # starts a thread of its library's
+                )
+
+                return ObjectsBackend(self.endpoint)
+            case "etcd":
+                from elastic.rendezvous.backends.etcd import EtcdBackend  # a library that nobody else needs
+                from elastic.rendezvous.backends.etcd_http import Access
+
+                return EtcdBackend(self.endpoint, self.group, Access.from_environment(environ))
+            case "c10d":
+                from elastic.rendezvous.backends.tcp_store import (
+                    C10dBackend,  # torch, which takes long to import
+                )
+
+                return C10dBackend(self.endpoint, self.group)
+
+    def fence(self, mirror: Path) -> str:
+        """How another process of this node finds the newest generation, as uploader/fence.py reads it.
+
+        mirror: where the agent shows it if nobody but torch could ask for it.
+        """
+        match self.kind:
+            case "dir":
+                return f"file:{Path(self.endpoint) / 'generation'}"
+            case "objects":
+                return f"objects:{self.endpoint}"
+            case "etcd":
+                return f"etcd:{self.group} {self.endpoint}"
+            case "c10d":
+                return f"mirror:{mirror}"
+
+
+def wait_for(backend: Backend, *, patience_s: float, clock: Clock, say: Callable[[str], None]) -> None:
+    """Return once the backend answers: servers and nodes may be started in any order.
+
+    Raises UsageError when it says no, RendezvousTimeout when it does not answer within `patience_s`.
+    """
+    deadline, has_said = clock.monotonic() + patience_s, False
+    while True:
+        try:
+            backend.read()
+            return
+        except BackendRefuses as error:
+            raise UsageError(str(error)) from error
+        except BackendFailed as error:
+            if clock.monotonic() + RETRY_S > deadline:
+                raise RendezvousTimeout(f"{error}; gave up after {patience_s:g} s") from error
+            if not has_said:
+                say(f"{error}; waiting for it")
+                has_said = True
+        clock.sleep(RETRY_S)
+
+
+def stirring(backend: Backend, clock: Clock, *, keep_alive_s: float) -> tuple[str, ...]:
+    """The nodes that beat within some seconds of watching: two, or as many as nodes with that keep-alive may be silent for."""
+    before = backend.beats()
+    clock.sleep(max(STIR_S, keep_alive_s / 2))
+    return tuple(
+        node_id for node_id, counter in backend.beats().items() if before.get(node_id) not in (None, counter)
+    )
+
+
+def linger(backend: Backend, node_id: str, clock: Clock) -> None:
+    """Whoever serves the store stays until the others have read how the run ended: until none but `node_id` has beaten for a second, 15 s at most."""
+    if not isinstance(backend, MayHost) or not backend.is_host:
+        return
+    deadline = clock.monotonic() + LINGER_S
+    last: dict[str, int] = {}
+    moved_s = clock.monotonic()
+    while clock.monotonic() < min(deadline, moved_s + QUIET_S):
+        try:
+            beats = {name: count for name, count in backend.beats().items() if name != node_id}
+        except BackendFailed:
+            return
+        if beats != last:
+            last, moved_s = beats, clock.monotonic()
+        clock.sleep(LOOK_S)

@@ -1,0 +1,209 @@
+"""Versions never step back, although the store lives in the memory of one agent: who has seen a newer one than a store that began anew puts it back.
+
+elastic/<group>/group        "<version> <writer> <value in base64>"; the writer's name is new for each write, so that two equal values are told apart
+elastic/<group>/nodes        the nodes that ever beat, as a JSON list
+elastic/<group>/beat/<node>  the counter of one node
+elastic/<group>/generation   the newest generation as text
+
+The store is torch's TCPStore on the agent whose machine has the endpoint's address. It ends with that agent, and until one runs there again nobody can come or
+go. It does not promise that who reaches the port means well: see docs/security.md.
+"""
+
+import contextlib
+import json
+import threading
+import uuid
+from base64 import b64decode, b64encode
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # public by its documentation
+
+from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.rendezvous.backends.tcp_store_client import StoreLine, is_own_address
+from elastic.system.endpoint import split_endpoint
+from elastic.system.untrusted import number, parse_json
+
+DEFAULT_PORT = 29400  # torchrun's
+WRITE_TRIES = 50
+
+# The store has no plain look at a key that may be absent. Comparing with what is never there gives the value, or this back.
+_ABSENT = "-"
+_VERSIONS_PER_GENERATION = 2**32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """One value as it stands in the store."""
+
+    version: int
+    writer: str
+    value: bytes
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        """Of two histories that met, everybody takes the same one for the newer."""
+        return self.version, self.writer
+
+    @property
+    def text(self) -> str:
+        return f"{self.version} {self.writer} {b64encode(self.value).decode()}"
+
+    @staticmethod
+    def parse(data: bytes) -> "Written | None":
+        """None for what says that the key is absent. Raises BackendFailed."""
+        if data == _ABSENT.encode():
+            return None
+        try:
+            text, writer, value = data.decode("ascii").split(" ")
+            version = number(text)
+            if version is None:
+                raise ValueError(f"{text[:40]} is no version")
+            return Written(version=version, writer=writer, value=b64decode(value, validate=True))
+        except ValueError as error:
+            raise BackendFailed(
+                f"the store should hold a group as this version of elastic-train writes it, found {data[:40]!r}; does another program use"
+                f" that port?"
+            ) from error
+
+
+class C10dBackend:
+    def __init__(self, endpoint: str, group: str) -> None:
+        """`endpoint`: `HOST[:PORT]`; `group`: any text, the name under which nodes meet. Raises UsageError for what is no address."""
+        host, port = split_endpoint(endpoint, DEFAULT_PORT)
+        host = host.strip("[]")
+        self._line = StoreLine(host, port, may_host=is_own_address(host))
+        self._prefix = f"elastic/{quote(group, safe='')}/"
+        self._lock = threading.Lock()
+        self._seen: Written | None = None
+        self._counters: dict[str, int] = {}
+        self._listed: dict[str, int] = {}
+        self._generation = 0
+        self._shown: tuple[int, int] = (0, 0)  # generation, and the connection in which it was seen
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the store is served by this process."""
+        return self._line.is_host
+
+    def close(self) -> None:
+        """Leave; a store that is served here ends."""
+        self._line.close()
+
+    def read(self) -> tuple[int, bytes] | None:
+        with self._line.use("read the group's state") as store:
+            found = self._look(store)
+        return None if found is None else (found.version, found.value)
+
+    def compare_and_set(self, version: int | None, value: bytes) -> bool:
+        with self._line.use("read the group's state") as store:
+            if self._version != version:
+                self._look(store)
+        if self._version != version:
+            return False
+        # A store that began anew may have counted few versions and many generations; the generation counts for more, so that the later history is the newer.
+        lowest = self._generation * _VERSIONS_PER_GENERATION
+        successor = Written(version=max(version or 0, lowest) + 1, writer=uuid.uuid4().hex, value=value)
+        expected = "" if self._seen is None else self._seen.text
+        # An answer that was lost may be a win all the same; whoever reads again finds out.
+        with contextlib.suppress(BackendFailed), self._line.use("write the group's state") as store:
+            answer = store.compare_set(self._key("group"), expected, successor.text)
+            if answer == successor.text.encode():
+                self._seen = successor
+                return True
+        return False
+
+    def beat(self, node_id: str) -> None:
+        with self._lock, self._line.use("write a heartbeat") as store:
+            key = self._key(f"beat/{node_id}")
+            wanted = self._counters.get(node_id, 0) + 1
+            found = store.add(key, 1)
+            if found < wanted:  # the store began anew
+                found = store.add(key, wanted - found)
+            self._counters[node_id] = found
+            if self._listed.get(node_id) != self._line.connections:
+                self._enlist(store, node_id)
+                self._listed[node_id] = self._line.connections
+
+    def beats(self) -> dict[str, int]:
+        with self._line.use("read heartbeats") as store:
+            nodes = self._nodes(store)[1]
+            # All of them are there: a node is listed after its first beat.
+            values = store.multi_get([self._key(f"beat/{node_id}") for node_id in nodes]) if nodes else []
+        counters = {node_id: number(value) for node_id, value in zip(nodes, values, strict=True)}
+        return {node_id: counter for node_id, counter in counters.items() if counter is not None}
+
+    def publish_generation(self, generation: int) -> None:
+        self._generation = max(self._generation, generation)
+        if self._shown[0] >= generation and self._shown[1] == self._line.connections:
+            return
+        key = self._key("generation")
+        with self._line.use("write the newest generation") as store:
+            for _ in range(WRITE_TRIES):
+                found = store.compare_set(key, _ABSENT, _ABSENT)
+                text = found.decode(errors="replace")
+                shown = number(found) or 0
+                if shown >= generation:
+                    break
+                store.compare_set(key, "" if text == _ABSENT else text, str(generation))
+            self._shown = generation, self._line.connections
+
+    def shown_generation(self) -> int:
+        with self._line.use("read the newest generation") as store:
+            found = store.compare_set(self._key("generation"), _ABSENT, _ABSENT)
+        if found == _ABSENT.encode():
+            return 0
+        generation = number(found)
+        if generation is None:
+            raise BackendFailed(
+                f"the store should hold the newest generation, found {found[:40]!r}; does another program use it?"
+            )
+        return generation
+
+    @property
+    def _version(self) -> int | None:
+        return None if self._seen is None else self._seen.version
+
+    def _look(self, store: TCPStore) -> Written | None:
+        """What the store holds, or what this process saw last, put in its place, if that is newer."""
+        key, seen = self._key("group"), self._seen
+        found = Written.parse(store.compare_set(key, _ABSENT, _ABSENT))
+        for _ in range(WRITE_TRIES):
+            if seen is None or (found is not None and found.rank >= seen.rank):
+                self._seen = found
+                return found
+            # Of several survivors that do the same one is first; the others find its value, or replace it if theirs is newer.
+            found = Written.parse(store.compare_set(key, "" if found is None else found.text, seen.text))
+        raise BackendFailed(
+            f"the store began anew, and the group's newest state could not be put back {WRITE_TRIES} times in a row; trying again at the next"
+            f" poll"
+        )
+
+    def _enlist(self, store: TCPStore, node_id: str) -> None:
+        for _ in range(WRITE_TRIES):
+            text, nodes = self._nodes(store)
+            if node_id in nodes:
+                return
+            store.compare_set(self._key("nodes"), text, json.dumps([*nodes, node_id]))
+        raise BackendFailed(
+            f"the list of nodes changed under {node_id} {WRITE_TRIES} times in a row; trying again"
+        )
+
+    def _nodes(self, store: TCPStore) -> tuple[str, list[str]]:
+        """The list as text, empty where there is none yet, and its nodes."""
+        # Bytes that are no text make a text that is no list.
+        text = store.compare_set(self._key("nodes"), _ABSENT, _ABSENT).decode(errors="replace")
+        if text == _ABSENT:
+            return "", []
+        try:
+            nodes = parse_json(text)
+        except ValueError:
+            nodes = None
+        if not isinstance(nodes, list) or not all(isinstance(one, str) for one in nodes):
+            raise BackendFailed(
+                f"the store should hold a list of nodes, found {text[:40]!r}; does another program use it?"
+            )
+        return text, nodes
+
+    def _key(self, name: str) -> str:
+        return self._prefix + name

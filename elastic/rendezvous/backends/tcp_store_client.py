@@ -1,0 +1,209 @@
+"""A call of torch's TCPStore on this line ends within seconds, also when the host is frozen or gone, and leaves no thread behind.
+
+torch's client waits for an answer without a limit, in its constructor too, and never connects again. So the socket below it is found and given limits of its own, and a
+line that failed once is thrown away for a fresh one. It does not promise that a call that failed was not done.
+"""
+
+import contextlib
+import ipaddress
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # public by its documentation
+
+from elastic.rendezvous.backends.backend import BackendFailed
+
+CONNECT_S = 0.5
+ANSWER_S = 1.0
+PAUSE_S = 0.5
+CUT_EVERY_S = 0.1
+
+_TIMEVAL = struct.Struct("@ll")  # seconds and microseconds, as the kernel takes limits of sockets
+
+
+class StoreLine:
+    """One connection at a time, for one caller at a time; others wait for their turn."""
+
+    def __init__(self, host: str, port: int, *, may_host: bool) -> None:
+        """may_host: whether this process serves the store if nobody else on this machine does; it then does so to its end."""
+        self._host = host
+        self._port = port
+        self._may_host = may_host
+        self._lock = threading.RLock()
+        self._server: TCPStore | None = None
+        self._client: TCPStore | None = None
+        self._failed: tuple[float, str] | None = None
+        self.connections = 0  # how many there have been: another number may be another store
+
+    @property
+    def is_host(self) -> bool:
+        return self._server is not None
+
+    def close(self) -> None:
+        """Leave; a store that is served here ends."""
+        with self._lock:
+            self._client = self._server = None
+            self._may_host = False
+
+    @contextlib.contextmanager
+    def use(self, what: str) -> Iterator[TCPStore]:
+        """The store, connected. Raises BackendFailed when it cannot be reached, or when what is done with it fails."""
+        with self._lock:
+            client = self._connected(what)
+            try:
+                yield client
+            except RuntimeError as error:  # torch's DistError and its children
+                self._client = None
+                raise self._failure(
+                    what, str(error).splitlines()[0] if str(error) else "no reason"
+                ) from error
+
+    def _connected(self, what: str) -> TCPStore:
+        if self._client is not None:
+            return self._client
+        if self._failed is not None and time.monotonic() - self._failed[0] < PAUSE_S:
+            # Polls come many times a second, and each would wait for the host.
+            raise self._failure(what, self._failed[1], is_new=False)
+        if self._may_host and self._server is None:
+            self._server = _serve(self._host, self._port)
+        try:
+            self._client = _connect(self._host, self._port)
+        except (OSError, RuntimeError) as error:
+            raise self._failure(what, str(error).splitlines()[0] if str(error) else "no reason") from error
+        self.connections += 1
+        self._failed = None
+        return self._client
+
+    def _failure(self, what: str, reason: str, *, is_new: bool = True) -> BackendFailed:
+        if is_new:
+            self._failed = time.monotonic(), reason
+        return BackendFailed(
+            f"could not {what}: the store at {self._host}:{self._port} should answer within {ANSWER_S:g} s, but did not ({reason});"
+            f" does the agent on that host run? This one goes on by itself when it is back"
+        )
+
+
+def is_own_address(host: str) -> bool:
+    """Whether `host` is, or stands for, an address of this machine: only own ones can be bound."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as probe, contextlib.suppress(OSError):
+            probe.bind(address)
+            return True
+    return False
+
+
+def _serve(host: str, port: int) -> TCPStore | None:
+    """A store that listens there; None when somebody on this machine does already."""
+    try:
+        listener = _listen(host, port)
+    except OSError:
+        return None
+    limit = timedelta(seconds=ANSWER_S)
+    with _cut_after(ANSWER_S, host, port):
+        return TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=limit,
+            master_listen_fd=listener.detach(),
+        )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """On the address that the endpoint spells, else on all: what a host's name means on the host itself is often not what the others reach."""
+    if _is_address(host):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def _is_address(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _connect(host: str, port: int) -> TCPStore:
+    # torch's client repeats a refused connection, and says so on standard error each time; this asks once and quietly.
+    with socket.create_connection((host, port), timeout=CONNECT_S):
+        pass
+    limit = timedelta(seconds=ANSWER_S)
+    with _cut_after(ANSWER_S, host, port):
+        client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+    for found in _sockets_to(host, port):
+        with found:
+            for which in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                found.setsockopt(
+                    socket.SOL_SOCKET, which, _TIMEVAL.pack(int(ANSWER_S), int(ANSWER_S % 1 * 1e6))
+                )
+    return client
+
+
+@contextlib.contextmanager
+def _cut_after(limit_s: float, host: str, port: int) -> Iterator[None]:
+    """From `limit_s` on, whatever this process has to do with `host` and `port` ends with an error; once is not enough, torch's client connects again."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        if not is_over.wait(limit_s):
+            _cut(host, port)
+            while not is_over.wait(CUT_EVERY_S):
+                _cut(host, port)
+
+    thread = threading.Thread(target=watch, name="store-limit", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _cut(host: str, port: int) -> None:
+    for found in _sockets_to(host, port):
+        with found, contextlib.suppress(OSError):
+            found.shutdown(socket.SHUT_RDWR)
+
+
+def _sockets_to(host: str, port: int) -> list[socket.socket]:
+    """The connections of this process to there, each under a descriptor of its own."""
+    addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if not str(link.readlink()).startswith("socket:"):
+                continue
+            one = socket.socket(fileno=os.dup(int(link.name)))
+            peer = _peer(one)
+            if peer is not None and peer[1] == port and peer[0] in addresses:
+                found.append(one)
+            else:
+                one.close()
+    return found
+
+
+def _peer(one: socket.socket) -> tuple[str, int] | None:
+    if one.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    try:
+        host, port = one.getpeername()[:2]
+    except OSError:
+        return None
+    return str(host).removeprefix("::ffff:"), int(port)

@@ -1,0 +1,178 @@
+"""On a local or shared folder, what `write` and `create` returned is on the disk, its folders included, after a power cut.
+
+Nothing outside of the folder is read or written: links below it are followed only as far as they stay in it. It does not promise so on a file system that answers
+fsync without doing it, nor against somebody who makes links there in the very moment.
+"""
+
+import errno
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from elastic.errors import StoreFailed
+from elastic.storage.store import CHUNK_BYTES, Entry, LeadsOut, Payload, StoreUnsteady, as_store_failure
+from elastic.system.files import NotPlain, open_plain
+
+_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+class LocalStore:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def list(self) -> list[Entry]:
+        with _classified(f"listing {self._root}"):
+            return sorted(self._entries(self._root, ""), key=lambda entry: entry.name)
+
+    def read(self, name: str) -> Iterator[bytes]:
+        path = self._inside(name)
+        with _classified(f"reading {path}"), open_plain(path, follow=True) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+
+    def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
+        path = self._inside(name)
+        with _classified(f"writing {path}"):
+            self._make_folders(path.parent)
+            try:
+                size_bytes = _write_new(path, payload, midway)
+            except BaseException:
+                # The next try creates the same name exclusively and must not meet the torn remains of this one.
+                with suppress(OSError):
+                    path.unlink()
+                raise
+            self._sync_folders(path.parent)
+        return size_bytes
+
+    def create(self, name: str, data: bytes) -> bool:
+        path = self._inside(name)
+        # A dot-file with no meaning to any reader; a crash may leave it behind, never anything half-written at `path`.
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        with _classified(f"creating {path}"):
+            self._make_folders(path.parent)
+            try:
+                _write_small(draft, data)
+                # A hard link appears whole, or fails if the name is taken; a rename would replace.
+                _link(draft, path)
+            except FileExistsError:
+                return False
+            finally:
+                draft.unlink(missing_ok=True)
+            self._sync_folders(path.parent)
+        return True
+
+    def delete(self, name: str) -> None:
+        path = self._inside(name)
+        with _classified(f"deleting {path}"):
+            path.unlink(missing_ok=True)
+            for folder in self._folders_up(path.parent):
+                try:
+                    folder.rmdir()
+                except OSError:
+                    # Not empty: another attempt or record lives beside it.
+                    break
+            if path.parent.exists():
+                _sync(path.parent)
+
+    def _inside(self, name: str) -> Path:
+        """The path of `name`. Raises LeadsOut."""
+        path = self._root / name
+        # Path.resolve raises another error than OSError where links lead in a circle.
+        target, root = Path(os.path.realpath(path)), Path(os.path.realpath(self._root))
+        if not target.is_relative_to(root):
+            raise LeadsOut(
+                f"expected {path} to lie in {root}, found that a link leads to {target}; remove the link, and put what it names in its place if it is wanted"
+            )
+        return path
+
+    def _entries(self, folder: Path, prefix: str) -> Iterator[Entry]:
+        try:
+            found = list(os.scandir(folder))
+        except FileNotFoundError:
+            # Never made, or removed while we listed: either way it holds nothing. Any other error must not look like that.
+            return
+        for item in found:
+            name = f"{prefix}{item.name}"
+            if item.is_dir(follow_symlinks=False):
+                yield from self._entries(Path(item.path), f"{name}/")
+                continue
+            if item.is_dir():
+                self._inside(name)  # checkpoints that were moved away must not look like none
+            with suppress(FileNotFoundError):
+                yield Entry(name=name, size_bytes=item.stat().st_size)
+
+    def _make_folders(self, folder: Path) -> None:
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
+        for each in reversed(missing):
+            each.mkdir(exist_ok=True)
+            _sync(each.parent)
+
+    def _sync_folders(self, folder: Path) -> None:
+        for each in (*self._folders_up(folder), self._root):
+            _sync(each)
+
+    def _folders_up(self, folder: Path) -> tuple[Path, ...]:
+        """From `folder` up to the one below the root."""
+        depth = len(folder.relative_to(self._root).parts)
+        return (folder, *folder.parents)[:depth]
+
+
+@contextmanager
+def _classified(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except NotPlain as error:
+        raise LeadsOut(f"{doing} failed: {error}; remove it") from error
+    except FileNotFoundError as error:
+        if doing.startswith("reading"):
+            raise as_store_failure(doing, error) from error
+        # Somebody removed an emptied folder between our mkdir and our open: the next try makes it again.
+        raise StoreUnsteady(f"{doing} failed: {error}") from error
+    except OSError as error:
+        raise as_store_failure(doing, error) from error
+
+
+def _write_new(path: Path, payload: Payload, midway: Callable[[], None]) -> int:
+    # Two chunks at least, so that a small payload has a middle, too.
+    chunk_bytes = min(CHUNK_BYTES, max(1, (payload.size_bytes + 1) // 2))
+    middle = -(-payload.size_bytes // chunk_bytes) // 2
+    with path.open("xb", buffering=0) as file:
+        for number, chunk in enumerate(payload.chunks(chunk_bytes)):
+            if number == middle:
+                midway()
+            _write_all(file.fileno(), chunk)
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
+
+
+def _write_small(path: Path, data: bytes) -> None:
+    with path.open("xb", buffering=0) as file:
+        _write_all(file.fileno(), data)
+        os.fsync(file.fileno())
+
+
+def _link(draft: Path, path: Path) -> None:
+    try:
+        os.link(draft, path)
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            raise StoreFailed(
+                f"{path} cannot be created: its file system has no hard links ({error}); put the run directory on one that has, or in an object store"
+            ) from error
+        raise
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,186 @@
+"""A store holds named objects that appear whole or not at all when they are created, and says why when it fails.
+
+It does not promise that a bulk payload appears whole: a crash may leave part of one, which is why a checkpoint exists only
+once its commit record does. A store raises StoreFailed for everything that goes wrong; the subclasses below are for
+its callers in this package: StoreUnsteady may be tried again, ObjectMissing and LeadsOut are answers.
+"""
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import tenacity
+
+from elastic.errors import StoreFailed
+from elastic.system.clock import Clock
+
+CHUNK_BYTES = 4 * 1024 * 1024
+SMALL_LIMIT_BYTES = 64 * 1024
+READ_PATIENCE_S = 120.0
+READ_ATTEMPTS = 5
+_LONGEST_PAUSE_S = 20.0
+_FINAL_ERRNOS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+}
+_OUR_MISTAKES = (TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
+
+Answer = TypeVar("Answer")
+
+
+class StoreUnsteady(StoreFailed):
+    """The call failed in a way that may pass, or nobody knows whether it took effect."""
+
+
+class ObjectMissing(StoreFailed):
+    """Nothing is stored under this name."""
+
+
+class LeadsOut(StoreFailed):
+    """What is there is no object of this store: a link that leads out of it, or no plain file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """`name` is relative to the store's URL."""
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """`size_bytes` (1 or more) bytes of an open file, from `offset` on; reading them does not move the descriptor's own offset, which others share."""
+
+    fd: int
+    size_bytes: int
+    offset: int = 0
+
+    def chunks(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
+        """Raise StoreFailed when the file is shorter than `size_bytes`."""
+        position = 0
+        while position < self.size_bytes:
+            chunk = os.pread(self.fd, min(chunk_bytes, self.size_bytes - position), self.offset + position)
+            if not chunk:
+                raise StoreFailed(
+                    f"the image ends after {position} bytes, expected {self.size_bytes}: it was cut while it was saved"
+                )
+            position += len(chunk)
+            yield chunk
+
+    def check_size(self) -> None:
+        """Raise StoreFailed when the file is too short."""
+        found_bytes = os.fstat(self.fd).st_size
+        if found_bytes < self.offset + self.size_bytes:
+            raise StoreFailed(
+                f"the image's file has {found_bytes} bytes, expected {self.size_bytes} from byte {self.offset} on"
+            )
+
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for chunk in self.chunks():
+            digest.update(chunk)
+        return digest.hexdigest()
+
+
+class Store(Protocol):
+    """Names are relative, with `/` between folders. Every verb may raise StoreUnsteady, or StoreFailed for good."""
+
+    def list(self) -> list[Entry]:
+        """Every object there is, by name; an empty list when the store's folder does not exist."""
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """The object in chunks. Raises ObjectMissing or LeadsOut."""
+
+    def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
+        """Store a payload under a name that nobody else uses; return the size in bytes that the store now reports.
+
+        Calls `midway` once after it has begun and before the object is complete, half-way where it can.
+        """
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Store a small object whole unless the name is taken; False when it is. Durable when it returns True."""
+
+    def delete(self, name: str) -> None:
+        """Absent before is fine."""
+
+
+def retrying(call: Callable[[], Answer], *, clock: Clock, deadline: float, attempts: int = 1000) -> Answer:
+    """The answer of `call`, tried again while it is unsteady, until `deadline` on the monotonic clock or `attempts`."""
+
+    def is_over(state: tenacity.RetryCallState) -> bool:
+        return state.attempt_number >= attempts or clock.monotonic() + state.upcoming_sleep >= deadline
+
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(StoreUnsteady),
+        wait=tenacity.wait_random_exponential(multiplier=0.2, max=_LONGEST_PAUSE_S),
+        stop=is_over,
+        sleep=clock.sleep,
+        reraise=True,
+    )(call)
+
+
+def reading(call: Callable[[], Answer], clock: Clock) -> Answer:
+    """`retrying` with the patience of a reader."""
+    return retrying(call, clock=clock, deadline=clock.monotonic() + READ_PATIENCE_S, attempts=READ_ATTEMPTS)
+
+
+def read_small(store: Store, name: str, clock: Clock) -> bytes | None:
+    """A small object, cut just above SMALL_LIMIT_BYTES; None when there is none."""
+
+    def whole() -> bytes:
+        data = bytearray()
+        for chunk in store.read(name):
+            data += chunk
+            if len(data) > SMALL_LIMIT_BYTES:
+                break
+        return bytes(data)
+
+    try:
+        return reading(whole, clock)
+    except ObjectMissing:
+        return None
+
+
+def create_or_read(store: Store, name: str, data: bytes, clock: Clock) -> bytes:
+    """What the store holds under `name` afterwards: `data`, or what another process had put there first."""
+
+    def once() -> bytes:
+        store.create(name, data)
+        found = read_small(store, name, clock)
+        if found is None:
+            raise StoreUnsteady(f"{name} was created and cannot be found; is its store losing writes?")
+        return found
+
+    return reading(once, clock)
+
+
+def as_store_failure(doing: str, error: Exception) -> StoreFailed:
+    """What a storage library raised, as a sentence, and classified: worth another try, an answer, or final."""
+    sentence = f"{doing} failed: {type(error).__name__}: {error}"
+    if isinstance(error, FileNotFoundError):
+        return ObjectMissing(f"{doing} failed: nothing is there ({error})")
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return StoreFailed(
+            f"{sentence}. The disk or quota is full: free space, keep fewer checkpoints, or use another --run-dir"
+        )
+    if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.errno in _FINAL_ERRNOS):
+        return StoreFailed(
+            f"{sentence}. Expected to be allowed to write there: check permissions and credentials"
+        )
+    # botocore's and google's own classes, which cannot be imported without the extras.
+    if "Credentials" in type(error).__name__:
+        return StoreFailed(
+            f"{sentence}. Expected credentials for this store in the environment or its config file"
+        )
+    if isinstance(error, _OUR_MISTAKES) and not isinstance(error, OSError):
+        return StoreFailed(sentence)
+    return StoreUnsteady(sentence)

@@ -1,0 +1,155 @@
+"""A few real processes in one gloo group, kept warm between tests: a function runs on the first n of them, and every rank's answer comes back.
+
+Functions are found again by file and name, arguments and answers are JSON. A rank that raises, dies or is late fails the call, and with it the
+group: the next call starts a fresh one. It does not simulate networks or clocks; the fakes of stores and clocks are in `elastic.testing.fakes`.
+"""
+
+import importlib.util
+import inspect
+import json
+import multiprocessing
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+CALL_S = 120.0
+# Optimizers import torch._dynamo at their first step, which takes seconds; the server of the forks does it once for all.
+PRELOAD = [
+    "torch._dynamo",
+    "elastic.train.step",
+    "elastic.train.state",
+    "elastic.testing.ranks",
+    "hypothesis",
+    "pytest",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Who this process is in the group that the function runs on; `group` is None where it is alone."""
+
+    rank: int
+    world_size: int
+    group: dist.ProcessGroup | None
+
+
+class Ranks:
+    """Up to `limit` ranks. Use as a context manager; nothing is started before the first `run`."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._members: list[tuple[ForkServerProcess, Connection]] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """[function(member, *arguments) of rank 0, rank 1, ...]; both JSON. The function stands at the top level of its file.
+
+        Raises AssertionError with the traceback of the first rank that raised, or when one died or took longer than CALL_S.
+        """
+        assert 1 <= world_size <= self.limit
+        if not self._members:
+            self._start()
+        task = [inspect.getfile(function), function.__qualname__, world_size, arguments]
+        members = self._members[:world_size]
+        for _, pipe in members:
+            pipe.send_bytes(json.dumps(task).encode())
+        try:
+            return self._answers([pipe for _, pipe in members])
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends every process; by force, because a rank may wait for one that is gone."""
+        for process, pipe in self._members:
+            pipe.close()
+            process.kill()
+            process.join()
+        self._members = []
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        self._folder = tempfile.TemporaryDirectory(prefix="elastic-ranks-")
+        for rank in range(self.limit):
+            ours, theirs = context.Pipe()
+            arguments = (theirs, rank, self.limit, f"{self._folder.name}/store")
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            self._members.append((process, ours))
+
+    def _answers(self, pipes: list[Connection]) -> list[Any]:
+        found: dict[Connection, Any] = {}
+        deadline = time.monotonic() + CALL_S
+        while len(found) < len(pipes):
+            missing = [pipe for pipe in pipes if pipe not in found]
+            ready = wait(missing, deadline - time.monotonic())
+            assert ready, f"no answer from {len(missing)} of {len(pipes)} ranks within {CALL_S:.0f} s"
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                found[pipe] = _answer(pipe, pipes.index(pipe))
+        return [found[pipe] for pipe in pipes]
+
+
+def _answer(pipe: Connection, rank: int) -> Any:
+    try:
+        kind, value = json.loads(pipe.recv_bytes())
+    except (EOFError, ConnectionError) as error:
+        raise AssertionError(f"rank {rank} died without an answer") from error
+    assert kind == "returned", f"rank {rank} raised\n{value}"
+    return value
+
+
+def _serve(pipe: Connection, rank: int, limit: int, store: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=limit, timeout=timedelta(seconds=CALL_S)
+    )
+    groups: dict[int, dist.ProcessGroup] = {}
+    for size in range(2, limit + 1):
+        group = dist.new_group(list(range(size)))
+        if isinstance(group, dist.ProcessGroup):  # else this rank is not in it, and gets a number
+            groups[size] = group
+    while True:
+        try:
+            path, name, world_size, arguments = json.loads(pipe.recv_bytes())
+        except (EOFError, ConnectionError):  # the tests are over
+            return
+        member = Member(rank=rank, world_size=world_size, group=groups.get(world_size))
+        try:
+            answer = ["returned", getattr(_module(path), name)(member, *arguments)]
+        # The edge of the process: without this the caller would learn that a rank died, and not why.
+        except BaseException:
+            answer = ["raised", traceback.format_exc()]
+        pipe.send_bytes(json.dumps(answer).encode())
+
+
+@cache
+def _module(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

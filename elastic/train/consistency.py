@@ -1,0 +1,39 @@
+"""Ranks never go on with different states: their checksums are compared, and a difference names the first tensor that differs."""
+
+from collections.abc import Callable
+
+from elastic.errors import StatesDiffer
+from elastic.train.process_groups import World
+from elastic.train.state import Parts, checksums
+
+
+def agree(world: World, parts: Parts, when: str) -> None:
+    """Raises StatesDiffer on every rank when their states are not the same."""
+    agree_on(world, *checksums(parts), when)
+
+
+def agree_as_kept(world: World, kept: str | None, parts: Callable[[], Parts], when: str) -> None:
+    """The same, without another pass over states that every rank has in memory.
+
+    kept: the checksum of the snapshot of this state, None where this rank took none. Where those differ, what is trained decides, and names the entry.
+    """
+    everyone = world.gather(kept)
+    if None in everyone or len(set(everyone)) > 1:
+        agree(world, parts(), when)
+
+
+def agree_on(world: World, checksum: str, entries: dict[str, str], when: str) -> None:
+    """The same, from what `checksums` says of this rank's state."""
+    everyone = world.gather(checksum)
+    if len(set(everyone)) == 1:
+        return
+    details = world.gather(entries)
+    different = [name for name in sorted(details[0]) if len({of_rank.get(name) for of_rank in details}) > 1]
+    groups: dict[str, list[int]] = {}
+    for rank, of_rank in enumerate(everyone):
+        groups.setdefault(of_rank, []).append(rank)
+    raise StatesDiffer(
+        f"{when}: expected the same training state on every rank, found {len(groups)} different ones "
+        f"(ranks {' | '.join(str(ranks) for ranks in groups.values())}); the first entry that differs is {different[0] if different else '?'} "
+        f"({len(different)} in all). Every rank must build its objects alike, from the run's seed or the same files"
+    )

@@ -1,0 +1,93 @@
+"""Without an agent (plain python, or torchrun) a recipe runs all the same: rank 0 owns the uploader, each worker its own control page.
+
+There is nobody to restart workers here but torchrun, and no memory tier. SIGTERM and the first Ctrl-C ask for a drain.
+"""
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from elastic.checkpoint.catalog import committed
+from elastic.config.environment import AgentLink, Launch
+from elastic.config.identity import Identity
+from elastic.config.run_dir import RunDir
+from elastic.observe.upload import Carrier
+from elastic.storage.remote import open_store
+from elastic.system.clock import SystemClock
+from elastic.system.control_page import ControlPage
+from elastic.train.process_groups import World
+from elastic.uploader.client import UploaderProcess
+from elastic.uploader.protocol import Diary, UploaderConfig
+
+SAVE_DEADLINE_S = 600.0
+STOP_S = 30.0
+KEEP = 3
+
+
+def link_without_agent(launch: Launch, world: World, ours: Identity) -> AgentLink:
+    """What an agent would have told this worker, from defaults and ELASTIC_RUN_DIR."""
+    run = RunDir.parse(launch.run_dir or f"runs/{Path(ours.recipe).stem}")
+    page = ControlPage.create()
+    generation, socket_path = 0, ""
+    if world.rank == 0:
+        records, _ = committed(open_store(run.checkpoints_url), SystemClock())
+        generation = 1 + max((record.generation for record in records), default=0)
+        socket_path = _own_uploader(run, ours)
+    signal.signal(signal.SIGINT, lambda _number, _frame: _ask_drain(page))
+    return AgentLink(
+        pid=os.getpid(),
+        node=socket.gethostname(),
+        run_dir=run.url,
+        generation=int(world.from_first(generation)),
+        recipe=sys.argv[0],
+        arguments=tuple(sys.argv[1:]),
+        control_page=page.path,
+        uploader=socket_path,
+        save_every="auto",
+        snapshot_every="off",
+        memory="",
+        failures=0,
+        error_folder="",
+        faults=None,
+    )
+
+
+def _ask_drain(page: ControlPage) -> None:
+    if page.drain:
+        raise KeyboardInterrupt
+    page.drain = True
+    print("stopping after this step; once more to stop at once", file=sys.stderr)
+
+
+def _own_uploader(run: RunDir, ours: Identity) -> str:
+    node = socket.gethostname()
+    if run.is_remote:
+        carrier = Carrier(run, node, is_first=lambda: True, is_new=False, clock=SystemClock(), say=print)
+        atexit.register(carrier.close)
+        carrier.start()
+    scratch = Path(tempfile.mkdtemp(prefix="elastic-"))
+    uploader = UploaderProcess.start(
+        UploaderConfig(
+            checkpoints_url=run.checkpoints_url,
+            run_id=ours.run_id,
+            node=node,
+            keep=KEEP,
+            every=None,
+            save_deadline_s=SAVE_DEADLINE_S,
+            socket_path=str(scratch / "uploader"),
+            events_path=str(run.events / f"{node}-uploader.jsonl"),
+            fence=None,
+            faults=None,
+            faults_path=None,
+            diary=Diary(url=run.url, metrics=str(run.metrics_of(node))) if run.is_remote else None,
+        )
+    )
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    atexit.register(uploader.stop, STOP_S)
+    uploader.wait_ready()
+    return str(scratch / "uploader")
