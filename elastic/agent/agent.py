@@ -12,13 +12,13 @@ from torch.distributed.elastic.agent.server.api import RunResult, Worker, Worker
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from elastic.agent.decide import Action, Decision, Ended, Observation, decide
-from elastic.agent.fault_injection import Prey, Strikes
-from elastic.agent.final_checkpoint import Custody
+from elastic.agent.fault_injection import NodeFaults, Targets
+from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.hangs.watchdog import Vigil
-from elastic.agent.peers import Others
+from elastic.agent.peers import Peers
 from elastic.agent.settings import Settings
-from elastic.agent.shutdown_request import Leaving
-from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, Memory
+from elastic.agent.shutdown_request import ShutdownRequest
+from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, SnapshotMemory
 from elastic.agent.workers.crew import Crew
 from elastic.agent.workers.environment import plan_workers
 from elastic.agent.workers.first_failure import Told
@@ -58,7 +58,7 @@ class NodeAgent(LocalElasticAgent):
         *,
         settings: Settings,
         rendezvous: Rendezvous,
-        leaving: Leaving,
+        leaving: ShutdownRequest,
         nursery: Nursery,
         uploader: UploaderProcess,
         console: Tail,
@@ -77,8 +77,8 @@ class NodeAgent(LocalElasticAgent):
         self._clock = clock
         self._page = ControlPage.create()
         is_off = settings.snapshot_every == "off"
-        self._memory = Memory(self._page, SLOTS_WITHOUT_SNAPSHOTS if is_off else SLOTS, console.say)
-        self._custody = Custody(
+        self._memory = SnapshotMemory(self._page, SLOTS_WITHOUT_SNAPSHOTS if is_off else SLOTS, console.say)
+        self._final_checkpoint = FinalCheckpoint(
             self._memory,
             open_store(settings.run.checkpoints_url),
             run_id=settings.run_id,
@@ -87,8 +87,8 @@ class NodeAgent(LocalElasticAgent):
             say=console.say,
         )
         self._vigil = None if settings.silences is None else Vigil(settings.silences, self._page, log, clock)
-        self._strikes = Strikes.of(settings, log, clock)
-        self._others = Others(rendezvous, console.say, clock)
+        self._faults = NodeFaults.of(settings, log, clock)
+        self._peers = Peers(rendezvous, console.say, clock)
         self._leaving = leaving
         self.last_step = 0
         self.cut_short = False
@@ -100,10 +100,10 @@ class NodeAgent(LocalElasticAgent):
     @property
     def is_first(self) -> bool:
         """Whether rank 0 ran on this node in the last generation."""
-        return self._others.is_first
+        return self._peers.is_first
 
     def newest_checkpoint(self) -> CommitRecord | None:
-        return self._custody.newest_checkpoint() if self.uses_library else None
+        return self._final_checkpoint.newest_checkpoint() if self.uses_library else None
 
     @property
     def uses_library(self) -> bool:
@@ -132,9 +132,9 @@ class NodeAgent(LocalElasticAgent):
         generation = self._handler.generation
         assert generation is not None
         self._log.generation = generation.number
-        if self._strikes is not None:
-            self._strikes.enter(generation)
-        somebody_left = self._others.enter(generation, step=self._step)
+        if self._faults is not None:
+            self._faults.enter(generation)
+        somebody_left = self._peers.enter(generation, step=self._step)
         self._page.clear()
         self._memory.show()
         self._drain_asked = self._is_done = False
@@ -159,7 +159,7 @@ class NodeAgent(LocalElasticAgent):
         self._uploader.enter(generation.number)
         if somebody_left and self.is_first:
             # It waits for a checkpoint of the state that it left behind.
-            self._custody.offer_newest()
+            self._final_checkpoint.offer_newest()
         return {plan.local_rank: workers.pids[plan.rank] for plan in plans}
 
     def _tell_start(self, generation: Generation) -> None:
@@ -239,7 +239,7 @@ class NodeAgent(LocalElasticAgent):
                     self._end_generation(decision.reason)
                     return None
                 case Action.CLOSE_AND_MEET:
-                    self._others.close(self._why_drained(watch), step=self._step, counts=False)
+                    self._peers.close(self._why_drained(watch), step=self._step, counts=False)
                     self._end_generation(decision.reason)
                     return None
                 case Action.SHOW_STACKS:
@@ -261,15 +261,17 @@ class NodeAgent(LocalElasticAgent):
         self._memory.serve()
         if self._vigil is not None:
             self._vigil.look(self._crew)
-        if self._strikes is not None:
+        if self._faults is not None:
             workers = {rank: self._crew.pid(rank) for rank in self._crew.running}
-            self._strikes.look(self._all_finished, Prey(workers, self._uploader.pid, self._nursery.warm_pid))
+            self._faults.poll(
+                self._all_finished, Targets(workers, self._uploader.pid, self._nursery.warm_pid)
+            )
         if self._uploader.revive():
             self._memory.release_leases()
             self._console.say(
                 "the uploader died and was started anew; a save that was under way is lost, training goes on"
             )
-        return self._others.look(step=self._step, is_idle=not self._crew.running)
+        return self._peers.poll(step=self._step, is_idle=not self._crew.running)
 
     def _observe(self, watch: Watch | None) -> Observation:
         return Observation(
@@ -283,13 +285,13 @@ class NodeAgent(LocalElasticAgent):
             group_ended=watch.ended.reason if watch is not None and watch.ended is not None else None,
             fenced=watch is not None and watch.fenced,
             closed=watch.cause if watch is not None and not watch.open else None,
-            newcomers=watch is not None and self._others.lets_in(watch),
+            newcomers=watch is not None and self._peers.lets_in(watch),
             leaving=self._leaving.reason,
             leaving_age_s=self._leaving.age_s,
             grace_s=self._leaving.grace_s,
             has_begun=self._step > 0 or not self._settings.uses_library,
             drain_asked=self._drain_asked,
-            impatient=self._leaving.is_impatient,
+            skips_drain=self._leaving.skips_drain,
         )
 
     # What decisions do.
@@ -309,7 +311,7 @@ class NodeAgent(LocalElasticAgent):
         self._vigil.hear(self._crew)
 
     def _report_done(self) -> None:
-        self._is_done = self._others.report_done()
+        self._is_done = self._peers.report_done()
         if not self._is_done:
             self._clock.sleep(GROUP_POLL_S)
 
@@ -322,7 +324,7 @@ class NodeAgent(LocalElasticAgent):
         self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors, self._culprit)
         # First the word, then the deed: while own workers die, the others kill theirs.
         self._blamed += not self.failure.from_outside
-        group = self._others.close("failure", step=self._step, counts=True, failure=self.failure)
+        group = self._peers.close("failure", step=self._step, counts=True, failure=self.failure)
         self._kill_workers()
         self._end_generation(decision.reason)
         if group is None:
@@ -331,35 +333,37 @@ class NodeAgent(LocalElasticAgent):
                 "the rendezvous does not answer; the newest state is being saved, and this node waits for it"
             )
             if self._settings.uses_library:
-                self._custody.offer_newest()
+                self._final_checkpoint.offer_newest()
             return None
         if group.generation != self._log.generation or group.restarts <= self._settings.max_restarts:
             return None
         reason = f"{decision.reason}; that was restart {group.restarts} of at most {self._settings.max_restarts} without a new step"
         self.failure = group.failure or self.failure
-        self._others.end(Verdict(exit_code=EXIT_FAILED, reason=reason))
+        self._peers.end(Verdict(exit_code=EXIT_FAILED, reason=reason))
         return self._end(EXIT_FAILED, reason)
 
     def _end_for_all(self, decision: Decision) -> RunResult:
         self._kill_workers()
         self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors, self._culprit)
         code = next(code for code in self._crew.codes.values() if code not in (EXIT_COMPLETE, EXIT_PEER_LOST))
-        if self._others.close("failure", step=self._step, counts=False, failure=self.failure) is not None:
-            self._others.end(Verdict(exit_code=code, reason=self.failure.message))
+        if self._peers.close("failure", step=self._step, counts=False, failure=self.failure) is not None:
+            self._peers.end(Verdict(exit_code=code, reason=self.failure.message))
         return self._end(code, self.failure.message)
 
     def _leave(self, decision: Decision) -> RunResult:
         self._stop_workers(self._worker_group)
         self._end_generation(decision.reason)
         # First leave, so that the others go on; what this node saves is fenced only once they have.
-        self._secure(others=self._others.leave())
+        self._secure(others=self._peers.leave())
         return self._end(EXIT_INTERRUPTED, decision.reason)
 
     def _secure(self, *, others: bool) -> None:
         """See the last state committed, here or by others, within the grace."""
         if self._settings.uses_library:
             deadline = self._leaving.deadline_s
-            self._custody.secure(others=others, deadline=deadline, is_over=lambda: self._leaving.is_over)
+            self._final_checkpoint.secure(
+                others=others, deadline=deadline, is_over=lambda: self._leaving.skips_checkpoint
+            )
 
     def _end(self, exit_code: int, verdict: str) -> RunResult:
         self.exit_code = exit_code

@@ -65,7 +65,7 @@ class Observation:
     grace_s: float
     has_begun: bool  # a step is finished, here or in the state that was restored
     drain_asked: bool
-    impatient: bool  # a second signal came
+    skips_drain: bool  # a second signal came
 
 
 def decide(seen: Observation) -> Decision:
@@ -80,8 +80,8 @@ def decide(seen: Observation) -> Decision:
     if of_workers is not None:
         return of_workers
     # What is left of the grace belongs to the upload of the newest state in memory.
-    if seen.leaving and (seen.impatient or seen.leaving_age_s > seen.grace_s / 2):
-        why = "a second signal" if seen.impatient else f"half of the grace of {seen.grace_s:g} s is over"
+    if seen.leaving and (seen.skips_drain or seen.leaving_age_s > seen.grace_s / 2):
+        why = "a second signal" if seen.skips_drain else f"half of the grace of {seen.grace_s:g} s is over"
         return Decision(Action.LEAVE, f"{seen.leaving}, and {why}")
     if seen.hung is not None:
         return _by_hang(seen.hung, seen)

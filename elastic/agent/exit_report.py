@@ -14,7 +14,7 @@ from elastic.observe.log import EventLog, read_events
 from elastic.system.untrusted import printable
 
 
-def farewell(agent: NodeAgent, run: RunDir, log: EventLog) -> int:
+def report_exit(agent: NodeAgent, run: RunDir, log: EventLog) -> int:
     """Record the end, print it, and return the exit code."""
     newest = agent.newest_checkpoint()
     safe = 0 if newest is None else newest.step

@@ -24,7 +24,7 @@ from elastic.system.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)
-class Prey:
+class Targets:
     """Pids of what this node has: its workers that run, by rank, its uploader and its warm parent, if there is one."""
 
     workers: Mapping[int, int]
@@ -32,25 +32,27 @@ class Prey:
     warm_parent: int | None
 
 
-class Strikes:
+class NodeFaults:
     def __init__(self, faults: tuple[Fault, ...], claims: Claims, log: EventLog, clock: Clock) -> None:
         self._faults = faults
         self._claims = claims
         self._log = log
-        self._storms = [
-            Storm(fault, fault.where, claims, clock) for fault in faults if isinstance(fault.where, Every)
+        self._repeated = [
+            RepeatedFault(fault, fault.where, claims, clock)
+            for fault in faults
+            if isinstance(fault.where, Every)
         ]
         self._generation: Generation | None = None
 
     @staticmethod
-    def of(settings: Settings, log: EventLog, clock: Clock) -> "Strikes | None":
+    def of(settings: Settings, log: EventLog, clock: Clock) -> "NodeFaults | None":
         """None where nothing in the plan is an agent's business."""
         mine = tuple(
             fault
             for fault in parse(settings.faults or "")
             if isinstance(fault.where, AtNode | AtRendezvous | Every)
         )
-        return Strikes(mine, Claims(settings.run.faults), log, clock) if mine else None
+        return NodeFaults(mine, Claims(settings.run.faults), log, clock) if mine else None
 
     def enter(self, generation: Generation) -> None:
         """A generation has formed with this node, which has not started its workers."""
@@ -60,7 +62,7 @@ class Strikes:
             if fault.where == here and self._claims.take(fault):
                 self._strike(fault, None)
 
-    def look(self, step: int, prey: Prey) -> None:
+    def poll(self, step: int, targets: Targets) -> None:
         """step: the last that all workers of this node have finished, 0 for none."""
         generation = self._generation
         assert generation is not None, "entered before its workers are looked at"
@@ -71,10 +73,10 @@ class Strikes:
                         self._strike(fault, step)
                 case _:
                     pass
-        for storm in self._storms:
-            victim = storm.look(generation, prey)
+        for repeated in self._repeated:
+            victim = repeated.poll(generation, targets)
             if victim is not None:
-                self._log.record(FaultInjected(fault=storm.fault.text, step=step))
+                self._log.record(FaultInjected(fault=repeated.fault.text, step=step))
                 _kill(victim)
 
     def _strike(self, fault: Fault, step: int | None) -> None:
@@ -88,7 +90,7 @@ class Strikes:
                 _kill(os.getpid())
 
 
-class Storm:
+class RepeatedFault:
     """A repeated fault, as one agent sees it: how often it struck, and how long ago."""
 
     def __init__(self, fault: Fault, every: Every, claims: Claims, clock: Clock) -> None:
@@ -96,26 +98,26 @@ class Storm:
         self._every = every
         self._claims = claims
         self._clock = clock
-        self._strikes = 0
+        self._occurrence = 0
         self._since_s = clock.monotonic()
 
-    def look(self, generation: Generation, prey: Prey) -> int | None:
+    def poll(self, generation: Generation, targets: Targets) -> int | None:
         """The pid that this agent is to kill now."""
-        while self._claims.is_taken(self.fault, self._strikes):
-            self._strikes += 1
+        while self._claims.is_taken(self.fault, self._occurrence):
+            self._occurrence += 1
             self._since_s = self._clock.monotonic()
-        if self._clock.monotonic() - self._since_s < self._every.wait_s(self._strikes):
+        if self._clock.monotonic() - self._since_s < self._every.wait_s(self._occurrence):
             return None
-        victim = self._victim(generation, prey)
-        return victim if victim is not None and self._claims.take(self.fault, self._strikes) else None
+        victim = self._victim(generation, targets)
+        return victim if victim is not None and self._claims.take(self.fault, self._occurrence) else None
 
-    def _victim(self, generation: Generation, prey: Prey) -> int | None:
+    def _victim(self, generation: Generation, targets: Targets) -> int | None:
         """None: another node has it, or it is not there now."""
         if self._every.victim == "worker":
-            return prey.workers.get(self._every.pick(self._strikes, generation.world_size))
-        if self._every.pick(self._strikes, len(generation.members)) != generation.rank_of_node:
+            return targets.workers.get(self._every.pick(self._occurrence, generation.world_size))
+        if self._every.pick(self._occurrence, len(generation.members)) != generation.rank_of_node:
             return None
-        return {"node": os.getpid(), "uploader": prey.uploader, "warm parent": prey.warm_parent}[
+        return {"node": os.getpid(), "uploader": targets.uploader, "warm parent": targets.warm_parent}[
             self._every.victim
         ]
 

@@ -5,7 +5,7 @@ The state lies in the node's memory, where its workers left it. It does not prom
 
 from collections.abc import Callable
 
-from elastic.agent.snapshot_memory import Memory
+from elastic.agent.snapshot_memory import SnapshotMemory
 from elastic.checkpoint.catalog import committed, of_run
 from elastic.checkpoint.record import CommitRecord
 from elastic.errors import StoreFailed
@@ -17,10 +17,10 @@ from elastic.uploader.offering import offer
 LOOK_S = 0.1
 
 
-class Custody:
+class FinalCheckpoint:
     def __init__(
         self,
-        memory: Memory,
+        memory: SnapshotMemory,
         store: Store,
         *,
         run_id: str,

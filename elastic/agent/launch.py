@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from elastic.agent import preflight
 from elastic.agent.agent import NodeAgent
 from elastic.agent.checks import check_faults
-from elastic.agent.exit_report import farewell
+from elastic.agent.exit_report import report_exit
 from elastic.agent.hangs.hang_detector import Silences
 from elastic.agent.open_rendezvous import (
     meeting_of,
@@ -31,7 +31,7 @@ from elastic.agent.open_rendezvous import (
 )
 from elastic.agent.preemption_notice import open_notices
 from elastic.agent.settings import Settings
-from elastic.agent.shutdown_request import Leaving
+from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.workers.spawner import Nursery
 from elastic.config import identity
 from elastic.config.durations import HangTimeout
@@ -154,13 +154,13 @@ def _run(here: _Here, backend: Backend, floor: int, nursery: Nursery) -> int:
             stack.callback(mirror.close)
         uploader = _start_uploader(here, scratch)
         stack.callback(uploader.stop, STOP_S)
-        leaving = Leaving(options.grace_s, clock)
+        shutdown = ShutdownRequest(options.grace_s, clock)
         agent = NodeAgent(
-            _worker_spec(here, rendezvous, host, leaving),
+            _worker_spec(here, rendezvous, host, shutdown),
             DefaultLogsSpecs(log_dir=str(scratch)),  # by itself it would leave a folder behind at every start
             settings=_settings(here, scratch, uploader),
             rendezvous=rendezvous,
-            leaving=leaving,
+            leaving=shutdown,
             nursery=nursery,
             uploader=uploader,
             console=console,
@@ -168,22 +168,22 @@ def _run(here: _Here, backend: Backend, floor: int, nursery: Nursery) -> int:
             clock=clock,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, leaving.take_signal)
+            signal.signal(number, shutdown.on_signal)
         stack.enter_context(_carried(here, agent, console))
         console.start()
         nursery.say = console.say
         stack.callback(console.stop)
         stack.callback(rendezvous.stop)
         stack.enter_context(
-            open_notices(options.notice_file, options.notice_command, leaving.ask, clock, console.say)
+            open_notices(options.notice_file, options.notice_command, shutdown.request, clock, console.say)
         )
         agent.run()
-        uploader.stop(leaving.patience_s(STOP_S))
+        uploader.stop(shutdown.limit_s(STOP_S))
         rendezvous.stop()
         if agent.exit_code != EXIT_INTERRUPTED:
             linger(backend, node, clock)
         console.stop()
-        return farewell(agent, run, log)
+        return report_exit(agent, run, log)
 
 
 def _rendezvous(
@@ -212,7 +212,9 @@ def _rendezvous(
     return rendezvous
 
 
-def _worker_spec(here: _Here, rendezvous: Rendezvous, host: EndpointHost, leaving: Leaving) -> WorkerSpec:
+def _worker_spec(
+    here: _Here, rendezvous: Rendezvous, host: EndpointHost, shutdown: ShutdownRequest
+) -> WorkerSpec:
     return WorkerSpec(
         role="default",
         local_world_size=here.nproc,
@@ -220,7 +222,7 @@ def _worker_spec(here: _Here, rendezvous: Rendezvous, host: EndpointHost, leavin
             rendezvous,
             host,
             run_id=here.options.rdzv_id or here.run.local.name,
-            interrupted=lambda: leaving.is_asked,
+            interrupted=lambda: shutdown.is_requested,
         ),
         entrypoint=here.options.recipe,
         max_restarts=here.options.max_restarts,

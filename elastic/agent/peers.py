@@ -6,7 +6,7 @@ It tells and it says what it sees; what follows is decided in decide.py. How a g
 from collections.abc import Callable
 from contextlib import suppress
 
-from elastic.agent.rejoin_backoff import HoldOff
+from elastic.agent.rejoin_backoff import RejoinBackoff
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Failure, Group, Verdict
 from elastic.rendezvous.rendezvous import Generation, Rendezvous, Watch
@@ -14,26 +14,26 @@ from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
 from elastic.system.clock import Clock
 
 
-class Others:
+class Peers:
     """`is_first`: rank 0 ran on this node in the last generation."""
 
     def __init__(self, rendezvous: Rendezvous, say: Callable[[str], None], clock: Clock) -> None:
         self._rendezvous = rendezvous
         self._say = say
         self._clock = clock
-        self._held = HoldOff()
+        self._backoff = RejoinBackoff()
         self._is_reached, self._reached_s = True, clock.monotonic()
         self.is_first = False
 
     def enter(self, generation: Generation, *, step: int) -> bool:
         """A generation has formed with this node; `step` is the last that the one before it finished. Returns whether a member of that left in peace."""
-        before = {node.id for node in self._held.members}
-        self._held = self._held.entered(generation.members, step=step)
+        before = {node.id for node in self._backoff.members}
+        self._backoff = self._backoff.entered(generation.members, step=step)
         self.is_first = generation.rank_of_node == 0
         has_left = not before <= {node.id for node in generation.members}
         return has_left and generation.cause in (NODE_LEFT, NODE_JOINED)
 
-    def look(self, *, step: int, is_idle: bool) -> Watch | None:
+    def poll(self, *, step: int, is_idle: bool) -> Watch | None:
         """None when the backend does not answer. is_idle: this node's workers have nothing left to do.
 
         Raises BackendFailed when an idle node has not reached it for as long as a group is waited for.
@@ -54,8 +54,8 @@ class Others:
     def lets_in(self, watch: Watch) -> bool:
         """Whether the nodes that wait are to be let in now; the agent of rank 0 alone says so, for all."""
         now_s = self._clock.monotonic()
-        self._held = self._held.look(watch.newcomers, now_s=now_s)
-        return self.is_first and self._held.lets_in(watch.newcomers, now_s=now_s)
+        self._backoff = self._backoff.observe(watch.newcomers, now_s=now_s)
+        return self.is_first and self._backoff.lets_in(watch.newcomers, now_s=now_s)
 
     def report_done(self) -> bool:
         """Tell that all workers of this node succeeded; False when that was not heard. Raises BackendFailed as `look`."""

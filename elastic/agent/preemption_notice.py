@@ -14,7 +14,7 @@ from typing import Protocol
 
 from elastic.system.clock import Clock
 
-LOOK_EVERY_S = 0.04
+POLL_S = 0.04
 NOTICE_EVERY_S = 5.0
 COMMAND_S = 10.0
 END_S = 5.0
@@ -24,7 +24,7 @@ _NOT_RUN = (126, 127)  # what a shell exits with when it cannot run a command, o
 class Source(Protocol):
     name: str
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Whether the notice is there; never waits."""
 
     def close(self) -> None: ...
@@ -34,7 +34,7 @@ class FileNotice:
     def __init__(self, path: str) -> None:
         self.name = path
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         return os.path.exists(self.name)  # noqa: PTH110 - Path.exists raises where the folder may not be read
 
     def close(self) -> None:
@@ -48,7 +48,7 @@ class CommandNotice:
         self.name = command
         self._clock = clock
         self._say = say
-        self._has_complained = False
+        self._is_reported = False
         self._started_s = -NOTICE_EVERY_S
         self._running: subprocess.Popen[bytes] | None = None
 
@@ -57,7 +57,7 @@ class CommandNotice:
         """Whether no command runs."""
         return self._running is None
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         age_s = self._clock.monotonic() - self._started_s
         if self._running is None:
             if age_s >= NOTICE_EVERY_S:
@@ -67,10 +67,10 @@ class CommandNotice:
         if code is not None:
             self._running = None
             if code in _NOT_RUN:
-                self._complain(f"it exits with {code}")
+                self._report_once(f"it exits with {code}")
         elif age_s > COMMAND_S:
             self.close()
-            self._complain(f"it takes longer than {COMMAND_S:g} s")
+            self._report_once(f"it takes longer than {COMMAND_S:g} s")
         return code == 0
 
     def close(self) -> None:
@@ -92,11 +92,11 @@ class CommandNotice:
                 start_new_session=True,
             )
         except OSError as error:
-            self._complain(str(error))
+            self._report_once(str(error))
 
-    def _complain(self, what: str) -> None:
-        if not self._has_complained:
-            self._has_complained = True
+    def _report_once(self, what: str) -> None:
+        if not self._is_reported:
+            self._is_reported = True
             self._say(f"the command for notices, {self.name!r}, gives no answer ({what}); it is tried again")
 
 
@@ -133,9 +133,9 @@ def open_notices(
 
 def _watch(sources: list[Source], leave: Callable[[str], None], is_over: Callable[[float], bool]) -> None:
     try:
-        while not is_over(LOOK_EVERY_S):
+        while not is_over(POLL_S):
             for source in sources:
-                if source.look():
+                if source.poll():
                     leave(f"a notice ({source.name}) asks this node to leave")
                     return
     finally:

@@ -14,7 +14,7 @@ LONGEST_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HoldOff:
+class RejoinBackoff:
     """What one member has seen; start with an empty one."""
 
     members: tuple[Node, ...] = ()  # of the newest generation
@@ -22,7 +22,7 @@ class HoldOff:
     visits: Mapping[str, int] = field(default_factory=dict)  # by address: in a row, without a new step
     since_s: Mapping[str, float] = field(default_factory=dict)  # by node id: waiting to join
 
-    def entered(self, members: tuple[Node, ...], *, step: int) -> "HoldOff":
+    def entered(self, members: tuple[Node, ...], *, step: int) -> "RejoinBackoff":
         """A new generation has these members; `step` is the last that the one before it finished, 0 if none."""
         ids = {node.id for node in members}
         visits = dict(self.visits)
@@ -31,9 +31,9 @@ class HoldOff:
                 visits.pop(node.address, None)
             elif node.id not in ids:
                 visits[node.address] = visits.get(node.address, 0) + 1
-        return HoldOff(members=members, high_step=max(step, self.high_step), visits=visits)
+        return RejoinBackoff(members=members, high_step=max(step, self.high_step), visits=visits)
 
-    def look(self, newcomers: Collection[Node], *, now_s: float) -> "HoldOff":
+    def observe(self, newcomers: Collection[Node], *, now_s: float) -> "RejoinBackoff":
         """These nodes could be let in."""
         return replace(self, since_s={node.id: self.since_s.get(node.id, now_s) for node in newcomers})
 

@@ -13,7 +13,7 @@ SLOTS = 3
 SLOTS_WITHOUT_SNAPSHOTS = 1
 
 
-class Memory:
+class SnapshotMemory:
     def __init__(self, page: ControlPage, slots: int, say: Callable[[str], None]) -> None:
         """slots: three, so that one holds the newest state, one is written and one is lent; one where states are kept for checkpoints alone."""
         self._page = page

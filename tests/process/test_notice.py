@@ -50,10 +50,10 @@ def test_a_command_is_asked_every_few_seconds_until_it_says_that_the_node_goes(t
     def next_answer():
         clock.sleep(NOTICE_EVERY_S)
         count = len(runs.read_text()) if runs.exists() else 0
-        answers = [notice.look()]
+        answers = [notice.poll()]
         # Once it has run, no further look starts it: the clock stands.
-        until(lambda: answers.append(notice.look()) or (runs.exists() and len(runs.read_text()) > count))
-        until(lambda: answers.append(notice.look()) or answers[-1] or notice.is_idle)
+        until(lambda: answers.append(notice.poll()) or (runs.exists() and len(runs.read_text()) > count))
+        until(lambda: answers.append(notice.poll()) or answers[-1] or notice.is_idle)
         assert len(runs.read_text()) == count + 1
         return any(answers)
 
@@ -74,9 +74,9 @@ def test_a_command_that_gives_no_answer_is_no_notice_and_is_told_once(command, w
     notice = CommandNotice(command, clock, said.append)
     for _ in range(3):
         clock.sleep(NOTICE_EVERY_S)
-        assert not notice.look()
+        assert not notice.poll()
         clock.sleep(waits_s)
-        until(lambda: notice.look() or notice.is_idle)
+        until(lambda: notice.poll() or notice.is_idle)
     assert len(said) == 1
     assert says in said[0]
 

@@ -42,7 +42,7 @@ TRAINING = Observation(
     grace_s=30.0,
     has_begun=True,
     drain_asked=False,
-    impatient=False,
+    skips_drain=False,
 )
 HUNG = Hung(rank=5, place=Place.STEP, silence_s=12.0, limit_s=10.0, reason="rank 5 hangs")
 OVER, LATE = {"leaving": "SIGTERM", "leaving_age_s": 30.1}, 2.0 * VICTIM_PATIENCE_KEEP_ALIVES + 0.1
@@ -160,7 +160,7 @@ TABLE = {
     ),
     "the drain takes too long": (OVER | {"drain_asked": True}, Action.LEAVE, "the grace of 30 s is over"),
     "asked a second time": (
-        {"leaving": "Ctrl-C", "impatient": True},
+        {"leaving": "Ctrl-C", "skips_drain": True},
         Action.LEAVE,
         "Ctrl-C, and a second signal",
     ),
@@ -187,7 +187,7 @@ TABLE = {
         "SIGTERM; rank 5 hangs",
     ),
     "a worker hangs, and a second signal has no time for stacks": (
-        {"hung": HUNG, "leaving": "SIGTERM", "impatient": True},
+        {"hung": HUNG, "leaving": "SIGTERM", "skips_drain": True},
         Action.LEAVE,
         "a second signal",
     ),
@@ -249,7 +249,7 @@ def observations(draw):
         grace_s=draw(st.sampled_from([0.0, 30.0])),
         has_begun=draw(st.booleans()),
         drain_asked=draw(st.booleans()),
-        impatient=draw(st.booleans()),
+        skips_drain=draw(st.booleans()),
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.agent.fault_injection import Prey, Storm
+from elastic.agent.fault_injection import RepeatedFault, Targets
 from elastic.faults.claims import Claims
 from elastic.faults.drag import Drag
 from elastic.faults.grammar import parse
@@ -157,18 +157,18 @@ class Fleet:
     def __init__(self, folder, plan, count=3):
         (self.fault,) = parse(plan)
         self.clock, self.folder, self.count = FakeClock(), folder, count
-        self.storms = [self.agent() for _ in range(count)]
+        self.repeated = [self.agent() for _ in range(count)]
         self.struck = []
 
     def agent(self):
-        return Storm(self.fault, self.fault.where, Claims(self.folder), self.clock)
+        return RepeatedFault(self.fault, self.fault.where, Claims(self.folder), self.clock)
 
-    def look(self, seconds=0.25):
+    def poll(self, seconds=0.25):
         self.clock.now += seconds
-        for rank, storm in enumerate(self.storms):
+        for rank, repeated in enumerate(self.repeated):
             workers = {2 * rank: 100 + 2 * rank, 2 * rank + 1: 101 + 2 * rank}
-            prey = Prey(workers, 200 + rank, 300 + rank)
-            pid = storm.look(generation_of(NODES[: self.count], rank), prey)
+            targets = Targets(workers, 200 + rank, 300 + rank)
+            pid = repeated.poll(generation_of(NODES[: self.count], rank), targets)
             if pid is not None:
                 self.struck.append((self.clock.now - 1000, pid))
 
@@ -177,7 +177,7 @@ def test_agents_that_never_talk_strike_once_each_time_and_hit_every_rank_in_turn
     """Three agents, a thousand looks: as many strikes as were drawn, each of the rank that was drawn, and none before its time."""
     fleet = Fleet(tmp_path, "every 20±10s: kill random worker, seed 7")
     for _ in range(4000):
-        fleet.look()
+        fleet.poll()
     every, times = fleet.fault.where, [time for time, _ in fleet.struck]
     assert [pid - 100 for _, pid in fleet.struck] == [every.pick(n, 6) for n in range(len(fleet.struck))]
     assert {pid for _, pid in fleet.struck} == set(range(100, 106))
@@ -191,10 +191,10 @@ def test_the_sequence_goes_on_where_it_was_when_agents_are_replaced(tmp_path_fac
     """All agents are replaced after some strikes: the next victim is the one that was drawn for that strike."""
     fleet = Fleet(tmp_path_factory.mktemp("claims"), "every 4±4s: kill random uploader, seed 3")
     while len(fleet.struck) < strikes:
-        fleet.look()
-    fleet.storms = [fleet.agent() for _ in fleet.storms]
+        fleet.poll()
+    fleet.repeated = [fleet.agent() for _ in fleet.repeated]
     while len(fleet.struck) < strikes + 3:
-        fleet.look()
+        fleet.poll()
     drawn = [200 + fleet.fault.where.pick(n, 3) for n in range(len(fleet.struck))]
     assert [pid for _, pid in fleet.struck] == drawn
 
@@ -203,10 +203,10 @@ def test_a_victim_that_is_not_there_is_waited_for(tmp_path):
     """A node without a warm parent: nothing is claimed, so that the strike comes once there is one."""
     (fault,) = parse("every 1s: kill random warm parent, seed 1")
     clock = FakeClock()
-    storm = Storm(fault, fault.where, Claims(tmp_path), clock)
+    repeated = RepeatedFault(fault, fault.where, Claims(tmp_path), clock)
     clock.now += 5
     alone = generation_of(NODES[:1], 0)
-    assert storm.look(alone, Prey({}, 200, None)) is None
+    assert repeated.poll(alone, Targets({}, 200, None)) is None
     assert not list(tmp_path.rglob("*"))
-    assert storm.look(alone, Prey({}, 200, 300)) == 300
-    assert storm.look(alone, Prey({}, 200, 300)) is None
+    assert repeated.poll(alone, Targets({}, 200, 300)) == 300
+    assert repeated.poll(alone, Targets({}, 200, 300)) is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elastic.agent.peers import Others
+from elastic.agent.peers import Peers
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Group, Node, Verdict
 from elastic.rendezvous.rendezvous import Generation, Watch
@@ -37,7 +37,7 @@ class Rendezvous:
 @pytest.fixture
 def there():
     rendezvous, clock, said = Rendezvous(), FakeClock(), []
-    return rendezvous, clock, said, Others(rendezvous, said.append, clock)
+    return rendezvous, clock, said, Peers(rendezvous, said.append, clock)
 
 
 def generation(members: tuple[Node, ...], *, cause: str, rank: int = 0) -> Generation:
@@ -54,10 +54,10 @@ def generation(members: tuple[Node, ...], *, cause: str, rank: int = 0) -> Gener
 
 
 def test_an_outage_is_told_once_and_its_end_too(there):
-    rendezvous, _, said, others = there
+    rendezvous, _, said, peers = there
     for up in (True, False, False, True, True):
         rendezvous.up = up
-        assert others.look(step=1, is_idle=False) is (WATCH if up else None)
+        assert peers.poll(step=1, is_idle=False) is (WATCH if up else None)
     assert said == [
         "the rendezvous did not answer (no route); training goes on",
         "the rendezvous answers again",
@@ -65,36 +65,36 @@ def test_an_outage_is_told_once_and_its_end_too(there):
 
 
 def test_workers_that_train_are_never_given_up_for_an_outage_and_idle_ones_after_the_timeout(there):
-    rendezvous, clock, _, others = there
+    rendezvous, clock, _, peers = there
     rendezvous.up = False
     clock.sleep(TIMEOUT_S - 1)
-    assert others.look(step=1, is_idle=True) is None
-    assert not others.report_done()
+    assert peers.poll(step=1, is_idle=True) is None
+    assert not peers.report_done()
     clock.sleep(1)
-    assert others.look(step=1, is_idle=False) is None
+    assert peers.poll(step=1, is_idle=False) is None
     with pytest.raises(BackendFailed):
-        others.look(step=1, is_idle=True)
+        peers.poll(step=1, is_idle=True)
     with pytest.raises(BackendFailed):
-        others.report_done()
+        peers.report_done()
 
 
 def test_an_answer_begins_the_patience_anew(there):
-    rendezvous, clock, _, others = there
+    rendezvous, clock, _, peers = there
     clock.sleep(TIMEOUT_S)
-    others.look(step=1, is_idle=True)
+    peers.poll(step=1, is_idle=True)
     rendezvous.up = False
     clock.sleep(TIMEOUT_S - 1)
-    assert others.look(step=1, is_idle=True) is None
+    assert peers.poll(step=1, is_idle=True) is None
 
 
 def test_what_nobody_hears_is_no_error(there):
-    rendezvous, _, _, others = there
+    rendezvous, _, _, peers = there
     verdict = Verdict(exit_code=1, reason="it raised")
-    assert others.close("failure", step=1, counts=True) == Group.empty()
+    assert peers.close("failure", step=1, counts=True) == Group.empty()
     rendezvous.up = False
-    assert others.close("failure", step=1, counts=True) is None
-    assert not others.leave()
-    others.end(verdict)
+    assert peers.close("failure", step=1, counts=True) is None
+    assert not peers.leave()
+    peers.end(verdict)
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,15 @@ def test_what_nobody_hears_is_no_error(there):
     ],
 )
 def test_a_node_that_left_in_peace_is_told_from_one_that_is_lost(there, after, cause, left):
-    *_, others = there
-    assert not others.enter(generation((A, B), cause="start"), step=0)
-    assert others.enter(generation(after, cause=cause), step=5) is left
+    *_, peers = there
+    assert not peers.enter(generation((A, B), cause="start"), step=0)
+    assert peers.enter(generation(after, cause=cause), step=5) is left
 
 
 def test_the_agent_of_rank_0_alone_lets_in_who_waits(there):
-    *_, others = there
-    assert not others.is_first
-    others.enter(generation((A, B), cause="start", rank=1), step=0)
-    assert not others.lets_in(WATCH)
-    others.enter(generation((A, B), cause="failure", rank=0), step=0)
-    assert others.lets_in(WATCH)
+    *_, peers = there
+    assert not peers.is_first
+    peers.enter(generation((A, B), cause="start", rank=1), step=0)
+    assert not peers.lets_in(WATCH)
+    peers.enter(generation((A, B), cause="failure", rank=0), step=0)
+    assert peers.lets_in(WATCH)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.agent.rejoin_backoff import FIRST_S, LONGEST_S, HoldOff
+from elastic.agent.rejoin_backoff import FIRST_S, LONGEST_S, RejoinBackoff
 from elastic.rendezvous.group import Node
 
 
@@ -11,19 +11,19 @@ def node(address: str, life: int = 0) -> Node:
     return Node(id=f"{address}-{life}", address=address, nproc=1)
 
 
-def visits(count: int, *, trains: bool = False) -> HoldOff:
+def visits(count: int, *, trains: bool = False) -> RejoinBackoff:
     """`bad` comes and goes so often, beside `good`; with or without a new step each time."""
-    held, step = HoldOff().entered((node("good"),), step=0), 10
+    backoff, step = RejoinBackoff().entered((node("good"),), step=0), 10
     for life in range(count):
-        held = held.entered((node("good"), node("bad", life)), step=step)
+        backoff = backoff.entered((node("good"), node("bad", life)), step=step)
         step += trains
-        held = held.entered((node("good"),), step=step)
-    return held
+        backoff = backoff.entered((node("good"),), step=step)
+    return backoff
 
 
 def test_who_never_was_here_is_let_in_at_once():
-    held = HoldOff().entered((node("good"),), step=5).look([node("new")], now_s=7.0)
-    assert held.lets_in([node("new")], now_s=7.0)
+    backoff = RejoinBackoff().entered((node("good"),), step=5).observe([node("new")], now_s=7.0)
+    assert backoff.lets_in([node("new")], now_s=7.0)
 
 
 def test_each_visit_without_a_new_step_doubles_the_wait_up_to_a_bound():
@@ -35,23 +35,23 @@ def test_each_visit_without_a_new_step_doubles_the_wait_up_to_a_bound():
 
 def test_a_visit_that_brought_a_step_is_welcome_again():
     assert visits(8, trains=True).wait_s("bad") == 0.0
-    held = visits(3).entered((node("good"), node("bad", 9)), step=10).entered((node("good"),), step=11)
-    assert held.wait_s("bad") == 0.0
+    backoff = visits(3).entered((node("good"), node("bad", 9)), step=10).entered((node("good"),), step=11)
+    assert backoff.wait_s("bad") == 0.0
 
 
 def test_who_waits_long_enough_is_let_in_and_takes_the_others_along():
     newcomer = node("bad", 9)
-    held = visits(2).look([newcomer], now_s=100.0)
-    assert not held.lets_in([newcomer], now_s=100.0 + 2 * FIRST_S - 0.1)
-    assert held.look([newcomer], now_s=102.0).lets_in([newcomer], now_s=100.0 + 2 * FIRST_S)
-    assert held.lets_in([newcomer, node("bad", 10)], now_s=100.0 + 2 * FIRST_S)
+    backoff = visits(2).observe([newcomer], now_s=100.0)
+    assert not backoff.lets_in([newcomer], now_s=100.0 + 2 * FIRST_S - 0.1)
+    assert backoff.observe([newcomer], now_s=102.0).lets_in([newcomer], now_s=100.0 + 2 * FIRST_S)
+    assert backoff.lets_in([newcomer, node("bad", 10)], now_s=100.0 + 2 * FIRST_S)
 
 
 def test_whoever_stops_waiting_begins_anew():
     newcomer = node("bad", 9)
-    held = visits(1).look([newcomer], now_s=0.0).look([], now_s=1.0).look([newcomer], now_s=2.0)
-    assert not held.lets_in([newcomer], now_s=FIRST_S)
-    assert held.lets_in([newcomer], now_s=2.0 + FIRST_S)
+    backoff = visits(1).observe([newcomer], now_s=0.0).observe([], now_s=1.0).observe([newcomer], now_s=2.0)
+    assert not backoff.lets_in([newcomer], now_s=FIRST_S)
+    assert backoff.lets_in([newcomer], now_s=2.0 + FIRST_S)
 
 
 @given(
@@ -59,9 +59,9 @@ def test_whoever_stops_waiting_begins_anew():
     st.sampled_from("abc"),
 )
 def test_nobody_is_kept_out_for_longer_than_the_bound(history, address):
-    held, step = HoldOff(), 0
+    backoff, step = RejoinBackoff(), 0
     for life, (members, steps) in enumerate(history):
         step += steps
-        held = held.entered(tuple(node(a, life) for a in sorted(members)), step=step)
+        backoff = backoff.entered(tuple(node(a, life) for a in sorted(members)), step=step)
     newcomer = node(address, 99)
-    assert held.look([newcomer], now_s=0.0).lets_in([newcomer], now_s=LONGEST_S)
+    assert backoff.observe([newcomer], now_s=0.0).lets_in([newcomer], now_s=LONGEST_S)
