@@ -34,7 +34,7 @@ from elastic.errors import (
     GroupEnded,
 )
 from elastic.events import DrainRequested, GenerationEnded, GenerationStarted
-from elastic.observe.console import Tail
+from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Failure, Verdict
@@ -61,7 +61,7 @@ class NodeAgent(LocalElasticAgent):
         leaving: ShutdownRequest,
         nursery: Nursery,
         uploader: UploaderProcess,
-        console: Tail,
+        console: ConsoleFollower,
         log: EventLog,
         clock: Clock,
     ) -> None:
@@ -77,18 +77,20 @@ class NodeAgent(LocalElasticAgent):
         self._clock = clock
         self._page = ControlPage.create()
         is_off = settings.snapshot_every == "off"
-        self._memory = SnapshotMemory(self._page, SLOTS_WITHOUT_SNAPSHOTS if is_off else SLOTS, console.say)
+        self._memory = SnapshotMemory(
+            self._page, SLOTS_WITHOUT_SNAPSHOTS if is_off else SLOTS, console.print_line
+        )
         self._final_checkpoint = FinalCheckpoint(
             self._memory,
             open_store(settings.run.checkpoints_url),
             run_id=settings.run_id,
             uploader_socket=settings.uploader_socket,
             clock=clock,
-            say=console.say,
+            say=console.print_line,
         )
         self._vigil = None if settings.silences is None else Vigil(settings.silences, self._page, log, clock)
         self._faults = NodeFaults.of(settings, log, clock)
-        self._peers = Peers(rendezvous, console.say, clock)
+        self._peers = Peers(rendezvous, console.print_line, clock)
         self._leaving = leaving
         self.last_step = 0
         self.cut_short = False
@@ -163,7 +165,7 @@ class NodeAgent(LocalElasticAgent):
         return {plan.local_rank: workers.pids[plan.rank] for plan in plans}
 
     def _tell_start(self, generation: Generation) -> None:
-        self._console.say(
+        self._console.print_line(
             f"generation {generation.number} ({generation.cause}): {generation.world_size} workers on {len(generation.members)} nodes"
         )
         if self.is_first:
@@ -268,7 +270,7 @@ class NodeAgent(LocalElasticAgent):
             )
         if self._uploader.revive():
             self._memory.release_leases()
-            self._console.say(
+            self._console.print_line(
                 "the uploader died and was started anew; a save that was under way is lost, training goes on"
             )
         return self._peers.poll(step=self._step, is_idle=not self._crew.running)
@@ -300,14 +302,14 @@ class NodeAgent(LocalElasticAgent):
         self._drain_asked = True
         self._page.drain = True
         self._log.record(DrainRequested(reason=reason))
-        self._console.say(f"{reason}: all workers finish the same step and save it")
+        self._console.print_line(f"{reason}: all workers finish the same step and save it")
         if not self._settings.uses_library:
             # A script that knows nothing of the control page is asked the way torchrun asks.
             self._crew.terminate()
 
     def _show_stacks(self, reason: str) -> None:
         assert self._vigil is not None
-        self._console.say(f"{reason}; its log has the stacks of its threads")
+        self._console.print_line(f"{reason}; its log has the stacks of its threads")
         self._vigil.hear(self._crew)
 
     def _report_done(self) -> None:
@@ -316,7 +318,7 @@ class NodeAgent(LocalElasticAgent):
             self._clock.sleep(GROUP_POLL_S)
 
     def _end_generation(self, cause: str) -> None:
-        self._console.say(f"generation {self._log.generation} ends after step {self._step}: {cause}")
+        self._console.print_line(f"generation {self._log.generation} ends after step {self._step}: {cause}")
         self._log.record(GenerationEnded(cause=cause, step=self._step))
 
     def _fail(self, decision: Decision) -> RunResult | None:
@@ -329,7 +331,7 @@ class NodeAgent(LocalElasticAgent):
         self._end_generation(decision.reason)
         if group is None:
             # Nobody can be met, and perhaps nobody else is left: what this node has is made durable while it waits.
-            self._console.say(
+            self._console.print_line(
                 "the rendezvous does not answer; the newest state is being saved, and this node waits for it"
             )
             if self._settings.uses_library:

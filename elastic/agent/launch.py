@@ -39,9 +39,9 @@ from elastic.config.identity import Identity
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, StoreFailed, UsageError
-from elastic.observe.console import Tail, open_screen
+from elastic.observe.console import ConsoleFollower, open_screen
 from elastic.observe.log import EventLog
-from elastic.observe.upload import Carrier
+from elastic.observe.upload import LogUploader
 from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.select import Meeting, linger
 from elastic.rendezvous.group import Node
@@ -142,7 +142,7 @@ def _run(here: _Here, backend: Backend, floor: int, nursery: Nursery) -> int:
     with ExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="elastic-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        console = Tail(run, node, open_screen(sys.stdout), clock)
+        console = ConsoleFollower(run, node, open_screen(sys.stdout), clock)
         address = options.local_addr or node_address(os.environ)
         host = EndpointHost(address)
         calls = stack.enter_context(_calling(node, address, options.keep_alive_s))
@@ -169,13 +169,15 @@ def _run(here: _Here, backend: Backend, floor: int, nursery: Nursery) -> int:
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, shutdown.on_signal)
-        stack.enter_context(_carried(here, agent, console))
+        stack.enter_context(_logs_uploaded(here, agent, console))
         console.start()
-        nursery.say = console.say
+        nursery.say = console.print_line
         stack.callback(console.stop)
         stack.callback(rendezvous.stop)
         stack.enter_context(
-            open_notices(options.notice_file, options.notice_command, shutdown.request, clock, console.say)
+            open_notices(
+                options.notice_file, options.notice_command, shutdown.request, clock, console.print_line
+            )
         )
         agent.run()
         uploader.stop(shutdown.limit_s(STOP_S))
@@ -187,7 +189,7 @@ def _run(here: _Here, backend: Backend, floor: int, nursery: Nursery) -> int:
 
 
 def _rendezvous(
-    here: _Here, backend: Backend, floor: int, host: EndpointHost, calls: Calls, console: Tail
+    here: _Here, backend: Backend, floor: int, host: EndpointHost, calls: Calls, console: ConsoleFollower
 ) -> Rendezvous:
     options, declared = here.options, here.declared
     rendezvous = Rendezvous(
@@ -203,7 +205,7 @@ def _rendezvous(
         keep_alive_s=options.keep_alive_s,
         clock=here.clock,
         open_endpoint=host.open,
-        say=lambda reason, aloud: console.say(reason) if aloud else None,
+        say=lambda reason, aloud: console.print_line(reason) if aloud else None,
         floor=floor,
         calls=calls,
     )
@@ -244,24 +246,24 @@ def _calling(node: str, address: str, keep_alive_s: float) -> Iterator[Calls]:
 
 
 @contextmanager
-def _carried(here: _Here, agent: NodeAgent, console: Tail) -> Iterator[None]:
+def _logs_uploaded(here: _Here, agent: NodeAgent, console: ConsoleFollower) -> Iterator[None]:
     """What the node writes line by line reaches the run directory where that is no folder, the agent's last words too."""
     if not here.run.is_remote:
         yield
         return
-    carrier = Carrier(
+    log_uploader = LogUploader(
         here.run,
         here.node,
         is_first=lambda: agent.is_first,
         is_new=here.is_new,
         clock=here.clock,
-        say=console.say,
+        report=console.print_line,
     )
-    carrier.start()
+    log_uploader.start()
     try:
         yield
     finally:
-        carrier.close()
+        log_uploader.close()
 
 
 def _settings(here: _Here, scratch: Path, uploader: UploaderProcess) -> Settings:

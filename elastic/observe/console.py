@@ -102,7 +102,7 @@ def progress_line(newest: dict[str, Any], steps: int | None) -> str:
     return f"step {newest['step']}{'' if steps is None else f'/{steps}'} {_details(newest)}"
 
 
-class Tail:
+class ConsoleFollower:
     """The thread that follows this node's worker logs and the run's metrics; start it with `start`, end it with `stop`.
 
     Lines of metrics that are there at the start belong to an earlier life of the run and are not shown as progress.
@@ -128,7 +128,7 @@ class Tail:
         """Print the lines of a log that may not exist yet. An older log of the same prefix is read to its end first."""
         self._asked.append((prefix, LogReader(path)))
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line of the agent itself, in order with the workers' lines."""
         # It may hold the names of other nodes.
         self._asked.append((printable(text), None))

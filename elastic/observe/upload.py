@@ -54,7 +54,7 @@ class NewLines:
         return is_new, [line for line in map(_record, data[:end].splitlines()) if line is not None]
 
 
-class Lines:
+class MetricsUpload:
     """The metrics of one node on their way to the store."""
 
     def __init__(self, path: Path, node: str, objects: Objects) -> None:
@@ -64,28 +64,28 @@ class Lines:
         self._waiting: list[Record] = []
         self._there: dict[int, int] | None = None
 
-    def carry(self, *, others_carry: bool = False) -> None:
-        """`others_carry`: somebody else may have carried some of the same lines since. Raises ObjectsFailed; then the next call goes on."""
+    def upload(self, *, others_upload: bool = False) -> None:
+        """`others_upload`: somebody else may have carried some of the same lines since. Raises ObjectsFailed; then the next call goes on."""
         is_new, lines = self._new.read()
         self._waiting += lines
         if not self._waiting:
             return
-        if self._there is None or is_new or others_carry:
-            self._there = upload_parts.covered(self._objects.listed(upload_parts.METRICS))
-        for generation, missing in upload_parts.missing(self._waiting, self._there).items():
+        if self._there is None or is_new or others_upload:
+            self._there = upload_parts.uploaded_steps(self._objects.listed(upload_parts.METRICS))
+        for generation, missing in upload_parts.not_uploaded(self._waiting, self._there).items():
             for begin in range(0, len(missing), _LINES_A_PART):
                 batch = missing[begin : begin + _LINES_A_PART]
                 first, last = batch[0]["step"], batch[-1]["step"]
                 text = "".join(json.dumps(line) + "\n" for line in batch)
                 # Taken by an earlier try of ours, with the same lines.
                 self._objects.create(
-                    upload_parts.lines_name(generation, first, last, self._node), text.encode()
+                    upload_parts.metrics_part_name(generation, first, last, self._node), text.encode()
                 )
                 self._there[generation] = last
         self._waiting = []
 
 
-class Files:
+class FilesUpload:
     """The events and logs below a run's local folder on their way to the store."""
 
     def __init__(self, run: RunDir, objects: Objects, *, ignored: frozenset[Path]) -> None:
@@ -94,19 +94,21 @@ class Files:
         self._ignored = ignored
         self._ends: dict[str, int] | None = None
 
-    def carry(self) -> bool:
+    def upload(self) -> bool:
         """Whether everything that is written is carried. Raises ObjectsFailed."""
         if self._ends is None:
             listed = self._objects.listed(upload_parts.EVENTS) | self._objects.listed(upload_parts.LOGS)
-            self._ends = upload_parts.carried({name: about.size_bytes for name, about in listed.items()})
+            self._ends = upload_parts.uploaded_bytes(
+                {name: about.size_bytes for name, about in listed.items()}
+            )
         for path in [*self._run.events.glob("*.jsonl"), *self._run.logs.glob("*/*.log")]:
-            if path not in self._ignored and not self._carry(path, self._ends):
+            if path not in self._ignored and not self._upload(path, self._ends):
                 # Somebody else carried some of this file, or an answer was lost: look again what is there.
                 self._ends = None
                 return False
         return True
 
-    def _carry(self, path: Path, ends: dict[str, int]) -> bool:
+    def _upload(self, path: Path, ends: dict[str, int]) -> bool:
         source = path.relative_to(self._run.local).as_posix()
         while data := _whole_lines(path, ends.get(source, 0)):
             if not self._objects.create(upload_parts.part_name(source, ends.get(source, 0)), data):
@@ -115,7 +117,7 @@ class Files:
         return True
 
 
-class Carrier:
+class LogUploader:
     """The thread of one node; start it with `start`, end it with `close`."""
 
     def __init__(
@@ -126,24 +128,24 @@ class Carrier:
         is_first: Callable[[], bool],
         is_new: bool,
         clock: Clock,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         """is_first: whether this node has rank 0, whose metrics are the run's. is_new: what lies in the local folder by now is of another run that had the same URL."""
         objects = Objects(run.url, limit_s=PART_LIMIT_S)
         there = frozenset([*run.local.glob("*/*.jsonl"), *run.local.glob("*/*/*.log")])
         left = [path for path in sorted(run.copies.glob("*.jsonl")) if path.stem != node]
-        self._files = Files(run, objects, ignored=there if is_new else frozenset())
-        self._left = [] if is_new else [Lines(path, path.stem, objects) for path in left]
-        self._lines = Lines(run.metrics_of(node), node, objects)
+        self._files = FilesUpload(run, objects, ignored=there if is_new else frozenset())
+        self._left = [] if is_new else [MetricsUpload(path, path.stem, objects) for path in left]
+        self._lines = MetricsUpload(run.metrics_of(node), node, objects)
         # The agent and its uploader write down what matters at once, and little else: generations, deaths, checkpoints.
         self._noteworthy = [run.events / f"{node}-{who}.jsonl" for who in ("agent", "uploader")]
         self._is_first = is_first
         self._clock = clock
-        self._say = say
+        self._report = report
         self._began_s = clock.monotonic()
         self._has_failed = False
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run_until_closed, name="diary", daemon=True)
+        self._thread = threading.Thread(target=self._run_until_closed, name="uploads", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -173,24 +175,24 @@ class Carrier:
         """Whether everything is carried."""
         try:
             while self._left:
-                self._left[-1].carry()
+                self._left[-1].upload()
                 self._left.pop()
             # Events first, so that nobody finds a step whose generation is not known to have restored anything.
-            is_done = self._files.carry()
+            is_done = self._files.upload()
             if self._is_first():
-                self._lines.carry()
+                self._lines.upload()
         except Exception as error:
             # The thread's edge: were it to die of a store that is away, a full disk or a bug, the run's report would end here without a word.
-            self._complain(error)
+            self._report_failure(error)
             return False
         if self._has_failed:
-            self._say("events and metrics reach the run directory again")
+            self._report("events and metrics reach the run directory again")
         self._has_failed = False
         return is_done
 
-    def _complain(self, error: Exception) -> None:
+    def _report_failure(self, error: Exception) -> None:
         if not self._has_failed:
-            self._say(
+            self._report(
                 f"events and metrics do not reach the run directory ({error}); they stay here, training goes on, and it is tried again"
             )
         self._has_failed = True

@@ -23,7 +23,7 @@ _PAUSE_PER_AGE = 0.005
 
 _SOURCE = re.compile(r"(?P<stem>.+)(?P<suffix>\.(?:jsonl|log))")
 _PART = re.compile(r"(?P<stem>.+)/(?P<offset>\d{12})(?P<suffix>\.(?:jsonl|log))")
-_LINES = re.compile(rf"{METRICS}/(?P<generation>\d+)/(?P<first>\d+)-(?P<last>\d+)-.*\.jsonl")
+_METRICS_PART = re.compile(rf"{METRICS}/(?P<generation>\d+)/(?P<first>\d+)-(?P<last>\d+)-.*\.jsonl")
 
 
 def pause_s(age_s: float) -> float:
@@ -38,38 +38,38 @@ def part_name(source: str, offset: int) -> str:
     return f"{match['stem']}/{offset:012d}{match['suffix']}"
 
 
-def part_of(name: str) -> tuple[str, int] | None:
+def parse_part_name(name: str) -> tuple[str, int] | None:
     """(source, offset) of a part's name; None for the name of something else."""
     match = _PART.fullmatch(name)
     return None if match is None else (match["stem"] + match["suffix"], int(match["offset"]))
 
 
-def carried(sizes: Mapping[str, int]) -> dict[str, int]:
+def uploaded_bytes(sizes: Mapping[str, int]) -> dict[str, int]:
     """How many bytes of each source are in the store; `sizes`: of parts, in bytes, by name."""
     ends: dict[str, int] = {}
     for name, size_bytes in sizes.items():
-        part = part_of(name)
+        part = parse_part_name(name)
         if part is not None:
             ends[part[0]] = max(ends.get(part[0], 0), part[1] + size_bytes)
     return ends
 
 
-def lines_name(generation: int, first: int, last: int, node: str) -> str:
+def metrics_part_name(generation: int, first: int, last: int, node: str) -> str:
     return f"{METRICS}/{generation:06d}/{first:012d}-{last:012d}-{node}.jsonl"
 
 
-def covered(names: Iterable[str]) -> dict[int, int]:
+def uploaded_steps(names: Iterable[str]) -> dict[int, int]:
     """Of each generation the last step of which the store has a line of that generation."""
     last: dict[int, int] = {}
     for name in names:
-        match = _LINES.fullmatch(name)
+        match = _METRICS_PART.fullmatch(name)
         if match is not None:
             generation = int(match["generation"])
             last[generation] = max(last.get(generation, 0), int(match["last"]))
     return last
 
 
-def missing(lines: Iterable[Record], there: Mapping[int, int]) -> dict[int, list[Record]]:
+def not_uploaded(lines: Iterable[Record], there: Mapping[int, int]) -> dict[int, list[Record]]:
     """The lines that the store lacks, by generation, in their order."""
     found: dict[int, list[Record]] = {}
     for line in lines:

@@ -39,13 +39,13 @@ def readable(run: RunDir) -> Iterator[RunDir]:
     with tempfile.TemporaryDirectory(prefix="elastic-run-") as folder:
         local = RunDir(url=run.url, local=Path(folder))
         try:
-            _fetch(Objects(run.url, limit_s=CALL_LIMIT_S), local)
+            _download(Objects(run.url, limit_s=CALL_LIMIT_S), local)
         except ObjectsFailed as error:
             raise StoreFailed(str(error)) from error
         yield local
 
 
-def _fetch(objects: Objects, run: RunDir) -> None:
+def _download(objects: Objects, run: RunDir) -> None:
     # Events behind metrics: of a step that is there, what its generation restored is there too.
     metrics_parts, events_parts = objects.listed(upload_parts.METRICS), objects.listed(upload_parts.EVENTS)
     if not events_parts and objects.read(NAME) is None:

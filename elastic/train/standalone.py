@@ -16,7 +16,7 @@ from elastic.checkpoint.catalog import committed
 from elastic.config.environment import AgentLink, Launch
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
-from elastic.observe.upload import Carrier
+from elastic.observe.upload import LogUploader
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
@@ -67,9 +67,11 @@ def _ask_drain(page: ControlPage) -> None:
 def _own_uploader(run: RunDir, ours: Identity) -> str:
     node = socket.gethostname()
     if run.is_remote:
-        carrier = Carrier(run, node, is_first=lambda: True, is_new=False, clock=SystemClock(), say=print)
-        atexit.register(carrier.close)
-        carrier.start()
+        log_uploader = LogUploader(
+            run, node, is_first=lambda: True, is_new=False, clock=SystemClock(), report=print
+        )
+        atexit.register(log_uploader.close)
+        log_uploader.start()
     scratch = Path(tempfile.mkdtemp(prefix="elastic-"))
     uploader = UploaderProcess.start(
         UploaderConfig(

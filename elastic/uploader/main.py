@@ -21,7 +21,7 @@ from elastic.faults.grammar import parse
 from elastic.faults.inject import Faults
 from elastic.faults.plan import AtSave
 from elastic.observe.log import EventLog
-from elastic.observe.upload import PART_LIMIT_S, Lines
+from elastic.observe.upload import PART_LIMIT_S, MetricsUpload
 from elastic.storage.objects import Objects, ObjectsFailed
 from elastic.storage.remote import open_store
 from elastic.system.clock import Clock, SystemClock
@@ -174,21 +174,25 @@ def _reached(config: UploaderConfig) -> Callable[[str, int], None]:
     return lambda point, step: faults.reach(AtSave(step=step, point=point))
 
 
-def _carrying(config: UploaderConfig, reached: Callable[[str, int], None]) -> Callable[[str, int], None]:
+def _with_metrics_upload(
+    config: UploaderConfig, reached: Callable[[str, int], None]
+) -> Callable[[str, int], None]:
     """The lines of the metrics go before the checkpoint that holds their steps: whoever resumes from it elsewhere finds them."""
     if config.diary is None:
         return reached
-    lines = Lines(Path(config.diary.metrics), config.node, Objects(config.diary.url, limit_s=PART_LIMIT_S))
+    metrics = MetricsUpload(
+        Path(config.diary.metrics), config.node, Objects(config.diary.url, limit_s=PART_LIMIT_S)
+    )
 
-    def carry_first(point: str, step: int) -> None:
+    def upload_first(point: str, step: int) -> None:
         if point == "before-commit":
             try:
-                lines.carry(others_carry=True)
+                metrics.upload(others_upload=True)
             except ObjectsFailed as error:
                 complain(f"the metrics up to step {step} are not in the run directory yet: {error}")
         reached(point, step)
 
-    return carry_first
+    return upload_first
 
 
 def main(arguments: list[str]) -> int:
@@ -197,7 +201,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         config = UploaderConfig.parse(arguments[0])
-        reached = _carrying(config, _reached(config))
+        reached = _with_metrics_upload(config, _reached(config))
         is_done = serve(config, 0, reached=reached, ready=lambda: _tell_owner({"ready": True}))
     except UsageError as error:
         _tell_owner({"error": str(error)})

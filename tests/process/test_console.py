@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from elastic.config.run_dir import RunDir
 from elastic.events import RunStarted
-from elastic.observe.console import LINE_LIMIT, BarScreen, LogReader, PlainScreen, Tail
+from elastic.observe.console import LINE_LIMIT, BarScreen, ConsoleFollower, LogReader, PlainScreen
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
 from elastic.system.clock import SystemClock
@@ -35,13 +35,13 @@ class RecordingScreen:
 def test_lines_appear_whole_in_order_and_with_their_prefix(tmp_path):
     """The log appears after it is followed, and its last line has no end because its writer was killed."""
     screen = RecordingScreen(awaited="two")
-    tail = Tail(RunDir.parse(str(tmp_path)), "n", screen, SystemClock())
-    tail.start()
-    tail.follow(tmp_path / "rank0.log", "rank0")
+    follower = ConsoleFollower(RunDir.parse(str(tmp_path)), "n", screen, SystemClock())
+    follower.start()
+    follower.follow(tmp_path / "rank0.log", "rank0")
     (tmp_path / "rank0.log").write_text("one\ntwo\nthr")
     assert screen.seen.wait(30)
 
-    tail.stop()
+    follower.stop()
 
     assert screen.lines == ["[rank0] one", "[rank0] two", "[rank0] thr", "closed"]
 
@@ -51,13 +51,13 @@ def test_the_log_of_an_older_generation_is_read_to_its_end_before_the_new_one(tm
     (tmp_path / "old.log").write_text("".join(f"old {n:060d}\n" for n in range(9000)))
     (tmp_path / "new.log").write_text("new\n")
     screen = RecordingScreen()
-    tail = Tail(RunDir.parse(str(tmp_path)), "n", screen, SystemClock())
-    tail.follow(tmp_path / "old.log", "rank0")
-    tail.follow(tmp_path / "new.log", "rank0")
-    tail.say("a word of the agent")
-    tail.start()
+    follower = ConsoleFollower(RunDir.parse(str(tmp_path)), "n", screen, SystemClock())
+    follower.follow(tmp_path / "old.log", "rank0")
+    follower.follow(tmp_path / "new.log", "rank0")
+    follower.print_line("a word of the agent")
+    follower.start()
 
-    tail.stop()
+    follower.stop()
 
     assert len(screen.lines) == 9003
     assert screen.lines[8999:] == [f"[rank0] old {8999:060d}", "a word of the agent", "[rank0] new", "closed"]
@@ -70,11 +70,11 @@ class ClosedPipe(io.StringIO):
 
 def test_a_closed_console_ends_the_thread_and_nothing_else(tmp_path, capfd):
     """stdout was piped into a program that went away: the first print raises inside the thread."""
-    tail = Tail(RunDir.parse(str(tmp_path)), "n", PlainScreen(ClosedPipe()), SystemClock())
+    follower = ConsoleFollower(RunDir.parse(str(tmp_path)), "n", PlainScreen(ClosedPipe()), SystemClock())
     (tmp_path / "rank0.log").write_text("one\n")
-    tail.follow(tmp_path / "rank0.log", "rank0")
-    tail.start()
-    tail.stop()
+    follower.follow(tmp_path / "rank0.log", "rank0")
+    follower.start()
+    follower.stop()
 
     assert "console output ends here" in capfd.readouterr().err
 
@@ -87,12 +87,12 @@ def test_progress_shows_new_steps_only_and_the_length_of_the_run(tmp_path):
     log = EventLog(run.events / "n.jsonl", node="n", clock=SystemClock())
     log.record(RunStarted(steps=20, epochs=1, seed=0, global_batch=8, shards=8))
     screen = RecordingScreen()
-    tail = Tail(run, "n", screen, SystemClock())
-    tail.start()
+    follower = ConsoleFollower(run, "n", screen, SystemClock())
+    follower.start()
     metrics.append({"step": 7, "loss": 0.5})
     assert screen.seen.wait(30)
 
-    tail.stop()
+    follower.stop()
 
     assert screen.shown == [(7, 20)]
 

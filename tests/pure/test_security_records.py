@@ -298,14 +298,14 @@ def test_what_is_printable_is_left_as_it_is(text):
 def test_another_nodes_words_are_escaped_on_the_console(tmp_path):
     """A reason that holds the name of a node, which another machine chose."""
     from elastic.config.run_dir import RunDir
-    from elastic.observe.console import PlainScreen, Tail
+    from elastic.observe.console import ConsoleFollower, PlainScreen
     from elastic.testing.fakes import FakeClock
 
     out = io.StringIO()
-    tail = Tail(RunDir.parse(str(tmp_path)), "n", PlainScreen(out), FakeClock())
-    tail.say("\x1b[2Jnode stopped answering")
-    tail.start()
-    tail.stop()
+    follower = ConsoleFollower(RunDir.parse(str(tmp_path)), "n", PlainScreen(out), FakeClock())
+    follower.print_line("\x1b[2Jnode stopped answering")
+    follower.start()
+    follower.stop()
     assert out.getvalue() == "\\x1b[2Jnode stopped answering\n"
 
 

@@ -13,7 +13,7 @@ from elastic.events import GenerationEnded, Restored, RunFinished
 from elastic.observe import metrics, upload
 from elastic.observe.log import EventLog, read_events
 from elastic.observe.metrics import Metrics
-from elastic.observe.upload import Carrier, Files, Lines
+from elastic.observe.upload import FilesUpload, LogUploader, MetricsUpload
 from elastic.report.download import readable
 from elastic.storage.objects import Objects, ObjectsFailed
 from elastic.system.clock import SystemClock
@@ -44,13 +44,15 @@ def restored(run, name, generation, step, lost_steps=0):
     log.record(Restored(step=step, source="none", lost_steps=lost_steps, seconds=0.1))
 
 
-def carrier(run, name, *, is_first=True, is_new=False, say=lambda text: None):
-    return Carrier(run, name, is_first=lambda: is_first, is_new=is_new, clock=SystemClock(), say=say)
+def log_uploader(run, name, *, is_first=True, is_new=False, report=lambda text: None):
+    return LogUploader(
+        run, name, is_first=lambda: is_first, is_new=is_new, clock=SystemClock(), report=report
+    )
 
 
-def carried(run, name, **options):
+def uploaded(run, name, **options):
     """As the agent does, from its start to its end."""
-    one = carrier(run, name, **options)
+    one = log_uploader(run, name, **options)
     one.start()
     one.close()
 
@@ -65,17 +67,17 @@ def test_a_new_rank_0_on_another_machine_keeps_the_history_and_what_the_dead_one
     a, b, c = node("a"), node("b"), node("c")
     restored(a, "a", 1, 0)
     trained(a, "a", 1, 1, 4)
-    carried(a, "a")
+    uploaded(a, "a")
     trained(b, "b", 1, 1, 6)
-    carried(b, "b", is_first=False)
+    uploaded(b, "b", is_first=False)
     assert steps(a) == [(s, 1) for s in range(1, 5)]
 
     restored(b, "b", 2, 5)
     trained(b, "b", 2, 6, 9)
-    carried(b, "b")
+    uploaded(b, "b")
     restored(c, "c", 3, 8)
     trained(c, "c", 3, 9, 12)
-    carried(c, "c")
+    uploaded(c, "c")
     assert steps(c) == [(s, 1) for s in range(1, 6)] + [(s, 2) for s in range(6, 9)] + [
         (s, 3) for s in range(9, 13)
     ]
@@ -92,10 +94,10 @@ def test_what_a_killed_agent_left_is_carried_by_the_next_one_in_its_folder(node)
     run = node("a")
     restored(run, "old", 1, 0)
     trained(run, "old", 1, 1, 3)
-    carried(run, "new", is_first=False, is_new=True)
+    uploaded(run, "new", is_first=False, is_new=True)
     with pytest.raises(UsageError, match="found nothing there"):
         steps(run)
-    carried(run, "new", is_first=False)
+    uploaded(run, "new", is_first=False)
     assert steps(run) == [(1, 1), (2, 1), (3, 1)]
 
 
@@ -103,16 +105,16 @@ def test_two_carriers_of_one_folder_carry_everything_once(node):
     """Two agents in one working directory, at once, over and over while events are written."""
     run = node("a")
     log = EventLog(run.events / "a-agent.jsonl", node="a", clock=SystemClock())
-    both = [Files(run, Objects(run.url), ignored=frozenset()) for _ in range(2)]
+    both = [FilesUpload(run, Objects(run.url), ignored=frozenset()) for _ in range(2)]
     for number in range(5):
         log.record(GenerationEnded(cause=f"cause {number}", step=number))
-        threads = [threading.Thread(target=files.carry) for files in both]
+        threads = [threading.Thread(target=files.upload) for files in both]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     for files in both:
-        while not files.carry():
+        while not files.upload():
             pass
     with readable(run) as there:
         assert [event["step"] for event in read_events(there.events)] == list(range(5))
@@ -126,10 +128,13 @@ def test_a_part_whose_answer_was_lost_is_there_once(node, s3, monkeypatch):
     restored(run, "a", 1, 0)
     trained(run, "a", 1, 1, 3)
     objects = Objects(run.url)
-    files, lines = Files(run, objects, ignored=frozenset()), Lines(run.metrics_of("a"), "a", objects)
+    files, lines = (
+        FilesUpload(run, objects, ignored=frozenset()),
+        MetricsUpload(run.metrics_of("a"), "a", objects),
+    )
     assert objects.read("anything") is None
     lost = proxy.fail(Deed.LOSE, lambda method, path: method == "PUT")
-    for call in (files.carry, lines.carry):
+    for call in (files.upload, lines.upload):
         # The library asks again by itself, and is told that it is there.
         with contextlib.suppress(ObjectsFailed):
             call()
@@ -137,9 +142,9 @@ def test_a_part_whose_answer_was_lost_is_there_once(node, s3, monkeypatch):
     proxy.heal()
     restored(run, "a", 2, 3)
     trained(run, "a", 2, 4, 5)
-    while not files.carry():
+    while not files.upload():
         pass
-    lines.carry()
+    lines.upload()
     assert steps(run) == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
     with readable(run) as there:
         assert [event["generation"] for event in read_events(there.events)] == [1, 2]
@@ -152,15 +157,15 @@ def test_a_store_that_is_away_is_said_once_and_made_good(node, s3, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     monkeypatch.setattr(upload, "FAILED_PAUSE_S", 0.0)
     monkeypatch.setattr(upload, "TICK_S", 0.01)
-    run, said, came = node("a"), [], threading.Event()
+    run, reported, came = node("a"), [], threading.Event()
 
-    def say(text):
-        said.append(text)
+    def report(text):
+        reported.append(text)
         came.set()
 
     proxy.fail(Deed.ERROR, lambda method, path: True)
     log = EventLog(run.events / "a-agent.jsonl", node="a", clock=SystemClock())
-    one = carrier(run, "a", say=say)
+    one = log_uploader(run, "a", report=report)
     one.start()
     log.record(GenerationEnded(cause="x", step=1))
     assert came.wait(120)
@@ -170,7 +175,7 @@ def test_a_store_that_is_away_is_said_once_and_made_good(node, s3, monkeypatch):
     assert came.wait(120)
     log.record(RunFinished(steps=2, epochs=1, digest="d"))
     one.close()
-    assert len(said) == 2 and "training goes on" in said[0] and "again" in said[1]
+    assert len(reported) == 2 and "training goes on" in reported[0] and "again" in reported[1]
     assert steps(run) == [(1, 1), (2, 1)]
     with readable(run) as there:
         assert [event["event"] for event in read_events(there.events)] == ["generation_ended", "run_finished"]
@@ -183,14 +188,14 @@ def test_a_torn_line_is_not_carried_before_it_is_whole(node):
     run.events.mkdir(parents=True)
     path = run.events / "a-agent.jsonl"
     text = json.dumps({"event": "probe", "time": 1.0, "node": "a", "generation": 1}) + "\n"
-    files = Files(run, Objects(run.url), ignored=frozenset())
+    files = FilesUpload(run, Objects(run.url), ignored=frozenset())
     with path.open("a") as file:
         file.write(text + text[:10])
         file.flush()
-        assert files.carry()
+        assert files.upload()
         file.write(text[10:])
         file.flush()
-        assert files.carry()
+        assert files.upload()
     with readable(run) as there:
         assert len(read_events(there.events)) == 2
 
@@ -201,11 +206,11 @@ def test_logs_are_carried_too(node, s3_bucket):
     path = run.log(generation=1, rank=0)
     path.parent.mkdir(parents=True)
     objects = Objects(run.url)
-    files = Files(run, objects, ignored=frozenset())
+    files = FilesUpload(run, objects, ignored=frozenset())
     for text in ("first\n", "second\n"):
         with path.open("a") as file:
             file.write(text)
-        assert files.carry()
+        assert files.upload()
     names = sorted(objects.listed("logs"))
     assert [objects.read(name) for name in names] == [b"first\n", b"second\n"]
 
@@ -214,7 +219,7 @@ def test_the_age_of_a_nodes_last_beat_is_that_of_its_object(node):
     """status asks how long a node has been silent."""
     run = node("a")
     restored(run, "a", 1, 0)
-    carried(run, "a")
+    uploaded(run, "a")
     Objects(run.url).write("rendezvous/beats/a%20b", b"7")
     with readable(run) as there:
         (beat,) = there.rendezvous.iterdir()

@@ -70,24 +70,24 @@ def test_a_restore_that_did_not_know_of_lost_steps_is_told():
 def test_the_names_of_parts_say_where_they_belong():
     """A node's name with a dash and a dot, and names of other things."""
     name = upload_parts.part_name("events/host.a-1-agent.jsonl", 4096)
-    assert upload_parts.part_of(name) == ("events/host.a-1-agent.jsonl", 4096)
-    assert upload_parts.part_of("events/host.a-1-agent.jsonl") is None
-    assert upload_parts.carried(
+    assert upload_parts.parse_part_name(name) == ("events/host.a-1-agent.jsonl", 4096)
+    assert upload_parts.parse_part_name("events/host.a-1-agent.jsonl") is None
+    assert upload_parts.uploaded_bytes(
         {name: 10, upload_parts.part_name("events/host.a-1-agent.jsonl", 0): 4096}
     ) == {"events/host.a-1-agent.jsonl": 4106}
     names = [
-        upload_parts.lines_name(2, 4, 9, "a-b.c-1"),
-        upload_parts.lines_name(2, 10, 12, "z"),
+        upload_parts.metrics_part_name(2, 4, 9, "a-b.c-1"),
+        upload_parts.metrics_part_name(2, 10, 12, "z"),
         "metrics/other",
     ]
-    assert upload_parts.covered(names) == {2: 12}
+    assert upload_parts.uploaded_steps(names) == {2: 12}
 
 
 def test_only_what_the_store_lacks_is_carried():
     """Two generations, one of them covered in part."""
     lines = [line(1, 1), line(1, 2), line(2, 2), line(2, 3)]
-    assert upload_parts.missing(lines, {1: 2, 2: 2}) == {2: [line(2, 3)]}
-    assert upload_parts.missing(lines, {}) == {1: lines[:2], 2: lines[2:]}
+    assert upload_parts.not_uploaded(lines, {1: 2, 2: 2}) == {2: [line(2, 3)]}
+    assert upload_parts.not_uploaded(lines, {}) == {1: lines[:2], 2: lines[2:]}
 
 
 def test_parts_of_long_runs_are_fewer():

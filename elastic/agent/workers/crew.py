@@ -10,7 +10,7 @@ from elastic.agent.workers.first_failure import Told, first_failure, is_from_out
 from elastic.agent.workers.worker_group import WorkerPlan, Workers
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
 from elastic.events import WorkerExited, WorkerFailed, WorkerStarted
-from elastic.observe.console import Tail
+from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
 from elastic.rendezvous.group import Failure
 from elastic.system.clock import Clock
@@ -18,7 +18,7 @@ from elastic.system.clock import Clock
 
 class Crew:
     def __init__(
-        self, plans: list[WorkerPlan], workers: Workers, log: EventLog, console: Tail, clock: Clock
+        self, plans: list[WorkerPlan], workers: Workers, log: EventLog, console: ConsoleFollower, clock: Clock
     ) -> None:
         self._plans = {plan.rank: plan for plan in plans}
         self._workers = workers
@@ -98,6 +98,6 @@ class Crew:
         )
         if code not in (EXIT_COMPLETE, EXIT_INTERRUPTED):
             how = f"killed by {name}" if name else f"exit code {code}"
-            self._console.say(
+            self._console.print_line(
                 f"rank {rank} (pid {pid}) ended: {how}{', a victim of another failure' if victim else ''}"
             )
