@@ -6,7 +6,7 @@ The agent makes the memory when workers ask for it through the control page, in 
 import threading
 from collections.abc import Callable
 
-from elastic.snapshot.slots import Area, Snapshot
+from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.system.control_page import ControlPage
 
 SLOTS = 3
@@ -19,13 +19,13 @@ class SnapshotMemory:
         self._page = page
         self._slots = slots
         self._say = say
-        self._area: Area | None = None
+        self._area: SnapshotSlots | None = None
         self._refused_bytes = 0
         self._thread: threading.Thread | None = None
-        self._made: Area | OSError | None = None
+        self._made: SnapshotSlots | OSError | None = None
 
     @property
-    def area(self) -> Area | None:
+    def area(self) -> SnapshotSlots | None:
         return self._area
 
     @property
@@ -64,13 +64,13 @@ class SnapshotMemory:
 
     def _make(self, size_bytes: int) -> None:
         try:
-            self._made = Area.create(size_bytes, self._slots)
+            self._made = SnapshotSlots.create(size_bytes, self._slots)
         except OSError as error:
             self._made = error
 
     def _take_up(self) -> None:
         made, self._made = self._made, None
-        if isinstance(made, Area):
+        if isinstance(made, SnapshotSlots):
             # The old one goes with its snapshots: workers that outgrew it are about to write a newer one. An uploader that reads from it has it open itself.
             old, self._area = self._area, made
             if old is not None:

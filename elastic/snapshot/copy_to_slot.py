@@ -14,7 +14,7 @@ from elastic.snapshot import checksum, image
 from elastic.snapshot.image import Layout
 
 
-class Transfer(Protocol):
+class SlotCopy(Protocol):
     def start(self, layout: Layout, body: memoryview, late: Collection[int]) -> None:
         """Copy the tensors of a layout into a slot's body. late: addresses of what nothing changes before the next update, which may go last."""
 
@@ -26,7 +26,7 @@ class Transfer(Protocol):
         """Return the image's checksum when everything is in the slot; None when the recipe changed some of it meanwhile, and the slot holds two states."""
 
 
-class HostTransfer:
+class HostCopy:
     """Tensors in host memory are copied on the training thread. Beside the next step it cost as much, where processors have work anyway (docs/log.md), and put a state at risk."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class HostTransfer:
         return self._checksum
 
 
-class DeviceTransfer:
+class DeviceCopy:
     """Written after CUDA's documentation of streams and pinned memory."""
 
     def __init__(self, device: torch.device) -> None:

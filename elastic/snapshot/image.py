@@ -18,7 +18,7 @@ from torch import Tensor
 from elastic.errors import CheckpointDamaged, StateNotSavable
 from elastic.snapshot import safetensors_header
 from elastic.snapshot.checksum import WORD_BYTES, Bytes, ImageSum
-from elastic.snapshot.safetensors_header import DOCUMENT, LENGTH, METADATA, TIES, Buffer, Entry
+from elastic.snapshot.safetensors_header import DOCUMENT, LENGTH, METADATA, TIES, Buffer, TensorEntry
 
 PAGE = 4096
 NAMES: dict[str, torch.dtype] = {
@@ -188,7 +188,7 @@ def _head(plan: _Plan, metadata: dict[str, str]) -> bytes:
     return LENGTH.pack(len(text)) + text
 
 
-def _tensor(entry: Entry, view: memoryview, *, copy: bool) -> Tensor:
+def _tensor(entry: TensorEntry, view: memoryview, *, copy: bool) -> Tensor:
     dtype = NAMES[entry.dtype]
     if entry.start == entry.end:
         return torch.empty(entry.shape, dtype=dtype)

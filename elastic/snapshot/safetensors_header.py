@@ -36,7 +36,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class TensorEntry:
     """One tensor: its bytes, in row-major order, are those of the image from `start` to `end`."""
 
     dtype: str
@@ -46,15 +46,15 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
+class Header:
     """`ties`: names of further tensors, each with the name in `entries` whose bytes it shares."""
 
-    entries: dict[str, Entry]
+    entries: dict[str, TensorEntry]
     ties: dict[str, str]
     document: Any
 
 
-def parse(image: Buffer) -> Contents:
+def parse(image: Buffer) -> Header:
     """Raises CheckpointDamaged for what is no image, or announces more than there is."""
     view = memoryview(image)
     try:
@@ -72,7 +72,7 @@ def parse(image: Buffer) -> Contents:
                 raise ValueError(f"{name!r} is tied to {first!r}, which cannot be")
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
         raise CheckpointDamaged(f"the payload is not a training state: {error}") from error
-    return Contents(entries=entries, ties=ties, document=document)
+    return Header(entries=entries, ties=ties, document=document)
 
 
 def digest(image: Buffer) -> tuple[str, dict[str, str]]:
@@ -91,7 +91,7 @@ def digest(image: Buffer) -> tuple[str, dict[str, str]]:
     return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest(), digests
 
 
-def _digest_of(name: str, entry: Entry, view: memoryview) -> str:
+def _digest_of(name: str, entry: TensorEntry, view: memoryview) -> str:
     dtype, _ = DTYPES[entry.dtype]
     found = hashlib.sha256(f"{name} {dtype} {list(entry.shape)}\n".encode())
     # In one call: hashlib lets other threads run only while it is at work on a large piece.
@@ -99,7 +99,7 @@ def _digest_of(name: str, entry: Entry, view: memoryview) -> str:
     return found.hexdigest()
 
 
-def _entry(said: dict[str, Any], data_at: int, image_bytes: int) -> Entry:
+def _entry(said: dict[str, Any], data_at: int, image_bytes: int) -> TensorEntry:
     dtype, shape, (start, end) = said["dtype"], said["shape"], said["data_offsets"]
     _, element_bytes = DTYPES[dtype]
     if not isinstance(shape, list) or not all(type(each) is int and 0 <= each < 2**63 for each in shape):
@@ -108,4 +108,4 @@ def _entry(said: dict[str, Any], data_at: int, image_bytes: int) -> Entry:
         raise ValueError(f"offsets {start}..{end} lie outside {image_bytes - data_at} bytes of data")
     if end - start != math.prod(shape) * element_bytes:
         raise ValueError(f"a tensor of shape {shape!r:.80} and dtype {dtype} has {end - start} bytes")
-    return Entry(dtype=dtype, shape=tuple(shape), start=data_at + start, end=data_at + end)
+    return TensorEntry(dtype=dtype, shape=tuple(shape), start=data_at + start, end=data_at + end)

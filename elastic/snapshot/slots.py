@@ -44,7 +44,7 @@ class Snapshot:
     about: dict[str, Any]
 
 
-class Area:
+class SnapshotSlots:
     def __init__(self, fd: int, slots: int, capacity_bytes: int) -> None:
         self.fd = fd
         self.slots = slots
@@ -57,7 +57,7 @@ class Area:
         self._words = self._bytes.cast("q")
 
     @staticmethod
-    def create(capacity_bytes: int, slots: int) -> "Area":
+    def create(capacity_bytes: int, slots: int) -> "SnapshotSlots":
         """Room for `slots` images of up to `capacity_bytes`, rounded up to pages. Raises OSError when there is not that much memory."""
         if not (1 <= slots <= MOST_SLOTS and capacity_bytes >= 1):
             raise ValueError(
@@ -74,7 +74,7 @@ class Area:
             # Taken now: a page that lacks memory later is a SIGBUS, or somebody's death, in the middle of training.
             os.posix_fallocate(fd, 0, size_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-            area = Area(fd, slots, capacity_bytes)
+            area = SnapshotSlots(fd, slots, capacity_bytes)
         except BaseException:
             os.close(fd)
             raise
@@ -83,16 +83,16 @@ class Area:
         return area
 
     @staticmethod
-    def open(path: str) -> "Area":
+    def open(path: str) -> "SnapshotSlots":
         """The area behind `path`, of any process of this user. Raises ValueError when it is none, OSError when there is nothing."""
-        return Area.attach(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        return SnapshotSlots.attach(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     @staticmethod
-    def attach(fd: int) -> "Area":
+    def attach(fd: int) -> "SnapshotSlots":
         """The area behind a descriptor, which then belongs to it, and is closed if this raises ValueError or OSError."""
         try:
             slots, capacity_bytes = _shape_of(fd)
-            return Area(fd, slots, capacity_bytes)
+            return SnapshotSlots(fd, slots, capacity_bytes)
         except BaseException:
             os.close(fd)
             raise

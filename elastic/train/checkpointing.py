@@ -12,7 +12,7 @@ from elastic.config.durations import SaveEvery
 from elastic.errors import StoreFailed
 from elastic.system.clock import Clock
 from elastic.train.save_policy import is_due
-from elastic.train.snapshotting import Taken
+from elastic.train.snapshotting import PublishedSnapshot
 from elastic.uploader.client import Uploads
 from elastic.uploader.offering import offer
 
@@ -33,7 +33,7 @@ class Cost:
         return self.training_s + self.uploader_s / (os.cpu_count() or 1)
 
 
-class Saving:
+class Checkpointing:
     def __init__(self, uploads: Uploads, every: SaveEvery, clock: Clock) -> None:
         self._uploads = uploads
         self._every = every
@@ -58,7 +58,9 @@ class Saving:
         self._is_overdue |= is_due(self._every, step=step, since_s=since_s, cost_s=cost_s)
         return self._is_overdue and self._under_way is None
 
-    def save(self, taken: Taken | None, step: int, *, began_at: float, final: bool = False) -> None:
+    def save(
+        self, taken: PublishedSnapshot | None, step: int, *, began_at: float, final: bool = False
+    ) -> None:
         """Offer a snapshot. `began_at`, on the monotonic clock: when this save began to cost training time."""
         self._hear()
         self._last_at, self._is_overdue = began_at, False

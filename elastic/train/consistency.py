@@ -3,26 +3,28 @@
 from collections.abc import Callable
 
 from elastic.errors import StatesDiffer
-from elastic.train.process_groups import World
-from elastic.train.state import Parts, checksums
+from elastic.train.process_groups import ProcessGroups
+from elastic.train.state import FlatState, checksums
 
 
-def agree(world: World, parts: Parts, when: str) -> None:
+def check_same_state(world: ProcessGroups, parts: FlatState, when: str) -> None:
     """Raises StatesDiffer on every rank when their states are not the same."""
-    agree_on(world, *checksums(parts), when)
+    check_same_checksums(world, *checksums(parts), when)
 
 
-def agree_as_kept(world: World, kept: str | None, parts: Callable[[], Parts], when: str) -> None:
+def check_same_snapshots(
+    world: ProcessGroups, kept: str | None, parts: Callable[[], FlatState], when: str
+) -> None:
     """The same, without another pass over states that every rank has in memory.
 
     kept: the checksum of the snapshot of this state, None where this rank took none. Where those differ, what is trained decides, and names the entry.
     """
     everyone = world.gather(kept)
     if None in everyone or len(set(everyone)) > 1:
-        agree(world, parts(), when)
+        check_same_state(world, parts(), when)
 
 
-def agree_on(world: World, checksum: str, entries: dict[str, str], when: str) -> None:
+def check_same_checksums(world: ProcessGroups, checksum: str, entries: dict[str, str], when: str) -> None:
     """The same, from what `checksums` says of this rank's state."""
     everyone = world.gather(checksum)
     if len(set(everyone)) == 1:

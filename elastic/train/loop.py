@@ -26,14 +26,14 @@ from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
 from elastic.system.phase import Place
 from elastic.train.buffers import Buffers
-from elastic.train.checkpointing import Saving
-from elastic.train.consistency import agree_as_kept
-from elastic.train.process_groups import World
-from elastic.train.restore import Kept, Loaded, restore
-from elastic.train.snapshot_policy import Interval
-from elastic.train.snapshotting import Point, Snapshots, Taken
+from elastic.train.checkpointing import Checkpointing
+from elastic.train.consistency import check_same_snapshots
+from elastic.train.process_groups import ProcessGroups
+from elastic.train.restore import LocalSnapshot, ResumePoint, restore
+from elastic.train.snapshot_policy import SnapshotSchedule
+from elastic.train.snapshotting import PublishedSnapshot, Snapshotting, StepRecord
 from elastic.train.state import State
-from elastic.train.step import Outcome, Requests, Shards, Step
+from elastic.train.step import Requests, Shards, Step, StepOutcome
 from elastic.train.to_device import on_device
 from elastic.worker.heartbeat import Pulse
 
@@ -41,40 +41,40 @@ FINAL_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diary:
+class Rank0Output:
     """What rank 0 alone writes."""
 
     log: EventLog
     metrics: Metrics
-    saving: Saving
-    interval: Interval
+    saving: Checkpointing
+    interval: SnapshotSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class LoopParts:
     """What the loop stands in.
 
     `diary` is None on every rank but the first, `snapshots` on every worker of a node but one, `faults` without a plan. `failures`: consecutive ones without a new step that may lie in the state.
     """
 
-    world: World
+    world: ProcessGroups
     run_id: str
     store: Store
     clock: Clock
     generation: int
     failures: int
     commits_drains: bool  # there is no agent that would
-    diary: Diary | None
+    diary: Rank0Output | None
     copy: Metrics | None  # of the metrics, kept by a node that is not the one of rank 0
     page: ControlPage
     pulse: Pulse
-    kept: Kept
-    snapshots: Snapshots | None
+    kept: LocalSnapshot
+    snapshots: Snapshotting | None
     faults: WorkerFaults | None
 
 
 class Loop:
-    def __init__(self, around: Surroundings, order: Order, loader: Loader, state: State) -> None:
+    def __init__(self, around: LoopParts, order: Order, loader: Loader, state: State) -> None:
         world = around.world
         self._around = around
         self._order = order
@@ -86,7 +86,7 @@ class Loop:
         self._chain = ""
         self._started_at = 0.0
         self._first_new = 0  # the first step that no generation has trained before; rank 0 knows it
-        self._final: tuple[Point, Taken | None] | None = None
+        self._final: tuple[StepRecord, PublishedSnapshot | None] | None = None
         self.digest = ""  # of the checkpoint of the last step, once it is committed
 
     def run(self) -> Iterator[Step]:
@@ -116,7 +116,7 @@ class Loop:
             self._end(loaded)
         self._around.pulse.enter(Place.AFTER)
 
-    def _begin(self) -> Loaded:
+    def _begin(self) -> ResumePoint:
         around, diary, order = self._around, self._around.diary, self._order
         began_at = around.clock.monotonic()
         if diary is not None:
@@ -145,7 +145,7 @@ class Loop:
             )
         return loaded
 
-    def _take_up(self, diary: Diary, loaded: Loaded) -> int:
+    def _take_up(self, diary: Rank0Output, loaded: ResumePoint) -> int:
         """Make the metrics those of the steps up to the loaded one; returns how many were done that will be done again."""
         diary.saving.resume(
             has_checkpoint=loaded.source in ("snapshot", "peer"),
@@ -155,7 +155,7 @@ class Loop:
         self._first_new = max(loaded.step, written) + 1
         return self._first_new - 1 - loaded.step
 
-    def _rewind(self, metrics: Metrics, loaded: Loaded) -> int:
+    def _rewind(self, metrics: Metrics, loaded: ResumePoint) -> int:
         """Returns the highest step that was written there before."""
         written = metrics.rewind(loaded.step)
         if loaded.line is not None and written == loaded.step - 1:
@@ -201,7 +201,9 @@ class Loop:
         # Of an earlier step, where it was copied beside this one.
         self._finish_snapshot()
         self._chain = _link(self._chain, outcome)
-        point = Point(step=step.number, epoch=step.epoch, chain=self._chain, line=self._line(step, outcome))
+        point = StepRecord(
+            step=step.number, epoch=step.epoch, chain=self._chain, line=self._line(step, outcome)
+        )
         if around.diary is not None:
             self._write_down(around.diary, point)
         if around.copy is not None:
@@ -224,7 +226,7 @@ class Loop:
         around.pulse.finish_step()
         around.pulse.enter(Place.BETWEEN)
 
-    def _line(self, step: Step, outcome: Outcome) -> dict[str, Any]:
+    def _line(self, step: Step, outcome: StepOutcome) -> dict[str, Any]:
         seconds = self._around.clock.monotonic() - self._started_at
         return step.logged | {
             "step": step.number,
@@ -237,13 +239,13 @@ class Loop:
             "seconds": seconds,
         }
 
-    def _write_down(self, diary: Diary, point: Point) -> None:
+    def _write_down(self, diary: Rank0Output, point: StepRecord) -> None:
         diary.metrics.append(point.line)
         diary.interval.took_step(point.line["seconds"])
         if point.step == self._first_new:
             diary.log.record(FirstStep(step=point.step))
 
-    def _keep(self, point: Point, *, now: bool, patient: bool) -> Taken | None:
+    def _keep(self, point: StepRecord, *, now: bool, patient: bool) -> PublishedSnapshot | None:
         """Begin a snapshot; `now`: and finish it."""
         snapshots, diary = self._around.snapshots, self._around.diary
         if diary is not None:
@@ -256,10 +258,10 @@ class Loop:
             return None
         is_at_once = self._around.world.device.type == "cpu"  # the copy from host memory
         late = frozenset[int]() if is_at_once else self._state.updated_addresses
-        snapshots.start(self._state.take_apart(), point, late=late, patient=patient, halfway=halfway)
+        snapshots.start(self._state.flatten(), point, late=late, patient=patient, halfway=halfway)
         return self._finish_snapshot() if now or is_at_once else None
 
-    def _finish_snapshot(self) -> Taken | None:
+    def _finish_snapshot(self) -> PublishedSnapshot | None:
         snapshots, diary = self._around.snapshots, self._around.diary
         taken = None if snapshots is None else snapshots.finish()
         if taken is None or snapshots is None or diary is None:
@@ -270,7 +272,7 @@ class Loop:
             diary.log.record(SnapshotInterval(every=every, cost_s=cost_s, step_s=step_s))
         return taken
 
-    def _save(self, taken: Taken | None, point: Point, *, final: bool) -> None:
+    def _save(self, taken: PublishedSnapshot | None, point: StepRecord, *, final: bool) -> None:
         began_at = self._around.clock.monotonic()
         self._agree(point, taken)
         if self._around.diary is not None:
@@ -278,11 +280,11 @@ class Loop:
             self._around.diary.metrics.sync()
             self._around.diary.saving.save(taken, point.step, began_at=began_at, final=final)
 
-    def _agree(self, point: Point, taken: Taken | None) -> None:
+    def _agree(self, point: StepRecord, taken: PublishedSnapshot | None) -> None:
         kept = None if taken is None else str(taken.snapshot.about["checksum"])
-        agree_as_kept(self._around.world, kept, self._state.take_apart, f"after step {point.step}")
+        check_same_snapshots(self._around.world, kept, self._state.flatten, f"after step {point.step}")
 
-    def _drain(self, point: Point, taken: Taken | None) -> None:
+    def _drain(self, point: StepRecord, taken: PublishedSnapshot | None) -> None:
         around = self._around
         problem = ""
         if around.commits_drains:
@@ -298,7 +300,7 @@ class Loop:
             raise StoreFailed(f"stopped after step {point.step}, which could not be saved: {problem}")
         raise SystemExit(EXIT_INTERRUPTED)
 
-    def _save_and_wait(self, point: Point, taken: Taken | None) -> str:
+    def _save_and_wait(self, point: StepRecord, taken: PublishedSnapshot | None) -> str:
         """Save what no later save will make good, and see it committed; returns what went wrong, or nothing."""
         problem = ""
         for _ in range(FINAL_TRIES):
@@ -313,12 +315,12 @@ class Loop:
         diary = self._around.diary
         return str(self._around.world.from_first(diary.saving.wait(number) if diary is not None else ""))
 
-    def _end(self, loaded: Loaded) -> None:
+    def _end(self, loaded: ResumePoint) -> None:
         """See the last state committed, which this generation trained or found in memory."""
         self._around.pulse.enter(Place.SAVE)
         if self._final is None:
             assert loaded.step == self._order.steps
-            found = Point(
+            found = StepRecord(
                 step=loaded.step, epoch=self._order.epochs - 1, chain=loaded.chain, line=loaded.line or {}
             )
             self._final = found, self._keep(found, now=True, patient=True)
@@ -330,7 +332,7 @@ class Loop:
             self.digest = self._around.diary.saving.digest
 
 
-def _link(chain: str, outcome: Outcome) -> str:
+def _link(chain: str, outcome: StepOutcome) -> str:
     """The next value of the chain: sha256 over the one before, the loss and the gradient norms, as bits."""
     # One NaN, whatever bits it has: which of two is kept by an addition depends on their order.
     numbers = [

@@ -23,7 +23,7 @@ BROADCAST_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class ProcessGroups:
     rank: int
     size: int
     local_rank: int
@@ -81,16 +81,16 @@ def choose_device(launch: Launch) -> torch.device:
     return device
 
 
-def open_world(launch: Launch, backend: str | None) -> World:
+def open_process_groups(launch: Launch, backend: str | None) -> ProcessGroups:
     """Join the group that the launcher's variables describe. backend: nccl or gloo for gradients, None to choose."""
     device = choose_device(launch)
     if backend not in (None, "nccl", "gloo"):
         raise UsageError(f"expected backend nccl, gloo or none given, found {backend!r}")
     if not launch.is_distributed:
-        return World(rank=0, size=1, local_rank=0, device=device, group=None, control=None)
+        return ProcessGroups(rank=0, size=1, local_rank=0, device=device, group=None, control=None)
     with peers_may_die("the opening of the group"):
         dist.init_process_group("gloo")
-        world = World(
+        world = ProcessGroups(
             rank=launch.rank,
             size=launch.world_size,
             local_rank=launch.local_rank,
@@ -103,7 +103,7 @@ def open_world(launch: Launch, backend: str | None) -> World:
             return world
         nccl = dist.new_group(backend="nccl")
         assert isinstance(nccl, dist.ProcessGroup)
-    return World(
+    return ProcessGroups(
         rank=world.rank,
         size=world.size,
         local_rank=world.local_rank,

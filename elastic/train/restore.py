@@ -17,17 +17,17 @@ from elastic.errors import CheckpointDamaged, ElasticError, NothingLoads, StoreF
 from elastic.events import CheckpointRejected, SnapshotRejected
 from elastic.observe.log import EventLog
 from elastic.snapshot import checksum, image, safetensors_header
-from elastic.snapshot.slots import Area, Snapshot
+from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
-from elastic.train.consistency import agree, agree_on
-from elastic.train.process_groups import World
-from elastic.train.restore_order import Candidate, Claim, Rejected, Tier, choose
-from elastic.train.state import Parts, State, checksums
+from elastic.train.consistency import check_same_checksums, check_same_state
+from elastic.train.process_groups import ProcessGroups
+from elastic.train.restore_order import AvailableStates, Candidate, RejectedState, Tier, order_candidates
+from elastic.train.state import FlatState, State, checksums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class ResumePoint:
     """What is known about the state that training goes on from; step 0 is the start.
 
     `source`: snapshot (every rank had it in its node's memory), peer (some got it from another node's), checkpoint, or none.
@@ -40,10 +40,10 @@ class Loaded:
     line: dict[str, Any] | None = None
 
 
-class Kept:
+class LocalSnapshot:
     """What this rank's node has in memory: the newest snapshot that is what it was when it was written."""
 
-    def __init__(self, area: Area | None) -> None:
+    def __init__(self, area: SnapshotSlots | None) -> None:
         self._area = area
         self.snapshot: Snapshot | None = None
         self.problems: list[str] = []
@@ -83,9 +83,9 @@ class Kept:
 
 
 def restore(  # noqa: PLR0913 - every place that a state can come from
-    world: World,
+    world: ProcessGroups,
     store: Store,
-    kept: Kept,
+    kept: LocalSnapshot,
     state: State,
     *,
     run_id: str,
@@ -93,13 +93,13 @@ def restore(  # noqa: PLR0913 - every place that a state can come from
     log: EventLog | None,
     clock: Clock,
     reached: Callable[[], None] | None = None,
-) -> Loaded:
+) -> ResumePoint:
     """run_id: whose checkpoints may be used. failures: consecutive ones without a new step that may lie in the state. Raises NothingLoads, StatesDiffer or PeerLost. `log` is rank 0's.
 
     reached: called when this rank has loaded a state, or has to begin without one, and nobody knows yet; faults can be injected there.
     """
     claims = [_parse(said) for said in world.gather(asdict(_claim(world, store, kept, run_id, clock)))]
-    candidates, rejected = choose(claims, failures)
+    candidates, rejected = order_candidates(claims, failures)
     for refused in rejected:
         _report(log, refused)
     for candidate in candidates:
@@ -107,7 +107,7 @@ def restore(  # noqa: PLR0913 - every place that a state can come from
         if loaded is not None:
             kept.forget_unless(loaded.step)
             return loaded
-        _report(log, Rejected(step=candidate.step, tier=candidate.tier, reason=problem))
+        _report(log, RejectedState(step=candidate.step, tier=candidate.tier, reason=problem))
     if any(claim.records or claim.damaged for claim in claims):
         count = sum(len(claim.records) + len(claim.damaged) for claim in claims)
         raise NothingLoads(
@@ -116,12 +116,14 @@ def restore(  # noqa: PLR0913 - every place that a state can come from
         )
     if reached is not None:
         reached()
-    agree(world, state.take_apart(), "before step 1")
+    check_same_state(world, state.flatten(), "before step 1")
     kept.forget_unless(0)
-    return Loaded(step=0, chain="", source="none")
+    return ResumePoint(step=0, chain="", source="none")
 
 
-def _claim(world: World, store: Store, kept: Kept, run_id: str, clock: Clock) -> Claim:
+def _claim(
+    world: ProcessGroups, store: Store, kept: LocalSnapshot, run_id: str, clock: Clock
+) -> AvailableStates:
     records: tuple[dict[str, Any], ...] = ()
     damaged: tuple[tuple[int, str], ...] = ()
     if world.rank == 0:
@@ -131,25 +133,27 @@ def _claim(world: World, store: Store, kept: Kept, run_id: str, clock: Clock) ->
     for problem in kept.problems:
         print(problem)
     if kept.snapshot is None:
-        return Claim(records=records, damaged=damaged)
-    return Claim(step=kept.about["step"], checksum=kept.about["checksum"], records=records, damaged=damaged)
+        return AvailableStates(records=records, damaged=damaged)
+    return AvailableStates(
+        step=kept.about["step"], checksum=kept.about["checksum"], records=records, damaged=damaged
+    )
 
 
-def _parse(said: dict[str, Any]) -> Claim:
+def _parse(said: dict[str, Any]) -> AvailableStates:
     damaged = tuple((step, reason) for step, reason in said["damaged"])
-    return Claim(**said | {"records": tuple(said["records"]), "damaged": damaged})
+    return AvailableStates(**said | {"records": tuple(said["records"]), "damaged": damaged})
 
 
 def _try(  # noqa: PLR0913 - as `restore`
-    world: World,
+    world: ProcessGroups,
     store: Store,
-    kept: Kept,
+    kept: LocalSnapshot,
     state: State,
     candidate: Candidate,
     clock: Clock,
     *,
     reached: Callable[[], None] | None,
-) -> tuple[Loaded | None, str]:
+) -> tuple[ResumePoint | None, str]:
     """(what was loaded, "") or (None, what is wrong with this candidate on the first rank that says so)."""
     mine, problem = _own_copy(world, store, kept, candidate, clock)
     if len(candidate.ranks) < world.size:
@@ -174,13 +178,13 @@ def _try(  # noqa: PLR0913 - as `restore`
     if problems:
         return None, str(problems[0])
     if len({each["state"] for each in told}) > 1:
-        agree_on(world, *found, f"after loading step {candidate.step}")
+        check_same_checksums(world, *found, f"after loading step {candidate.step}")
     line = next((each["line"] for each in told if each["line"] is not None), None)
-    return Loaded(step=candidate.step, chain=chain, source=_source(world, candidate), line=line), ""
+    return ResumePoint(step=candidate.step, chain=chain, source=_source(world, candidate), line=line), ""
 
 
 def _own_copy(
-    world: World, store: Store, kept: Kept, candidate: Candidate, clock: Clock
+    world: ProcessGroups, store: Store, kept: LocalSnapshot, candidate: Candidate, clock: Clock
 ) -> tuple[Tensor | None, str]:
     """uint8 [n], host memory: this rank's own copy of a candidate, None where it has none; or what is wrong with it."""
     if world.rank not in candidate.ranks:
@@ -204,9 +208,9 @@ def _load(data: Tensor, state: State) -> tuple[str, tuple[str, dict[str, str]], 
     nothing: tuple[str, dict[str, str]] = ("", {})
     try:
         tensors, document = image.read(data.numpy().data, copy=False)
-        parts = Parts(tensors=tensors, document=document["state"])
-        state.put_together(parts)
-        expected, found = checksums(parts), checksums(state.take_apart())
+        parts = FlatState(tensors=tensors, document=document["state"])
+        state.load(parts)
+        expected, found = checksums(parts), checksums(state.flatten())
         if found != expected:
             raise CheckpointDamaged("the objects give another state than the one that they were loaded with")
         return str(document["chain"]), found, ""
@@ -214,13 +218,13 @@ def _load(data: Tensor, state: State) -> tuple[str, tuple[str, dict[str, str]], 
         return "", nothing, f"{type(error).__name__}: {error}"
 
 
-def _source(world: World, candidate: Candidate) -> str:
+def _source(world: ProcessGroups, candidate: Candidate) -> str:
     if candidate.tier is Tier.STORAGE:
         return "checkpoint"
     return "snapshot" if len(candidate.ranks) == world.size else "peer"
 
 
-def _report(log: EventLog | None, refused: Rejected) -> None:
+def _report(log: EventLog | None, refused: RejectedState) -> None:
     if log is None:
         return
     if refused.tier is Tier.STORAGE:

@@ -17,7 +17,7 @@ class Tier(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class AvailableStates:
     """What one rank has: a whole snapshot in its node's memory, and, on rank 0 alone, the commit records of the storage, newest first.
 
     `damaged`: (step, reason) of commit records that cannot be read.
@@ -41,13 +41,15 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
+class RejectedState:
     step: int
     tier: Tier
     reason: str
 
 
-def choose(claims: Sequence[Claim], failures: int) -> tuple[list[Candidate], list[Rejected]]:
+def order_candidates(
+    claims: Sequence[AvailableStates], failures: int
+) -> tuple[list[Candidate], list[RejectedState]]:
     """(what to try, best first; what is refused), from every rank's claim, in rank order.
 
     failures: consecutive ones without a new step, kills from outside aside. A state that was restored three times without one is poison: the next older one is tried, and so on;
@@ -55,7 +57,9 @@ def choose(claims: Sequence[Claim], failures: int) -> tuple[list[Candidate], lis
     """
     candidates, rejected = _snapshots(claims)
     for claim in claims:
-        rejected += [Rejected(step=step, tier=Tier.STORAGE, reason=reason) for step, reason in claim.damaged]
+        rejected += [
+            RejectedState(step=step, tier=Tier.STORAGE, reason=reason) for step, reason in claim.damaged
+        ]
         candidates += [
             Candidate(step=record["step"], tier=Tier.STORAGE, ranks=(0,), record=record)
             for record in claim.records
@@ -65,7 +69,7 @@ def choose(claims: Sequence[Claim], failures: int) -> tuple[list[Candidate], lis
     steps = sorted({each.step for each in candidates}, reverse=True)
     poison = steps[: min(max(0, failures - 1) // RESTORES_OF_ONE_STATE, len(steps) - 1)] if steps else []
     rejected += [
-        Rejected(
+        RejectedState(
             step=each.step,
             tier=each.tier,
             reason=f"it was restored {RESTORES_OF_ONE_STATE} times and no new step followed",
@@ -76,7 +80,7 @@ def choose(claims: Sequence[Claim], failures: int) -> tuple[list[Candidate], lis
     return [each for each in candidates if each.step not in poison], rejected
 
 
-def _snapshots(claims: Sequence[Claim]) -> tuple[list[Candidate], list[Rejected]]:
+def _snapshots(claims: Sequence[AvailableStates]) -> tuple[list[Candidate], list[RejectedState]]:
     holders: dict[int, dict[str, list[int]]] = {}
     for rank, claim in enumerate(claims):
         if claim.step is not None and claim.checksum is not None:
@@ -89,7 +93,7 @@ def _snapshots(claims: Sequence[Claim]) -> tuple[list[Candidate], list[Rejected]
             continue
         groups = " | ".join(", ".join(map(str, ranks)) for ranks in by_checksum.values())
         rejected.append(
-            Rejected(
+            RejectedState(
                 step=step,
                 tier=Tier.MEMORY,
                 reason=f"the nodes' snapshots of it differ (as ranks {groups} have them); one of these machines computes or remembers wrongly",

@@ -26,17 +26,17 @@ from elastic.events import RunFinished
 from elastic.faults.inject import WorkerFaults
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
-from elastic.snapshot.copy_to_slot import DeviceTransfer, HostTransfer
-from elastic.snapshot.slots import Area
+from elastic.snapshot.copy_to_slot import DeviceCopy, HostCopy
+from elastic.snapshot.slots import SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.control_page import ControlPage
-from elastic.train.checkpointing import Saving
-from elastic.train.loop import Diary, Loop, Surroundings
-from elastic.train.process_groups import World
-from elastic.train.restore import Kept
-from elastic.train.snapshot_policy import Interval
-from elastic.train.snapshotting import AgentMemory, OwnMemory, Snapshots
+from elastic.train.checkpointing import Checkpointing
+from elastic.train.loop import Loop, LoopParts, Rank0Output
+from elastic.train.process_groups import ProcessGroups
+from elastic.train.restore import LocalSnapshot
+from elastic.train.snapshot_policy import SnapshotSchedule
+from elastic.train.snapshotting import AgentSlots, OwnSlots, Snapshotting
 from elastic.train.state import State
 from elastic.train.step import Step
 from elastic.uploader.client import Uploads
@@ -63,7 +63,7 @@ class Data:
 class Run:
     """Made by `elastic.start`. `device` is this worker's; `rank`, `world_size` and `is_first` describe the current generation."""
 
-    def __init__(self, world: World, link: AgentLink, ours: Identity, log: EventLog) -> None:
+    def __init__(self, world: ProcessGroups, link: AgentLink, ours: Identity, log: EventLog) -> None:
         self.device = world.device
         self.rank = world.rank
         self.world_size = world.size
@@ -147,19 +147,19 @@ class Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _surroundings(self, stack: ExitStack) -> Surroundings:
+    def _surroundings(self, stack: ExitStack) -> LoopParts:
         clock = SystemClock()
         diary = None
         if self.is_first:
             uploads = Uploads(self._link.uploader)
             stack.callback(uploads.close)
-            diary = Diary(
+            diary = Rank0Output(
                 log=self._log,
                 metrics=self._metrics,
-                saving=Saving(uploads, SaveEvery.parse(self._link.save_every), clock),
-                interval=Interval(SnapshotEvery.parse(self._link.snapshot_every)),
+                saving=Checkpointing(uploads, SaveEvery.parse(self._link.save_every), clock),
+                interval=SnapshotSchedule(SnapshotEvery.parse(self._link.snapshot_every)),
             )
-        return Surroundings(
+        return LoopParts(
             world=self._world,
             run_id=self._identity.run_id,
             store=open_store(self._dir.checkpoints_url),
@@ -171,7 +171,7 @@ class Run:
             copy=self._copy(),
             page=self._page,
             pulse=self._pulse,
-            kept=Kept(Area.open(self._link.memory) if self._link.memory else None),
+            kept=LocalSnapshot(SnapshotSlots.open(self._link.memory) if self._link.memory else None),
             snapshots=self._snapshots(clock),
             faults=WorkerFaults.of(
                 self._link.faults,
@@ -197,7 +197,7 @@ class Run:
         """There is no agent: this process wrote its own link."""
         return self._link.pid == os.getpid()
 
-    def _snapshots(self, clock: Clock) -> Snapshots | None:
+    def _snapshots(self, clock: Clock) -> Snapshotting | None:
         """One writer for each node's memory; without an agent only rank 0 has any."""
         if self._world.local_rank != 0 or (self._is_alone and not self.is_first):
             return None
@@ -206,9 +206,9 @@ class Run:
             "world_size": self.world_size,
             "torch": torch.__version__,
         }
-        lend = OwnMemory().lend if self._is_alone else AgentMemory(self._page, self._link.pid).lend
-        transfer = HostTransfer() if self.device.type == "cpu" else DeviceTransfer(self.device)
-        return Snapshots(lend, transfer, clock, facts)
+        lend = OwnSlots().lend if self._is_alone else AgentSlots(self._page, self._link.pid).lend
+        transfer = HostCopy() if self.device.type == "cpu" else DeviceCopy(self.device)
+        return Snapshotting(lend, transfer, clock, facts)
 
     def _asked_to_stop(self, _signal: int, _frame: object) -> None:
         self._page.drain = True

@@ -22,7 +22,7 @@ def interval(cost_s: float, step_s: float, now: int | None = None) -> int:
     return wanted
 
 
-class Interval:
+class SnapshotSchedule:
     """The interval in force; rank 0 has one and decides for all."""
 
     def __init__(self, every: SnapshotEvery) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic.snapshot import image
-from elastic.snapshot.copy_to_slot import Transfer
-from elastic.snapshot.slots import ABOUT_LIMIT_BYTES, Area, Snapshot
+from elastic.snapshot.copy_to_slot import SlotCopy
+from elastic.snapshot.slots import ABOUT_LIMIT_BYTES, Snapshot, SnapshotSlots
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
-from elastic.train.state import Parts
+from elastic.train.state import FlatState
 
 # What a state may grow by (a longer history in some state_dict) before other memory is needed.
 SLACK = 1.05
@@ -21,11 +21,11 @@ PATIENCE_S = 30.0
 FIRST_PATIENCE_S = 5.0
 LOOK_S = 0.002
 
-Lend = Callable[[int], Area | None]
+Lend = Callable[[int], SnapshotSlots | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class StepRecord:
     """A place in the run whose state is kept; `chain` is that of all steps up to it, `line` its line of the metrics."""
 
     step: int
@@ -34,35 +34,35 @@ class Point:
     line: dict[str, Any]
 
 
-class AgentMemory:
+class AgentSlots:
     """The area that this node's agent made, or makes when it is asked through the control page."""
 
     def __init__(self, page: ControlPage, agent_pid: int) -> None:
         self._page = page
         self._agent_pid = agent_pid
         self._fd: int | None = None
-        self._area: Area | None = None
+        self._area: SnapshotSlots | None = None
 
-    def lend(self, size_bytes: int) -> Area | None:
+    def lend(self, size_bytes: int) -> SnapshotSlots | None:
         """An area whose slots hold `size_bytes`; None until there is one."""
         fd = self._page.area
         if fd is not None and fd != self._fd:
-            self._area, self._fd = Area.open(f"/proc/{self._agent_pid}/fd/{fd}"), fd
+            self._area, self._fd = SnapshotSlots.open(f"/proc/{self._agent_pid}/fd/{fd}"), fd
         if self._area is not None and self._area.capacity_bytes >= size_bytes:
             return self._area
         self._page.wanted_bytes = with_slack(size_bytes)
         return None
 
 
-class OwnMemory:
+class OwnSlots:
     """Without an agent the process itself holds one slot, from which checkpoints are taken; nothing survives it."""
 
     def __init__(self) -> None:
-        self._area: Area | None = None
+        self._area: SnapshotSlots | None = None
 
-    def lend(self, size_bytes: int) -> Area | None:
+    def lend(self, size_bytes: int) -> SnapshotSlots | None:
         if self._area is None or self._area.capacity_bytes < size_bytes:
-            self._area = Area.create(with_slack(size_bytes), 1)
+            self._area = SnapshotSlots.create(with_slack(size_bytes), 1)
         return self._area
 
 
@@ -71,23 +71,23 @@ def with_slack(size_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class PublishedSnapshot:
     """A snapshot, and the area that it lies in."""
 
-    area: Area
+    area: SnapshotSlots
     snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _UnderWay:
-    area: Area
+    area: SnapshotSlots
     slot: int
     size_bytes: int
-    point: Point
+    point: StepRecord
 
 
-class Snapshots:
-    def __init__(self, lend: Lend, transfer: Transfer, clock: Clock, facts: dict[str, Any]) -> None:
+class Snapshotting:
+    def __init__(self, lend: Lend, transfer: SlotCopy, clock: Clock, facts: dict[str, Any]) -> None:
         """facts: what is kept beside each state: generation, world_size, torch."""
         self._lend = lend
         self._transfer = transfer
@@ -99,8 +99,8 @@ class Snapshots:
 
     def start(
         self,
-        parts: Parts,
-        point: Point,
+        parts: FlatState,
+        point: StepRecord,
         *,
         late: Collection[int],
         patient: bool = False,
@@ -130,7 +130,7 @@ class Snapshots:
         self.cost_s = laid_out_s + self._clock.monotonic() - began_at
         return True
 
-    def finish(self) -> Taken | None:
+    def finish(self) -> PublishedSnapshot | None:
         """Wait for the copy that was begun, and publish it, before the next step is reported as done; None when none is under way, or the state changed under it."""
         if self._under_way is None:
             return None
@@ -150,7 +150,7 @@ class Snapshots:
         }
         snapshot = it.area.publish(it.slot, size_bytes=it.size_bytes, about=_with_line(about, it.point.line))
         self.cost_s += self._clock.monotonic() - began_at
-        return Taken(area=it.area, snapshot=snapshot)
+        return PublishedSnapshot(area=it.area, snapshot=snapshot)
 
     def before_forward(self) -> None:
         self._transfer.before_forward()
@@ -158,7 +158,7 @@ class Snapshots:
     def before_update(self) -> None:
         self._transfer.before_update()
 
-    def _place(self, size_bytes: int, *, patient: bool) -> tuple[Area, int] | None:
+    def _place(self, size_bytes: int, *, patient: bool) -> tuple[SnapshotSlots, int] | None:
         # The very first snapshot of a process waits for the agent to make the memory; later ones are taken when it is there.
         patience_s = PATIENCE_S if patient else 0.0 if self._asked else FIRST_PATIENCE_S
         self._asked = True

@@ -20,7 +20,7 @@ from elastic.observe.upload import LogUploader
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
-from elastic.train.process_groups import World
+from elastic.train.process_groups import ProcessGroups
 from elastic.uploader.client import UploaderProcess
 from elastic.uploader.protocol import Diary, UploaderConfig
 
@@ -29,7 +29,7 @@ STOP_S = 30.0
 KEEP = 3
 
 
-def link_without_agent(launch: Launch, world: World, ours: Identity) -> AgentLink:
+def link_without_agent(launch: Launch, world: ProcessGroups, ours: Identity) -> AgentLink:
     """What an agent would have told this worker, from defaults and ELASTIC_RUN_DIR."""
     run = RunDir.parse(launch.run_dir or f"runs/{Path(ours.recipe).stem}")
     page = ControlPage.create()

@@ -24,7 +24,7 @@ from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import printable
-from elastic.train.process_groups import World, open_world
+from elastic.train.process_groups import ProcessGroups, open_process_groups
 from elastic.train.run import Run
 from elastic.train.standalone import link_without_agent
 
@@ -55,7 +55,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
         Path(launch.preflight).write_bytes(ours.to_json())
         raise SystemExit(0)
     _be_deterministic(ours.threads)
-    world = open_world(launch, backend)
+    world = open_process_groups(launch, backend)
     if launch.agent is None:
         # Before the interpreter finalizes, which gloo's threads would not survive. An agent's workers end without that.
         atexit.register(world.close)
@@ -107,7 +107,7 @@ def _be_deterministic(threads: int) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def _claim(world: World, ours: Identity, run_dir: str) -> None:
+def _claim(world: ProcessGroups, ours: Identity, run_dir: str) -> None:
     """Write the identity down if nobody did; every rank compares itself with what is there."""
     there = None
     if world.rank == 0:

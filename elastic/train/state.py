@@ -27,7 +27,7 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class FlatState:
     """A state taken apart: tensors by name, and the rest as one JSON value that refers to them."""
 
     tensors: dict[str, Tensor]
@@ -78,15 +78,15 @@ class State:
         tensors = [value for held in kept for value in held.values() if isinstance(value, Tensor)]
         return {tensor.data_ptr() for tensor in [*self.trained, *tensors]}
 
-    def take_apart(self) -> Parts:
+    def flatten(self) -> FlatState:
         """Tensors are references, not copies. Raises StateNotSavable with the name of the entry that needs pickle."""
         tensors: dict[str, Tensor] = {}
         document = {
             name: _encode(thing.state_dict(), name, tensors) for name, thing in sorted(self.objects.items())
         }
-        return Parts(tensors=dict(sorted(tensors.items())), document=document)
+        return FlatState(tensors=dict(sorted(tensors.items())), document=document)
 
-    def put_together(self, parts: Parts) -> None:
+    def load(self, parts: FlatState) -> None:
         """Load every object; each copies onto its own device (torch's map_location, done by load_state_dict).
 
         Raises CheckpointDamaged when the parts belong to other objects.
@@ -109,7 +109,7 @@ class State:
             ) as error:
                 raise CheckpointDamaged(f"{name} does not take the saved state: {error}") from error
 
-    def _load(self, name: str, thing: Stateful, parts: Parts) -> None:
+    def _load(self, name: str, thing: Stateful, parts: FlatState) -> None:
         """The parts may lie in memory that is written again soon, so nobody may keep them. A module copies them into its own tensors; it is looked at whether it did."""
         saved = parts.document[name]
         if isinstance(thing, nn.Module):
@@ -147,7 +147,7 @@ class _Copies(Mapping[str, Tensor]):
         return len(self._tensors)
 
 
-def checksums(parts: Parts) -> tuple[str, dict[str, str]]:
+def checksums(parts: FlatState) -> tuple[str, dict[str, str]]:
     """(checksum of the whole state, checksum of each entry), in hexadecimal; the same on every device."""
     entries = {}
     for name, tensor in parts.tensors.items():

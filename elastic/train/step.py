@@ -36,7 +36,7 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class StepOutcome:
     """What all ranks know, identically, when a step's sums are done."""
 
     loss: float
@@ -99,7 +99,7 @@ class Step:
         self.epoch = epoch
         self.global_batch = global_batch
         self.logged: dict[str, Any] = {}
-        self.outcome: Outcome | None = None
+        self.outcome: StepOutcome | None = None
         self.reached: Callable[[str], None] = lambda _point: None
         self._shards = shards
         self._batches = batches
@@ -239,7 +239,7 @@ class Step:
         mean, drain, keep, save = known.tolist()
         shards.gradients.place(flats, used)
         buffers.close(changed)
-        self.outcome = Outcome(
+        self.outcome = StepOutcome(
             loss=loss if loss is not None else mean / shards.exchange.shards,
             gradient_norms=tuple(float(torch.linalg.vector_norm(flat)) for flat in flats),
             drain=drain > 0,

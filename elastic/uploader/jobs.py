@@ -14,7 +14,7 @@ from typing import Any
 
 from elastic.events import CheckpointCommitted, CheckpointFailed, CheckpointFenced
 from elastic.observe.log import EventLog
-from elastic.snapshot.slots import Area
+from elastic.snapshot.slots import SnapshotSlots
 from elastic.system.clock import Clock
 from elastic.system.json_lines import Lines, to_line
 from elastic.uploader.protocol import Offer, UploaderConfig
@@ -71,7 +71,7 @@ class Client:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     offer: Offer
-    area: Area  # where the snapshot lies
+    area: SnapshotSlots  # where the snapshot lies
     is_leased: bool  # the slot is this job's until it lets go; otherwise it holds something newer already
     client: Client
 
@@ -81,7 +81,7 @@ class Job:
 
         A snapshot that is gone already shows when its save begins.
         """
-        area = Area.attach(fd)
+        area = SnapshotSlots.attach(fd)
         return Job(offer=offer, area=area, is_leased=area.lease(offer.slot, offer.seq), client=client)
 
     @property

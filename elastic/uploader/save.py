@@ -17,7 +17,7 @@ from elastic.checkpoint.prune import Policy, Pruning
 from elastic.checkpoint.record import Save
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
 from elastic.snapshot import checksum, safetensors_header
-from elastic.snapshot.slots import Area
+from elastic.snapshot.slots import SnapshotSlots
 from elastic.storage.store import Payload, Store
 from elastic.system.clock import Clock
 from elastic.uploader.fence import open_fence
@@ -79,7 +79,7 @@ class Saver:
             self._entered = max(self._entered, generation)
             self._membership.notify_all()
 
-    def save(self, offer: Offer, area: Area) -> Outcome:
+    def save(self, offer: Offer, area: SnapshotSlots) -> Outcome:
         """area: where the snapshot lies, leased by whoever calls."""
         began_at, cpu_began_s = self._clock.monotonic(), time.process_time()
         try:
@@ -101,7 +101,7 @@ class Saver:
             cpu_s=time.process_time() - cpu_began_s,
         )
 
-    def _commit(self, offer: Offer, area: Area, began_at: float) -> Committed:
+    def _commit(self, offer: Offer, area: SnapshotSlots, began_at: float) -> Committed:
         snapshot = area.find(offer.slot, offer.seq)
         if snapshot is None or (snapshot.offset, snapshot.size_bytes) != (offer.offset, offer.size_bytes):
             raise StoreFailed(GONE.format(step=offer.step))

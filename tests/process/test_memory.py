@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastic.snapshot import checksum
-from elastic.snapshot.slots import Area
+from elastic.snapshot.slots import SnapshotSlots
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -21,11 +21,11 @@ def restored(drill):
     return [(e["step"], e["source"], e["lost_steps"]) for e in drill.events("restored")]
 
 
-def area_of(agent) -> Area:
+def area_of(agent) -> SnapshotSlots:
     """The agent's memory for snapshots, opened as its workers open it."""
     for path in Path(f"/proc/{agent.pid}/fd").iterdir():
         if "elastic-snapshots" in str(path.readlink()):
-            return Area.open(str(path))
+            return SnapshotSlots.open(str(path))
     raise AssertionError("the agent has no memory for snapshots")
 
 

@@ -3,19 +3,19 @@
 import torch
 
 from elastic.errors import StatesDiffer
-from elastic.train.consistency import agree, agree_as_kept
-from elastic.train.process_groups import World
-from elastic.train.state import Parts
+from elastic.train.consistency import check_same_snapshots, check_same_state
+from elastic.train.process_groups import ProcessGroups
+from elastic.train.state import FlatState
 
 
 def parts(value):
-    return Parts(
+    return FlatState(
         tensors={"model.a": torch.zeros(2), "model.b": torch.tensor([value])}, document={"model": {}}
     )
 
 
 def world_of(member):
-    return World(
+    return ProcessGroups(
         rank=member.rank,
         size=member.world_size,
         local_rank=member.rank,
@@ -25,15 +25,15 @@ def world_of(member):
     )
 
 
-def agree_on(member, values):
+def answers_of(member, values):
     """Each rank holds its own value of model.b; returns the error's words, or nothing."""
     try:
-        return agree(world_of(member), parts(values[member.rank]), "after step 7")
+        return check_same_state(world_of(member), parts(values[member.rank]), "after step 7")
     except StatesDiffer as error:
         return str(error)
 
 
-def agree_on_kept(member, values, kept):
+def answers_with_snapshots(member, values, kept):
     """The same where each rank has a snapshot with that checksum, or none; and whether the states themselves were looked at."""
     looked = []
     state = parts(values[member.rank])
@@ -43,7 +43,7 @@ def agree_on_kept(member, values, kept):
         return state
 
     try:
-        agree_as_kept(world_of(member), kept[member.rank], look, "after step 7")
+        check_same_snapshots(world_of(member), kept[member.rank], look, "after step 7")
     except StatesDiffer as error:
         return str(error), bool(looked)
     return "", bool(looked)
@@ -51,7 +51,7 @@ def agree_on_kept(member, values, kept):
 
 def test_one_rank_that_differs_stops_all_with_the_entrys_name(ranks):
     """Rank 1 has flipped the lowest bit of one number, as a pretrained file of another version or a bad memory would."""
-    answers = ranks.run(3, agree_on, [1.0, 1.0000001, 1.0])
+    answers = ranks.run(3, answers_of, [1.0, 1.0000001, 1.0])
 
     for answer in answers:
         assert "after step 7" in answer
@@ -60,21 +60,21 @@ def test_one_rank_that_differs_stops_all_with_the_entrys_name(ranks):
 
 
 def test_ranks_that_agree_go_on(ranks):
-    assert ranks.run(3, agree_on, [1.0, 1.0, 1.0]) == [None, None, None]
+    assert ranks.run(3, answers_of, [1.0, 1.0, 1.0]) == [None, None, None]
 
 
 def test_states_that_all_have_in_memory_alike_are_not_looked_at_again(ranks):
-    assert ranks.run(2, agree_on_kept, [1.0, 1.0], ["abc", "abc"]) == [["", False]] * 2
+    assert ranks.run(2, answers_with_snapshots, [1.0, 1.0], ["abc", "abc"]) == [["", False]] * 2
 
 
 def test_a_rank_without_a_snapshot_has_all_of_them_look_at_what_they_train(ranks):
-    assert ranks.run(2, agree_on_kept, [1.0, 1.0], ["abc", None]) == [["", True]] * 2
-    for words, looked in ranks.run(2, agree_on_kept, [1.0, 2.0], ["abc", None]):
+    assert ranks.run(2, answers_with_snapshots, [1.0, 1.0], ["abc", None]) == [["", True]] * 2
+    for words, looked in ranks.run(2, answers_with_snapshots, [1.0, 2.0], ["abc", None]):
         assert "model.b" in words and looked
 
 
 def test_snapshots_that_differ_have_all_look_and_the_state_decides(ranks):
     """A difference in what is trained is named; one in a copy alone is none of it, and is found where the copy is used."""
-    for words, looked in ranks.run(2, agree_on_kept, [1.0, 2.0], ["abc", "xyz"]):
+    for words, looked in ranks.run(2, answers_with_snapshots, [1.0, 2.0], ["abc", "xyz"]):
         assert "model.b" in words and looked
-    assert ranks.run(2, agree_on_kept, [1.0, 1.0], ["abc", "xyz"]) == [["", True]] * 2
+    assert ranks.run(2, answers_with_snapshots, [1.0, 1.0], ["abc", "xyz"]) == [["", True]] * 2

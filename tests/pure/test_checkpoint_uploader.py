@@ -16,7 +16,7 @@ from elastic.checkpoint.catalog import committed, read_payload
 from elastic.errors import StoreFailed, UsageError
 from elastic.observe.log import EventLog, read_events
 from elastic.snapshot import checksum, safetensors_header
-from elastic.snapshot.slots import _LEASES, Area
+from elastic.snapshot.slots import _LEASES, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 from elastic.system.json_lines import Lines, to_line
@@ -62,7 +62,7 @@ def process(config):
 
 @pytest.fixture
 def area():
-    area = Area.create(LARGE_BYTES, 8)
+    area = SnapshotSlots.create(LARGE_BYTES, 8)
     yield area
     area.close()
 
@@ -185,8 +185,8 @@ CLIENT = """
 import os, signal, sys
 from elastic.uploader.client import Uploads
 from elastic.uploader.offering import offer
-from elastic.snapshot.slots import Area
-area = Area.open(sys.argv[2])
+from elastic.snapshot.slots import SnapshotSlots
+area = SnapshotSlots.open(sys.argv[2])
 offer(Uploads(sys.argv[1]), area, area.newest(), resumed_from=None, final=False)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -325,7 +325,7 @@ def test_a_save_that_fails_is_answered_and_logged(config, tmp_path, area):
 
 def test_a_slot_is_lent_from_the_offer_to_the_answer(config):
     """Three slots: one in flight, one waiting, one newest. Nothing may be written until the first is answered."""
-    area, uploads = Area.create(4096, 3), Uploads(config.socket_path)
+    area, uploads = SnapshotSlots.create(4096, 3), Uploads(config.socket_path)
     with InThread(config) as uploader:
         first = hand_over(uploads, area, 1)
         assert uploader.reached.wait(LIMIT_S)
@@ -342,7 +342,7 @@ def test_a_slot_is_lent_from_the_offer_to_the_answer(config):
 
 def test_a_save_that_another_one_replaces_gives_its_slot_back(config):
     """The second waits, and the third takes its place."""
-    area, uploads = Area.create(4096, 4), Uploads(config.socket_path)
+    area, uploads = SnapshotSlots.create(4096, 4), Uploads(config.socket_path)
     with InThread(config) as uploader:
         hand_over(uploads, area, 1)
         assert uploader.reached.wait(LIMIT_S)
@@ -357,7 +357,7 @@ def test_a_save_that_another_one_replaces_gives_its_slot_back(config):
 
 def test_a_snapshot_whose_bytes_changed_in_memory_does_not_become_a_checkpoint(config, process):
     """Its writer said what the sums of its words were; then one bit of its last tensor is flipped."""
-    area, uploads = Area.create(1 << 20, 3), Uploads(config.socket_path)
+    area, uploads = SnapshotSlots.create(1 << 20, 3), Uploads(config.socket_path)
     whole, flipped = keep(area, 1), keep(area, 2)
     for snapshot in (whole, flipped):
         body = area.body(snapshot.slot)[: snapshot.size_bytes]
@@ -376,7 +376,7 @@ def test_a_snapshot_whose_bytes_changed_in_memory_does_not_become_a_checkpoint(c
 
 def test_a_snapshot_that_is_written_over_while_it_is_saved_is_not_committed(config):
     """Between payload and record its lease is lost, as when the owner takes this uploader for dead, and the slot is written."""
-    area, uploads = Area.create(4096, 1), Uploads(config.socket_path)
+    area, uploads = SnapshotSlots.create(4096, 1), Uploads(config.socket_path)
     with InThread(config) as uploader:
         hand_over(uploads, area, 1)
         assert uploader.reached.wait(LIMIT_S)
@@ -393,7 +393,7 @@ def test_a_snapshot_that_is_written_over_while_it_is_saved_is_not_committed(conf
 @pytest.mark.parametrize("change", [{"slot": 7}, {"seq": 2}, {"seq": 6}, {"offset": 4096}, {"size_bytes": 5}])
 def test_an_offer_of_what_a_slot_does_not_hold_fails_and_leaves_the_slot_to_others(config, change):
     """The one slot is being saved. An offer of what it held before, or never, waits behind it and is replaced: it must not give back a lease that it never had."""
-    area, uploads = Area.create(4096, 1), Uploads(config.socket_path)
+    area, uploads = SnapshotSlots.create(4096, 1), Uploads(config.socket_path)
     with InThread(config) as uploader:
         keep(area, 1)
         snapshot = hand_over(uploads, area, 2)

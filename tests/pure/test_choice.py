@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.train.restore_order import RESTORES_OF_ONE_STATE, Claim, Tier, choose
+from elastic.train.restore_order import RESTORES_OF_ONE_STATE, AvailableStates, Tier, order_candidates
 
 STEPS = st.integers(1, 6)
 CHECKSUMS = st.sampled_from(["a", "b"])
 
 
 @st.composite
-def claims(draw) -> list[Claim]:
+def claims(draw) -> list[AvailableStates]:
     """Ranks with or without snapshots, some of which lie, and a storage on rank 0 with or without damage."""
     ranks = draw(st.integers(1, 4))
     found = []
@@ -19,11 +19,11 @@ def claims(draw) -> list[Claim]:
         records = tuple({"step": s} for s in draw(st.lists(STEPS, max_size=3))) if rank == 0 else ()
         damaged = tuple((s, "torn") for s in draw(st.lists(STEPS, max_size=2))) if rank == 0 else ()
         checksum = None if step is None else draw(CHECKSUMS)
-        found.append(Claim(step=step, checksum=checksum, records=records, damaged=damaged))
+        found.append(AvailableStates(step=step, checksum=checksum, records=records, damaged=damaged))
     return found
 
 
-def twin(found: list[Claim], failures: int) -> list[tuple[int, Tier]]:
+def twin(found: list[AvailableStates], failures: int) -> list[tuple[int, Tier]]:
     """The dumb way: walk down from the highest step, memory before storage."""
     usable = []
     for step in range(10, 0, -1):
@@ -41,13 +41,13 @@ def twin(found: list[Claim], failures: int) -> list[tuple[int, Tier]]:
 
 @given(claims(), st.integers(0, 12))
 def test_the_order_is_that_of_a_walk_down_the_steps(found, failures):
-    candidates, _ = choose(found, failures)
+    candidates, _ = order_candidates(found, failures)
     assert [(c.step, c.tier) for c in candidates] == twin(found, failures)
 
 
 @given(claims(), st.integers(0, 12))
 def test_whoever_is_named_as_having_a_state_has_it_and_nobody_else_does(found, failures):
-    candidates, _ = choose(found, failures)
+    candidates, _ = order_candidates(found, failures)
     for candidate in candidates:
         if candidate.tier is Tier.MEMORY:
             assert candidate.ranks == tuple(r for r, c in enumerate(found) if c.step == candidate.step)
@@ -59,7 +59,7 @@ def test_whoever_is_named_as_having_a_state_has_it_and_nobody_else_does(found, f
 
 @given(claims(), st.integers(0, 12))
 def test_nothing_that_anybody_has_vanishes_without_a_word(found, failures):
-    candidates, rejected = choose(found, failures)
+    candidates, rejected = order_candidates(found, failures)
     told = {(c.step, c.tier) for c in candidates} | {(r.step, r.tier) for r in rejected}
     for claim in found:
         assert claim.step is None or (claim.step, Tier.MEMORY) in told
@@ -69,11 +69,11 @@ def test_nothing_that_anybody_has_vanishes_without_a_word(found, failures):
 
 def test_snapshots_that_differ_are_refused_by_name_and_storage_is_used():
     found = [
-        Claim(step=9, checksum="a", records=({"step": 5},)),
-        Claim(step=9, checksum="b"),
-        Claim(step=9, checksum="a"),
+        AvailableStates(step=9, checksum="a", records=({"step": 5},)),
+        AvailableStates(step=9, checksum="b"),
+        AvailableStates(step=9, checksum="a"),
     ]
-    candidates, rejected = choose(found, 0)
+    candidates, rejected = order_candidates(found, 0)
     assert [(c.step, c.tier) for c in candidates] == [(5, Tier.STORAGE)]
     assert [(r.step, r.tier) for r in rejected] == [(9, Tier.MEMORY)]
     assert "0, 2 | 1" in rejected[0].reason
@@ -81,6 +81,6 @@ def test_snapshots_that_differ_are_refused_by_name_and_storage_is_used():
 
 def test_the_only_state_is_tried_again_however_often_it_failed():
     """Passing it over would start the run anew, silently."""
-    candidates, rejected = choose([Claim(step=3, checksum="a")], 99)
+    candidates, rejected = order_candidates([AvailableStates(step=3, checksum="a")], 99)
     assert [c.step for c in candidates] == [3]
     assert not rejected

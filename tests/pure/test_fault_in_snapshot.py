@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from elastic.snapshot.copy_to_slot import HostTransfer
-from elastic.snapshot.slots import Area
+from elastic.snapshot.copy_to_slot import HostCopy
+from elastic.snapshot.slots import SnapshotSlots
 from elastic.testing.fakes import FakeClock
-from elastic.train.snapshotting import Point, Snapshots
-from elastic.train.state import Parts
+from elastic.train.snapshotting import Snapshotting, StepRecord
+from elastic.train.state import FlatState
 
 
 class Died(Exception):  # noqa: N818 - nothing is wrong
@@ -16,7 +16,7 @@ class Died(Exception):  # noqa: N818 - nothing is wrong
 
 @pytest.fixture
 def area():
-    area = Area.create(1 << 16, 3)
+    area = SnapshotSlots.create(1 << 16, 3)
     yield area
     area.close()
 
@@ -24,8 +24,8 @@ def area():
 def begin(snapshots, step, halfway=None):
     """A state of four tensors full of its step's number."""
     tensors = {name: torch.full([16], float(step)) for name in "abcd"}
-    point = Point(step=step, epoch=0, chain="", line={})
-    snapshots.start(Parts(tensors=tensors, document={}), point, late=(), halfway=halfway)
+    point = StepRecord(step=step, epoch=0, chain="", line={})
+    snapshots.start(FlatState(tensors=tensors, document={}), point, late=(), halfway=halfway)
 
 
 def bytes_of(step):
@@ -34,7 +34,7 @@ def bytes_of(step):
 
 def test_a_process_that_dies_halfway_leaves_half_a_state_that_nobody_finds(area):
     """Step 1 is kept whole; the copy of step 2 is left in its middle: half of its tensors are there, the other half is not, and the newest snapshot is step 1's."""
-    snapshots = Snapshots(lambda _size: area, HostTransfer(), FakeClock(), {})
+    snapshots = Snapshotting(lambda _size: area, HostCopy(), FakeClock(), {})
     begin(snapshots, 1)
     snapshots.finish()
 
@@ -51,7 +51,7 @@ def test_a_process_that_dies_halfway_leaves_half_a_state_that_nobody_finds(area)
 
 def test_a_process_that_lives_on_halfway_keeps_the_whole_state(area):
     """A pause in the middle of the copy: afterwards the snapshot is what it would have been."""
-    snapshots = Snapshots(lambda _size: area, HostTransfer(), FakeClock(), {})
+    snapshots = Snapshotting(lambda _size: area, HostCopy(), FakeClock(), {})
     reached = []
     begin(snapshots, 2, halfway=lambda: reached.append(area.newest()))
     taken = snapshots.finish()

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from elastic.snapshot.slots import ABOUT_LIMIT_BYTES, MAGIC, PAGE, Area
+from elastic.snapshot.slots import ABOUT_LIMIT_BYTES, MAGIC, PAGE, SnapshotSlots
 from elastic.system.memory_limit import available_bytes
 
 SIZES = st.integers(1, 2 * PAGE)
@@ -27,8 +27,8 @@ class AreaAndItsTwin(RuleBasedStateMachine):
 
     @initialize(slots=st.integers(1, 3))
     def make(self, slots):
-        self.writer = self.owner = Area.create(2 * PAGE, slots)
-        self.reader = Area.open(self.owner.path)
+        self.writer = self.owner = SnapshotSlots.create(2 * PAGE, slots)
+        self.reader = SnapshotSlots.open(self.owner.path)
         self.published = []  # (slot, seq, bytes, about), the last one last
         self.gone = []  # (slot, seq) that were published once
         self.leases = [0] * slots
@@ -74,7 +74,7 @@ class AreaAndItsTwin(RuleBasedStateMachine):
         """Whatever it was doing; a successor knows nothing but the memory."""
         if self.writer is not self.owner:
             self.writer.close()
-        self.writer, self.writing = Area.open(self.owner.path), None
+        self.writer, self.writing = SnapshotSlots.open(self.owner.path), None
 
     @precondition(lambda self: self.published or self.gone)
     @rule(data=st.data())
@@ -124,8 +124,8 @@ test_any_order_of_events_keeps_the_newest_published_whole = AreaAndItsTwin.TestC
 WRITER = """
 import sys
 from pathlib import Path
-from elastic.snapshot.slots import Area
-area, rounds = Area.open(sys.argv[1]), int(sys.argv[2])
+from elastic.snapshot.slots import SnapshotSlots
+area, rounds = SnapshotSlots.open(sys.argv[1]), int(sys.argv[2])
 newest = area.newest()
 value = newest.about["value"] if newest else 0
 while True:
@@ -142,7 +142,7 @@ while True:
 
 def test_a_writer_that_is_killed_in_its_copy_leaves_the_one_before():
     """SIGKILL twenty times while a copy is under way, at whatever page it is; the next writer goes on in the same memory. A body is one byte, repeated."""
-    area = Area.create(256 * PAGE, 3)
+    area = SnapshotSlots.create(256 * PAGE, 3)
     least = torn = 0
     for _ in range(20):
         rounds = random.randrange(4)
@@ -164,7 +164,7 @@ def test_a_writer_that_is_killed_in_its_copy_leaves_the_one_before():
 
 def test_the_size_is_sealed():
     """Whoever could cut the file would kill every process that reads behind its new end."""
-    area = Area.create(1, 2)
+    area = SnapshotSlots.create(1, 2)
     for size in (0, PAGE, os.fstat(area.fd).st_size + PAGE):
         with pytest.raises(PermissionError):
             os.ftruncate(area.fd, size)
@@ -184,7 +184,7 @@ def test_memory_that_is_lacking_is_an_error_and_leaves_nothing(monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(OSError, match="No space"):
-        Area.create(PAGE, 3)
+        SnapshotSlots.create(PAGE, 3)
     assert open_fds() == before
 
 
@@ -220,13 +220,13 @@ def test_more_memory_than_is_left_is_refused_before_it_is_taken(monkeypatch):
     monkeypatch.setattr("elastic.snapshot.slots.available_bytes", lambda: 3 * PAGE - 1)
     before = open_fds()
     with pytest.raises(OSError, match=f"expected {3 * PAGE} bytes of memory, found {3 * PAGE - 1} left"):
-        Area.create(PAGE, 1)
+        SnapshotSlots.create(PAGE, 1)
     assert open_fds() == before
 
 
 def test_pages_are_there_before_anybody_writes():
     """Allocated at once: a page that could not be had later would be a SIGBUS in the middle of a copy."""
-    area = Area.create(100 * PAGE, 3)
+    area = SnapshotSlots.create(100 * PAGE, 3)
     status = os.fstat(area.fd)
     assert status.st_blocks * 512 >= status.st_size
     area.close()
@@ -255,14 +255,14 @@ def test_what_is_no_area_is_refused(content, says):
     os.write(fd, content)
     before = open_fds()
     with pytest.raises(ValueError, match=says):
-        Area.open(f"/proc/self/fd/{fd}")
+        SnapshotSlots.open(f"/proc/self/fd/{fd}")
     assert open_fds() == before
     os.close(fd)
 
 
 def test_a_header_that_was_changed_in_memory_is_not_read_as_a_snapshot():
     """The size beyond the body, then text that is no JSON: the older one is found instead."""
-    area = Area.create(PAGE, 3)
+    area = SnapshotSlots.create(PAGE, 3)
     for value in (1, 2):
         slot = area.begin()
         area.publish(slot, size_bytes=value, about={"value": value})
@@ -279,7 +279,7 @@ def test_a_header_that_was_changed_in_memory_is_not_read_as_a_snapshot():
 
 def test_what_is_said_of_a_snapshot_has_a_bound():
     """One byte more than fits would reach into the body."""
-    area = Area.create(PAGE, 1)
+    area = SnapshotSlots.create(PAGE, 1)
     slot = area.begin()
     frame = len('{"line": ""}')
     with pytest.raises(ValueError, match="expected at most"):
@@ -292,7 +292,7 @@ def test_what_is_said_of_a_snapshot_has_a_bound():
 
 def test_a_body_outlives_the_closing():
     """A tensor may still lie on it: closing must not take the memory from under it."""
-    area = Area.create(PAGE, 1)
+    area = SnapshotSlots.create(PAGE, 1)
     body = area.body(0)
     body[:3] = b"abc"
     area.close()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elastic.snapshot import checksum
 from elastic.snapshot.checksum import SMALL_BYTES, STRETCHES, WORD_BYTES, ImageSum
-from elastic.train.state import Parts, checksums
+from elastic.train.state import FlatState, checksums
 
 
 def of_image(image):
@@ -17,7 +17,7 @@ def of_image(image):
 
 
 def of_state(tensors, document):
-    return checksums(Parts(tensors=tensors, document=document))
+    return checksums(FlatState(tensors=tensors, document=document))
 
 
 SIZES = st.integers(1, 20_000)

@@ -14,7 +14,7 @@ from torch import nn
 
 from elastic.errors import CheckpointDamaged, StateNotSavable, UsageError
 from elastic.snapshot import image
-from elastic.train.state import Parts, State, checksums
+from elastic.train.state import FlatState, State, checksums
 
 
 class Holder:
@@ -36,13 +36,13 @@ def through_bytes(parts):
     body = bytearray(layout.size_bytes)
     image.copy_into(layout, memoryview(body))
     tensors, document = image.read(body)
-    return Parts(tensors=tensors, document=document)
+    return FlatState(tensors=tensors, document=document)
 
 
 def round_trip(value):
-    kept = through_bytes(State(thing=Holder(value)).take_apart())
+    kept = through_bytes(State(thing=Holder(value)).flatten())
     empty = Holder(None)
-    State(thing=empty).put_together(kept)
+    State(thing=empty).load(kept)
     return empty.value
 
 
@@ -105,14 +105,14 @@ def test_taking_apart_changes_nothing_and_draws_nothing(value):
     """A draw at a save would make the trajectory depend on how often it is saved."""
     before = copy.deepcopy(value)
     drawn = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
-    checksums(State(thing=Holder(value)).take_apart())
+    checksums(State(thing=Holder(value)).flatten())
     after = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
     assert torch.equal(drawn[0], after[0]) and drawn[1:] == after[1:]
     assert is_same(value, before)
 
 
 def digest_of(**objects):
-    return checksums(State(**objects).take_apart())[0]
+    return checksums(State(**objects).flatten())[0]
 
 
 @given(states, st.randoms(use_true_random=False))
@@ -156,9 +156,9 @@ def test_digest_sees_the_smallest_difference(one, other):
 
 def test_digest_names_each_entry():
     """A difference between ranks is told by the entry; the entries are all there is."""
-    whole, entries = checksums(State(net=nn.Linear(2, 2), other=Holder({"n": 3})).take_apart())
+    whole, entries = checksums(State(net=nn.Linear(2, 2), other=Holder({"n": 3})).flatten())
     assert set(entries) == {"net.weight", "net.bias", "net (values)", "other (values)"}
-    _, changed = checksums(State(net=nn.Linear(2, 2), other=Holder({"n": 4})).take_apart())
+    _, changed = checksums(State(net=nn.Linear(2, 2), other=Holder({"n": 4})).flatten())
     assert {name for name in entries if entries[name] != changed[name]} == set(entries) - {"net (values)"}
     assert len(whole) == 64
 
@@ -186,7 +186,7 @@ class Opaque:
 def test_what_only_pickle_could_keep_is_refused_by_name(value):
     """The entry lies deep inside; the message must lead to it."""
     with pytest.raises(StateNotSavable, match=r"state entry thing\.a\.1\.b:"):
-        State(thing=Holder({"a": [0, {"b": value}]})).take_apart()
+        State(thing=Holder({"a": [0, {"b": value}]})).flatten()
 
 
 @given(states, st.data())
@@ -200,7 +200,7 @@ def test_one_opaque_value_anywhere_is_refused_by_name(value, data):
         path, place = f"{path}.{name}", inner[name]
     place["opaque"] = Opaque()
     with pytest.raises(StateNotSavable) as caught:
-        State(thing=Holder(value)).take_apart()
+        State(thing=Holder(value)).flatten()
     assert f"state entry {path}.opaque:" in str(caught.value)
     assert "Opaque" in str(caught.value)
 
@@ -209,7 +209,7 @@ def test_one_opaque_value_anywhere_is_refused_by_name(value, data):
 def test_keys_that_json_would_change_are_refused(key):
     """JSON makes strings of them, and they would come back as something else."""
     with pytest.raises(StateNotSavable, match=r"thing\.a: expected str or int keys"):
-        State(thing=Holder({"a": {key: 1}})).take_apart()
+        State(thing=Holder({"a": {key: 1}})).flatten()
 
 
 @pytest.mark.parametrize(
@@ -225,16 +225,16 @@ def test_entries_whose_paths_read_alike_are_both_kept(value):
 def test_digest_does_not_depend_on_what_shares_memory():
     """Schedulers keep the optimizer's tensor lr under several names, until a load makes copies: a sound checkpoint would be rejected."""
     rate = torch.tensor(0.1)
-    saved = State(thing=Holder({"now": rate, "last": rate})).take_apart()
+    saved = State(thing=Holder({"now": rate, "last": rate})).flatten()
     loaded = State(thing=Holder(None))
-    loaded.put_together(through_bytes(saved))
-    assert checksums(loaded.take_apart())[0] == checksums(saved)[0]
+    loaded.load(through_bytes(saved))
+    assert checksums(loaded.flatten())[0] == checksums(saved)[0]
 
 
 def test_equal_tensors_of_their_own_are_kept_apart():
     """Same bits are no tie: a teacher starts as its student's copy, and as a view of other shape is another tensor."""
     whole = torch.arange(4.0)
-    parts = State(a=Holder({"x": whole, "y": whole.clone(), "z": whole[:2]})).take_apart()
+    parts = State(a=Holder({"x": whole, "y": whole.clone(), "z": whole[:2]})).flatten()
     assert set(parts.tensors) == {"a.x", "a.y", "a.z"}
 
 
@@ -243,16 +243,16 @@ def test_equal_tensors_of_their_own_are_kept_apart():
 )
 def test_a_state_of_other_objects_is_refused(names, words):
     """An entry too few or too many: a recipe that was edited, or another run's file."""
-    saved = State(net=Holder({}), optimizer=Holder({})).take_apart()
+    saved = State(net=Holder({}), optimizer=Holder({})).flatten()
     with pytest.raises(CheckpointDamaged, match=words):
-        State(**{name: Holder({}) for name in names}).put_together(saved)
+        State(**{name: Holder({}) for name in names}).load(saved)
 
 
 def test_a_state_that_does_not_fit_the_object_is_refused_by_name():
     """A wider layer than was saved; torch's words follow ours."""
-    saved = State(net=nn.Linear(2, 3)).take_apart()
+    saved = State(net=nn.Linear(2, 3)).flatten()
     with pytest.raises(CheckpointDamaged, match=r"(?s)net does not take the saved state.*size mismatch"):
-        State(net=nn.Linear(2, 4)).put_together(saved)
+        State(net=nn.Linear(2, 4)).load(saved)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_a_state_that_does_not_fit_the_object_is_refused_by_name():
 def test_a_document_that_makes_no_sense_is_damage(document):
     """Never any other error: restore goes on to the next older checkpoint only after this one."""
     with pytest.raises(CheckpointDamaged):
-        State(net=Holder({})).put_together(Parts(tensors={}, document={"net": document}))
+        State(net=Holder({})).load(FlatState(tensors={}, document={"net": document}))
 
 
 def test_a_state_needs_objects_that_have_one():
@@ -282,7 +282,7 @@ def test_a_state_needs_objects_that_have_one():
 
 def test_documents_are_plain_json():
     """json.loads of any language reads it: no NaN, no Infinity."""
-    parts = State(thing=Holder({"a": math.inf, "b": -math.inf, "c": math.nan})).take_apart()
+    parts = State(thing=Holder({"a": math.inf, "b": -math.inf, "c": math.nan})).flatten()
     json.dumps(parts.document, allow_nan=False)
 
 
@@ -307,12 +307,12 @@ class Keeper(nn.Linear):
 )
 def test_nothing_that_was_loaded_lies_in_memory_that_is_written_again(make):
     """The image is a slot of the memory for snapshots; after the load it is filled with other bytes."""
-    saved = State(thing=make()).take_apart()
+    saved = State(thing=make()).flatten()
     layout = image.layout(saved.tensors, {"state": saved.document})
     slot = bytearray(layout.size_bytes)
     image.copy_into(layout, memoryview(slot))
     tensors, document = image.read(slot, copy=False)
     loaded = State(thing=make())
-    loaded.put_together(Parts(tensors=tensors, document=document["state"]))
+    loaded.load(FlatState(tensors=tensors, document=document["state"]))
     slot[len(layout.head) :] = b"\xff" * (len(slot) - len(layout.head))
-    assert checksums(loaded.take_apart()) == checksums(saved)
+    assert checksums(loaded.flatten()) == checksums(saved)

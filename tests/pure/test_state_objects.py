@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
 from elastic.snapshot import image
-from elastic.train.state import Parts, State, checksums
+from elastic.train.state import FlatState, State, checksums
 
 
 def through_bytes(parts):
@@ -15,7 +15,7 @@ def through_bytes(parts):
     body = bytearray(layout.size_bytes)
     image.copy_into(layout, memoryview(body))
     tensors, document = image.read(body)
-    return Parts(tensors=tensors, document=document)
+    return FlatState(tensors=tensors, document=document)
 
 
 def tied():
@@ -80,37 +80,37 @@ def test_real_objects_go_on_as_if_never_interrupted(optimizer, scheduler):
     """Two steps, save, two more; fresh objects that went elsewhere first load the save and do the same two."""
     state, step, draw = training(optimizer, scheduler)
     step(), step()
-    saved = through_bytes(state.take_apart())
+    saved = through_bytes(state.flatten())
     place = draw.get_state()
     step(), step()
 
     other, other_step, other_draw = training(optimizer, scheduler)
     for _ in range(3):
         other_step()
-    other.put_together(saved)
-    assert checksums(other.take_apart()) == checksums(saved)
+    other.load(saved)
+    assert checksums(other.flatten()) == checksums(saved)
     other_draw.set_state(place)
     other_step(), other_step()
-    assert checksums(other.take_apart()) == checksums(state.take_apart())
+    assert checksums(other.flatten()) == checksums(state.flatten())
 
 
 def test_chained_schedulers_with_a_tensor_as_learning_rate_resume():
     """The case above as torch's own objects make it, at the step where one scheduler hands over to the next."""
     state, step, _ = training("adamw", "warmup")
     step(), step()
-    saved = through_bytes(state.take_apart())
+    saved = through_bytes(state.flatten())
     fresh, _, _ = training("adamw", "warmup")
-    fresh.put_together(saved)
-    assert checksums(fresh.take_apart()) == checksums(saved)
+    fresh.load(saved)
+    assert checksums(fresh.flatten()) == checksums(saved)
 
 
 def test_training_on_after_loading_leaves_what_was_loaded_alone():
     """An optimizer may keep the tensors that it is given; two names of one tensor must not become one memory either."""
     state, step, _ = training("adamw", "cosine")
     step()
-    saved = through_bytes(state.take_apart())
+    saved = through_bytes(state.flatten())
     before = checksums(saved)
-    state.put_together(saved)
+    state.load(saved)
     step()
     assert checksums(saved) == before
 
@@ -118,9 +118,9 @@ def test_training_on_after_loading_leaves_what_was_loaded_alone():
 def test_tied_weights_are_kept_once_and_stay_tied():
     """The image has the bytes once; the second name refers to the first one."""
     net = tied()
-    parts = State(net=net).take_apart()
+    parts = State(net=net).flatten()
     assert b'net.3.weight":{' not in image.layout(parts.tensors, None).head
     other = tied()
-    State(net=other).put_together(through_bytes(parts))
+    State(net=other).load(through_bytes(parts))
     assert other[3].weight is other[0].weight
     assert torch.equal(other[3].weight, net[0].weight)
