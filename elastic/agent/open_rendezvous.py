@@ -19,7 +19,7 @@ from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
 from elastic.rendezvous.backends.select import Meeting, stirring, wait_for
 from elastic.storage.remote import open_store
 from elastic.system.clock import Clock, SystemClock
-from elastic.system.untrusted import number
+from elastic.system.untrusted import parse_number
 from elastic.uploader.fence import Mirror
 
 IN_USE_S = 30.0
@@ -55,7 +55,7 @@ def newest_generation(run: RunDir, clock: Clock) -> int:
         records, _ = committed(open_store(run.checkpoints_url), clock)
     except StoreFailed:
         records = []  # the storage is asked again, with patience, by those who load
-    logs = (number(path.name) for path in run.logs.glob("*"))
+    logs = (parse_number(path.name) for path in run.logs.glob("*"))
     return max([0, *(record.generation for record in records), *filter(None, logs)])
 
 

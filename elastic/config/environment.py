@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from elastic.errors import UsageError
-from elastic.system.untrusted import fits, number, parse_json
+from elastic.system.untrusted import fits, parse_json, parse_number
 
 AGENT = "ELASTIC_AGENT"
 PREFLIGHT = "ELASTIC_PREFLIGHT"
@@ -87,7 +87,7 @@ def _agent_link(text: str) -> AgentLink:
 
 def _number(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
-    value = number(text)
+    value = parse_number(text)
     if value is None:
         raise UsageError(
             f"expected a number in the environment variable {name}, found {text!r:.80}; the launcher sets it"

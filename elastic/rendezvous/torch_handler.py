@@ -33,7 +33,7 @@ from elastic.rendezvous.transitions import FAILURE, NODE_JOINED, NODE_LOST, Poli
 from elastic.system.addresses import new_node_id, node_address
 from elastic.system.clock import SystemClock
 from elastic.system.endpoint import HIGHEST_PORT
-from elastic.system.untrusted import number
+from elastic.system.untrusted import parse_number
 
 BACKEND_NAME = "elastic"
 CONNECT_TIMEOUT = timedelta(seconds=10)
@@ -94,7 +94,7 @@ class EndpointHost:
         if own is not None:
             return own
         host, _, text = endpoint.rpartition(":")
-        port = number(text) or 0
+        port = parse_number(text) or 0
         if not host or not 0 < port <= HIGHEST_PORT:
             raise ValueError(f"expected HOST:PORT, found {endpoint!r:.80}")
         store = TCPStore(host, port, is_master=False, timeout=CONNECT_TIMEOUT)

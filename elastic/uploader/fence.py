@@ -26,7 +26,7 @@ from elastic.rendezvous.group import Group
 from elastic.storage.store import StoreUnsteady, retrying
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.files import read_small
-from elastic.system.untrusted import number
+from elastic.system.untrusted import parse_number
 
 FRESH_S = 1.0
 MIRROR_EVERY_S = 0.2
@@ -186,7 +186,7 @@ def _read(path: Path) -> str:
 
 
 def _number(text: str, path: Path) -> int:
-    found = number(text)
+    found = parse_number(text)
     if found is None:
         raise StoreFailed(f"expected the number of the newest generation in {path}, found {text[:40]!r}")
     return found

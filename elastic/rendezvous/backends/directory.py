@@ -22,7 +22,7 @@ from elastic.errors import UsageError
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import STATE_LIMIT_BYTES
 from elastic.system.files import NotPlain, read_small
-from elastic.system.untrusted import number
+from elastic.system.untrusted import parse_number
 
 KEPT_VERSIONS = 16
 STALE_AFTER_S = 3600.0
@@ -91,7 +91,7 @@ class DirectoryBackend:
             for name in self._names():
                 if name.startswith(_BEAT):
                     with contextlib.suppress(FileNotFoundError, NotPlain):
-                        counter = number(read_small(self._path / name, _NUMBER_LIMIT_BYTES))
+                        counter = parse_number(read_small(self._path / name, _NUMBER_LIMIT_BYTES))
                         if counter is not None:
                             found[unquote(name.removeprefix(_BEAT))] = counter
         return found
@@ -141,7 +141,7 @@ class DirectoryBackend:
             for name in self._names()
             if name.startswith(_STATE)
         )
-        return [version for name in names if (version := number(name)) is not None]
+        return [version for name in names if (version := parse_number(name)) is not None]
 
     def _link(self, target: Path, value: bytes) -> bool:
         """Create `target` with this content, whole; False if it exists."""
@@ -181,4 +181,4 @@ def read_generation(path: Path) -> int:
         text = read_small(path / "generation", _NUMBER_LIMIT_BYTES)
     except (FileNotFoundError, NotPlain):
         return 0
-    return number(text) or 0
+    return parse_number(text) or 0

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.etcd_http import Access, EtcdHttp, NotFound, Unsure
 from elastic.system.clock import Clock, SystemClock
-from elastic.system.untrusted import number
+from elastic.system.untrusted import parse_number
 
 LEASE_S = 60
 RENEW_EVERY_S = 15.0
@@ -102,7 +102,7 @@ class EtcdBackend:
         if not found:
             return 0, 0
         text = _value(found[0])
-        generation = number(text)
+        generation = parse_number(text)
         if generation is None:
             raise BackendFailed(
                 f"etcd should have a number in {self._prefix}generation, found {text[:40]!r}; delete that key, it is written again"
@@ -177,7 +177,7 @@ def _value(pair: Mapping[str, Any]) -> bytes:
 
 def _revision(pair: Mapping[str, Any]) -> int:
     text = pair.get("mod_revision")
-    revision = number(text) if isinstance(text, str) else None
+    revision = parse_number(text) if isinstance(text, str) else None
     if revision is None:
         raise BackendFailed(f"etcd should give a key's revision as a number in a string, found {text!r:.80}")
     return revision

@@ -22,7 +22,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # public by
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.tcp_store_client import StoreLine, is_own_address
 from elastic.system.endpoint import split_endpoint
-from elastic.system.untrusted import number, parse_json
+from elastic.system.untrusted import parse_json, parse_number
 
 DEFAULT_PORT = 29400  # torchrun's
 WRITE_TRIES = 50
@@ -56,7 +56,7 @@ class Written:
             return None
         try:
             text, writer, value = data.decode("ascii").split(" ")
-            version = number(text)
+            version = parse_number(text)
             if version is None:
                 raise ValueError(f"{text[:40]} is no version")
             return Written(version=version, writer=writer, value=b64decode(value, validate=True))
@@ -130,7 +130,7 @@ class C10dBackend:
             nodes = self._nodes(store)[1]
             # All of them are there: a node is listed after its first beat.
             values = store.multi_get([self._key(f"beat/{node_id}") for node_id in nodes]) if nodes else []
-        counters = {node_id: number(value) for node_id, value in zip(nodes, values, strict=True)}
+        counters = {node_id: parse_number(value) for node_id, value in zip(nodes, values, strict=True)}
         return {node_id: counter for node_id, counter in counters.items() if counter is not None}
 
     def publish_generation(self, generation: int) -> None:
@@ -142,7 +142,7 @@ class C10dBackend:
             for _ in range(WRITE_TRIES):
                 found = store.compare_set(key, _ABSENT, _ABSENT)
                 text = found.decode(errors="replace")
-                shown = number(found) or 0
+                shown = parse_number(found) or 0
                 if shown >= generation:
                     break
                 store.compare_set(key, "" if text == _ABSENT else text, str(generation))
@@ -153,7 +153,7 @@ class C10dBackend:
             found = store.compare_set(self._key("generation"), _ABSENT, _ABSENT)
         if found == _ABSENT.encode():
             return 0
-        generation = number(found)
+        generation = parse_number(found)
         if generation is None:
             raise BackendFailed(
                 f"the store should hold the newest generation, found {found[:40]!r}; does another program use it?"

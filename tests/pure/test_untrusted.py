@@ -1,0 +1,193 @@
+"""Foreign JSON becomes the value that its dataclass describes, or an error that says where."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+import pytest
+from hostile import HOSTILE, json_values, spoiled, texts
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.system.untrusted import bounds, decode, fits, pattern
+
+Port = Annotated[int, bounds(lowest=0, below=65536)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    host: Annotated[str, pattern(r"[a-z]+", "a name of small letters")]
+    port: Port = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trip:
+    start: Place
+    stops: tuple[Place, ...]
+    end: Place | None
+    ports: list[Port]
+    words: dict[str, str]
+    length: float
+    limit: float | None
+    is_open: bool
+    label: int | str | None
+    sender: str = field(default="me", metadata={"key": "from"})
+
+
+TRIP = {
+    "start": {"host": "a", "port": 1},
+    "stops": [{"host": "b", "port": 0}, {"host": "c", "port": 65535}],
+    "end": None,
+    "ports": [1, 2],
+    "words": {"x": "y"},
+    "length": 1,
+    "limit": 0.5,
+    "is_open": True,
+    "label": "z",
+    "from": "you",
+}
+
+
+def is_number(value: Any, *kinds: type) -> bool:
+    return type(value) in kinds and -(10**100) < value < 10**100
+
+
+def place(value: Any, exact: bool) -> Place | None:
+    """The twin's reading of a Place."""
+    if type(value) is not dict or (exact and set(value) != {"host", "port"}):
+        return None
+    host, port = value.get("host"), value.get("port", 0)
+    if type(host) is not str or not host or not all("a" <= each <= "z" for each in host):
+        return None
+    return Place(host=host, port=port) if type(port) is int and port in range(65536) else None
+
+
+def trip(value: Any, exact: bool) -> Trip | None:
+    """What `decode` must give, written out by hand; None where it must refuse."""
+    if (
+        type(value) is not dict
+        or (exact and set(value) != set(TRIP))
+        or not set(TRIP) - {"from"} <= set(value)
+    ):
+        return None
+    start, end = place(value["start"], exact), value["end"]
+    end_place = None if end is None else place(end, exact)
+    stops = [place(each, exact) for each in value["stops"]] if type(value["stops"]) is list else [None]
+    ports, words, label = value["ports"], value["words"], value["label"]
+    good = [
+        start is not None,
+        None not in stops,
+        (end is None) == (end_place is None),
+        type(ports) is list and all(type(each) is int and each in range(65536) for each in ports),
+        type(words) is dict and all(type(each) is str for each in words.values()),
+        is_number(value["length"], int, float),
+        value["limit"] is None or is_number(value["limit"], int, float),
+        type(value["is_open"]) is bool,
+        label is None or type(label) is str or is_number(label, int),
+        type(value.get("from", "me")) is str,
+    ]
+    if not all(good):
+        return None
+    return Trip(
+        **{name: value[name] for name in TRIP if name not in ("start", "stops", "end", "from")},
+        start=start,
+        stops=tuple(stops),
+        end=end_place,
+        sender=value.get("from", "me"),
+    )
+
+
+trips = st.fixed_dictionaries(
+    {
+        "start": st.just({"host": "a", "port": 1}) | st.just({"host": "a"}) | json_values,
+        "stops": st.lists(st.just({"host": "b", "port": 2}) | json_values, max_size=2),
+        "end": st.none() | st.just({"host": "b", "port": 2, "more": 1}) | json_values,
+        "ports": st.lists(st.integers(-1, 65536), max_size=2) | json_values,
+        "words": st.dictionaries(texts, texts, max_size=2) | json_values,
+        "length": st.floats() | st.integers(),
+        "limit": st.none() | st.floats(),
+        "is_open": st.booleans() | st.integers(0, 1),
+        "label": json_values,
+    },
+    optional={"from": texts, "more": json_values},
+)
+
+
+@given(spoiled(TRIP) | trips, st.booleans(), st.booleans())
+def test_decode_agrees_with_a_reading_written_out_by_hand(record, exact, as_text):
+    """Records with fields replaced, dropped or added at any depth, as text and as parsed values."""
+    expected = trip(record, exact)
+    data = json.dumps(record) if as_text else record
+    if expected is None:
+        with pytest.raises(ValueError, match=r"^expected the trip"):
+            decode(Trip, data, what="the trip", exact=exact)
+    else:
+        assert decode(Trip, data, what="the trip", exact=exact) == expected
+
+
+@pytest.mark.parametrize("data", HOSTILE, ids=lambda data: repr(data[:12]))
+@pytest.mark.parametrize("exact", [True, False])
+def test_hostile_bytes_are_a_value_error_in_a_short_message(data, exact):
+    """Deep nesting, endless numbers, no text at all, a pickle."""
+    with pytest.raises(ValueError, match=r"^expected the trip") as caught:
+        decode(Trip, data, what="the trip", exact=exact)
+    assert len(str(caught.value)) < 400
+
+
+def with_(place: list[Any], value: Any) -> dict[str, Any]:
+    record = json.loads(json.dumps(TRIP))
+    *folders, last = place
+    inner = record
+    for name in folders:
+        inner = inner[name]
+    inner[last] = value
+    return record
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (with_(["length"], "x"), "expected trip.length to be a number, found 'x'"),
+        (with_(["is_open"], 1), "expected trip.is_open to be true or false, found 1"),
+        (
+            with_(["stops", 1, "port"], 65536),
+            "expected trip.stops[1].port to be a whole number from 0 to 65535, found 65536",
+        ),
+        (
+            with_(["start", "host"], "A"),
+            "expected trip.start.host to be a name of small letters, found 'A'",
+        ),
+        (with_(["end"], 3), "expected trip.end to be an object, found 3"),
+        (with_(["label"], True), "expected trip.label to be a whole number or text or null, found True"),
+        (with_(["words", "x"], None), "expected trip.words.x to be text, found None"),
+        (with_(["start", "more"], 1), "expected trip.start to have no more than host, port, found 'more'"),
+        ({"host": "a"}, "expected trip to have start, stops, end, ports, words"),
+        ([], "expected trip to be an object, found []"),
+        ("{", "expected trip to be JSON, found '{' (Expecting property name"),
+    ],
+)
+def test_the_message_names_the_place_the_expectation_and_the_finding(record, message):
+    """One wrong value at each kind of place."""
+    with pytest.raises(ValueError, match=r"^expected") as caught:
+        decode(Trip, record, what="trip")
+    assert message in str(caught.value)
+
+
+def test_a_decoded_record_is_written_and_read_back_as_the_same():
+    """asdict makes lists of tuples, which JSON does as well."""
+    found = decode(Trip, TRIP, what="trip")
+    record = asdict(found)
+    record["from"] = record.pop("sender")
+    assert decode(Trip, json.dumps(record), what="trip") == found
+
+
+@given(json_values)
+def test_fits_tells_what_decode_would_accept(value):
+    """A value of any shape in a field of each type."""
+    for kind, expected in (
+        (bool, type(value) is bool),
+        (str, type(value) is str),
+        (list[str], type(value) is list and all(type(each) is str for each in value)),
+        (float | None, value is None or is_number(value, int, float)),
+    ):
+        assert fits(value, kind) == expected
