@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from engine import NoEngine, docker, need_package
+from etcd_servers import etcd_program
 from image import BASE, NODE, ROOT, mounts
 from left import evidence
 from oracle import Evidence, Struck
@@ -180,14 +181,10 @@ class Compose:
 
 
 def _make_etcd_base(folder: Path) -> None:
-    """The base with this machine's etcd in it, so that the image of etcd needs no package. Raises WentWrong."""
-    try:
-        need_package("etcd", "etcd-server")
-    except NoEngine as error:
-        raise WentWrong(str(error)) from error
+    """The base with this machine's etcd in it, so that the image of etcd needs no package."""
     context = folder / "etcd"
     context.mkdir()
-    shutil.copy(shutil.which("etcd") or "etcd", context / "etcd")
+    shutil.copy(etcd_program(), context / "etcd")
     (context / "Dockerfile").write_text(f"FROM {BASE}\nCOPY etcd /usr/local/bin/etcd\n")
     docker("build", "--tag", ETCD_BASE, str(context))
 

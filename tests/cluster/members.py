@@ -1,10 +1,7 @@
 """The members of an etcd that are there before the nodes, each on a machine of its own."""
 
-import shutil
-from pathlib import Path
-
 from cluster import SCRATCH, Cluster
-from engine import need_package
+from etcd_servers import etcd_program
 
 
 class Members:
@@ -18,20 +15,18 @@ class Members:
         return ",".join(f"{self._cluster.address(name)}:2379" for name in self.names)
 
     def start(self) -> None:
-        """Raises NoEngine where etcd is neither here nor can be."""
         if not self.names:
             return
-        need_package("etcd", "etcd-server")
-        program = shutil.which("etcd") or "etcd"
+        program = etcd_program()
         peers = {name: f"http://{self._cluster.address(name)}:2380" for name in self.names}
         cluster = ",".join(f"{name}={url}" for name, url in peers.items())
         services = {}
         for name, peer in peers.items():
             client = f"http://{self._cluster.address(name)}:2379"
             services[name] = [
-                *(program, "--name", name, "--data-dir", f"{SCRATCH}/etcd", "--log-level", "error"),
+                *(str(program), "--name", name, "--data-dir", f"{SCRATCH}/etcd", "--log-level", "error"),
                 *("--listen-client-urls", client, "--advertise-client-urls", client),
                 *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
                 *("--initial-cluster", cluster),
             ]
-        self._cluster.serve(services, programs=(Path(program),))
+        self._cluster.serve(services, programs=(program,))

@@ -24,6 +24,9 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
+# Where `etcd_servers` lies: started by its path, this script finds only its own folder by itself.
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+
 from cluster import ENTER, Cluster, Limits
 from compose import ARGUMENTS, PROFILES, RECIPE, Compose
 from containers import Containers
