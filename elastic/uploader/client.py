@@ -9,13 +9,13 @@ import select
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
 from elastic.errors import StoreFailed, UsageError
 from elastic.system.clock import SystemClock
-from elastic.system.json_lines import Lines, to_line
+from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.protocol import UploaderConfig
 
 OFFER_LIMIT_S = 1.0
@@ -24,7 +24,6 @@ RECONNECT_PAUSE_S = 0.02
 MOST_REVIVALS = 20
 READY_LIMIT_S = 60.0
 ENTER_LIMIT_S = 0.5
-_RECEIVE_BYTES = 64 * 1024
 _CLOCK = SystemClock()
 
 
@@ -33,8 +32,7 @@ class Uploads:
 
     def __init__(self, socket_path: str) -> None:
         self._path = socket_path
-        self._connection: socket.socket | None = None
-        self._lines = Lines()
+        self._connection: JsonLineSocket | None = None
         self._unanswered: list[int] = []
         self._answers: list[dict[str, Any]] = []
 
@@ -45,16 +43,10 @@ class Uploads:
         """
         limit_s = FINAL_OFFER_LIMIT_S if final else OFFER_LIMIT_S
         deadline = _CLOCK.monotonic() + limit_s
-        line = to_line(meta | {"final": final})
         self._receive()
         try:
             connection = self._connected(deadline, is_patient=final)
-            connection.settimeout(_left_s(deadline))
-            sent_bytes = socket.send_fds(connection, [line], [fd])
-            if sent_bytes < len(
-                line
-            ):  # even an empty write fails once the other side has answered and closed
-                connection.sendall(line[sent_bytes:])
+            connection.send(meta | {"final": final}, [fd], timeout_s=_left_s(deadline))
         except OSError as error:
             self._lose(f"the uploader's connection broke: {error}")
             raise StoreFailed(
@@ -83,7 +75,7 @@ class Uploads:
                     return answer
             if _CLOCK.monotonic() >= deadline or self._connection is None:
                 return None
-            select.select([self._connection], [], [], _left_s(deadline))
+            self._connection.wait(_left_s(deadline))
 
     def close(self) -> None:
         """Leave; saves that were handed over go on."""
@@ -91,38 +83,28 @@ class Uploads:
             self._connection.close()
             self._connection = None
 
-    def _connected(self, deadline: float, *, is_patient: bool) -> socket.socket:
+    def _connected(self, deadline: float, *, is_patient: bool) -> JsonLineSocket:
         while self._connection is None:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                connection.settimeout(_left_s(deadline))
-                connection.connect(self._path)
+                self._connection = _connect(self._path, deadline)
             except OSError:
-                connection.close()
                 if not is_patient or _CLOCK.monotonic() + RECONNECT_PAUSE_S >= deadline:
                     raise
                 _CLOCK.sleep(RECONNECT_PAUSE_S)
-                continue
-            self._connection, self._lines = connection, Lines()
         return self._connection
 
     def _receive(self) -> None:
-        while self._connection is not None:
-            self._connection.setblocking(False)
-            try:
-                data = self._connection.recv(_RECEIVE_BYTES)
-                messages = self._lines.feed(data)
-            except BlockingIOError:
-                return
-            except (OSError, ValueError) as error:
-                self._lose(f"the uploader's connection broke: {error}")
-                return
-            for message in messages:
+        if self._connection is None:
+            return
+        try:
+            for message in self._connection.receive():
                 self._take(message)
-            if not data:
+            if self._connection.has_ended:
                 self._lose(
                     "the uploader ended before it answered; the checkpoint may be committed all the same"
                 )
+        except (OSError, ValueError) as error:
+            self._lose(f"the uploader's connection broke: {error}")
 
     def _take(self, message: dict[str, Any]) -> None:
         if message.get("step") in self._unanswered:
@@ -199,18 +181,15 @@ class UploaderProcess:
     def _tell(self, message: dict[str, Any]) -> bool:
         """True once the uploader has said the same back."""
         deadline = _CLOCK.monotonic() + ENTER_LIMIT_S
-        lines = Lines()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(OSError, ValueError):
-            connection.settimeout(_left_s(deadline))
-            connection.connect(self._config.socket_path)
-            connection.sendall(to_line(message))
-            while _CLOCK.monotonic() < deadline:
-                connection.settimeout(_left_s(deadline))
-                data = connection.recv(_RECEIVE_BYTES)
-                if message in lines.feed(data):
+        with (
+            suppress(OSError, ValueError),
+            closing(_connect(self._config.socket_path, deadline)) as connection,
+        ):
+            connection.send(message, timeout_s=_left_s(deadline))
+            while not connection.has_ended and _CLOCK.monotonic() < deadline:
+                connection.wait(_left_s(deadline))
+                if message in connection.receive():
                     return True
-                if not data:
-                    break
         return False
 
     def stop(self, timeout_s: float) -> bool:
@@ -233,6 +212,18 @@ def _spawn(config: UploaderConfig) -> "subprocess.Popen[bytes]":
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
+
+
+def _connect(path: str, deadline: float) -> JsonLineSocket:
+    """Raises OSError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(_left_s(deadline))
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return JsonLineSocket(connection)
 
 
 def _left_s(deadline: float) -> float:

@@ -3,10 +3,8 @@
 It does not promise that a client hears the answer: it may be dead, and its save goes on without it.
 """
 
-import os
 import socket
 import threading
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -16,56 +14,28 @@ from elastic.events import CheckpointCommitted, CheckpointFailed, CheckpointFenc
 from elastic.observe.log import EventLog
 from elastic.snapshot.slots import SnapshotSlots
 from elastic.system.clock import Clock
-from elastic.system.json_lines import Lines, to_line
+from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.protocol import Offer, UploaderConfig
 from elastic.uploader.save import Outcome, Saver, State
 from elastic.uploader.save_queue import MOST_WAITING, offered
 
 OVERTIME_S = 5.0
 _MOST_FDS = 8
-_RECEIVE_BYTES = 64 * 1024
 
 
 class Client:
-    """One connection; descriptors arrive in the order of the lines that announce them."""
+    """One connection to the uploader; its offers' descriptors come with it."""
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self.connection = connection
-        self._lines = Lines()
-        self._fds: deque[int] = deque()
-
-    def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that have come; None at the end. Raises ValueError or OSError for a client that cannot be served."""
-        try:
-            data, fds, _, _ = socket.recv_fds(self.connection, _RECEIVE_BYTES, _MOST_FDS)
-        except BlockingIOError:
-            return []
-        self._fds.extend(fds)
-        if len(self._fds) > _MOST_FDS:
-            raise ValueError(f"more than {_MOST_FDS} descriptors came without the offers that they belong to")
-        return self._lines.feed(data) if data else None
-
-    def take_fd(self) -> int:
-        if not self._fds:
-            raise ValueError("expected the image's descriptor with the offer, found none")
-        return self._fds.popleft()
+        self.connection = JsonLineSocket(connection, most_fds=_MOST_FDS)
 
     def answer(self, message: dict[str, Any]) -> None:
-        line = to_line(message)
         # A client that is gone, or does not read, is cut off; it must not hold up anybody's save.
         try:
-            is_sent = self.connection.send(line) == len(line)
+            self.connection.send(message, timeout_s=0)
         except OSError:
-            is_sent = False
-        if not is_sent:
             with suppress(OSError):
-                self.connection.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.connection.close()
-        while self._fds:
-            os.close(self._fds.popleft())
+                self.connection.shutdown()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

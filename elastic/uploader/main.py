@@ -25,6 +25,7 @@ from elastic.observe.upload import PART_LIMIT_S, MetricsUpload
 from elastic.storage.objects import Objects, ObjectsFailed
 from elastic.storage.remote import open_store
 from elastic.system.clock import Clock, SystemClock
+from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.jobs import OVERTIME_S, Client, Job, Work
 from elastic.uploader.protocol import Offer, UploaderConfig, entered
 from elastic.uploader.save import Saver, complain
@@ -70,7 +71,7 @@ class Uploader:
             limits.append(max(0.0, self._leave_by - self._clock.monotonic()))
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def _watch(self, source: int | socket.socket, act: Callable[[], None]) -> None:
+    def _watch(self, source: int | socket.socket | JsonLineSocket, act: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, act)
 
     def _hear_owner(self) -> None:
@@ -81,24 +82,24 @@ class Uploader:
     def _accept(self) -> None:
         client = Client(self._listener.accept()[0])
         if self._num_clients >= _MOST_CLIENTS:
-            client.close()
+            client.connection.close()
             return
         self._num_clients += 1
         self._watch(client.connection, lambda: self._hear(client))
 
     def _hear(self, client: Client) -> None:
         try:
-            messages = client.receive()
-            for message in messages or []:
+            for message in client.connection.receive():
                 self._take(client, message)
+            is_over = client.connection.has_ended
         except (ValueError, OSError) as error:
             complain(f"a client of the uploader is cut off: {error}")
             client.answer({"error": str(error)})
-            messages = None
-        if messages is None:
+            is_over = True
+        if is_over:
             self._selector.unregister(client.connection)
             self._num_clients -= 1
-            client.close()
+            client.connection.close()
 
     def _take(self, client: Client, message: dict[str, Any]) -> None:
         generation = entered(message)
@@ -107,7 +108,7 @@ class Uploader:
             self._work.enter(generation)
             client.answer({"entered": generation})
             return
-        fd = client.take_fd()
+        fd = client.connection.take_fd()
         try:
             offer = Offer.parse(message)
         except ValueError:

@@ -11,7 +11,6 @@ It dies with the agent, and its workers die with it. It does not restart itself,
 """
 
 import gc
-import json
 import os
 import select
 import signal
@@ -19,13 +18,13 @@ import socket
 import sys
 import traceback
 import weakref
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
-from elastic.system.json_lines import to_line
+from elastic.system.json_lines import JsonLineSocket
 from elastic.system.processes import threads
 from elastic.worker.main import die_with, perform, unbuffered
 from elastic.worker.preload import Preloaded, preload
@@ -33,13 +32,15 @@ from elastic.worker.preload import Preloaded, preload
 GPU_DEVICES = ("/dev/nvidia", "/dev/kfd")
 # A scheduler may signal every process of a job. The agent decides what a signal means; this process must outlast its workers.
 PASSED_BY = (signal.SIGTERM, signal.SIGINT)
+OUTPUTS = (1, 2)  # a worker's standard output and error, whose descriptors come with each request
 PRINTED_LIMIT_BYTES = 64 * 1024
-_RECEIVE_BYTES = 64 * 1024
+REQUEST_LIMIT_BYTES = 32 * 1024 * 1024  # an environment and arguments, of which Linux takes 6 MB at most
+_WAKE_BYTES = 4096
 
 
 @dataclass(slots=True, kw_only=True)
 class WarmParent:
-    agent: socket.socket
+    agent: JsonLineSocket
     preloaded: Preloaded
     signals: dict[signal.Signals, Any]  # what workers begin with
     printed: bytes  # while it imported
@@ -53,16 +54,17 @@ class WarmParent:
         signal.set_wakeup_fd(self.woken[1].fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         self._tell({"ready": True})
+        sources: tuple[JsonLineSocket | socket.socket, ...] = self.agent, self.woken[0]
         while True:
-            readable, _, _ = select.select([self.agent, self.woken[0]], [], [])
+            readable, _, _ = select.select(sources, [], [])
             if self.woken[0] in readable:
-                self.woken[0].recv(_RECEIVE_BYTES)
+                self.woken[0].recv(_WAKE_BYTES)
                 self._reap()
             if self.agent in readable:
-                request = _receive(self.agent)
-                if request is None:
+                for request in self.agent.receive():
+                    self._answer(request, [self.agent.take_fd() for _ in OUTPUTS])
+                if self.agent.has_ended:
                     return
-                self._answer(*request)
 
     def _reap(self) -> None:
         for pid in sorted(self.workers):
@@ -112,12 +114,12 @@ class WarmParent:
             end.close()
 
     def _tell(self, message: dict[str, Any]) -> None:
-        self.agent.sendall(to_line(message))
+        self.agent.send(message, timeout_s=None)
 
 
 def become_worker(request: dict[str, Any], outputs: list[int], printed: bytes) -> NoReturn:
     """What differs between two workers: where they write, their environment, their random numbers, their arguments."""
-    for target, descriptor in zip((1, 2), outputs, strict=True):
+    for target, descriptor in zip(OUTPUTS, outputs, strict=True):
         os.dup2(descriptor, target)
     for descriptor in outputs:
         os.close(descriptor)
@@ -161,17 +163,6 @@ def _open_files() -> list[str]:
     return found
 
 
-def _receive(agent: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """One request, waiting for its end; None when the agent is gone. The agent sends the next only after the answer to this one."""
-    data, outputs, _, _ = socket.recv_fds(agent, _RECEIVE_BYTES, 2)
-    while data and not data.endswith(b"\n"):
-        more = agent.recv(_RECEIVE_BYTES)
-        if not more:
-            return None
-        data += more
-    return (json.loads(data), outputs) if data else None
-
-
 def go_on(recipe: Path, agent: socket.socket, agent_pid: int, printed: IO[bytes]) -> NoReturn:
     """In a process that the agent has just forked from itself: become what a new one would be."""
     # The edge of a process: an exception that passed here would make it a second agent.
@@ -209,7 +200,8 @@ def _serve(recipe: Path, descriptor: int) -> None:
     before = {number: signal.signal(number, signal.SIG_IGN) for number in PASSED_BY}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_BY)  # blocked by the agent until here
     gc.disable()  # importing makes much and drops little: a tenth of its time
-    with socket.socket(fileno=descriptor) as agent:
+    connection = socket.socket(fileno=descriptor)
+    with closing(JsonLineSocket(connection, limit_bytes=REQUEST_LIMIT_BYTES, most_fds=len(OUTPUTS))) as agent:
         preloaded = preload(recipe)
         # A package may have set a handler of its own while it was imported, as it would have in a worker.
         during = {number: signal.signal(number, signal.SIG_IGN) for number in PASSED_BY}

@@ -19,7 +19,7 @@ from elastic.snapshot import checksum, safetensors_header
 from elastic.snapshot.slots import _LEASES, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
-from elastic.system.json_lines import Lines, to_line
+from elastic.system.json_lines import JsonLines, to_line
 from elastic.testing.fakes import FakeClock
 from elastic.uploader import save
 from elastic.uploader.client import UploaderProcess, Uploads
@@ -641,7 +641,7 @@ def test_messages_survive_any_cutting_of_the_stream(messages, data):
     """Cuts the bytes of several messages at arbitrary places, as a socket may."""
     stream = b"".join(map(to_line, messages))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
-    lines, found = Lines(), []
+    lines, found = JsonLines(), []
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         found += lines.feed(stream[start:end])
     assert found == messages
@@ -649,7 +649,7 @@ def test_messages_survive_any_cutting_of_the_stream(messages, data):
 
 def test_an_endless_line_is_refused():
     """A client that never ends its line would fill the uploader's memory."""
-    lines = Lines()
+    lines = JsonLines()
     with pytest.raises(ValueError, match="longer"):
         lines.feed(b"x" * 70_000)
 

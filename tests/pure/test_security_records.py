@@ -36,7 +36,7 @@ from elastic.report.report import summarise
 from elastic.report.status import status
 from elastic.report.tables import diff_text, report_tables, status_tables
 from elastic.snapshot import safetensors_header
-from elastic.system.json_lines import Lines
+from elastic.system.json_lines import JsonLines
 from elastic.system.untrusted import printable
 from elastic.uploader.fence import open_fence
 from elastic.uploader.protocol import Offer, entered
@@ -89,7 +89,7 @@ def decode(data: bytes) -> None:
 
 
 def offers(data: bytes) -> None:
-    for message in Lines().feed(data + b"\n"):
+    for message in JsonLines().feed(data + b"\n"):
         if entered(message) is None:
             Offer.parse(message)
 

@@ -6,7 +6,6 @@ What the process itself does is in worker/fork_server.py, with the words that bo
 import gc
 import importlib
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -20,12 +19,11 @@ from typing import IO, Any, NoReturn, Protocol
 
 from elastic.agent.workers.process import Start
 from elastic.system.clock import SystemClock
-from elastic.system.json_lines import Lines, to_line
+from elastic.system.json_lines import JsonLineSocket
 from elastic.system.processes import threads
 
 READY_LIMIT_S = 300.0
 FORK_LIMIT_S = 30.0
-_RECEIVE_BYTES = 64 * 1024
 _LAST_WORDS_BYTES = 2000
 _CLOCK = SystemClock()
 SIGKILLED = -9  # as an exit code
@@ -67,9 +65,8 @@ class WarmParent:
 
     def __init__(self, process: Process, connection: socket.socket, printed: IO[bytes]) -> None:
         self._process = process
-        self._connection = connection
+        self._connection = JsonLineSocket(connection)
         self._printed = printed
-        self._lines = Lines()
         self._ended: dict[int, int] = {}
         self._answers: list[dict[str, Any]] = []
         self._is_ready = False
@@ -139,7 +136,7 @@ class WarmParent:
     def fork(self, start: Start) -> int:
         """The pid of a worker that runs by now. Raises NotWarm."""
         self.wait_ready()
-        self._send(to_line({"fork": start.words, "env": dict(start.env)}), [start.out, start.err])
+        self._send({"fork": start.words, "env": dict(start.env)}, [start.out, start.err])
         answer = self._next_answer(FORK_LIMIT_S)
         if "pid" not in answer:
             raise NotWarm(answer.get("unfit", "its answer makes no sense"))
@@ -171,12 +168,9 @@ class WarmParent:
         self._connection.close()
         self._printed.close()
 
-    def _send(self, line: bytes, descriptors: list[int]) -> None:
+    def _send(self, message: dict[str, Any], descriptors: list[int]) -> None:
         try:
-            self._connection.settimeout(FORK_LIMIT_S)
-            sent_bytes = socket.send_fds(self._connection, [line], descriptors)
-            if sent_bytes < len(line):
-                self._connection.sendall(line[sent_bytes:])
+            self._connection.send(message, descriptors, timeout_s=FORK_LIMIT_S)
         except OSError as error:
             self.kill()
             raise NotWarm(f"it took no request ({error})") from error
@@ -184,8 +178,6 @@ class WarmParent:
     def _next_answer(self, limit_s: float) -> dict[str, Any]:
         """What it says next, ends of workers aside."""
         deadline = _CLOCK.monotonic() + limit_s
-        look = select.poll()
-        look.register(self._connection, select.POLLIN)
         while True:
             self._receive()
             if self._answers:
@@ -197,26 +189,23 @@ class WarmParent:
                 # A late answer would be a worker that nobody watches; it dies with its parent.
                 self.kill()
                 raise NotWarm(f"it did not answer within {limit_s:.0f} s{self._last_words()}")
-            look.poll(left_s * 1000)
+            self._connection.wait(left_s)
 
     def _receive(self) -> None:
         """Take in what has arrived, without waiting."""
-        while self.is_alive:
-            self._connection.setblocking(False)
-            try:
-                data = self._connection.recv(_RECEIVE_BYTES)
-                messages = self._lines.feed(data)
-            except BlockingIOError:
-                return
-            except (OSError, ValueError):
-                data, messages = b"", []
-            for message in messages:
+        if not self.is_alive:
+            return
+        try:
+            for message in self._connection.receive():
                 if "exited" in message:
                     self._ended[int(message["exited"])] = int(message["code"])
                 else:
                     self._answers.append(message)
-            if not data:
-                self.kill()
+            is_over = self._connection.has_ended
+        except (OSError, ValueError):
+            is_over = True
+        if is_over:
+            self.kill()
 
     def _last_words(self) -> str:
         size_bytes = os.fstat(self._printed.fileno()).st_size
