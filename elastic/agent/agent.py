@@ -23,7 +23,7 @@ from elastic.agent.workers.crew import Crew
 from elastic.agent.workers.environment import plan_workers
 from elastic.agent.workers.first_failure import Told
 from elastic.agent.workers.spawner import Nursery
-from elastic.agent.workers.worker_group import Workers
+from elastic.agent.workers.node_workers import Workers
 from elastic.checkpoint.record import CommitRecord
 from elastic.errors import (
     EXIT_COMPLETE,

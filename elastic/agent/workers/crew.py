@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from elastic.agent.workers.first_failure import Told, first_failure, is_from_outside, read_told
-from elastic.agent.workers.worker_group import WorkerPlan, Workers
+from elastic.agent.workers.node_workers import WorkerPlan, Workers
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
 from elastic.events import WorkerExited, WorkerFailed, WorkerStarted
 from elastic.observe.console import ConsoleFollower

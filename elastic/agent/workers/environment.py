@@ -6,7 +6,7 @@ from pathlib import Path
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
 from elastic.agent.settings import Settings
-from elastic.agent.workers.worker_group import WorkerPlan
+from elastic.agent.workers.node_workers import WorkerPlan
 from elastic.config.environment import AgentLink
 
 

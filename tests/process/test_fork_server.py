@@ -16,7 +16,7 @@ from elastic.agent.workers import spawner as nursery_module
 from elastic.agent.workers.fork_server_client import WarmChild
 from elastic.agent.workers.process import Start, kill_session, start_cold, wait_for_news
 from elastic.agent.workers.spawner import Nursery, installed_code
-from elastic.agent.workers.worker_group import WorkerPlan, Workers
+from elastic.agent.workers.node_workers import WorkerPlan, Workers
 from elastic.config import environment
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -350,7 +350,7 @@ STAND_IN = """
 import os, signal, sys
 from pathlib import Path
 from elastic.agent.workers.spawner import Nursery
-from elastic.agent.workers.worker_group import WorkerPlan, Workers
+from elastic.agent.workers.node_workers import WorkerPlan, Workers
 recipe, log = Path(sys.argv[1]), Path(sys.argv[2])
 nursery = Nursery(recipe, print)
 print(nursery._parent.pid, flush=True)
