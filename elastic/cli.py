@@ -107,8 +107,8 @@ def _train(words: list[str]) -> int:
         )
     from elastic.agent import preflight
     from elastic.agent.checks import check
-    from elastic.agent.workers.fork_server_client import WarmParent
-    from elastic.agent.workers.spawner import Nursery
+    from elastic.agent.workers.fork_server_client import ForkServerClient
+    from elastic.agent.workers.spawner import Spawner
     from elastic.worker import fork_server
 
     recipe = Path(options.recipe)
@@ -118,10 +118,12 @@ def _train(words: list[str]) -> int:
     if words == sys.argv[1:]:  # this process is that command, and not a caller of `main`
         environment.ask_for_large_pages()
     # Only here and behind it: torch takes seconds to import, and the other commands do without it.
-    with Nursery(recipe, _say, lambda recipe: WarmParent.split_off(recipe, fork_server.go_on)) as nursery:
+    with Spawner(
+        recipe, _say, lambda recipe: ForkServerClient.split_off(recipe, fork_server.go_on)
+    ) as spawner:
         from elastic.agent.launch import launch
 
-        return launch(options, nursery)
+        return launch(options, spawner)
 
 
 def _say(text: str) -> None:

@@ -14,16 +14,16 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from elastic.agent.decide import Action, Decision, Ended, Observation, decide
 from elastic.agent.fault_injection import NodeFaults, Targets
 from elastic.agent.final_checkpoint import FinalCheckpoint
-from elastic.agent.hangs.watchdog import Vigil
+from elastic.agent.hangs.watchdog import Watchdog
 from elastic.agent.peers import Peers
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, SnapshotMemory
 from elastic.agent.workers.crew import Crew
-from elastic.agent.workers.environment import plan_workers
-from elastic.agent.workers.first_failure import Told
-from elastic.agent.workers.spawner import Nursery
+from elastic.agent.workers.environment import worker_starts
+from elastic.agent.workers.first_failure import WorkerError
 from elastic.agent.workers.node_workers import Workers
+from elastic.agent.workers.spawner import Spawner
 from elastic.checkpoint.record import CommitRecord
 from elastic.errors import (
     EXIT_COMPLETE,
@@ -59,7 +59,7 @@ class NodeAgent(LocalElasticAgent):
         settings: Settings,
         rendezvous: Rendezvous,
         leaving: ShutdownRequest,
-        nursery: Nursery,
+        spawner: Spawner,
         uploader: UploaderProcess,
         console: ConsoleFollower,
         log: EventLog,
@@ -70,7 +70,7 @@ class NodeAgent(LocalElasticAgent):
         self.verdict = ""
         self.failure: Failure | None = None
         self._settings = settings
-        self._nursery = nursery
+        self._spawner = spawner
         self._uploader = uploader
         self._console = console
         self._log = log
@@ -88,7 +88,9 @@ class NodeAgent(LocalElasticAgent):
             clock=clock,
             say=console.print_line,
         )
-        self._vigil = None if settings.silences is None else Vigil(settings.silences, self._page, log, clock)
+        self._vigil = (
+            None if settings.silences is None else Watchdog(settings.silences, self._page, log, clock)
+        )
         self._faults = NodeFaults.of(settings, log, clock)
         self._peers = Peers(rendezvous, console.print_line, clock)
         self._leaving = leaving
@@ -145,7 +147,7 @@ class NodeAgent(LocalElasticAgent):
         self._tell_start(generation)
         self._blamed = min(self._blamed, generation.restarts)
         self._errors.mkdir(parents=True, exist_ok=True)
-        plans = plan_workers(
+        plans = worker_starts(
             worker_group,
             self._settings,
             generation=generation.number,
@@ -155,7 +157,7 @@ class NodeAgent(LocalElasticAgent):
             errors=self._errors,
         )
         words = (self._settings.recipe, *self._settings.arguments)
-        workers = Workers(plans, words, self._nursery.start)
+        workers = Workers(plans, words, self._spawner.start)
         self._started = Crew(plans, workers, self._log, self._console, self._clock)
         # While they start: what the uploader has in hand of the generation before is not fenced by this one.
         self._uploader.enter(generation.number)
@@ -195,7 +197,7 @@ class NodeAgent(LocalElasticAgent):
         group = self._worker_group
         while True:
             # Before the meeting: whoever comes anew with imports still to do would keep all others waiting in an open generation.
-            self._nursery.renew()
+            self._spawner.renew()
             try:
                 self._initialize_workers(group)
                 result = self._watch_generation()
@@ -266,7 +268,7 @@ class NodeAgent(LocalElasticAgent):
         if self._faults is not None:
             workers = {rank: self._crew.pid(rank) for rank in self._crew.running}
             self._faults.poll(
-                self._all_finished, Targets(workers, self._uploader.pid, self._nursery.warm_pid)
+                self._all_finished, Targets(workers, self._uploader.pid, self._spawner.fork_server_pid)
             )
         if self._uploader.revive():
             self._memory.release_leases()
@@ -387,7 +389,7 @@ class NodeAgent(LocalElasticAgent):
         return self._started
 
     @property
-    def _culprit(self) -> Told | None:
+    def _culprit(self) -> WorkerError | None:
         """The worker of this generation that hangs, once it was heard."""
         return None if self._vigil is None else self._vigil.told
 

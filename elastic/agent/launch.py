@@ -21,7 +21,7 @@ from elastic.agent import preflight
 from elastic.agent.agent import NodeAgent
 from elastic.agent.checks import check_faults
 from elastic.agent.exit_report import report_exit
-from elastic.agent.hangs.hang_detector import Silences
+from elastic.agent.hangs.hang_detector import HangDetector
 from elastic.agent.open_rendezvous import (
     meeting_of,
     newest_generation,
@@ -32,7 +32,7 @@ from elastic.agent.open_rendezvous import (
 from elastic.agent.preemption_notice import open_notices
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
-from elastic.agent.workers.spawner import Nursery
+from elastic.agent.workers.spawner import Spawner
 from elastic.config import identity
 from elastic.config.durations import HangTimeout
 from elastic.config.identity import Identity
@@ -79,17 +79,17 @@ class _Here:
         return "" if self.declared is None else self.declared.run_id
 
 
-def launch(options: Options, nursery: Nursery) -> int:
+def launch(options: Options, spawner: Spawner) -> int:
     """Run this node's part of the run; returns the exit code. Raises UsageError before anything was written.
 
-    What can be checked without torch was checked before. nursery: begins to import before this module does.
+    What can be checked without torch was checked before. spawner: begins to import before this module does.
     """
     recipe, clock = Path(options.recipe), SystemClock()
     run = RunDir.parse(options.run_dir)
     nproc = _nproc(options)
     uses_library = preflight.uses_library(recipe)
     check_faults(options, nproc, uses_library=uses_library)
-    declared = preflight.ask(recipe, options.recipe_args, nursery.start) if uses_library else None
+    declared = preflight.ask(recipe, options.recipe_args, spawner.start) if uses_library else None
     is_new = options.fresh if declared is None else _check_declared(options, declared, run, nproc)
     meeting = meeting_of(options, run)
     backend = None if meeting.kind == "dir" else open_backend(meeting, options)
@@ -110,7 +110,7 @@ def launch(options: Options, nursery: Nursery) -> int:
         node=new_node_id(),
         clock=clock,
     )
-    return _run(here, backend, floor, nursery)
+    return _run(here, backend, floor, spawner)
 
 
 def _nproc(options: Options) -> int:
@@ -135,7 +135,7 @@ def _check_declared(options: Options, declared: Identity, run: RunDir, nproc: in
     return there is None
 
 
-def _run(here: _Here, backend: Backend, floor: int, nursery: Nursery) -> int:
+def _run(here: _Here, backend: Backend, floor: int, spawner: Spawner) -> int:
     """floor: generations are counted from there where the backend knows of none."""
     options, run, node, clock = here.options, here.run, here.node, here.clock
     log = EventLog(run.events / f"{node}-agent.jsonl", node=node, clock=clock)
@@ -161,7 +161,7 @@ def _run(here: _Here, backend: Backend, floor: int, nursery: Nursery) -> int:
             settings=_settings(here, scratch, uploader),
             rendezvous=rendezvous,
             leaving=shutdown,
-            nursery=nursery,
+            spawner=spawner,
             uploader=uploader,
             console=console,
             log=log,
@@ -171,7 +171,7 @@ def _run(here: _Here, backend: Backend, floor: int, nursery: Nursery) -> int:
             signal.signal(number, shutdown.on_signal)
         stack.enter_context(_logs_uploaded(here, agent, console))
         console.start()
-        nursery.say = console.print_line
+        spawner.say = console.print_line
         stack.callback(console.stop)
         stack.callback(rendezvous.stop)
         stack.enter_context(
@@ -286,8 +286,8 @@ def _settings(here: _Here, scratch: Path, uploader: UploaderProcess) -> Settings
     )
 
 
-def _silences(timeout: HangTimeout) -> Silences | None:
-    return None if timeout.kind == "off" else Silences(fixed_s=timeout.seconds)
+def _silences(timeout: HangTimeout) -> HangDetector | None:
+    return None if timeout.kind == "off" else HangDetector(fixed_s=timeout.seconds)
 
 
 def _is_finished(rendezvous: Rendezvous, run: RunDir, *, is_new: bool) -> bool:

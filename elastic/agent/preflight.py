@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from elastic.agent.workers.process import Child, Start, kill_session, start_cold, wait_for_news
+from elastic.agent.workers.process import Process, ProcessStart, kill_session, spawn, wait_any_exit
 from elastic.config import environment, identity
 from elastic.config.identity import Identity
 from elastic.errors import EXIT_COMPLETE, UsageError
@@ -42,7 +42,9 @@ def uses_library(recipe: Path) -> bool:
     return False
 
 
-def ask(recipe: Path, arguments: tuple[str, ...], start: Callable[[Start], Child] = start_cold) -> Identity:
+def ask(
+    recipe: Path, arguments: tuple[str, ...], start: Callable[[ProcessStart], Process] = spawn
+) -> Identity:
     """The run that the recipe declares.
 
     Raises UsageError when it fails before it declares one; SystemExit(0) when it ends well without, as `-- --help` does.
@@ -51,7 +53,7 @@ def ask(recipe: Path, arguments: tuple[str, ...], start: Callable[[Start], Child
         answer = Path(folder) / "run.json"
         env = os.environ | {environment.PREFLIGHT: str(answer)}
         sys.stderr.flush()
-        child = start(Start(words=(str(recipe), *arguments), env=env, out=out.fileno(), err=_STDERR))
+        child = start(ProcessStart(words=(str(recipe), *arguments), env=env, out=out.fileno(), err=_STDERR))
         try:
             code = _end(child)
         finally:
@@ -72,8 +74,8 @@ def ask(recipe: Path, arguments: tuple[str, ...], start: Callable[[Start], Child
         )
 
 
-def _end(child: Child) -> int | None:
+def _end(child: Process) -> int | None:
     deadline = _CLOCK.monotonic() + PREFLIGHT_S
     while (code := child.poll()) is None and (left_s := deadline - _CLOCK.monotonic()) > 0:
-        wait_for_news([child], left_s)
+        wait_any_exit([child], left_s)
     return code

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.agent.hangs.hang_detector import Silences
+from elastic.agent.hangs.hang_detector import HangDetector
 from elastic.config.run_dir import RunDir
 
 
@@ -22,4 +22,4 @@ class Settings:
     uses_library: bool  # False: the script knows nothing of us, and is asked to stop as torchrun asks
     errors: Path  # folder for the workers' error files
     uploader_socket: str
-    silences: Silences | None  # None: nobody looks for workers that hang
+    silences: HangDetector | None  # None: nobody looks for workers that hang

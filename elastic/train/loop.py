@@ -35,7 +35,7 @@ from elastic.train.snapshotting import PublishedSnapshot, Snapshotting, StepReco
 from elastic.train.state import State
 from elastic.train.step import Requests, Shards, Step, StepOutcome
 from elastic.train.to_device import on_device
-from elastic.worker.heartbeat import Pulse
+from elastic.worker.heartbeat import HeartbeatSender
 
 FINAL_TRIES = 3
 
@@ -67,7 +67,7 @@ class LoopParts:
     diary: Rank0Output | None
     copy: Metrics | None  # of the metrics, kept by a node that is not the one of rank 0
     page: ControlPage
-    pulse: Pulse
+    pulse: HeartbeatSender
     kept: LocalSnapshot
     snapshots: Snapshotting | None
     faults: WorkerFaults | None

@@ -40,7 +40,7 @@ from elastic.train.snapshotting import AgentSlots, OwnSlots, Snapshotting
 from elastic.train.state import State
 from elastic.train.step import Step
 from elastic.uploader.client import Uploads
-from elastic.worker.heartbeat import Pulse
+from elastic.worker.heartbeat import HeartbeatSender
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Run:
         self._log = log
         self._dir = RunDir.parse(link.run_dir)
         self._page = ControlPage.open(link.control_page)
-        self._pulse = Pulse(self._page, world.local_rank)
+        self._pulse = HeartbeatSender(self._page, world.local_rank)
         self._world = replace(world, waiting=self._pulse.waiting)
         # A drain may be asked of a worker directly, by a scheduler that signals every process.
         signal.signal(signal.SIGTERM, self._asked_to_stop)

@@ -21,7 +21,7 @@ from elastic.reduce.gradients import Gradients
 from elastic.reduce.tree import Block, Stack
 from elastic.system.phase import Place
 from elastic.train.buffers import Buffers
-from elastic.worker.heartbeat import Pulse, Unread
+from elastic.worker.heartbeat import HeartbeatSender, Unread
 
 Scaler = torch.amp.GradScaler
 
@@ -57,14 +57,14 @@ class Shards:
         buffers: Buffers,
         device: torch.device,
         seed: int,
-        pulse: Pulse | None = None,
+        pulse: HeartbeatSender | None = None,
     ) -> None:
         self.exchange = exchange
         self.gradients = gradients
         self.buffers = buffers
         self.device = device
         self.seed = seed
-        self.pulse = Pulse(Unread(), 0) if pulse is None else pulse
+        self.pulse = HeartbeatSender(Unread(), 0) if pulse is None else pulse
 
     def sum(self, of_leaf: dict[int, Tensor], what: str) -> Tensor:
         """Tree sum of equally shaped tensors, one per own shard; they are overwritten."""

@@ -26,7 +26,7 @@ from typing import IO, Any, NoReturn
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
 from elastic.system.json_lines import JsonLineSocket
 from elastic.system.processes import threads
-from elastic.worker.main import die_with, perform, unbuffered
+from elastic.worker.main import die_with_parent, perform, unbuffered
 from elastic.worker.preload import Preloaded, preload
 
 GPU_DEVICES = ("/dev/nvidia", "/dev/kfd")
@@ -39,7 +39,7 @@ _WAKE_BYTES = 4096
 
 
 @dataclass(slots=True, kw_only=True)
-class WarmParent:
+class ForkServer:
     agent: JsonLineSocket
     preloaded: Preloaded
     signals: dict[signal.Signals, Any]  # what workers begin with
@@ -95,7 +95,7 @@ class WarmParent:
             return pid
         # The edge of a process: an exception that passed here would make the worker a second warm parent.
         try:
-            die_with(parent)
+            die_with_parent(parent)
             self._forget()
             become_worker(request, outputs, self.printed)
         except BaseException:
@@ -167,7 +167,7 @@ def go_on(recipe: Path, agent: socket.socket, agent_pid: int, printed: IO[bytes]
     """In a process that the agent has just forked from itself: become what a new one would be."""
     # The edge of a process: an exception that passed here would make it a second agent.
     try:
-        die_with(agent_pid)
+        die_with_parent(agent_pid)
         os.setsid()
         connection = agent.detach()
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -190,7 +190,7 @@ def go_on(recipe: Path, agent: socket.socket, agent_pid: int, printed: IO[bytes]
 
 def main() -> None:
     recipe, descriptor, agent_pid = sys.argv[1:]
-    die_with(int(agent_pid))  # first of all: importing takes seconds
+    die_with_parent(int(agent_pid))  # first of all: importing takes seconds
     _serve(Path(recipe), int(descriptor))
     os._exit(EXIT_COMPLETE)
 
@@ -217,7 +217,7 @@ def _serve(recipe: Path, descriptor: int) -> None:
         gc.freeze()
         gc.enable()
         printed = os.pread(1, PRINTED_LIMIT_BYTES, 0)  # its output is a file
-        WarmParent(agent=agent, preloaded=preloaded, signals=signals, printed=printed).serve()
+        ForkServer(agent=agent, preloaded=preloaded, signals=signals, printed=printed).serve()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ TOGETHER = frozenset({Place.START, Place.SAVE, Place.AFTER})
 
 # Compilers work in the first step, optimizers build their state in it, and a rank that has finished it may wait in the second for one that has not: all of
 # that counts as starting.
-COLD_STEPS = 2
+WARMUP_STEPS = 2
 
 
 class Page(Protocol):
@@ -32,7 +32,7 @@ class Unread:
         pass
 
 
-class Pulse:
+class HeartbeatSender:
     def __init__(self, page: Page, local_rank: int) -> None:
         self._page = page
         self._local_rank = local_rank
@@ -41,7 +41,7 @@ class Pulse:
 
     def enter(self, place: Place) -> None:
         self._place = place
-        is_cold = self._finished_steps < COLD_STEPS and place is not Place.AFTER
+        is_cold = self._finished_steps < WARMUP_STEPS and place is not Place.AFTER
         self._page.beat(self._local_rank, Place.START if is_cold else place)
 
     def finish_step(self) -> None:

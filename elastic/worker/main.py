@@ -39,9 +39,9 @@ def main() -> None:
     """The process itself, where it was not forked."""
     launch = environment.read()
     if launch.agent is not None:
-        die_with(launch.agent.pid)
+        die_with_parent(launch.agent.pid)
     elif launch.preflight is not None:
-        die_with(os.getppid())
+        die_with_parent(os.getppid())
     recipe, *arguments = sys.argv[1:]
     perform(recipe, arguments)
 
@@ -105,7 +105,7 @@ def end(code: int) -> NoReturn:
     leave(code, "")
 
 
-def die_with(parent_pid: int) -> None:
+def die_with_parent(parent_pid: int) -> None:
     """Ask the kernel for SIGKILL when the parent, agent or warm parent, dies; Linux only, elsewhere a lost agent is noticed at the next collective."""
     if sys.platform != "linux":
         return

@@ -19,8 +19,8 @@ from typing import Self
 from machines import IDLE, UNPRIVILEGED, Machine, Machines
 from namespaces import outside
 
-from elastic.agent.workers.fork_server_client import WarmChild, WarmParent
-from elastic.agent.workers.process import Start
+from elastic.agent.workers.fork_server_client import ForkedProcess, ForkServerClient
+from elastic.agent.workers.process import ProcessStart
 
 SHARED = "/mnt/shared"
 SCRATCH = "/mnt/scratch"  # a machine's own disk
@@ -43,7 +43,7 @@ class Life:
     """One command in one container; a node that is started again begins another."""
 
     node: str
-    process: WarmChild
+    process: ForkedProcess
     printed: Path
     pid: int  # on this machine
 
@@ -58,7 +58,7 @@ class Cluster:
     """
 
     machines: Machines
-    warm: WarmParent
+    warm: ForkServerClient
     containers: int
     limits: Limits = field(default_factory=Limits)
     shares_run: bool = True
@@ -191,9 +191,11 @@ class Cluster:
         } | ({"ENTER_COLD": "yes"} if is_cold else {})
         with printed.open("xb") as out:
             pid = self.warm.fork(
-                Start(words=(str(ENTER), *words), env={**env, **how}, out=out.fileno(), err=out.fileno())
+                ProcessStart(
+                    words=(str(ENTER), *words), env={**env, **how}, out=out.fileno(), err=out.fileno()
+                )
             )
-        process = WarmChild(self.warm, pid)
+        process = ForkedProcess(self.warm, pid)
         while not told.exists():
             if process.poll() is not None:
                 raise RuntimeError(f"expected a process in {node}, found: {printed.read_text()}")

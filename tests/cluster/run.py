@@ -41,7 +41,7 @@ from rich.console import Console
 from rich.table import Table
 from scenario import Scenario, parse, rewritten
 
-from elastic.agent.workers.fork_server_client import WarmParent
+from elastic.agent.workers.fork_server_client import ForkServerClient
 from elastic.config.environment import pin_threads
 from elastic.config.run_dir import RunDir
 from elastic.errors import ElasticError
@@ -147,7 +147,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 def _play_all(names: list[str], scenarios: dict[str, Scenario], stage: Stage, *, update: bool) -> int:
     began_s = time.monotonic()
     pin_threads()  # as the command does
-    warm = WarmParent.start(ENTER)
+    warm = ForkServerClient.start(ENTER)
     try:
         undisturbed = _undisturbed(TINY)
         outcomes = []
@@ -192,7 +192,7 @@ def _undisturbed(recipe: Path, *arguments: str) -> Evidence:
 
 
 def _play(
-    scenario: Scenario, stage: Stage, warm: WarmParent, undisturbed: Evidence, *, update: bool
+    scenario: Scenario, stage: Stage, warm: ForkServerClient, undisturbed: Evidence, *, update: bool
 ) -> Outcome:
     began_s = time.monotonic()
     verdict, happened, kept = None, [], None

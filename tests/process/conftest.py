@@ -16,8 +16,8 @@ from typing import IO, Any, Protocol
 
 import pytest
 
-from elastic.agent.workers.fork_server_client import WarmChild, WarmParent
-from elastic.agent.workers.process import Start
+from elastic.agent.workers.fork_server_client import ForkedProcess, ForkServerClient
+from elastic.agent.workers.process import ProcessStart
 from elastic.config.environment import HUGETLB, pin_threads
 from elastic.config.run_dir import RunDir
 from elastic.observe import metrics
@@ -60,7 +60,7 @@ class Process(Protocol):
 class Forked:
     """A process that a warm parent forked."""
 
-    def __init__(self, words: list[str], child: WarmChild) -> None:
+    def __init__(self, words: list[str], child: ForkedProcess) -> None:
         self.args = words
         self.pid = child.pid
         self._child = child
@@ -119,7 +119,7 @@ class Agent:
 class Drill:
     """One run directory, and everything that a test does to it."""
 
-    def __init__(self, folder: Path, warm: WarmParent) -> None:
+    def __init__(self, folder: Path, warm: ForkServerClient) -> None:
         """warm: what agents are forked from."""
         self.folder = folder
         self._warm = warm
@@ -144,8 +144,10 @@ class Drill:
         """`elastic-train` with these words and no others, forked from a warm process."""
 
         def fork(out: IO[bytes]) -> Process:
-            start = Start(words=(str(AGENT), *words), env=self._env(env), out=out.fileno(), err=out.fileno())
-            return Forked(words, WarmChild(self._warm, self._warm.fork(start)))
+            start = ProcessStart(
+                words=(str(AGENT), *words), env=self._env(env), out=out.fileno(), err=out.fileno()
+            )
+            return Forked(words, ForkedProcess(self._warm, self._warm.fork(start)))
 
         return self._begin(fork)
 
@@ -329,18 +331,18 @@ def recipes() -> Path:
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[WarmParent]:
+def warm() -> Iterator[ForkServerClient]:
     pin_threads()  # as the command does
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell that began the tests in the background had them ignore Ctrl-C, and so would whatever they start.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    warm = WarmParent.start(AGENT)
+    warm = ForkServerClient.start(AGENT)
     yield warm
     warm.close()
 
 
 @pytest.fixture
-def drill(tmp_path: Path, warm: WarmParent) -> Iterator[Drill]:
+def drill(tmp_path: Path, warm: ForkServerClient) -> Iterator[Drill]:
     drill = Drill(tmp_path, warm)
     yield drill
     survivors = drill.close()
@@ -348,7 +350,7 @@ def drill(tmp_path: Path, warm: WarmParent) -> Iterator[Drill]:
 
 
 @pytest.fixture
-def drills(warm: WarmParent) -> Iterator[Callable[[Path], Drill]]:
+def drills(warm: ForkServerClient) -> Iterator[Callable[[Path], Drill]]:
     """Several working directories: each call makes a drill in a new folder."""
     made: list[Drill] = []
 
@@ -383,13 +385,13 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 
 
 @pytest.fixture(scope="session")
-def undisturbed(once: Callable[..., Path], warm: WarmParent) -> Undisturbed:
+def undisturbed(once: Callable[..., Path], warm: ForkServerClient) -> Undisturbed:
     """The reference of the recipe's mean-loss form."""
     return Undisturbed(once("undisturbed", lambda folder: _train(folder, warm)))
 
 
 @pytest.fixture(scope="session")
-def undisturbed_sum(once: Callable[..., Path], warm: WarmParent) -> Undisturbed:
+def undisturbed_sum(once: Callable[..., Path], warm: ForkServerClient) -> Undisturbed:
     """The reference of the form whose loss couples the samples of a batch."""
     return Undisturbed(
         once("undisturbed-sum", lambda folder: _train(folder, warm, arguments=("--form", "sum")))
@@ -407,13 +409,13 @@ def copy_run(drill: Drill) -> Callable[[Path], None]:
 
 
 @pytest.fixture
-def stopped(once: Callable[..., Path], drill: Drill, warm: WarmParent) -> Drill:
+def stopped(once: Callable[..., Path], drill: Drill, warm: ForkServerClient) -> Drill:
     """A drill whose run was drained after step 20 and has committed checkpoints of steps 4, 8, 12, 16 and 20."""
     shutil.copytree(once("stopped", lambda folder: _train_and_stop(folder, warm)) / "run", drill.run.local)
     return drill
 
 
-def _train(folder: Path, warm: WarmParent, **options: Any) -> None:
+def _train(folder: Path, warm: ForkServerClient, **options: Any) -> None:
     drill = Drill(folder, warm)
     try:
         drill.start(**options).ends_with(0)
@@ -421,7 +423,7 @@ def _train(folder: Path, warm: WarmParent, **options: Any) -> None:
         drill.close()
 
 
-def _train_and_stop(folder: Path, warm: WarmParent) -> None:
+def _train_and_stop(folder: Path, warm: ForkServerClient) -> None:
     drill = Drill(folder, warm)
     try:
         drill.shut(5, 9, 13, 17, 20)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent.workers import spawner as nursery_module
-from elastic.agent.workers.fork_server_client import WarmChild
-from elastic.agent.workers.process import Start, kill_session, start_cold, wait_for_news
-from elastic.agent.workers.spawner import Nursery, installed_code
-from elastic.agent.workers.node_workers import WorkerPlan, Workers
+from elastic.agent.workers import spawner as spawner_module
+from elastic.agent.workers.fork_server_client import ForkedProcess
+from elastic.agent.workers.node_workers import Workers, WorkerStart
+from elastic.agent.workers.process import ProcessStart, kill_session, spawn, wait_any_exit
+from elastic.agent.workers.spawner import Spawner, installed_code
 from elastic.config import environment
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -71,7 +71,7 @@ match sys.argv[1]:
 
 
 class Node:
-    """One nursery, its recipe, and what it said."""
+    """One spawner, its recipe, and what it said."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,22 +80,22 @@ class Node:
         self.is_beside("VALUE = 1")
         self.said: list[str] = []
         self.logs = 0
-        self.nursery = Nursery(self.recipe, self.said.append)
+        self.spawner = Spawner(self.recipe, self.said.append)
 
     def is_beside(self, text: str) -> None:
         """Write the local module that the recipe imports."""
         (self.folder / "beside.py").write_text(f"import os\nRANK = os.environ['RANK']\n{text}\n")
 
     @property
-    def warm_pid(self) -> int:
-        assert self.nursery._parent is not None
-        return self.nursery._parent.pid
+    def fork_server_pid(self) -> int:
+        assert self.spawner._parent is not None
+        return self.spawner._parent.pid
 
     def runs(self, start, *arguments, env=None):
         """Run to its end; gives the exit code and what it printed after PRINTED."""
         with tempfile.TemporaryFile() as log:
             child = start(
-                Start(
+                ProcessStart(
                     words=(str(self.recipe), *arguments),
                     env=os.environ | {"RANK": "3"} | (env or {}),
                     out=log.fileno(),
@@ -103,7 +103,7 @@ class Node:
                 )
             )
             while child.poll() is None:
-                wait_for_news([child], FOR_EVER_S)
+                wait_any_exit([child], FOR_EVER_S)
             log.seek(0)
             before, _, printed = log.read().decode().partition(PRINTED)
             assert not before
@@ -112,7 +112,7 @@ class Node:
     def crew(self, *arguments: str, size: int = 1) -> Workers:
         self.logs += 1
         plans = [
-            WorkerPlan(
+            WorkerStart(
                 rank=rank,
                 local_rank=rank,
                 env=os.environ | {"RANK": str(rank)},
@@ -120,7 +120,7 @@ class Node:
             )
             for rank in range(size)
         ]
-        return Workers(plans, (str(self.recipe), *arguments), self.nursery.start)
+        return Workers(plans, (str(self.recipe), *arguments), self.spawner.start)
 
     def stand(self, size: int) -> tuple[Workers, list[int]]:
         """Workers that ignore SIGTERM and have a child each; gives all their pids once they stand."""
@@ -150,7 +150,7 @@ def pinned(tmp_path_factory):
 def node(pinned, tmp_path_factory):
     """Shared: importing takes seconds. What it said is forgotten before each test by `fresh_words`."""
     node = Node(tmp_path_factory.mktemp("node"))
-    with node.nursery:
+    with node.spawner:
         yield node
 
 
@@ -177,8 +177,7 @@ def test_a_forked_worker_sees_what_a_started_one_sees(node):
     """
     variables = {"ONLY_HERE": "x" * 100_000, "LINES": "a\nb"}
     warm, cold = (
-        node.runs(start, "tell", "--a", "b c", "", env=variables)
-        for start in (node.nursery.start, start_cold)
+        node.runs(start, "tell", "--a", "b c", "", env=variables) for start in (node.spawner.start, spawn)
     )
     assert warm[0] == cold[0] == 0
     assert warm[1].splitlines()[1:] == cold[1].splitlines()[1:] == ["to stderr"]
@@ -198,7 +197,7 @@ def test_a_forked_worker_sees_what_a_started_one_sees(node):
 )
 def test_a_forked_worker_ends_as_a_started_one(node, words, code):
     """Exit codes, a traceback from the recipe's first line on, and signals that end the worker itself."""
-    warm, cold = (node.runs(start, *words) for start in (node.nursery.start, start_cold))
+    warm, cold = (node.runs(start, *words) for start in (node.spawner.start, spawn))
     assert warm == cold
     assert warm[0] == code
     assert not node.said
@@ -209,7 +208,7 @@ def test_local_modules_are_run_anew_by_every_worker_under_its_own_environment(no
     found = []
     for rank, text in enumerate(["VALUE = 'first'", "VALUE = 'the second'"]):
         node.is_beside(text)
-        code, printed = node.runs(node.nursery.start, "tell", env={"RANK": str(rank)})
+        code, printed = node.runs(node.spawner.start, "tell", env={"RANK": str(rank)})
         assert code == 0, printed
         found.append(json.loads(printed.splitlines()[0])["beside"][:2])
     assert found == [["first", "0"], ["the second", "1"]]
@@ -218,7 +217,7 @@ def test_local_modules_are_run_anew_by_every_worker_under_its_own_environment(no
 
 def test_two_forked_workers_draw_different_random_numbers(node):
     """Both inherit generators that nobody seeded: of the interpreter, of numpy and of torch."""
-    (_, one), (_, other) = (node.runs(node.nursery.start, "draw") for _ in range(2))
+    (_, one), (_, other) = (node.runs(node.spawner.start, "draw") for _ in range(2))
     assert all(float(a) != float(b) for a, b in zip(one.split(), other.split(), strict=True)), (one, other)
 
 
@@ -228,13 +227,13 @@ def test_a_local_module_with_the_name_of_an_installed_one_is_used(node):
     try:
         shadow.write_text("raise SystemExit(42)")
         node.is_beside("import torchvision")
-        assert node.runs(node.nursery.start, "exit", "0")[0] == 42
+        assert node.runs(node.spawner.start, "exit", "0")[0] == 42
         assert "torchvision.py has the name of an installed module" in node.said[0]
     finally:
         shadow.unlink()
         node.is_beside("VALUE = 1")
     workers = node.crew("exit", "5")
-    assert isinstance(workers._children[0], WarmChild)
+    assert isinstance(workers._children[0], ForkedProcess)
     workers.kill()
 
 
@@ -246,9 +245,9 @@ def test_a_thread_that_an_import_leaves_behind_means_a_cold_start_that_is_said(p
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
         node = Node(tmp_path)
-        with node.nursery:
+        with node.spawner:
             for _ in range(2):
-                assert node.runs(node.nursery.start, "exit", "6") == (6, "")
+                assert node.runs(node.spawner.start, "exit", "6") == (6, "")
     assert [words for words in node.said if "1 threads" in words] == node.said
     assert len(node.said) == 1
 
@@ -256,15 +255,15 @@ def test_a_thread_that_an_import_leaves_behind_means_a_cold_start_that_is_said(p
 def test_a_warm_parent_that_fails_while_it_imports_is_quoted_and_not_tried_again(pinned, tmp_path):
     """The recipe is not there yet when it looks."""
     node = Node(tmp_path)
-    node.nursery.__exit__(None, None, None)
+    node.spawner.__exit__(None, None, None)
     late = node.folder / "late.py"
-    node.nursery, node.recipe = Nursery(late, node.said.append), late
-    with node.nursery:
-        dies(node.warm_pid)
+    node.spawner, node.recipe = Spawner(late, node.said.append), late
+    with node.spawner:
+        dies(node.fork_server_pid)
         late.write_text("raise SystemExit(9)")
         for _ in range(2):
-            assert node.runs(node.nursery.start)[0] == 9
-            node.nursery.renew()
+            assert node.runs(node.spawner.start)[0] == 9
+            node.spawner.renew()
     assert len(node.said) == 1
     assert "FileNotFoundError" in node.said[0]
 
@@ -272,14 +271,14 @@ def test_a_warm_parent_that_fails_while_it_imports_is_quoted_and_not_tried_again
 def test_a_warm_parent_that_is_killed_while_it_imports_has_a_successor(pinned, tmp_path):
     """As the kernel does for want of memory. The workers of that generation start cold, those of the next are forked."""
     node = Node(tmp_path)
-    with node.nursery:
-        os.kill(node.warm_pid, signal.SIGKILL)
+    with node.spawner:
+        os.kill(node.fork_server_pid, signal.SIGKILL)
         for _ in range(2):  # workers of one generation
-            assert node.runs(node.nursery.start, "exit", "7")[0] == 7
-        assert not node.nursery._parent.is_alive
-        node.nursery.renew()
-        assert node.runs(node.nursery.start, "exit", "7")[0] == 7
-        assert node.nursery._parent.is_alive
+            assert node.runs(node.spawner.start, "exit", "7")[0] == 7
+        assert not node.spawner._parent.is_alive
+        node.spawner.renew()
+        assert node.runs(node.spawner.start, "exit", "7")[0] == 7
+        assert node.spawner._parent.is_alive
     assert [words.partition(":")[0] for words in node.said] == [
         "workers are not forked from the warm parent but started one by one",
         "the warm parent died; another one is started",
@@ -289,9 +288,9 @@ def test_a_warm_parent_that_is_killed_while_it_imports_has_a_successor(pinned, t
 def test_workers_die_with_a_warm_parent_that_is_killed_and_the_next_ones_have_another(node, monkeypatch):
     """SIGTERM and SIGINT of a scheduler pass it by; then it gets SIGKILL, and the wait for its workers ends by itself."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        os.kill(node.warm_pid, number)
+        os.kill(node.fork_server_pid, number)
     workers, pids = node.stand(2)
-    first = node.warm_pid
+    first = node.fork_server_pid
     os.kill(first, signal.SIGKILL)
     workers.wait(FOR_EVER_S)
     assert sorted(workers.poll()) == [0, 1]
@@ -300,10 +299,10 @@ def test_workers_die_with_a_warm_parent_that_is_killed_and_the_next_ones_have_an
     for pid in pids:
         dies(pid)
     # This library's own files may be edited while its tests run.
-    monkeypatch.setattr(nursery_module, "installed_code", lambda: node.nursery._code)
-    node.nursery.renew()
-    assert node.warm_pid != first
-    assert node.runs(node.nursery.start, "exit", "4") == (4, "")
+    monkeypatch.setattr(spawner_module, "installed_code", lambda: node.spawner._code)
+    node.spawner.renew()
+    assert node.fork_server_pid != first
+    assert node.runs(node.spawner.start, "exit", "4") == (4, "")
     assert node.said == ["the warm parent died; another one is started"]
 
 
@@ -326,10 +325,10 @@ def test_an_end_that_was_told_together_with_something_else_ends_the_wait(node):
     """The socket is silent by then: the word came in with another answer."""
     workers = node.crew("exit", "0", size=1)
     assert (
-        node.runs(node.nursery.start, "exit", "0")[0] == 0
+        node.runs(node.spawner.start, "exit", "0")[0] == 0
     )  # takes in what the parent says, until both have ended
-    while node.nursery._parent.code(workers.pids[0]) is None:
-        wait_for_news([workers._children[0]], FOR_EVER_S)
+    while node.spawner._parent.code(workers.pids[0]) is None:
+        wait_any_exit([workers._children[0]], FOR_EVER_S)
     workers.wait(FOR_EVER_S)
     assert workers.poll() == [0]
 
@@ -349,14 +348,14 @@ def test_a_worker_that_does_not_lead_its_session_yet_is_killed_all_the_same():
 STAND_IN = """
 import os, signal, sys
 from pathlib import Path
-from elastic.agent.workers.spawner import Nursery
-from elastic.agent.workers.node_workers import WorkerPlan, Workers
+from elastic.agent.workers.spawner import Spawner
+from elastic.agent.workers.node_workers import WorkerStart, Workers
 recipe, log = Path(sys.argv[1]), Path(sys.argv[2])
-nursery = Nursery(recipe, print)
-print(nursery._parent.pid, flush=True)
+spawner = Spawner(recipe, print)
+print(spawner._parent.pid, flush=True)
 if sys.argv[3] == "ready":
-    plan = WorkerPlan(rank=0, local_rank=0, env=os.environ | {"RANK": "0"}, log=log)
-    workers = Workers([plan], (str(recipe), "stand-alone"), nursery.start)
+    plan = WorkerStart(rank=0, local_rank=0, env=os.environ | {"RANK": "0"}, log=log)
+    workers = Workers([plan], (str(recipe), "stand-alone"), spawner.start)
     while log.read_text().count("\\n") < 2:
         workers.wait(0.02)
     print(workers.pids[0], flush=True)
@@ -368,21 +367,21 @@ while True:
 SPLITTER = """
 import json, os, sys, tempfile, threading
 from pathlib import Path
-from elastic.agent.workers.process import Start, start_cold, wait_for_news
-from elastic.agent.workers.spawner import Nursery
-from elastic.agent.workers.fork_server_client import WarmParent
+from elastic.agent.workers.process import ProcessStart, spawn, wait_any_exit
+from elastic.agent.workers.spawner import Spawner
+from elastic.agent.workers.fork_server_client import ForkServerClient
 from elastic.config.environment import pin_threads
 from elastic.worker import fork_server as warm
 pin_threads()
 recipe = Path(sys.argv[1])
 if sys.argv[2] == "with a thread":
     threading.Thread(target=threading.Event().wait, daemon=True).start()
-with Nursery(recipe, lambda words: print(words, file=sys.stderr), lambda recipe: WarmParent.split_off(recipe, warm.go_on)) as nursery:
-    for start in (nursery.start, start_cold):
+with Spawner(recipe, lambda words: print(words, file=sys.stderr), lambda recipe: ForkServerClient.split_off(recipe, warm.go_on)) as spawner:
+    for start in (spawner.start, spawn):
         with tempfile.TemporaryFile() as log:
-            child = start(Start(words=(str(recipe), "tell", "--a"), env=os.environ | {"RANK": "3"}, out=log.fileno(), err=log.fileno()))
+            child = start(ProcessStart(words=(str(recipe), "tell", "--a"), env=os.environ | {"RANK": "3"}, out=log.fileno(), err=log.fileno()))
             while child.poll() is None:
-                wait_for_news([child], 1000.0)
+                wait_any_exit([child], 1000.0)
             log.seek(0)
             print(json.dumps({"code": child.poll(), "kind": type(child).__name__, "printed": log.read().decode()}), flush=True)
 """
@@ -396,8 +395,8 @@ def test_a_worker_of_a_parent_that_split_off_sees_what_a_started_one_sees(node, 
     )
     assert not done.stderr.replace(PRINTED, "")
     warm, cold = (json.loads(line) for line in done.stdout.splitlines())
-    assert (warm["code"], warm["kind"]) == (0, "WarmChild")
-    assert (cold["code"], cold["kind"]) == (0, "ColdChild")
+    assert (warm["code"], warm["kind"]) == (0, "ForkedProcess")
+    assert (cold["code"], cold["kind"]) == (0, "SpawnedProcess")
     saw_warm, saw_cold = (
         json.loads(each["printed"].replace(PRINTED, "").splitlines()[0]) for each in (warm, cold)
     )
@@ -412,7 +411,7 @@ def test_a_worker_does_not_undo_what_the_warm_parent_imported(node, monkeypatch)
     script = node.folder / "finalizers.py"
     script.write_text("import weakref, torch\nprint(sum(f.atexit for f in weakref.finalize._registry))\n")
     monkeypatch.setattr(node, "recipe", script)
-    assert node.runs(node.nursery.start)[1].splitlines()[0] == "0"
+    assert node.runs(node.spawner.start)[1].splitlines()[0] == "0"
 
 
 @pytest.mark.parametrize("when", ["importing", "ready"])
@@ -447,17 +446,17 @@ def test_installing_a_package_renews_the_warm_parent_and_caching_byte_code_does_
 ):
     """A folder of packages that the test owns stands in for the real one: the warm parent is asked to be renewed after each change."""
     monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
-    monkeypatch.setattr(nursery_module.elastic, "__path__", [])  # its files may be edited while the tests run
+    monkeypatch.setattr(spawner_module.elastic, "__path__", [])  # its files may be edited while the tests run
     (tmp_path / "old").mkdir()
-    monkeypatch.setattr(node.nursery, "_code", installed_code())
-    first = node.warm_pid
+    monkeypatch.setattr(node.spawner, "_code", installed_code())
+    first = node.fork_server_pid
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "old" / "__pycache__").mkdir()
-    node.nursery.renew()
-    assert (node.warm_pid, node.said) == (first, [])
+    node.spawner.renew()
+    assert (node.fork_server_pid, node.said) == (first, [])
     (tmp_path / "old-2.0.dist-info").mkdir()
-    node.nursery.renew()
-    assert node.warm_pid != first
+    node.spawner.renew()
+    assert node.fork_server_pid != first
     dies(first)
-    assert node.runs(node.nursery.start, "exit", "3") == (3, "")
+    assert node.runs(node.spawner.start, "exit", "3") == (3, "")
     assert node.said == ["installed code has changed; the warm parent imports it anew"]

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.agent.workers.first_failure import Told, first_failure, is_from_outside, read_told
+from elastic.agent.workers.first_failure import WorkerError, first_failure, is_from_outside, read_errors
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_PEER_LOST
 
 
 def told(rank, time):
-    return Told(rank=rank, message=f"rank {rank}", traceback=f"trace {rank}", time=time)
+    return WorkerError(rank=rank, message=f"rank {rank}", traceback=f"trace {rank}", time=time)
 
 
 def test_the_earliest_culprit_speaks_even_when_a_victim_was_seen_first():
@@ -57,7 +57,7 @@ def test_somebody_is_always_named(codes, killed, spoke):
 def test_a_torn_error_file_tells_nothing(tmp_path):
     (tmp_path / "rank0.json").write_text('{"rank": 0, "mess')
 
-    assert read_told(tmp_path, [0, 1]) == []
+    assert read_errors(tmp_path, [0, 1]) == []
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.agent.hangs.hang_detector import ENOUGH, LONGEST_S, SHORTEST_S, TIMES, Sight, Silences
+from elastic.agent.hangs.hang_detector import ENOUGH, LONGEST_S, SHORTEST_S, TIMES, HangDetector, WorkerSample
 from elastic.system.phase import Place
-from elastic.worker.heartbeat import COLD_STEPS, Pulse
+from elastic.worker.heartbeat import WARMUP_STEPS, HeartbeatSender
 
 FOREVER_S = 1e6
 
@@ -19,11 +19,11 @@ class Life:
     """A worker's stretches, one after another, in the real places; a step is finished at the end of each SAVE or BETWEEN that follows a WAIT."""
 
     def __init__(self, *stretches, begins=Place.BETWEEN):
-        self.changes = [(0.0, Sight(step=0, place=begins, beats=0, is_stopped=False))]
+        self.changes = [(0.0, WorkerSample(step=0, place=begins, beats=0, is_stopped=False))]
         at, step, before = 0.0, 0, begins
         for beats, (place, length_s) in enumerate(stretches, start=1):
             step += before is Place.WAIT
-            self.changes.append((at, Sight(step=step, place=place, beats=beats, is_stopped=False)))
+            self.changes.append((at, WorkerSample(step=step, place=place, beats=beats, is_stopped=False)))
             at, before = at + length_s, place
         self.end_s = at
 
@@ -37,7 +37,7 @@ def steps(count, *, step_s=0.5, wait_s=0.1, between_s=0.1):
 
 def watch(lives, *, until_s, every_s=0.25, fixed_s=None, silences=None):
     """Look all the time; the first who is blamed, and when, or None and the last view."""
-    silences = silences or Silences(fixed_s=fixed_s)
+    silences = silences or HangDetector(fixed_s=fixed_s)
     for tick in range(1, int(until_s / every_s) + 1):
         now_s = tick * every_s
         silences = silences.look({rank: life.sight(now_s) for rank, life in lives.items()}, now_s=now_s)
@@ -83,9 +83,9 @@ def test_all_who_wait_for_nobody_are_blamed_at_last_but_not_while_a_culprit_may_
 
 def test_a_stopped_process_is_blamed_wherever_it_stands_and_before_those_who_are_silent_for_longer():
     """Rank 1 is stopped while it waits; rank 0 has been evaluating for much longer."""
-    evaluating = Sight(step=9, place=Place.BETWEEN, beats=7, is_stopped=False)
-    waiting = Sight(step=9, place=Place.WAIT, beats=7, is_stopped=False)
-    silences = Silences(fixed_s=None)
+    evaluating = WorkerSample(step=9, place=Place.BETWEEN, beats=7, is_stopped=False)
+    waiting = WorkerSample(step=9, place=Place.WAIT, beats=7, is_stopped=False)
+    silences = HangDetector(fixed_s=None)
     for now_s in range(1200):
         stopped = replace(waiting, is_stopped=now_s >= 1100)
         silences = silences.look({0: evaluating, 1: stopped}, now_s=float(now_s))
@@ -96,7 +96,10 @@ def test_a_stopped_process_is_blamed_wherever_it_stands_and_before_those_who_are
 
 def test_a_process_that_was_continued_begins_anew():
     """Stopped for 9 s of the 10 it may be, again and again."""
-    silences, sight = Silences(fixed_s=None), Sight(step=0, place=Place.START, beats=0, is_stopped=False)
+    silences, sight = (
+        HangDetector(fixed_s=None),
+        WorkerSample(step=0, place=Place.START, beats=0, is_stopped=False),
+    )
     for now_s in range(100):
         silences = silences.look({0: replace(sight, is_stopped=now_s % 10 != 0)}, now_s=float(now_s))
         assert silences.hung is None
@@ -144,7 +147,7 @@ gaps = st.one_of(st.floats(0.01, 2.0), st.floats(2.0, 3000.0))
 def test_nobody_is_blamed_within_the_limits_of_his_place_however_the_observer_looks(workers, looks):
     """Any order of places and any gaps between looks, among them long ones: what is counted is never more than the true silence."""
     lives = {rank: Life(*stretches) for rank, stretches in enumerate(workers)}
-    silences, now_s = Silences(fixed_s=None), 0.0
+    silences, now_s = HangDetector(fixed_s=None), 0.0
     for gap_s in looks:
         now_s += gap_s
         alive = {rank: life.sight(now_s) for rank, life in lives.items() if now_s < life.end_s}
@@ -155,8 +158,8 @@ def test_nobody_is_blamed_within_the_limits_of_his_place_however_the_observer_lo
 @given(st.floats(1.0, 3600.0), st.floats(0.05, 10.0), st.integers(1, 3), st.floats(0.0, 1e5))
 def test_an_observer_who_was_away_looks_four_times_before_it_blames(fixed_s, every_s, before, away_s):
     """The agent was stopped with its workers, or the machine slept: the first looks afterwards may not blame, however long it was."""
-    sight = Sight(step=3, place=Place.STEP, beats=40, is_stopped=False)
-    silences, now_s = Silences(fixed_s=fixed_s), 100.0
+    sight = WorkerSample(step=3, place=Place.STEP, beats=40, is_stopped=False)
+    silences, now_s = HangDetector(fixed_s=fixed_s), 100.0
     for _ in range(before):
         silences, now_s = silences.look({0: sight}, now_s=now_s), now_s + min(every_s, fixed_s / 100)
     now_s += away_s
@@ -177,7 +180,7 @@ def dumb_silence_s(history, limit_s):
 
 eighths = st.integers(1, 32).map(lambda number: number / 8)  # sums of these are exact in any order
 sights = st.builds(
-    Sight,
+    WorkerSample,
     step=st.integers(0, 1),
     place=st.sampled_from([Place.STEP, Place.WAIT, Place.BETWEEN]),
     beats=st.integers(0, 1),
@@ -193,7 +196,7 @@ sights = st.builds(
 )
 def test_with_a_fixed_limit_the_blame_is_that_of_the_dumb_twin(story):
     """The twin keeps every look and counts backwards; it blames the stopped, then those at work, then those who wait, the longest over the limit first."""
-    silences, now_s, history = Silences(fixed_s=5.0), 0.0, []
+    silences, now_s, history = HangDetector(fixed_s=5.0), 0.0, []
     for gap_s, times, seen in story:
         for _ in range(times):
             now_s += gap_s
@@ -240,8 +243,8 @@ class Recording:
 def test_a_worker_counts_as_starting_until_its_second_step_is_done_and_as_waiting_only_in_a_step():
     """The first step waits for peers, too: it must not show as waiting, where the limit is that of a step that was compiled long ago."""
     page = Recording()
-    pulse = Pulse(page, 0)
-    for _ in range(COLD_STEPS):
+    pulse = HeartbeatSender(page, 0)
+    for _ in range(WARMUP_STEPS):
         pulse.enter(Place.STEP)
         with pulse.waiting():
             pulse.enter(Place.SAVE)

@@ -33,7 +33,7 @@ _DOING = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class WorkerSample:
     """What one look shows of one worker; two that are equal are silence."""
 
     step: int  # the last that it finished
@@ -52,10 +52,10 @@ class Hung:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class WorkerHistory:
     """What is known of one worker of this generation."""
 
-    sight: Sight
+    sight: WorkerSample
     since_s: float  # no later than the stretch began in which it is
     silence_s: float
     is_whole: bool  # nothing but its work explains the length of the stretch
@@ -63,7 +63,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Silences:
+class HangDetector:
     """What one agent has seen of its workers so far; start with an empty one.
 
     `fixed_s`: the limit for a step and for the recipe's own code; None where it is to be learned.
@@ -72,19 +72,21 @@ class Silences:
     fixed_s: float | None
     looked_s: float = 0.0
     longest_step_s: float = 0.0  # stretch of a step's own part that ended
-    workers: Mapping[int, Seen] = field(default_factory=dict)
+    workers: Mapping[int, WorkerHistory] = field(default_factory=dict)
 
-    def anew(self) -> "Silences":
+    def anew(self) -> "HangDetector":
         """For the workers of a new generation; what was learned stays."""
         return replace(self, workers={})
 
-    def look(self, sights: Mapping[int, Sight], *, now_s: float) -> "Silences":
+    def look(self, sights: Mapping[int, WorkerSample], *, now_s: float) -> "HangDetector":
         """`sights`: of every worker that runs, by rank; those that are not named are forgotten."""
         workers, longest_s = {}, self.longest_step_s
         for rank, sight in sights.items():
             last = self.workers.get(rank)
             if last is None:
-                workers[rank] = Seen(sight=sight, since_s=now_s, silence_s=0.0, is_whole=False, steps=0)
+                workers[rank] = WorkerHistory(
+                    sight=sight, since_s=now_s, silence_s=0.0, is_whole=False, steps=0
+                )
                 continue
             length_s = self._ended(last, sight, now_s)
             longest_s = max(longest_s, length_s or 0.0)
@@ -106,7 +108,7 @@ class Silences:
             reason=self._reason(rank, seen),
         )
 
-    def _ended(self, last: Seen, sight: Sight, now_s: float) -> float | None:
+    def _ended(self, last: WorkerHistory, sight: WorkerSample, now_s: float) -> float | None:
         """Length, rounded up, of a stretch of a step's own part that ended since the last look."""
         was_away = now_s - self.looked_s > self._limit_s(last) / LOOKS_UNTIL_HUNG
         if was_away or not last.is_whole or sight.is_stopped or last.sight.place is Place.START:
@@ -116,19 +118,21 @@ class Silences:
         # A step that is finished had parts that came and went unseen.
         return now_s - self.looked_s if sight.step > last.sight.step else None
 
-    def _see(self, last: Seen, sight: Sight, now_s: float, *, steps: int) -> Seen:
+    def _see(self, last: WorkerHistory, sight: WorkerSample, now_s: float, *, steps: int) -> WorkerHistory:
         elapsed_s, cap_s = now_s - self.looked_s, self._limit_s(last) / LOOKS_UNTIL_HUNG
         is_whole = elapsed_s <= cap_s and not (sight.is_stopped or last.sight.is_stopped)
         if sight != last.sight:
             # It may have begun right after the last look.
-            return Seen(sight=sight, since_s=self.looked_s, silence_s=0.0, is_whole=is_whole, steps=steps)
+            return WorkerHistory(
+                sight=sight, since_s=self.looked_s, silence_s=0.0, is_whole=is_whole, steps=steps
+            )
         return replace(
             last,
             silence_s=last.silence_s + min(elapsed_s, cap_s),
             is_whole=is_whole and last.is_whole,
         )
 
-    def _limit_s(self, seen: Seen) -> float:
+    def _limit_s(self, seen: WorkerHistory) -> float:
         steady_s = LONGEST_S if self.fixed_s is None else self.fixed_s
         if seen.sight.is_stopped:  # wherever it is, it does not work
             return SHORTEST_S if self.fixed_s is None else steady_s
@@ -145,17 +149,17 @@ class Silences:
                 # Rank 0 may evaluate while all others wait for it in the next step: what a peer may take, those who wait may.
                 return PATIENCE_OF_VICTIMS * steady_s
 
-    def _learned_s(self, seen: Seen) -> float:
+    def _learned_s(self, seen: WorkerHistory) -> float:
         if seen.steps < ENOUGH:  # of its own: others may have less to do
             return LONGEST_S
         return min(max(TIMES * self.longest_step_s, SHORTEST_S), LONGEST_S)
 
-    def _guilt(self, rank: int, seen: Seen) -> tuple[int, float, int]:
+    def _guilt(self, rank: int, seen: WorkerHistory) -> tuple[int, float, int]:
         """The smallest is to blame."""
         kind = 0 if seen.sight.is_stopped else 2 if seen.sight.place is Place.WAIT else 1
         return kind, -seen.silence_s / self._limit_s(seen), rank
 
-    def _reason(self, rank: int, seen: Seen) -> str:
+    def _reason(self, rank: int, seen: WorkerHistory) -> str:
         where = "in a process that a signal stopped" if seen.sight.is_stopped else _DOING[seen.sight.place]
         is_learned = seen.sight.place is Place.STEP and not seen.sight.is_stopped and self.fixed_s is None
         known = f", the longest before took {self.longest_step_s:.2g} s" if is_learned else ""

@@ -4,10 +4,10 @@ It looks at pulses and processes and lets hang_detector.py judge; what follows f
 hangs are to be waited out there is no vigil.
 """
 
-from elastic.agent.hangs.hang_detector import Hung, Sight, Silences
+from elastic.agent.hangs.hang_detector import HangDetector, Hung, WorkerSample
 from elastic.agent.hangs.stack_dump import ask_for_stacks, is_stopped
 from elastic.agent.workers.crew import Crew
-from elastic.agent.workers.first_failure import Told
+from elastic.agent.workers.first_failure import WorkerError
 from elastic.events import HangDetected
 from elastic.observe.log import EventLog
 from elastic.system.clock import Clock
@@ -16,15 +16,15 @@ from elastic.system.control_page import ControlPage
 LOOK_EVERY_S = 0.2  # limits are of seconds, and a look reads a file of the kernel's for each worker
 
 
-class Vigil:
-    def __init__(self, silences: Silences, page: ControlPage, log: EventLog, clock: Clock) -> None:
+class Watchdog:
+    def __init__(self, silences: HangDetector, page: ControlPage, log: EventLog, clock: Clock) -> None:
         self._silences = silences
         self._page = page
         self._log = log
         self._clock = clock
         self._looked_s = 0.0
         self.hung: Hung | None = None
-        self.told: Told | None = None  # by the worker that hangs, once it was heard
+        self.told: WorkerError | None = None  # by the worker that hangs, once it was heard
 
     def begin(self) -> None:
         """A new generation's workers start."""
@@ -39,7 +39,7 @@ class Vigil:
         sights = {}
         for rank, plan in crew.running.items():
             pulse = self._page.pulse(plan.local_rank)
-            sights[rank] = Sight(
+            sights[rank] = WorkerSample(
                 step=pulse.step,
                 place=pulse.place,
                 beats=pulse.beats,
@@ -63,4 +63,6 @@ class Vigil:
         )
         plan = crew.running.get(hung.rank)
         stacks = "" if plan is None else ask_for_stacks(crew.pid(hung.rank), plan.log, self._clock)
-        self.told = Told(rank=hung.rank, message=hung.reason, traceback=stacks, time=self._clock.wall())
+        self.told = WorkerError(
+            rank=hung.rank, message=hung.reason, traceback=stacks, time=self._clock.wall()
+        )

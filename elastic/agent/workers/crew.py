@@ -6,8 +6,8 @@ It watches and kills the workers of one generation, which are started before; wh
 import signal
 from pathlib import Path
 
-from elastic.agent.workers.first_failure import Told, first_failure, is_from_outside, read_told
-from elastic.agent.workers.node_workers import WorkerPlan, Workers
+from elastic.agent.workers.first_failure import WorkerError, first_failure, is_from_outside, read_errors
+from elastic.agent.workers.node_workers import Workers, WorkerStart
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
 from elastic.events import WorkerExited, WorkerFailed, WorkerStarted
 from elastic.observe.console import ConsoleFollower
@@ -18,7 +18,12 @@ from elastic.system.clock import Clock
 
 class Crew:
     def __init__(
-        self, plans: list[WorkerPlan], workers: Workers, log: EventLog, console: ConsoleFollower, clock: Clock
+        self,
+        plans: list[WorkerStart],
+        workers: Workers,
+        log: EventLog,
+        console: ConsoleFollower,
+        clock: Clock,
     ) -> None:
         self._plans = {plan.rank: plan for plan in plans}
         self._workers = workers
@@ -36,7 +41,7 @@ class Crew:
         return self._workers.codes
 
     @property
-    def running(self) -> dict[int, WorkerPlan]:
+    def running(self) -> dict[int, WorkerStart]:
         """By rank, those whose end was not seen yet."""
         return {rank: plan for rank, plan in self._plans.items() if rank not in self.codes}
 
@@ -68,18 +73,18 @@ class Crew:
     def terminate(self) -> None:
         self._workers.terminate()
 
-    def kill(self, culprit: Told | None) -> None:
+    def kill(self, culprit: WorkerError | None) -> None:
         """End whoever is left, with children; all are victims but the culprit, if one of them is."""
         self.poll()
         for rank in self._workers.kill():
             self._tell_end(rank, victim=culprit is None or rank != culprit.rank)
 
-    def failure(self, node: str, reason: str, errors: Path, culprit: Told | None) -> Failure:
+    def failure(self, node: str, reason: str, errors: Path, culprit: WorkerError | None) -> Failure:
         """Who failed first on this node, also as an event; `reason` speaks for a worker that left no word in the folder `errors`.
 
         culprit: one that was found before it ended, and is to blame whatever the others left.
         """
-        told = read_told(errors, list(self._workers.pids))
+        told = read_errors(errors, list(self._workers.pids))
         first = culprit or first_failure(self.codes, self._workers.killed, told, reason)
         self._log.record(WorkerFailed(rank=first.rank, message=first.message, traceback=first.traceback))
         return Failure(

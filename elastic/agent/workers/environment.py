@@ -6,11 +6,11 @@ from pathlib import Path
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
 from elastic.agent.settings import Settings
-from elastic.agent.workers.node_workers import WorkerPlan
+from elastic.agent.workers.node_workers import WorkerStart
 from elastic.config.environment import AgentLink
 
 
-def plan_workers(  # noqa: PLR0913 - what changes from generation to generation
+def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
     worker_group: WorkerGroup,
     settings: Settings,
     *,
@@ -19,7 +19,7 @@ def plan_workers(  # noqa: PLR0913 - what changes from generation to generation
     control_page: str,
     memory: str,
     errors: Path,
-) -> list[WorkerPlan]:
+) -> list[WorkerStart]:
     """How to start each worker of a generation; `errors` is the folder that their error files belong into."""
     link = AgentLink(
         pid=os.getpid(),
@@ -38,7 +38,7 @@ def plan_workers(  # noqa: PLR0913 - what changes from generation to generation
         faults=settings.faults,
     )
     return [
-        WorkerPlan(
+        WorkerStart(
             rank=worker.global_rank,
             local_rank=worker.local_rank,
             env=os.environ | launcher_variables(worker_group, worker, generation) | link.to_env(),

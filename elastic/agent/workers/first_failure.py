@@ -13,7 +13,7 @@ from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class WorkerError:
     """What a worker left in its error file."""
 
     rank: int
@@ -22,18 +22,20 @@ class Told:
     time: float
 
 
-def read_told(folder: Path, ranks: list[int]) -> list[Told]:
+def read_errors(folder: Path, ranks: list[int]) -> list[WorkerError]:
     """The error files of these ranks; one that is missing or torn tells nothing."""
     told = []
     for rank in ranks:
         try:
-            told.append(Told(**json.loads((folder / f"rank{rank}.json").read_text())))
+            told.append(WorkerError(**json.loads((folder / f"rank{rank}.json").read_text())))
         except (OSError, ValueError, TypeError):
             continue
     return told
 
 
-def first_failure(codes: Mapping[int, int], killed: set[int], told: list[Told], reason: str) -> Told:
+def first_failure(
+    codes: Mapping[int, int], killed: set[int], told: list[WorkerError], reason: str
+) -> WorkerError:
     """codes: exit codes by rank, in the order in which they were seen; killed: ranks that the agent itself ended.
 
     Where several culprits left word, the earliest, also of a rank that is still ending: its sockets close before anybody sees its exit code, and a
@@ -51,7 +53,7 @@ def first_failure(codes: Mapping[int, int], killed: set[int], told: list[Told], 
     if told and not culprits:
         return min(ending or told, key=lambda word: word.time)
     first = culprits[0] if culprits else next(iter(codes), -1)
-    return Told(rank=first, message=reason, traceback="", time=0.0)
+    return WorkerError(rank=first, message=reason, traceback="", time=0.0)
 
 
 def is_from_outside(codes: Mapping[int, int], rank: int) -> bool:

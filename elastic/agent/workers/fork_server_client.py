@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn, Protocol
 
-from elastic.agent.workers.process import Start
+from elastic.agent.workers.process import ProcessStart
 from elastic.system.clock import SystemClock
 from elastic.system.json_lines import JsonLineSocket
 from elastic.system.processes import threads
@@ -31,11 +31,11 @@ SIGKILLED = -9  # as an exit code
 GoOn = Callable[[Path, socket.socket, int, IO[bytes]], NoReturn]
 
 
-class NotWarm(Exception):  # noqa: N818 - a reason to start cold, not an error
+class CannotFork(Exception):  # noqa: N818 - a reason to start cold, not an error
     """Raised where nothing can be forked; the reason is for people."""
 
 
-class Process(Protocol):
+class _ServerProcess(Protocol):
     @property
     def pid(self) -> int: ...
 
@@ -45,7 +45,7 @@ class Process(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Forked:
+class _ForkedFromAgent:
     """A child that this process forked itself."""
 
     pid: int
@@ -60,10 +60,10 @@ class Forked:
         return SIGKILLED
 
 
-class WarmParent:
+class ForkServerClient:
     """The process `elastic.worker.fork_server`; its docstring has what is said over the socket."""
 
-    def __init__(self, process: Process, connection: socket.socket, printed: IO[bytes]) -> None:
+    def __init__(self, process: _ServerProcess, connection: socket.socket, printed: IO[bytes]) -> None:
         self._process = process
         self._connection = JsonLineSocket(connection)
         self._printed = printed
@@ -74,10 +74,10 @@ class WarmParent:
         self.ended_by: int | None = None  # exit code, or minus the signal's number
 
     @staticmethod
-    def start(recipe: Path) -> "WarmParent":
+    def start(recipe: Path) -> "ForkServerClient":
         """Returns at once; it begins to import."""
 
-        def begin(connection: socket.socket, printed: IO[bytes]) -> Process:
+        def begin(connection: socket.socket, printed: IO[bytes]) -> _ServerProcess:
             words = ["elastic.worker.fork_server", str(recipe), str(connection.fileno()), str(os.getpid())]
             return subprocess.Popen(
                 [sys.executable, "-u", "-m", *words],
@@ -88,32 +88,34 @@ class WarmParent:
                 start_new_session=True,
             )
 
-        return WarmParent._begin(begin, *socket.socketpair())
+        return ForkServerClient._begin(begin, *socket.socketpair())
 
     @staticmethod
-    def split_off(recipe: Path, go_on: GoOn) -> "WarmParent":
+    def split_off(recipe: Path, go_on: GoOn) -> "ForkServerClient":
         """As `start`, for a process that needs torch itself: it is imported here, for both, and the rest only in the fork. go_on: what the fork does."""
         gc.disable()  # as the warm parent does while it imports
         importlib.import_module("torch")
         gc.enable()
         if threads() > 1:
-            return WarmParent.start(recipe)
+            return ForkServerClient.start(recipe)
         agent_pid = os.getpid()
         ours, theirs = socket.socketpair()
 
-        def begin(connection: socket.socket, printed: IO[bytes]) -> Process:
+        def begin(connection: socket.socket, printed: IO[bytes]) -> _ServerProcess:
             pid = os.fork()
             if not pid:
                 ours.close()
                 go_on(recipe, connection, agent_pid, printed)
-            return Forked(pid)
+            return _ForkedFromAgent(pid)
 
-        return WarmParent._begin(begin, ours, theirs)
+        return ForkServerClient._begin(begin, ours, theirs)
 
     @staticmethod
     def _begin(
-        begin: Callable[[socket.socket, IO[bytes]], Process], ours: socket.socket, theirs: socket.socket
-    ) -> "WarmParent":
+        begin: Callable[[socket.socket, IO[bytes]], _ServerProcess],
+        ours: socket.socket,
+        theirs: socket.socket,
+    ) -> "ForkServerClient":
         printed = tempfile.TemporaryFile()  # noqa: SIM115 - it is read as long as workers are forked
         # It is born with the signals blocked that it will let pass by, and so never without that protection.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
@@ -122,7 +124,7 @@ class WarmParent:
         finally:
             theirs.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-        return WarmParent(process, ours, printed)
+        return ForkServerClient(process, ours, printed)
 
     @property
     def pid(self) -> int:
@@ -133,17 +135,17 @@ class WarmParent:
         """Whether it has imported everything, as far as is known."""
         return self._is_ready
 
-    def fork(self, start: Start) -> int:
-        """The pid of a worker that runs by now. Raises NotWarm."""
+    def fork(self, start: ProcessStart) -> int:
+        """The pid of a worker that runs by now. Raises CannotFork."""
         self.wait_ready()
         self._send({"fork": start.words, "env": dict(start.env)}, [start.out, start.err])
         answer = self._next_answer(FORK_LIMIT_S)
         if "pid" not in answer:
-            raise NotWarm(answer.get("unfit", "its answer makes no sense"))
+            raise CannotFork(answer.get("unfit", "its answer makes no sense"))
         return int(answer["pid"])
 
     def wait_ready(self) -> None:
-        """Return once it has imported everything. Raises NotWarm."""
+        """Return once it has imported everything. Raises CannotFork."""
         if not self._is_ready:
             self._is_ready = "ready" in self._next_answer(READY_LIMIT_S)
 
@@ -173,7 +175,7 @@ class WarmParent:
             self._connection.send(message, descriptors, timeout_s=FORK_LIMIT_S)
         except OSError as error:
             self.kill()
-            raise NotWarm(f"it took no request ({error})") from error
+            raise CannotFork(f"it took no request ({error})") from error
 
     def _next_answer(self, limit_s: float) -> dict[str, Any]:
         """What it says next, ends of workers aside."""
@@ -183,12 +185,12 @@ class WarmParent:
             if self._answers:
                 return self._answers.pop(0)
             if not self.is_alive:
-                raise NotWarm(f"it ended{self._last_words()}")
+                raise CannotFork(f"it ended{self._last_words()}")
             left_s = deadline - _CLOCK.monotonic()
             if left_s <= 0:
                 # A late answer would be a worker that nobody watches; it dies with its parent.
                 self.kill()
-                raise NotWarm(f"it did not answer within {limit_s:.0f} s{self._last_words()}")
+                raise CannotFork(f"it did not answer within {limit_s:.0f} s{self._last_words()}")
             self._connection.wait(left_s)
 
     def _receive(self) -> None:
@@ -214,8 +216,8 @@ class WarmParent:
         return f"; it printed last: {words}" if words else ""
 
 
-class WarmChild:
-    def __init__(self, parent: WarmParent, pid: int) -> None:
+class ForkedProcess:
+    def __init__(self, parent: ForkServerClient, pid: int) -> None:
         self._parent = parent
         self._pid = pid
 

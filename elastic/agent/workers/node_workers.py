@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.agent.workers.process import Child, Start, kill_session, wait_for_news
+from elastic.agent.workers.process import Process, ProcessStart, kill_session, wait_any_exit
 from elastic.system.clock import SystemClock
 
 KILL_WAIT_S = 30.0
@@ -19,7 +19,7 @@ _CLOCK = SystemClock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPlan:
+class WorkerStart:
     rank: int
     local_rank: int
     env: Mapping[str, str]
@@ -30,12 +30,12 @@ class Workers:
     """A node's workers of one generation; `codes` is what is known about their ends, in the order in which they were seen."""
 
     def __init__(
-        self, plans: list[WorkerPlan], words: tuple[str, ...], start: Callable[[Start], Child]
+        self, plans: list[WorkerStart], words: tuple[str, ...], start: Callable[[ProcessStart], Process]
     ) -> None:
         """words: the recipe and its arguments."""
         self.codes: dict[int, int] = {}
         self.killed: set[int] = set()
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, Process] = {}
         for plan in plans:
             self._children[plan.rank] = _start(plan, words, start)
 
@@ -54,7 +54,7 @@ class Workers:
         alive = [self._children[rank] for rank in self._alive()]
         # The word of an end may have come in with another answer: the descriptor would stay silent about it.
         if all(child.poll() is None for child in alive):
-            wait_for_news(alive, timeout_s)
+            wait_any_exit(alive, timeout_s)
 
     def terminate(self) -> None:
         """Ask politely: SIGTERM to each main process, not to its children, which may be loading the data of the step to be finished."""
@@ -86,8 +86,8 @@ class Workers:
         return [rank for rank in self._children if rank not in self.codes]
 
 
-def _start(plan: WorkerPlan, words: tuple[str, ...], start: Callable[[Start], Child]) -> Child:
+def _start(plan: WorkerStart, words: tuple[str, ...], start: Callable[[ProcessStart], Process]) -> Process:
     plan.log.parent.mkdir(parents=True, exist_ok=True)
     # "x": a log belongs to one worker of one generation and is never overwritten.
     with plan.log.open("xb") as log:
-        return start(Start(words=words, env=plan.env, out=log.fileno(), err=log.fileno()))
+        return start(ProcessStart(words=words, env=plan.env, out=log.fileno(), err=log.fileno()))

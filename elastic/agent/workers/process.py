@@ -18,7 +18,7 @@ LOOK_EVERY_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class ProcessStart:
     """One process to start: the recipe and its arguments, its whole environment, and the descriptors that it writes to."""
 
     words: tuple[str, ...]
@@ -27,7 +27,7 @@ class Start:
     err: int
 
 
-class Child(Protocol):
+class Process(Protocol):
     """It leads a session of its own."""
 
     @property
@@ -43,7 +43,7 @@ class Child(Protocol):
         """It was killed and does not end: whoever stands between is ended, so that `poll` has an answer."""
 
 
-class ColdChild:
+class SpawnedProcess:
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
         self._end = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
@@ -68,8 +68,8 @@ class ColdChild:
         )
 
 
-def start_cold(start: Start) -> Child:
-    """Start a process that imports everything itself, which takes seconds."""
+def spawn(start: ProcessStart) -> Process:
+    """ProcessStart a process that imports everything itself, which takes seconds."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "elastic.worker.main", *start.words],
         env=dict(start.env),
@@ -78,10 +78,10 @@ def start_cold(start: Start) -> Child:
         stderr=start.err,
         start_new_session=True,
     )
-    return ColdChild(process)
+    return SpawnedProcess(process)
 
 
-def wait_for_news(children: Collection[Child], timeout_s: float) -> None:
+def wait_any_exit(children: Collection[Process], timeout_s: float) -> None:
     """Return when one of them may have ended, or when the time is over."""
     descriptors = [child.news() for child in children]
     look = select.poll()
@@ -92,7 +92,7 @@ def wait_for_news(children: Collection[Child], timeout_s: float) -> None:
     look.poll(limit_s * 1000)
 
 
-def kill_session(child: Child) -> None:
+def kill_session(child: Process) -> None:
     """SIGKILL to it and to every process that it started and that did not leave its session."""
     # The session outlives its leader when data-loading processes are left, so a dead one's is killed as well.
     with suppress(ProcessLookupError):

@@ -12,24 +12,24 @@ from types import TracebackType
 from typing import Self
 
 import elastic
-from elastic.agent.workers.fork_server_client import SIGKILLED, NotWarm, WarmChild, WarmParent
-from elastic.agent.workers.process import Child, Start, start_cold
+from elastic.agent.workers.fork_server_client import SIGKILLED, CannotFork, ForkedProcess, ForkServerClient
+from elastic.agent.workers.process import Process, ProcessStart, spawn
 
 
-class Nursery:
+class Spawner:
     """Starts whatever runs the recipe on this node; leave it, as a context, when nothing that it started is wanted any more."""
 
     def __init__(
         self,
         recipe: Path,
         say: Callable[[str], None],
-        first: Callable[[Path], WarmParent] = WarmParent.start,
+        first: Callable[[Path], ForkServerClient] = ForkServerClient.start,
     ) -> None:
         """first: how the first warm parent comes about."""
         self.say = say
         self._recipe = recipe
         self._said = ""
-        self._parent: WarmParent | None = None
+        self._parent: ForkServerClient | None = None
         self._code: frozenset[tuple[str, int]] = frozenset()
         self._is_hopeless = sys.platform != "linux"
         self._begin(first)
@@ -45,7 +45,7 @@ class Nursery:
             self._parent = None
 
     @property
-    def warm_pid(self) -> int | None:
+    def fork_server_pid(self) -> int | None:
         """Of the warm parent; None where there is none."""
         return self._parent.pid if self._parent is not None and self._parent.is_alive else None
 
@@ -65,20 +65,20 @@ class Nursery:
         self._begin()
         try:
             self._parent.wait_ready()
-        except NotWarm as reason:
+        except CannotFork as reason:
             self._go_cold(str(reason))
 
-    def start(self, start: Start) -> Child:
+    def start(self, start: ProcessStart) -> Process:
         if self._parent is not None and not self._is_hopeless:
             try:
                 pid = self._parent.fork(start)
-            except NotWarm as reason:
+            except CannotFork as reason:
                 self._go_cold(str(reason))
             else:
-                return WarmChild(self._parent, pid)
-        return start_cold(start)
+                return ForkedProcess(self._parent, pid)
+        return spawn(start)
 
-    def _begin(self, how: Callable[[Path], WarmParent] = WarmParent.start) -> None:
+    def _begin(self, how: Callable[[Path], ForkServerClient] = ForkServerClient.start) -> None:
         if not self._is_hopeless:
             self._code = installed_code()
             self._parent = how(self._recipe)
