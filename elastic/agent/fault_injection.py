@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 from elastic.agent.settings import Settings
 from elastic.events import FaultInjected
-from elastic.faults.claims import Claims
 from elastic.faults.grammar import parse
-from elastic.faults.inject import stop_for
-from elastic.faults.pause import tree
-from elastic.faults.plan import AtNode, AtRendezvous, Every, Fault, Pause, Terminate
+from elastic.faults.inject import Claims, pause_for
+from elastic.faults.pause import process_tree
+from elastic.faults.plan import AtIntervals, AtNode, AtRendezvous, Fault, Pause, Terminate
 from elastic.observe.log import EventLog
 from elastic.rendezvous.rendezvous import Generation
 from elastic.system.clock import Clock
@@ -38,9 +37,9 @@ class NodeFaults:
         self._claims = claims
         self._log = log
         self._repeated = [
-            RepeatedFault(fault, fault.where, claims, clock)
+            RepeatedFault(fault, fault.trigger, claims, clock)
             for fault in faults
-            if isinstance(fault.where, Every)
+            if isinstance(fault.trigger, AtIntervals)
         ]
         self._generation: Generation | None = None
 
@@ -50,7 +49,7 @@ class NodeFaults:
         mine = tuple(
             fault
             for fault in parse(settings.faults or "")
-            if isinstance(fault.where, AtNode | AtRendezvous | Every)
+            if isinstance(fault.trigger, AtNode | AtRendezvous | AtIntervals)
         )
         return NodeFaults(mine, Claims(settings.run.faults), log, clock) if mine else None
 
@@ -59,7 +58,7 @@ class NodeFaults:
         self._generation = generation
         here = AtRendezvous(generation=generation.number, node=generation.rank_of_node)
         for fault in self._faults:
-            if fault.where == here and self._claims.take(fault):
+            if fault.trigger == here and self._claims.take(fault):
                 self._strike(fault, None)
 
     def poll(self, step: int, targets: Targets) -> None:
@@ -67,7 +66,7 @@ class NodeFaults:
         generation = self._generation
         assert generation is not None, "entered before its workers are looked at"
         for fault in self._faults:
-            match fault.where:
+            match fault.trigger:
                 case AtNode(step=due, node=generation.rank_of_node) if due <= step:
                     if self._claims.take(fault):
                         self._strike(fault, step)
@@ -81,9 +80,9 @@ class NodeFaults:
 
     def _strike(self, fault: Fault, step: int | None) -> None:
         self._log.record(FaultInjected(fault=fault.text, step=step))
-        match fault.deed:
+        match fault.action:
             case Pause(seconds=seconds):
-                stop_for(seconds, with_children=True)
+                pause_for(seconds, with_children=True)
             case Terminate():
                 os.kill(os.getpid(), signal.SIGTERM)
             case _:
@@ -93,29 +92,29 @@ class NodeFaults:
 class RepeatedFault:
     """A repeated fault, as one agent sees it: how often it struck, and how long ago."""
 
-    def __init__(self, fault: Fault, every: Every, claims: Claims, clock: Clock) -> None:
+    def __init__(self, fault: Fault, every: AtIntervals, claims: Claims, clock: Clock) -> None:
         self.fault = fault
         self._every = every
         self._claims = claims
         self._clock = clock
-        self._occurrence = 0
+        self._injections = 0
         self._since_s = clock.monotonic()
 
     def poll(self, generation: Generation, targets: Targets) -> int | None:
         """The pid that this agent is to kill now."""
-        while self._claims.is_taken(self.fault, self._occurrence):
-            self._occurrence += 1
+        while self._claims.is_taken(self.fault, self._injections):
+            self._injections += 1
             self._since_s = self._clock.monotonic()
-        if self._clock.monotonic() - self._since_s < self._every.wait_s(self._occurrence):
+        if self._clock.monotonic() - self._since_s < self._every.wait_s(self._injections):
             return None
         victim = self._victim(generation, targets)
-        return victim if victim is not None and self._claims.take(self.fault, self._occurrence) else None
+        return victim if victim is not None and self._claims.take(self.fault, self._injections) else None
 
     def _victim(self, generation: Generation, targets: Targets) -> int | None:
         """None: another node has it, or it is not there now."""
         if self._every.victim == "worker":
-            return targets.workers.get(self._every.pick(self._occurrence, generation.world_size))
-        if self._every.pick(self._occurrence, len(generation.members)) != generation.rank_of_node:
+            return targets.workers.get(self._every.pick(self._injections, generation.world_size))
+        if self._every.pick(self._injections, len(generation.members)) != generation.rank_of_node:
             return None
         return {"node": os.getpid(), "uploader": targets.uploader, "warm parent": targets.warm_parent}[
             self._every.victim
@@ -125,7 +124,7 @@ class RepeatedFault:
 def _kill(pid: int) -> None:
     """SIGKILL; an agent takes along all that it started."""
     if pid == os.getpid():
-        for child in tree(pid)[1:]:
+        for child in process_tree(pid)[1:]:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
     with suppress(ProcessLookupError):

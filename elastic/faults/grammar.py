@@ -1,11 +1,13 @@
-"""A fault plan is a text that says what breaks when; it is read into values, or refused with the line, what was expected there and what was found.
+"""The text of a fault plan becomes the values of `plan.py`, or is refused with a reason.
 
-One fault a line (or separated by semicolons), `#` begins a comment. docs/faults.md says what each means:
+The reason names the line, what was expected there and what was found.
+One fault a line, or several separated by semicolons; `#` begins a comment. docs/faults.md explains
+each:
 
-    step 40 rank 1: kill                                   in a worker; rank 0 and the point forward where none is given
+    step 40 rank 1: kill                    in a worker; default: rank 0, point forward
     step 40 rank 1 mid-sum: raise | exit C | hang | pause 5s | slow 3x [for 10 steps]
-    step 60 node 2: kill | pause 5s | terminate            in an agent
-    checkpoint 40 before-commit: kill uploader | pause 5s  in an uploader
+    step 60 node 2: kill | pause 5s | terminate    in an agent
+    checkpoint 40 before-commit: kill uploader | pause 5s    in an uploader
     generation 2 rank 1 restore: kill | raise | exit C | hang | pause 5s
     generation 2 node 1 rendezvous: kill | pause 5s | terminate
     every 20±10s: kill random worker, seed 7
@@ -20,13 +22,13 @@ from elastic.faults.plan import (
     SAVE_POINTS,
     STEP_POINTS,
     VICTIMS,
+    Action,
+    AtIntervals,
     AtNode,
     AtRendezvous,
     AtRestore,
     AtSave,
     AtStep,
-    Deed,
-    Every,
     Exit,
     Fault,
     Hang,
@@ -35,18 +37,18 @@ from elastic.faults.plan import (
     Raise,
     Slow,
     Terminate,
-    Where,
+    Trigger,
 )
 
-MOST_CODE = 255
+MAX_EXIT_CODE = 255
 _NUMBER = r"[0-9]{1,6}(?:\.[0-9]{1,3})?"
 _WHOLE = re.compile(r"[0-9]{1,12}")
-_PLACES = "step N, checkpoint N, generation N or every N±Ms"
+_TRIGGERS = "step N, checkpoint N, generation N or every N±Ms"
 _OF_WORKERS = "kill, raise, exit C, hang or pause Ns"
 _OF_STEPS = "kill, raise, exit C, hang, pause Ns, slow Kx or slow Kx for M steps"
 _OF_NODES = "kill, pause Ns or terminate"
 _OF_SAVES = "kill uploader or pause Ns"
-_OF_STORMS = f"kill random {', '.join(VICTIMS[:-1])} or {VICTIMS[-1]}, then ', seed N'"
+_OF_INTERVALS = f"kill random {', '.join(VICTIMS[:-1])} or {VICTIMS[-1]}, then ', seed N'"
 
 
 class _Wrong(Exception):  # noqa: N818 - it becomes a UsageError once the line is known
@@ -59,7 +61,7 @@ class _Wrong(Exception):  # noqa: N818 - it becomes a UsageError once the line i
 def parse(text: str) -> tuple[Fault, ...]:
     """Raises UsageError that names the line, from 1."""
     faults: list[Fault] = []
-    twins: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
     for number, line in enumerate(text.splitlines(), 1):
         for part in line.split("#")[0].split(";"):
             words = " ".join(part.split())
@@ -71,23 +73,23 @@ def parse(text: str) -> tuple[Fault, ...]:
                 raise UsageError(
                     f"fault plan, line {number}: expected {wrong.expected}, found {wrong.found!r} in {words!r}; docs/faults.md has the language"
                 ) from None
-            faults.append(replace(fault, twin=twins[str(fault)]))
-            twins[str(fault)] += 1
+            faults.append(replace(fault, occurrence=seen[str(fault)]))
+            seen[str(fault)] += 1
     return tuple(faults)
 
 
 def _fault(line: str) -> Fault:
-    head, colon, deed = line.partition(":")
+    head, colon, tail = line.partition(":")
     if not colon:
-        raise _Wrong("a colon between the place and the deed", line)
-    place, deed = head.split(), deed.strip()
-    if place[:1] == ["every"]:
-        return Fault(text=line, where=_every(place[1:], deed), deed=Kill())
-    where = _where(place)
-    return Fault(text=line, where=where, deed=_deed_at(where, deed))
+        raise _Wrong("a colon between the place and the action", line)
+    words, action = head.split(), tail.strip()
+    if words[:1] == ["every"]:
+        return Fault(text=line, trigger=_intervals(words[1:], action), action=Kill())
+    trigger = _trigger(words)
+    return Fault(text=line, trigger=trigger, action=_action_at(trigger, action))
 
 
-def _where(words: list[str]) -> Where:
+def _trigger(words: list[str]) -> Trigger:
     match words:
         case ["step", step, "node", node]:
             return AtNode(step=_count(step), node=_whole(node, "the number of a node"))
@@ -104,7 +106,7 @@ def _where(words: list[str]) -> Where:
         case ["checkpoint", step, point]:
             return AtSave(step=_count(step), point=_point(point, SAVE_POINTS))
         case ["checkpoint", *rest]:
-            raise _Wrong(f"checkpoint N, then {_or(SAVE_POINTS)}", " ".join(rest))
+            raise _Wrong(f"checkpoint N, then {_join_or(SAVE_POINTS)}", " ".join(rest))
         case ["generation", number, "rank", rank, "restore"]:
             return AtRestore(generation=_count(number), rank=_whole(rank, "a rank"))
         case ["generation", number, "node", node, "rendezvous"]:
@@ -112,10 +114,10 @@ def _where(words: list[str]) -> Where:
         case ["generation", *rest]:
             raise _Wrong("generation N, then rank R restore or node K rendezvous", " ".join(rest))
         case _:
-            raise _Wrong(_PLACES, " ".join(words))
+            raise _Wrong(_TRIGGERS, " ".join(words))
 
 
-def _every(words: list[str], deed: str) -> Every:
+def _intervals(words: list[str], action: str) -> AtIntervals:
     span = " ".join(words)
     found = re.fullmatch(rf"({_NUMBER})(?:±({_NUMBER}))?s", span)
     if not found:
@@ -123,57 +125,57 @@ def _every(words: list[str], deed: str) -> Every:
     period_s, jitter_s = float(found[1]), float(found[2] or 0)
     if period_s == 0 or jitter_s > period_s:
         raise _Wrong("a time above 0 s that varies by no more than itself", span)
-    named = re.fullmatch(rf"kill random ({'|'.join(VICTIMS)}), ?seed ([0-9]{{1,12}})", deed)
+    named = re.fullmatch(rf"kill random ({'|'.join(VICTIMS)}), ?seed ([0-9]{{1,12}})", action)
     if not named:
-        raise _Wrong(_OF_STORMS, deed)
-    return Every(period_s=period_s, jitter_s=jitter_s, victim=named[1], seed=int(named[2]))
+        raise _Wrong(_OF_INTERVALS, action)
+    return AtIntervals(period_s=period_s, jitter_s=jitter_s, victim=named[1], seed=int(named[2]))
 
 
-def _deed_at(where: Where, text: str) -> Deed:
-    match where:
+def _action_at(trigger: Trigger, text: str) -> Action:
+    match trigger:
         case AtStep():
-            return _deed(text, _OF_STEPS, Kill, Raise, Exit, Hang, Pause, Slow)
+            return _action(text, _OF_STEPS, Kill, Raise, Exit, Hang, Pause, Slow)
         case AtRestore():
-            return _deed(text, _OF_WORKERS, Kill, Raise, Exit, Hang, Pause)
+            return _action(text, _OF_WORKERS, Kill, Raise, Exit, Hang, Pause)
         case AtNode() | AtRendezvous():
-            return _deed(text, _OF_NODES, Kill, Pause, Terminate)
+            return _action(text, _OF_NODES, Kill, Pause, Terminate)
         case AtSave() if text == "kill uploader":
             return Kill()
         case AtSave():
-            return _deed(text, _OF_SAVES, Pause)
-        case Every():
-            raise AssertionError("read together with its deed")
+            return _action(text, _OF_SAVES, Pause)
+        case AtIntervals():
+            raise AssertionError("_fault parses it together with its action")
 
 
-def _deed(text: str, expected: str, *allowed: type[Deed]) -> Deed:
-    deed: Deed
+def _action(text: str, expected: str, *allowed: type[Action]) -> Action:
+    action: Action
     match text.split():
         case ["kill"]:
-            deed = Kill()
+            action = Kill()
         case ["raise"]:
-            deed = Raise()
+            action = Raise()
         case ["hang"]:
-            deed = Hang()
+            action = Hang()
         case ["terminate"]:
-            deed = Terminate()
+            action = Terminate()
         case ["exit", code]:
-            deed = Exit(_code(code))
+            action = Exit(_code(code))
         case ["pause", time]:
-            deed = Pause(_above(time, 0, "s", "a time above 0 such as 5s"))
+            action = Pause(_above(time, 0, "s", "a time above 0 such as 5s"))
         case ["slow", factor]:
-            deed = Slow(_above(factor, 1, "x", "a factor above 1 such as 3x"))
+            action = Slow(_above(factor, 1, "x", "a factor above 1 such as 3x"))
         case ["slow", factor, "for", steps, "step" | "steps"]:
-            deed = Slow(_above(factor, 1, "x", "a factor above 1 such as 3x"), _count(steps))
+            action = Slow(_above(factor, 1, "x", "a factor above 1 such as 3x"), _count(steps))
         case _:
             raise _Wrong(expected, text)
-    if not isinstance(deed, allowed):
+    if not isinstance(action, allowed):
         raise _Wrong(expected, text)
-    return deed
+    return action
 
 
 def _point(word: str, points: tuple[str, ...]) -> str:
     if word not in points:
-        raise _Wrong(_or(points), word)
+        raise _Wrong(_join_or(points), word)
     return word
 
 
@@ -192,9 +194,9 @@ def _count(word: str) -> int:
 
 
 def _code(word: str) -> int:
-    code = _whole(word, f"an exit code from 0 to {MOST_CODE}")
-    if code > MOST_CODE:
-        raise _Wrong(f"an exit code from 0 to {MOST_CODE}", word)
+    code = _whole(word, f"an exit code from 0 to {MAX_EXIT_CODE}")
+    if code > MAX_EXIT_CODE:
+        raise _Wrong(f"an exit code from 0 to {MAX_EXIT_CODE}", word)
     return code
 
 
@@ -205,5 +207,5 @@ def _above(word: str, least: float, unit: str, expected: str) -> float:
     return float(number[1])
 
 
-def _or(words: tuple[str, ...]) -> str:
+def _join_or(words: tuple[str, ...]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}"

@@ -1,19 +1,21 @@
-"""Carries out the faults of a plan in the process that reaches their place; each strikes once in a run.
+"""A process that reaches the trigger of a fault injects it into itself, once in a run.
 
-That it struck is written down before it strikes, so that the step may be trained again without it. It does nothing to other processes, machines or networks.
+The injection is recorded before it happens, in two places: an event for the report, and a claim, so
+that the step can be replayed without the fault. Faults of an agent are in
+`agent/fault_injection.py`.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 from elastic.events import FaultInjected
 from elastic.faults import pause
-from elastic.faults.claims import Claims
-from elastic.faults.drag import Drag
 from elastic.faults.grammar import parse
 from elastic.faults.plan import (
     AtRestore,
@@ -27,40 +29,111 @@ from elastic.faults.plan import (
     Raise,
     Slow,
     Terminate,
-    Where,
+    Trigger,
 )
 from elastic.observe.log import EventLog
 from elastic.system.clock import Clock
 
 
-class InjectedFault(Exception):  # noqa: N818 - it is not an error of anybody
-    pass
+class InjectedFault(Exception):  # noqa: N818 - no error of the program or its user
+    """What the action `raise` raises in a worker."""
 
 
-class Faults:
-    """The faults that this process may have to carry out."""
+class Claims:
+    """One process gets the right to inject a fault: the one that creates its file in the run directory.
+
+    Claims outlive the processes that the faults kill, so a replayed step does not meet its fault
+    again. Nodes that share no run directory (it is a URL) have claims of their own: there each
+    machine injects a fault that several machines reach.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def take(self, fault: Fault, injection: int = 0) -> bool:
+        """Whether this process is to inject the fault. Only a repeated fault has injections beyond 0."""
+        path = self._path(fault, injection)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            # The drill may be about a full disk. A fault injected without its claim would come back
+            # at every replay of the step, and the run would never get past it.
+            print(f"fault not injected, its claim cannot be written ({error}): {fault.text}", flush=True)
+            return False
+        return True
+
+    def is_taken(self, fault: Fault, injection: int = 0) -> bool:
+        return self._path(fault, injection).exists()
+
+    def _path(self, fault: Fault, injection: int) -> Path:
+        # Named after the fault's meaning and not after its line number: the user may edit the plan
+        # between two starts of a run, and what was injected must stay injected.
+        return self._folder / re.sub(r"[^a-z0-9.]+", "-", str(fault)) / f"{fault.occurrence}.{injection}"
+
+
+class Slowdown:
+    """Stretches the steps of this process by a factor: it waits before the first forward pass.
+
+    The measure is the shortest step so far, not the last one. A step's time includes the wait for
+    the slowest rank. If two slow ranks each multiplied the last step, each would multiply the wait
+    of the other as well, and their steps would grow without end. What the process computes stays
+    the same.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._step = 0
+        self._began_s: float | None = None
+        self._shortest_s = inf
+        self._factor = 1.0
+        self._last_slow_step: float = 0
+
+    def begin_step(self, step: int) -> None:
+        """Call at each forward pass; only the first one of a step counts."""
+        if step == self._step:
+            return
+        self._step = step
+        if self._began_s is not None:
+            self._shortest_s = min(self._shortest_s, self._clock.monotonic() - self._began_s)
+        if step <= self._last_slow_step:
+            self._clock.sleep((self._factor - 1) * self._shortest_s)
+        self._began_s = self._clock.monotonic()
+
+    def slow_down(self, action: Slow) -> None:
+        """From the next step on."""
+        self._factor = action.factor
+        self._last_slow_step = inf if action.steps is None else self._step + action.steps
+
+
+class FaultInjector:
+    """Injects the faults of one process into that process."""
 
     def __init__(self, faults: tuple[Fault, ...], folder: Path, log: EventLog, clock: Clock) -> None:
         self._faults = faults
         self._claims = Claims(folder)
         self._log = log
-        self._drag = Drag(clock) if any(isinstance(fault.deed, Slow) for fault in faults) else None
+        slows = any(isinstance(fault.action, Slow) for fault in faults)
+        self._slowdown = Slowdown(clock) if slows else None
 
-    def expects(self, where: Where) -> bool:
-        """Whether something may strike there."""
-        return any(fault.where == where for fault in self._faults)
+    def expects(self, trigger: Trigger) -> bool:
+        """Whether a fault of the plan has this trigger."""
+        return any(fault.trigger == trigger for fault in self._faults)
 
-    def reach(self, where: Where) -> None:
-        step = where.step if isinstance(where, AtStep | AtSave) else None
-        if self._drag is not None and isinstance(where, AtStep) and where.point == "forward":
-            self._drag.begin(where.step)
+    def reach(self, trigger: Trigger) -> None:
+        """Inject what the plan has for this trigger. May raise InjectedFault, or never return."""
+        step = trigger.step if isinstance(trigger, AtStep | AtSave) else None
+        if self._slowdown is not None and isinstance(trigger, AtStep) and trigger.point == "forward":
+            self._slowdown.begin_step(trigger.step)
         for fault in self._faults:
-            if fault.where == where and self._claims.take(fault):
+            if fault.trigger == trigger and self._claims.take(fault):
                 self._log.record(FaultInjected(fault=fault.text, step=step))
-                self._strike(fault)
+                self._inject(fault)
 
-    def _strike(self, fault: Fault) -> None:
-        match fault.deed:
+    def _inject(self, fault: Fault) -> None:
+        match fault.action:
             case Kill():
                 os.kill(os.getpid(), signal.SIGKILL)
             case Raise():
@@ -68,21 +141,23 @@ class Faults:
             case Exit(code=code):
                 os._exit(code)
             case Hang():
+                # The main thread never comes back to the recipe, but signal handlers still run: the
+                # agent's SIGQUIT, which asks for the stacks of all threads, is answered.
                 while True:
-                    signal.pause()  # signals are answered, also the one that asks for stacks
+                    signal.pause()
             case Pause(seconds=seconds):
-                stop_for(seconds, with_children=False)
+                pause_for(seconds, with_children=False)
             case Slow():
-                assert self._drag is not None
-                self._drag.slow(fault.deed)
+                assert self._slowdown is not None
+                self._slowdown.slow_down(fault.action)
             case Terminate():
-                raise AssertionError("an agent's, see agent/fault_injection.py")
+                raise AssertionError("only an agent terminates, see agent/fault_injection.py")
 
 
 class WorkerFaults:
-    """The places of one worker of one generation."""
+    """The triggers that one worker of one generation can reach."""
 
-    def __init__(self, faults: Faults, *, rank: int, generation: int) -> None:
+    def __init__(self, faults: FaultInjector, *, rank: int, generation: int) -> None:
         self._faults = faults
         self._rank = rank
         self._generation = generation
@@ -91,35 +166,37 @@ class WorkerFaults:
     def of(
         plan: str | None, folder: Path, log: EventLog, clock: Clock, *, rank: int, generation: int
     ) -> "WorkerFaults | None":
-        """None where nothing in the plan can strike this worker."""
-        mine = tuple(
+        """None if no fault of the plan is for this rank."""
+        own = tuple(
             fault
             for fault in parse(plan or "")
-            if isinstance(fault.where, AtStep | AtRestore) and fault.where.rank == rank
+            if isinstance(fault.trigger, AtStep | AtRestore) and fault.trigger.rank == rank
         )
-        return (
-            WorkerFaults(Faults(mine, folder, log, clock), rank=rank, generation=generation) if mine else None
-        )
+        if not own:
+            return None
+        return WorkerFaults(FaultInjector(own, folder, log, clock), rank=rank, generation=generation)
 
     def at_step(self, step: int) -> Callable[[str], None]:
-        """To be called with each point of this step."""
+        """A function to be called with each point of this step."""
         return lambda point: self._faults.reach(AtStep(step=step, rank=self._rank, point=point))
 
     def in_snapshot(self, step: int) -> Callable[[], None] | None:
-        """To be called in the middle of the copy; None where nothing strikes there."""
-        where = AtStep(step=step, rank=self._rank, point="snapshot")
-        return (lambda: self._faults.reach(where)) if self._faults.expects(where) else None
+        """A function to be called in the middle of the copy; None if the plan has no fault there."""
+        trigger = AtStep(step=step, rank=self._rank, point="snapshot")
+        return (lambda: self._faults.reach(trigger)) if self._faults.expects(trigger) else None
 
     def at_restore(self) -> None:
         self._faults.reach(AtRestore(generation=self._generation, rank=self._rank))
 
 
-def stop_for(seconds: float, *, with_children: bool) -> None:
-    """Stop this process, or all that comes from it as well, and go on so many seconds later."""
-    whom = "tree" if with_children else "self"
-    # A worker's helper stays in its session, and so ends with it. An agent's leads its own: none of those that it stops may take it along.
+def pause_for(seconds: float, *, with_children: bool) -> None:
+    """Stop this process, or it and all its descendants, and continue them `seconds` later."""
+    scope = "tree" if with_children else "self"
+    # The child that pauses a worker stays in the worker's session, and so ends with it. The child
+    # of an agent leads a session of its own: the processes that it stops, or the shell that sees
+    # them stopped, must not take it down, because nothing else would ever continue the agent.
     subprocess.run(
-        [sys.executable, "-I", "-S", pause.__file__, str(os.getpid()), str(seconds), whom],
+        [sys.executable, "-I", "-S", pause.__file__, str(os.getpid()), str(seconds), scope],
         stdin=subprocess.DEVNULL,
         start_new_session=with_children,
         check=False,

@@ -1,9 +1,10 @@
-"""Stops its parent, alone or with all that comes from it, and wakes up whom it stopped: a stopped process can do neither for itself.
+"""Stops its parent process, alone or with all its descendants, and continues them later.
 
     python pause.py PARENT_PID SECONDS self|tree
 
-A program of the standard library alone, so that it starts at once; it never stops itself, and never signals a process that took over a dead one's number.
-It needs Linux (/proc, pidfd).
+A stopped process cannot continue itself, so it runs this program first. The program uses the
+standard library alone, so that it starts at once. It never stops itself, and never signals a
+process that took over the number of a dead one. It needs Linux (/proc, pidfd).
 """
 
 import os
@@ -13,12 +14,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-# Between two looks a process may have been born of one that was not stopped yet.
-MOST_LOOKS = 20
+# A process that is not stopped yet may fork between two scans of /proc, so scans go on until one
+# finds nothing new. Each scan stops at least one process; the limit is for a program that forks
+# without end.
+MAX_SCANS = 20
 
 
-def tree(root: int) -> list[int]:
-    """Pids of a process and of all that come from it, parents first."""
+def process_tree(root: int) -> list[int]:
+    """The pids of a process and all its descendants, parents first."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -30,28 +33,32 @@ def tree(root: int) -> list[int]:
     return found
 
 
-def hold(root: int, *, with_children: bool) -> dict[int, int]:
-    """Stop them; gives a descriptor for each pid."""
-    held: dict[int, int] = {}
-    for _ in range(MOST_LOOKS):
-        there = tree(root) if with_children else [root]
-        new = [pid for pid in there if pid not in held and pid != os.getpid()]
+def stop(root: int, *, with_children: bool) -> dict[int, int]:
+    """Stop the parent `root`, or its whole tree; returns a pidfd for each pid that was stopped."""
+    stopped: dict[int, int] = {}
+    for _ in range(MAX_SCANS):
+        pids = process_tree(root) if with_children else [root]
+        new = [pid for pid in pids if pid not in stopped and pid != os.getpid()]
         if not new:
             break
         for pid in new:
             with suppress(OSError):
-                held[pid] = os.pidfd_open(pid)
-                if pid == root and os.getppid() != root:  # it is dead, and this is somebody else
+                stopped[pid] = os.pidfd_open(pid)
+                # If the parent died, this process has another parent by now, and the number may
+                # belong to a stranger. The check comes after pidfd_open: from then on the
+                # descriptor means one process only, so the parent that is still ours is the one
+                # that gets the signal.
+                if pid == root and os.getppid() != root:
                     sys.exit()
-                signal.pidfd_send_signal(held[pid], signal.SIGSTOP)
-    return held
+                signal.pidfd_send_signal(stopped[pid], signal.SIGSTOP)
+    return stopped
 
 
 def main() -> None:
-    root, seconds, whom = sys.argv[1:]
-    held = hold(int(root), with_children=whom == "tree")
+    root, seconds, scope = sys.argv[1:]
+    stopped = stop(int(root), with_children=scope == "tree")
     time.sleep(float(seconds))
-    for descriptor in held.values():
+    for descriptor in stopped.values():
         with suppress(OSError):
             signal.pidfd_send_signal(descriptor, signal.SIGCONT)
 

@@ -1,7 +1,12 @@
-"""What a fault plan says, as values: a place in the run that is reached at most once a generation, and what breaks there.
+"""A fault plan is a list of faults; a trigger says when each happens, an action what breaks.
 
-`str` of a value is the line that reads back as the same value (grammar.py). Each fault but the repeated ones strikes once in a run, however often its place is reached.
-What a process cannot do to itself, its machine or its network is not in here.
+`str` of a fault is the line that `grammar.parse` reads back as the same fault. A trigger is reached
+at most once in a generation; a fault is injected once in a run, however often its trigger is
+reached again because steps are replayed. Faults at random intervals are the exception: they are
+repeated.
+
+A plan holds no fault that a process cannot inject into itself or into the processes of its node: no
+cut network, no full disk, no lost machine. The tests in containers (tests/cluster) do those.
 """
 
 from collections.abc import Iterable
@@ -17,7 +22,7 @@ VICTIMS = ("worker", "node", "uploader", "warm parent")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtStep:
-    """In a worker, at a point of a step."""
+    """In the worker of a rank, at one of the `STEP_POINTS` of a step."""
 
     step: int
     rank: int
@@ -29,7 +34,10 @@ class AtStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtNode:
-    """In the agent of a node, counted from 0 as ranks are, once its workers have finished this step or a later one."""
+    """In the agent of a node, as soon as all its workers have finished this step or a later one.
+
+    Nodes are counted from 0, in the order of the ranks that their workers have.
+    """
 
     step: int
     node: int
@@ -40,7 +48,7 @@ class AtNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtSave:
-    """In the uploader that saves this step."""
+    """In the uploader that saves this step, at one of the `SAVE_POINTS`."""
 
     step: int
     point: str
@@ -51,7 +59,7 @@ class AtSave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtRestore:
-    """In a worker of this generation, with the state loaded and nobody told."""
+    """In a worker of this generation that has loaded the state and not reported it yet."""
 
     generation: int
     rank: int
@@ -72,8 +80,13 @@ class AtRendezvous:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Every:
-    """Again and again, `period_s` ± `jitter_s` after the strike before. What is drawn for a strike depends on the seed, the kind of victim and the strike's number alone."""
+class AtIntervals:
+    """Again and again, `period_s` ± `jitter_s` seconds after the injection before.
+
+    The wait and the victim of an injection are drawn from the seed, the kind of victim and the
+    number of the injection, and from nothing else. So all agents draw the same without exchanging a
+    message.
+    """
 
     period_s: float
     jitter_s: float
@@ -84,27 +97,28 @@ class Every:
         jitter = f"±{_text(self.jitter_s)}" if self.jitter_s else ""
         return f"every {_text(self.period_s)}{jitter}s"
 
-    def wait_s(self, strike: int) -> float:
-        """Seconds from the strike before to this one, counted from 0."""
-        return self.period_s + self.jitter_s * (2 * self._fraction(strike, "wait") - 1)
+    def wait_s(self, injection: int) -> float:
+        """Seconds from the injection before to this one; injections are counted from 0."""
+        return self.period_s + self.jitter_s * (2 * self._draw(injection, "wait") - 1)
 
-    def pick(self, strike: int, among: int) -> int:
-        """Which of so many victims it is, from 0."""
-        return int(self._fraction(strike, "victim") * among)
+    def pick(self, injection: int, among: int) -> int:
+        """The index of the victim among so many candidates, from 0."""
+        return int(self._draw(injection, "victim") * among)
 
-    def _fraction(self, strike: int, what: str) -> float:
-        """In [0, 1)."""
-        # With the victim: storms of one seed are not to strike at the same moments.
-        drawn = sha256(f"{self.seed} {self.victim} {strike} {what}".encode()).digest()
-        return int.from_bytes(drawn[:6], "little") / (1 << 48)
+    def _draw(self, injection: int, purpose: str) -> float:
+        """A number in [0, 1)."""
+        # The kind of victim is part of the key: a plan may use one seed in all its lines, and those
+        # lines must not strike at the same moments.
+        key = f"{self.seed} {self.victim} {injection} {purpose}"
+        return int.from_bytes(sha256(key.encode()).digest()[:6], "little") / (1 << 48)
 
 
-Where = AtStep | AtNode | AtSave | AtRestore | AtRendezvous | Every
+Trigger = AtStep | AtNode | AtSave | AtRestore | AtRendezvous | AtIntervals
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """SIGKILL; of a node, to its agent and all that it started."""
+    """SIGKILL; for a node, to its agent and every process that the agent started."""
 
     def __str__(self) -> str:
         return "kill"
@@ -142,7 +156,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """`steps` is None for the rest of the generation."""
+    """Each step takes `factor` times as long, for `steps` steps; None: for the whole generation."""
 
     factor: float
     steps: int | None = None
@@ -159,32 +173,39 @@ class Terminate:
         return "terminate"
 
 
-Deed = Kill | Raise | Exit | Hang | Pause | Slow | Terminate
+Action = Kill | Raise | Exit | Hang | Pause | Slow | Terminate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """`text` is the line as it was written, which events quote. `twin` counts the same faults before it in the plan."""
+    """One fault of a plan.
+
+    `text` is the line as the user wrote it; events quote it. `occurrence` counts the equal faults
+    before this one in the plan, so that a fault that is written twice is injected twice.
+    """
 
     text: str
-    where: Where
-    deed: Deed
-    twin: int = 0
+    trigger: Trigger
+    action: Action
+    occurrence: int = 0
 
     def __str__(self) -> str:
-        match self.where, self.deed:
-            case Every(victim=victim, seed=seed), _:
-                return f"{self.where}: kill random {victim}, seed {seed}"
+        match self.trigger, self.action:
+            case AtIntervals(victim=victim, seed=seed), _:
+                return f"{self.trigger}: kill random {victim}, seed {seed}"
             case AtSave(), Kill():
-                return f"{self.where}: kill uploader"
+                return f"{self.trigger}: kill uploader"
             case _:
-                return f"{self.where}: {self.deed}"
+                return f"{self.trigger}: {self.action}"
 
 
 def check_fits(faults: Iterable[Fault], *, nodes: int, nproc: int | None, uses_library: bool = True) -> None:
-    """Raises UsageError for a fault that nobody can ever carry out in a run of at most `nodes` nodes of `nproc` workers (None: not known yet)."""
+    """Check that a run of at most `nodes` nodes with `nproc` workers each can reach every trigger.
+
+    `nproc` is None while it is not known. Raises UsageError for a fault that can never be injected.
+    """
     for fault in faults:
-        match fault.where:
+        match fault.trigger:
             case AtNode(node=node) | AtRendezvous(node=node) if node >= nodes:
                 _refuse(fault, f"a node from 0 to {nodes - 1} (--max-nodes {nodes})", str(node))
             case AtStep(rank=rank) | AtRestore(rank=rank) if nproc is not None and rank >= nodes * nproc:
@@ -201,5 +222,5 @@ def _refuse(fault: Fault, expected: str, found: str) -> None:
 
 
 def _text(number: float) -> str:
-    """With up to three decimals, which is what the language has."""
+    """With up to three decimals, which is what the grammar has."""
     return f"{number:.3f}".rstrip("0").rstrip(".")

@@ -18,7 +18,7 @@ from typing import Any
 
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, UsageError
 from elastic.faults.grammar import parse
-from elastic.faults.inject import Faults
+from elastic.faults.inject import FaultInjector
 from elastic.faults.plan import AtSave
 from elastic.observe.log import EventLog
 from elastic.observe.upload import PART_LIMIT_S, MetricsUpload
@@ -166,12 +166,12 @@ def _no_faults(_point: str, _step: int) -> None:
 
 def _reached(config: UploaderConfig) -> Callable[[str, int], None]:
     """What strikes this process according to the run's fault plan."""
-    mine = tuple(fault for fault in parse(config.faults or "") if isinstance(fault.where, AtSave))
+    mine = tuple(fault for fault in parse(config.faults or "") if isinstance(fault.trigger, AtSave))
     if not mine or config.faults_path is None:
         return _no_faults
     clock = SystemClock()
     log = EventLog(Path(config.events_path), node=config.node, clock=clock)
-    faults = Faults(mine, Path(config.faults_path), log, clock)
+    faults = FaultInjector(mine, Path(config.faults_path), log, clock)
     return lambda point, step: faults.reach(AtSave(step=step, point=point))
 
 

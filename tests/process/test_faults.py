@@ -377,9 +377,9 @@ def test_a_plan_that_kills_random_nodes_counts_its_strikes_in_the_run(drill, und
 
 PAUSING = """
 import os, subprocess, sys
-from elastic.faults.inject import stop_for
+from elastic.faults.inject import pause_for
 child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-stop_for(0.2, with_children=sys.argv[1] == "tree")
+pause_for(0.2, with_children=sys.argv[1] == "tree")
 found = os.waitpid(child.pid, os.WCONTINUED | os.WNOHANG)[1]
 child.communicate(b"")
 sys.exit(7 if found and os.WIFCONTINUED(found) else 8)

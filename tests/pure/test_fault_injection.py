@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.agent.fault_injection import RepeatedFault, Targets
-from elastic.faults.claims import Claims
-from elastic.faults.drag import Drag
 from elastic.faults.grammar import parse
-from elastic.faults.inject import InjectedFault, WorkerFaults
+from elastic.faults.inject import Claims, InjectedFault, Slowdown, WorkerFaults
 from elastic.faults.plan import Slow
 from elastic.observe.log import EventLog, read_events
 from elastic.rendezvous.group import Node
@@ -86,13 +84,13 @@ def test_a_fault_whose_claim_cannot_be_written_does_not_strike(tmp_path, capsys)
     assert "fault not injected" in capsys.readouterr().out
 
 
-def steps_of(clock, count, drags, taken):
+def steps_of(clock, count, slowdowns, taken):
     """Each step of a group, 1 s of work for each rank, when all wait for the slowest; `taken` gets their seconds."""
     for step in range(1, count + 1):
         began_s, ends = clock.now, []
-        for drag in drags:
+        for slowdown in slowdowns:
             clock.now = began_s
-            drag.begin(step)
+            slowdown.begin_step(step)
             ends.append(clock.now + 1.0)
         clock.now = max(ends)
         taken.append(clock.now - began_s)
@@ -102,21 +100,21 @@ def steps_of(clock, count, drags, taken):
 def test_a_slow_rank_takes_so_many_times_as_long_for_so_many_steps():
     """From the step after the strike on, and not a step longer."""
     clock = FakeClock()
-    drag, taken = Drag(clock), []
-    for step in steps_of(clock, 9, [drag], taken):
+    slowdown, taken = Slowdown(clock), []
+    for step in steps_of(clock, 9, [slowdown], taken):
         if step == 3:
-            drag.slow(Slow(2.5, 4))
+            slowdown.slow_down(Slow(2.5, 4))
     assert taken == [1, 1, 1, 2.5, 2.5, 2.5, 2.5, 1, 1]
 
 
 def test_two_slow_ranks_do_not_slow_each_other_down_for_ever():
-    """Each waits for the other in every step; a drag that multiplied that as well would grow without end."""
+    """Each waits for the other in every step; a slowdown that multiplied that as well would grow without end."""
     clock = FakeClock()
-    drags, taken = [Drag(clock), Drag(clock)], []
-    for step in steps_of(clock, 30, drags, taken):
+    slowdowns, taken = [Slowdown(clock), Slowdown(clock)], []
+    for step in steps_of(clock, 30, slowdowns, taken):
         if step == 2:
-            drags[0].slow(Slow(3.0))
-            drags[1].slow(Slow(4.0))
+            slowdowns[0].slow_down(Slow(3.0))
+            slowdowns[1].slow_down(Slow(4.0))
     assert taken == [1, 1] + [4] * 28
 
 
@@ -161,7 +159,7 @@ class Fleet:
         self.struck = []
 
     def agent(self):
-        return RepeatedFault(self.fault, self.fault.where, Claims(self.folder), self.clock)
+        return RepeatedFault(self.fault, self.fault.trigger, Claims(self.folder), self.clock)
 
     def poll(self, seconds=0.25):
         self.clock.now += seconds
@@ -178,7 +176,7 @@ def test_agents_that_never_talk_strike_once_each_time_and_hit_every_rank_in_turn
     fleet = Fleet(tmp_path, "every 20±10s: kill random worker, seed 7")
     for _ in range(4000):
         fleet.poll()
-    every, times = fleet.fault.where, [time for time, _ in fleet.struck]
+    every, times = fleet.fault.trigger, [time for time, _ in fleet.struck]
     assert [pid - 100 for _, pid in fleet.struck] == [every.pick(n, 6) for n in range(len(fleet.struck))]
     assert {pid for _, pid in fleet.struck} == set(range(100, 106))
     waits = [later - before for before, later in itertools.pairwise([0.0, *times])]
@@ -195,7 +193,7 @@ def test_the_sequence_goes_on_where_it_was_when_agents_are_replaced(tmp_path_fac
     fleet.repeated = [fleet.agent() for _ in fleet.repeated]
     while len(fleet.struck) < strikes + 3:
         fleet.poll()
-    drawn = [200 + fleet.fault.where.pick(n, 3) for n in range(len(fleet.struck))]
+    drawn = [200 + fleet.fault.trigger.pick(n, 3) for n in range(len(fleet.struck))]
     assert [pid for _, pid in fleet.struck] == drawn
 
 
@@ -203,7 +201,7 @@ def test_a_victim_that_is_not_there_is_waited_for(tmp_path):
     """A node without a warm parent: nothing is claimed, so that the strike comes once there is one."""
     (fault,) = parse("every 1s: kill random warm parent, seed 1")
     clock = FakeClock()
-    repeated = RepeatedFault(fault, fault.where, Claims(tmp_path), clock)
+    repeated = RepeatedFault(fault, fault.trigger, Claims(tmp_path), clock)
     clock.now += 5
     alone = generation_of(NODES[:1], 0)
     assert repeated.poll(alone, Targets({}, 200, None)) is None

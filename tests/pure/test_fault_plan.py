@@ -13,12 +13,12 @@ from elastic.faults.plan import (
     SAVE_POINTS,
     STEP_POINTS,
     VICTIMS,
+    AtIntervals,
     AtNode,
     AtRendezvous,
     AtRestore,
     AtSave,
     AtStep,
-    Every,
     Exit,
     Fault,
     Hang,
@@ -40,14 +40,14 @@ def thousandths(least):
 
 
 def faults(where, *deeds):
-    return st.builds(lambda where, deed: Fault(text="", where=where, deed=deed), where, st.one_of(*deeds))
+    return st.builds(lambda where, deed: Fault(text="", trigger=where, action=deed), where, st.one_of(*deeds))
 
 
 @st.composite
 def storms(draw):
     period_s = draw(thousandths(0))
     jitter_s = draw(st.sampled_from([0.0, period_s]) | st.integers(0, int(period_s)).map(float))
-    return Every(
+    return AtIntervals(
         period_s=period_s,
         jitter_s=jitter_s,
         victim=draw(st.sampled_from(VICTIMS)),
@@ -72,7 +72,7 @@ FAULTS = st.one_of(
 
 
 def meanings(plan):
-    return [(fault.where, fault.deed) for fault in plan]
+    return [(fault.trigger, fault.action) for fault in plan]
 
 
 def test_a_plan_of_every_kind_of_line():
@@ -105,8 +105,8 @@ def test_a_plan_of_every_kind_of_line():
         (AtSave(step=40, point="before-commit"), Pause(5.0)),
         (AtRestore(generation=2, rank=1), Kill()),
         (AtRendezvous(generation=2, node=1), Kill()),
-        (Every(period_s=20, jitter_s=10, victim="worker", seed=7), Kill()),
-        (Every(period_s=5, jitter_s=0, victim="warm parent", seed=0), Kill()),
+        (AtIntervals(period_s=20, jitter_s=10, victim="worker", seed=7), Kill()),
+        (AtIntervals(period_s=5, jitter_s=0, victim="warm parent", seed=0), Kill()),
     ]
     assert [fault.text for fault in found[:2]] == ["step 40 rank 1: kill", "step 7 mid-sum: raise"]
 
@@ -128,7 +128,7 @@ def test_every_printed_plan_parses_back_to_itself(plan, separator):
 def test_the_same_fault_twice_in_a_plan_is_two_faults():
     """Written in two ways: short, and with its defaults."""
     first, other, second = parse("step 3: kill\nstep 4: kill\nstep 3 rank 0 forward: kill")
-    assert (first.twin, other.twin, second.twin) == (0, 0, 1)
+    assert (first.occurrence, other.occurrence, second.occurrence) == (0, 0, 1)
     assert str(first) == str(second)
 
 
@@ -267,7 +267,7 @@ def test_what_is_drawn_for_a_strike_is_within_its_bounds(storm, strike, among):
 
 def test_strikes_differ_and_every_victim_has_its_turn():
     """A draw that ignored the strike's number, or the seed, would hit the same one for ever."""
-    storms_ = [Every(period_s=20, jitter_s=10, victim="worker", seed=seed) for seed in (7, 8)]
+    storms_ = [AtIntervals(period_s=20, jitter_s=10, victim="worker", seed=seed) for seed in (7, 8)]
     drawn = [[(storm.wait_s(strike), storm.pick(strike, 3)) for strike in range(60)] for storm in storms_]
     assert len({wait_s for wait_s, _ in drawn[0]}) == 60
     assert {victim for _, victim in drawn[0]} == {0, 1, 2}
@@ -277,7 +277,7 @@ def test_strikes_differ_and_every_victim_has_its_turn():
 def test_storms_of_one_seed_strike_at_moments_of_their_own():
     """A plan with the same seed in all its lines: with the same draws its storms would be one."""
     plan = parse("; ".join(f"every 20±10s: kill random {victim}, seed 7" for victim in VICTIMS))
-    assert len({fault.where.wait_s(0) for fault in plan}) == len(VICTIMS)
+    assert len({fault.trigger.wait_s(0) for fault in plan}) == len(VICTIMS)
 
 
 @pytest.mark.parametrize(("name", "count"), [("README.md", 1), ("docs/faults.md", 3)])
