@@ -37,8 +37,8 @@ from elastic.events import DrainRequested, GenerationEnded, GenerationStarted
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.group import Failure, Verdict
-from elastic.rendezvous.rendezvous import Generation, Interrupted, Rendezvous, RendezvousTimeout, Watch
+from elastic.rendezvous.group import Failure, RunEnd
+from elastic.rendezvous.rendezvous import Generation, GroupView, Interrupted, Rendezvous, RendezvousTimeout
 from elastic.rendezvous.torch_handler import ElasticRendezvous
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
 from elastic.storage.remote import open_store
@@ -223,7 +223,7 @@ class NodeAgent(LocalElasticAgent):
 
     def _watch_generation(self) -> RunResult | None:
         """Watch until something is decided that ends this generation here; None: meet the others again."""
-        watch: Watch | None = None
+        watch: GroupView | None = None
         looked_s = 0.0
         while True:
             if self._clock.monotonic() - looked_s >= GROUP_POLL_S or self._crew.poll():
@@ -260,7 +260,7 @@ class NodeAgent(LocalElasticAgent):
                     self.failure = watch.failure
                     return self._end(watch.ended.exit_code, watch.ended.reason)
 
-    def _look(self) -> Watch | None:
+    def _look(self) -> GroupView | None:
         """At everything that stands around the workers; None when the rendezvous did not answer."""
         self._memory.serve()
         if self._vigil is not None:
@@ -277,7 +277,7 @@ class NodeAgent(LocalElasticAgent):
             )
         return self._peers.poll(step=self._step, is_idle=not self._crew.running)
 
-    def _observe(self, watch: Watch | None) -> Observation:
+    def _observe(self, watch: GroupView | None) -> Observation:
         return Observation(
             workers=self._worker_group.spec.local_world_size,
             ended=tuple(Ended(rank=rank, code=code) for rank, code in self._crew.codes.items()),
@@ -343,7 +343,7 @@ class NodeAgent(LocalElasticAgent):
             return None
         reason = f"{decision.reason}; that was restart {group.restarts} of at most {self._settings.max_restarts} without a new step"
         self.failure = group.failure or self.failure
-        self._peers.end(Verdict(exit_code=EXIT_FAILED, reason=reason))
+        self._peers.end(RunEnd(exit_code=EXIT_FAILED, reason=reason))
         return self._end(EXIT_FAILED, reason)
 
     def _end_for_all(self, decision: Decision) -> RunResult:
@@ -351,7 +351,7 @@ class NodeAgent(LocalElasticAgent):
         self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors, self._culprit)
         code = next(code for code in self._crew.codes.values() if code not in (EXIT_COMPLETE, EXIT_PEER_LOST))
         if self._peers.close("failure", step=self._step, counts=False, failure=self.failure) is not None:
-            self._peers.end(Verdict(exit_code=code, reason=self.failure.message))
+            self._peers.end(RunEnd(exit_code=code, reason=self.failure.message))
         return self._end(code, self.failure.message)
 
     def _leave(self, decision: Decision) -> RunResult:
@@ -409,7 +409,7 @@ class NodeAgent(LocalElasticAgent):
         """The last step that all workers of this node finished in this generation."""
         return min(self._page.step(i) for i in range(self._worker_group.spec.local_world_size))
 
-    def _why_drained(self, watch: Watch | None) -> str:
+    def _why_drained(self, watch: GroupView | None) -> str:
         return NODE_JOINED if watch is not None and watch.newcomers else NODE_LEFT
 
     @property

@@ -10,12 +10,12 @@ from enum import Enum
 
 from elastic.agent.hangs.hang_detector import Hung
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS, EXIT_PEER_LOST, EXIT_USAGE
-from elastic.rendezvous.partition_detector import SETTLED_AFTER, SILENT_AFTER
+from elastic.rendezvous.partition_detector import SETTLED_AFTER, UNREACHABLE_AFTER
 
 VICTIM_PATIENCE_S = 3.0
 # A culprit that cannot speak is known by its silence, and one that is cut off by the complaints about it, which takes the
 # longest: a lost node is no failure and costs no restart.
-VICTIM_PATIENCE_KEEP_ALIVES = SILENT_AFTER + SETTLED_AFTER + 0.5
+VICTIM_PATIENCE_KEEP_ALIVES = UNREACHABLE_AFTER + SETTLED_AFTER + 0.5
 
 
 class Action(Enum):

@@ -43,12 +43,12 @@ from elastic.observe.console import ConsoleFollower, open_screen
 from elastic.observe.log import EventLog
 from elastic.observe.upload import LogUploader
 from elastic.rendezvous.backends.backend import Backend
-from elastic.rendezvous.backends.select import Meeting, linger
+from elastic.rendezvous.backends.select import RendezvousConfig, serve_until_read
 from elastic.rendezvous.group import Node
-from elastic.rendezvous.probes import Calls
+from elastic.rendezvous.probes import Probes
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
-from elastic.rendezvous.transitions import Policy
+from elastic.rendezvous.transitions import GroupPolicy
 from elastic.storage.remote import open_store
 from elastic.storage.store import read_small
 from elastic.system.addresses import new_node_id, node_address
@@ -67,7 +67,7 @@ class _Here:
 
     options: Options
     run: RunDir
-    meeting: Meeting
+    meeting: RendezvousConfig
     nproc: int
     declared: Identity | None
     is_new: bool
@@ -183,19 +183,19 @@ def _run(here: _Here, backend: Backend, floor: int, spawner: Spawner) -> int:
         uploader.stop(shutdown.limit_s(STOP_S))
         rendezvous.stop()
         if agent.exit_code != EXIT_INTERRUPTED:
-            linger(backend, node, clock)
+            serve_until_read(backend, node, clock)
         console.stop()
         return report_exit(agent, run, log)
 
 
 def _rendezvous(
-    here: _Here, backend: Backend, floor: int, host: EndpointHost, calls: Calls, console: ConsoleFollower
+    here: _Here, backend: Backend, floor: int, host: EndpointHost, calls: Probes, console: ConsoleFollower
 ) -> Rendezvous:
     options, declared = here.options, here.declared
     rendezvous = Rendezvous(
         backend,
         Node(id=here.node, address=host.address, nproc=here.nproc, port=calls.port),
-        Policy(
+        GroupPolicy(
             min_nodes=options.min_nodes,
             max_nodes=options.max_nodes,
             last_call_s=options.last_call_s,
@@ -205,12 +205,12 @@ def _rendezvous(
         keep_alive_s=options.keep_alive_s,
         clock=here.clock,
         open_endpoint=host.open,
-        say=lambda reason, aloud: console.print_line(reason) if aloud else None,
-        floor=floor,
-        calls=calls,
+        notify=lambda reason, aloud: console.print_line(reason) if aloud else None,
+        min_generation=floor,
+        probes=calls,
     )
     if options.fresh and here.meeting.kind != "dir":
-        rendezvous.begin_anew()
+        rendezvous.reset()
     return rendezvous
 
 
@@ -232,9 +232,9 @@ def _worker_spec(
 
 
 @contextmanager
-def _calling(node: str, address: str, keep_alive_s: float) -> Iterator[Calls]:
+def _calling(node: str, address: str, keep_alive_s: float) -> Iterator[Probes]:
     try:
-        calls = Calls(node, address, keep_alive_s / CALLS_PER_KEEP_ALIVE)
+        calls = Probes(node, address, keep_alive_s / CALLS_PER_KEEP_ALIVE)
     except OSError as error:
         raise UsageError(
             f"expected an address of this machine that the other nodes reach, found {address!r} ({error}); correct --local-addr"

@@ -16,7 +16,7 @@ from elastic.errors import StoreFailed, UsageError
 from elastic.events import GOODBYES
 from elastic.observe.log import read_events
 from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
-from elastic.rendezvous.backends.select import Meeting, stirring, wait_for
+from elastic.rendezvous.backends.select import RendezvousConfig, active_nodes, wait_for
 from elastic.storage.remote import open_store
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.untrusted import parse_number
@@ -25,26 +25,28 @@ from elastic.uploader.fence import Mirror
 IN_USE_S = 30.0
 
 
-def meeting_of(options: Options, run: RunDir) -> Meeting:
+def meeting_of(options: Options, run: RunDir) -> RendezvousConfig:
     """The newest generation, which fences the savers of older ones, is told there and nowhere else."""
     endpoint = options.rdzv_endpoint
     if options.meets_in_objects:
-        return Meeting(kind="objects", endpoint=endpoint or run.rendezvous_url, group="")
+        return RendezvousConfig(kind="objects", endpoint=endpoint or run.rendezvous_url, group="")
     if options.rdzv_backend == "dir":
         folder = run.rendezvous if endpoint is None else Path(endpoint).absolute()
-        return Meeting(kind="dir", endpoint=str(folder), group="")
+        return RendezvousConfig(kind="dir", endpoint=str(folder), group="")
     assert endpoint is not None, "options without it are refused"
-    return Meeting(kind=options.rdzv_backend, endpoint=endpoint, group=options.rdzv_id or run.local.name)
+    return RendezvousConfig(
+        kind=options.rdzv_backend, endpoint=endpoint, group=options.rdzv_id or run.local.name
+    )
 
 
-def open_backend(meeting: Meeting, options: Options) -> Backend:
+def open_backend(meeting: RendezvousConfig, options: Options) -> Backend:
     """Raises UsageError when it says no, RendezvousTimeout when it does not answer within --rdzv-timeout."""
     backend = meeting.open(os.environ)
     wait_for(
         backend,
         patience_s=options.rdzv_timeout_s,
         clock=SystemClock(),
-        say=lambda text: print(text, flush=True),
+        notify=lambda text: print(text, flush=True),
     )
     return backend
 
@@ -59,7 +61,7 @@ def newest_generation(run: RunDir, clock: Clock) -> int:
     return max([0, *(record.generation for record in records), *filter(None, logs)])
 
 
-def show_generation(meeting: Meeting, backend: Backend, mirror: Path) -> Mirror | None:
+def show_generation(meeting: RendezvousConfig, backend: Backend, mirror: Path) -> Mirror | None:
     """What shows the newest generation to the uploader, where it cannot ask for it itself."""
     if meeting.kind != "c10d":
         return None
@@ -67,7 +69,9 @@ def show_generation(meeting: Meeting, backend: Backend, mirror: Path) -> Mirror 
     return Mirror(backend.shown_generation, mirror)
 
 
-def set_aside(run: RunDir, meeting: Meeting, backend: Backend | None, *, keep_alive_s: float) -> None:
+def set_aside(
+    run: RunDir, meeting: RendezvousConfig, backend: Backend | None, *, keep_alive_s: float
+) -> None:
     """Rename a used run directory; nothing of it is deleted. Raises UsageError while agents are in it.
 
     backend: None for a folder, which may be a part of what is renamed.
@@ -77,7 +81,7 @@ def set_aside(run: RunDir, meeting: Meeting, backend: Backend | None, *, keep_al
     there = (
         _young_beats(Path(meeting.endpoint))
         if backend is None
-        else stirring(backend, SystemClock(), keep_alive_s=keep_alive_s)
+        else active_nodes(backend, SystemClock(), keep_alive_s=keep_alive_s)
     )
     if set(there) - gone:
         raise UsageError(

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from elastic.agent.rejoin_backoff import RejoinBackoff
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.group import Failure, Group, Verdict
-from elastic.rendezvous.rendezvous import Generation, Rendezvous, Watch
+from elastic.rendezvous.group import Failure, Group, RunEnd
+from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
 from elastic.system.clock import Clock
 
@@ -33,7 +33,7 @@ class Peers:
         has_left = not before <= {node.id for node in generation.members}
         return has_left and generation.cause in (NODE_LEFT, NODE_JOINED)
 
-    def poll(self, *, step: int, is_idle: bool) -> Watch | None:
+    def poll(self, *, step: int, is_idle: bool) -> GroupView | None:
         """None when the backend does not answer. is_idle: this node's workers have nothing left to do.
 
         Raises BackendFailed when an idle node has not reached it for as long as a group is waited for.
@@ -51,7 +51,7 @@ class Peers:
         self._is_reached, self._reached_s = True, self._clock.monotonic()
         return watch
 
-    def lets_in(self, watch: Watch) -> bool:
+    def lets_in(self, watch: GroupView) -> bool:
         """Whether the nodes that wait are to be let in now; the agent of rank 0 alone says so, for all."""
         now_s = self._clock.monotonic()
         self._backoff = self._backoff.observe(watch.newcomers, now_s=now_s)
@@ -73,7 +73,7 @@ class Peers:
         except BackendFailed:
             return None
 
-    def end(self, verdict: Verdict) -> None:
+    def end(self, verdict: RunEnd) -> None:
         """End the run for all."""
         with suppress(BackendFailed):  # the others will find the same
             self._rendezvous.end(verdict)

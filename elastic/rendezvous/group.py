@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from elastic.errors import ElasticError
-from elastic.rendezvous.partition import Complaint
+from elastic.rendezvous.partition import UnreachableReport
 from elastic.system.untrusted import parse_json
 
 FORMAT = 3
@@ -55,7 +55,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RunEnd:
     """How the run ended, for every node."""
 
     exit_code: int
@@ -69,7 +69,7 @@ class Group:
     While `open`, `members` (in rank order) train as `generation` and meet at `endpoint`, "host:port" of its TCPStore.
     While not open, `members` are those of the generation that was closed, less those who left, and `waiting` are those
     who stopped their workers, in order of arrival. `restarts` counts consecutive failures without a step above
-    `high_step`. `cause` says why this generation exists (open) or why it ended (not open). `complaints` say which nodes
+    `high_step`. `cause` says why this generation exists (open) or why it ended (not open). `reports` say which nodes
     that answer here are out of reach of each other now.
     """
 
@@ -83,8 +83,8 @@ class Group:
     restarts: int
     high_step: int
     failure: Failure | None
-    ended: Verdict | None
-    complaints: tuple[Complaint, ...] = ()
+    ended: RunEnd | None
+    reports: tuple[UnreachableReport, ...] = ()
 
     @staticmethod
     def empty() -> "Group":
@@ -112,7 +112,12 @@ class Group:
         return frozenset(node.id for node in self.waiting)
 
     def to_json(self) -> bytes:
-        return json.dumps({"format": FORMAT} | asdict(self), indent=1).encode()
+        record = {"format": FORMAT} | asdict(self)
+        # The file keeps the names of the first version that wrote it.
+        record["complaints"] = [
+            {"node": one["node"], "unheard": one["peers"]} for one in record.pop("reports")
+        ]
+        return json.dumps(record, indent=1).encode()
 
     @staticmethod
     def parse(data: bytes) -> "Group":
@@ -129,7 +134,7 @@ class Group:
 
 
 _NODE_FIELDS = {"id": str, "address": str, "nproc": int, "port": int}
-_COMPLAINT_FIELDS = {"node": str, "unheard": list}
+_REPORT_FIELDS = {"node": str, "unheard": list}
 _FAILURE_FIELDS = {"node": str, "rank": int, "message": str, "traceback": str, "from_outside": bool}
 _VERDICT_FIELDS = {"exit_code": int, "reason": str}
 _GROUP_FIELDS = {
@@ -169,9 +174,9 @@ def _ids(found: list[object], what: str) -> tuple[str, ...]:
     return tuple(each for each in found if isinstance(each, str))
 
 
-def _complaint(record: object) -> Complaint:
-    fields = _fields(record, _COMPLAINT_FIELDS, "group.complaints")
-    return Complaint(node=fields["node"], unheard=_ids(fields["unheard"], "group.complaints.unheard"))
+def _report(record: object) -> UnreachableReport:
+    fields = _fields(record, _REPORT_FIELDS, "group.complaints")
+    return UnreachableReport(node=fields["node"], peers=_ids(fields["unheard"], "group.complaints.unheard"))
 
 
 def _nodes(records: list[object], what: str) -> tuple[Node, ...]:
@@ -194,17 +199,17 @@ def _group(record: object) -> Group:
     del fields["format"]
     if fields["open"] and not (fields["members"] and fields["endpoint"] and fields["generation"]):
         raise ValueError("an open generation needs a number, members and an endpoint")
-    failure, ended = fields["failure"], fields["ended"]
+    failure, ended, reports = fields["failure"], fields["ended"], fields.pop("complaints")
     return Group(
         **fields
         | {
             "members": _nodes(fields["members"], "group.members"),
             "waiting": _nodes(fields["waiting"], "group.waiting"),
             "done": _ids(fields["done"], "group.done"),
-            "complaints": tuple(_complaint(each) for each in fields["complaints"]),
+            "reports": tuple(_report(each) for each in reports),
             "failure": None
             if failure is None
             else Failure(**_fields(failure, _FAILURE_FIELDS, "group.failure")),
-            "ended": None if ended is None else Verdict(**_fields(ended, _VERDICT_FIELDS, "group.ended")),
+            "ended": None if ended is None else RunEnd(**_fields(ended, _VERDICT_FIELDS, "group.ended")),
         }
     )

@@ -1,6 +1,6 @@
 """Who is cut off follows from who does not hear whom, is the same whoever works it out, and is as few as it takes.
 
-Nodes may meet through a folder, or servers, that all of them reach while the network between them is broken. It does not promise that those who stay hear each other for long.
+Nodes may meet through a folder, or servers, that all of them reach while the network between them is broken_links. It does not promise that those who stay hear each other for long.
 """
 
 from collections.abc import Iterable, Sequence
@@ -8,25 +8,25 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Complaint:
-    """`node` and each of `unheard` do not hear each other both ways."""
+class UnreachableReport:
+    """`node` and each of `peers` do not hear each other both ways."""
 
     node: str
-    unheard: tuple[str, ...]
+    peers: tuple[str, ...]
 
 
-def broken(complaints: Iterable[Complaint]) -> frozenset[frozenset[str]]:
+def broken_links(reports: Iterable[UnreachableReport]) -> frozenset[frozenset[str]]:
     """The pairs of nodes of which at least one complains of the other."""
-    pairs = ((complaint.node, other) for complaint in complaints for other in complaint.unheard)
+    pairs = ((report.node, other) for report in reports for other in report.peers)
     return frozenset(frozenset(pair) for pair in pairs if pair[0] != pair[1])
 
 
-def cut_off(order: Sequence[str], complaints: Iterable[Complaint]) -> tuple[str, ...]:
-    """Those without whom nobody in `order` has a complaint about another, in this order.
+def nodes_to_exclude(order: Sequence[str], reports: Iterable[UnreachableReport]) -> tuple[str, ...]:
+    """Those without whom nobody in `order` has a report about another, in this order.
 
-    Who is part of most complaints goes first; of several the last in the order, so that rank 0 stays if it can.
+    Who is part of most reports goes first; of several the last in the order, so that rank 0 stays if it can.
     """
-    pairs = {pair for pair in broken(complaints) if pair <= set(order)}
+    pairs = {pair for pair in broken_links(reports) if pair <= set(order)}
     gone: set[str] = set()
     while left := [pair for pair in pairs if not pair & gone]:
         counts = {name: sum(name in pair for pair in left) for name in order}

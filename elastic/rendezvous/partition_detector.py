@@ -9,73 +9,73 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from elastic.rendezvous import transitions
-from elastic.rendezvous.failure_detector import NEVER_BEATEN, Liveness
+from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Group, Node
 
-SILENT_AFTER = 1.5  # of a keep-alive
-SETTLED_AFTER = 0.25  # of a keep-alive: so long the first complaint waits for the others'
-HEARD_WITHIN = 0.5
+UNREACHABLE_AFTER = 1.5  # of a keep-alive
+SETTLED_AFTER = 0.25  # of a keep-alive: so long the first report waits for the others'
+REACHABLE_WITHIN = 0.5
 
 
-class Hears(Protocol):
-    def know(self, nodes: Iterable[Node]) -> None: ...
+class ProbeCounters(Protocol):
+    def set_peers(self, nodes: Iterable[Node]) -> None: ...
 
     @property
     def counters(self) -> Mapping[str, int]:
         """Of each node that was heard both ways: how often."""
 
 
-class Hearing:
-    def __init__(self, calls: Hears, keep_alive_s: float) -> None:
-        self._calls = calls
+class PartitionDetector:
+    def __init__(self, probes: ProbeCounters, keep_alive_s: float) -> None:
+        self._probes = probes
         self._keep_alive_s = keep_alive_s
-        self._pulses = Liveness(keep_alive_s=keep_alive_s * SILENT_AFTER)
-        self._divided_s: float | None = None
+        self._detector = FailureDetector(keep_alive_s=keep_alive_s * UNREACHABLE_AFTER)
+        self._partitioned_s: float | None = None
 
-    def look(self, group: Group, *, now_s: float) -> None:
+    def observe(self, group: Group, *, now_s: float) -> None:
         """Bring up to date who is heard; `group` says whom to call."""
         nodes = {node.id: node for node in (*group.waiting, *group.members)}
-        self._calls.know(nodes.values())
-        counters = self._calls.counters
+        self._probes.set_peers(nodes.values())
+        counters = self._probes.counters
         # One that is set apart leaves the group for a moment, until it has stopped its workers: that is no reason to forget its silence.
-        names = {name for name, node in nodes.items() if node.port} | transitions.parted(group)
-        self._pulses = self._pulses.look(
-            {name: counters.get(name, NEVER_BEATEN) for name in names}, now_s=now_s
+        names = {name for name, node in nodes.items() if node.port} | transitions.reported(group)
+        self._detector = self._detector.observe(
+            {name: counters.get(name, NO_HEARTBEAT) for name in names}, now_s=now_s
         )
         if not group.open:
-            self._divided_s = None
+            self._partitioned_s = None
 
-    def tell(self, group: Group, *, me: str, alive: AbstractSet[str]) -> Group:
+    def report(self, group: Group, *, me: str, alive: AbstractSet[str]) -> Group:
         """The group after this node has said whom it does not hear now."""
-        return transitions.complain(group, node_id=me, unheard=self._unheard(group, me, alive))
+        return transitions.report_unreachable(group, node_id=me, peers=self._unreachable(group, me, alive))
 
-    def judge(self, group: Group, *, me: str, alive: AbstractSet[str], step: int, now_s: float) -> Group:
+    def report_and_close(
+        self, group: Group, *, me: str, alive: AbstractSet[str], step: int, now_s: float
+    ) -> Group:
         """The same, and closed once members have complained of each other for so long that all have had time to say it."""
-        told = self.tell(group, me=me, alive=alive)
-        if not transitions.is_divided(group, alive=alive):
-            self._divided_s = None
+        told = self.report(group, me=me, alive=alive)
+        if not transitions.is_partitioned(group, alive=alive):
+            self._partitioned_s = None
             return told
-        if self._divided_s is None:
-            self._divided_s = now_s
-        is_settled = now_s - self._divided_s >= self._keep_alive_s * SETTLED_AFTER
-        return transitions.divide(told, alive=alive, step=step) if is_settled else told
+        if self._partitioned_s is None:
+            self._partitioned_s = now_s
+        is_settled = now_s - self._partitioned_s >= self._keep_alive_s * SETTLED_AFTER
+        return transitions.close_if_partitioned(told, alive=alive, step=step) if is_settled else told
 
-    def _unheard(self, group: Group, me: str, alive: AbstractSet[str]) -> tuple[str, ...]:
-        before = [
-            name for complaint in group.complaints if complaint.node == me for name in complaint.unheard
-        ]
+    def _unreachable(self, group: Group, me: str, alive: AbstractSet[str]) -> tuple[str, ...]:
+        before = [name for report in group.reports if report.node == me for name in report.peers]
         known = dict.fromkeys([*(node.id for node in (*group.members, *group.waiting)), *before])
-        others = [name for name in known if name != me and name in alive and name in self._pulses.pulses]
-        heard = self._heard
+        others = [name for name in known if name != me and name in alive and name in self._detector.nodes]
+        heard = self._reachable
         # One that was never heard may have no way for calls at all, unless they come through from elsewhere.
-        met = {name for name in others if heard or self._pulses.pulses[name].counter != NEVER_BEATEN}
-        silent = met - self._pulses.alive
-        # Between the two limits a complaint stands if it was made.
+        met = {name for name in others if heard or self._detector.nodes[name].counter != NO_HEARTBEAT}
+        silent = met - self._detector.alive
+        # Between the two limits a report stands if it was made.
         return tuple(name for name in others if name in silent or (name in before and name not in heard))
 
     @property
-    def _heard(self) -> frozenset[str]:
+    def _reachable(self) -> frozenset[str]:
         """Those who were heard both ways a moment ago."""
-        limit_s = self._keep_alive_s * HEARD_WITHIN
-        pulses = self._pulses.pulses.items()
-        return frozenset(i for i, p in pulses if p.counter != NEVER_BEATEN and p.silence_s <= limit_s)
+        limit_s = self._keep_alive_s * REACHABLE_WITHIN
+        nodes = self._detector.nodes.items()
+        return frozenset(i for i, p in nodes if p.counter != NO_HEARTBEAT and p.silence_s <= limit_s)

@@ -16,23 +16,23 @@ from elastic.rendezvous.group import Node
 from elastic.system.untrusted import parse_json
 
 LIMIT_BYTES = 1024
-FRESH_CALLS = 4  # so many that do not come mean that it is not heard
+MAX_MISSED_PROBES = 4  # so many that do not come mean that it is not heard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """`hears`: whether the caller hears whom it calls."""
+class Probe:
+    """`hears`: whether the sender hears whom it calls."""
 
-    caller: str
-    called: str
+    sender: str
+    receiver: str
     hears: bool
 
     def to_json(self) -> bytes:
-        return json.dumps({"from": self.caller, "to": self.called, "hears": self.hears}).encode()
+        return json.dumps({"from": self.sender, "to": self.receiver, "hears": self.hears}).encode()
 
     @staticmethod
-    def parse(data: bytes) -> "Call | None":
-        """None for what is no call; anybody can send a datagram."""
+    def parse(data: bytes) -> "Probe | None":
+        """None for what is no probe; anybody can send a datagram."""
         try:
             said = parse_json(data)
         except ValueError:
@@ -41,11 +41,11 @@ class Call:
             return None
         if not isinstance(said["from"], str) or not isinstance(said["to"], str):
             return None
-        return Call(caller=said["from"], called=said["to"], hears=said["hears"] is True)
+        return Probe(sender=said["from"], receiver=said["to"], hears=said["hears"] is True)
 
 
-class Calls:
-    """Calls and listens on a thread of its own from the moment it is made; `port` is where."""
+class Probes:
+    """Probes and listens on a thread of its own from the moment it is made; `port` is where."""
 
     def __init__(self, node_id: str, address: str, every_s: float) -> None:
         """Raises OSError when no socket can be had."""
@@ -58,10 +58,10 @@ class Calls:
         self._heard_s: dict[str, float] = {}
         self._counters: dict[str, int] = {}
         self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="rendezvous-calls", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rendezvous-probes", daemon=True)
         self._thread.start()
 
-    def know(self, nodes: Iterable[Node]) -> None:
+    def set_peers(self, nodes: Iterable[Node]) -> None:
         """Call these from now on, and nobody else; those without a port are left out."""
         peers = {n.id: (n.address, n.port) for n in nodes if n.port and n.id != self._node_id}
         with self._lock:
@@ -77,7 +77,7 @@ class Calls:
 
     def close(self) -> None:
         self._is_over = True
-        # It may sleep for a long while until the next call is due.
+        # It may sleep for a long while until the next probe is due.
         self._socket.sendto(b"", self._socket.getsockname())
         self._thread.join()
         self._socket.close()
@@ -87,43 +87,43 @@ class Calls:
         while not self._is_over:
             now_s = time.monotonic()
             if now_s >= due_s:
-                self._call_all(now_s)
+                self._send_all(now_s)
                 due_s = now_s + self._every_s
             self._socket.settimeout(max(0.001, due_s - now_s))
-            # A datagram that was refused comes back as an error of the next call.
+            # A datagram that was refused comes back as an error of the next probe.
             with contextlib.suppress(OSError):
-                self._hear(self._socket.recv(LIMIT_BYTES))
+                self._receive(self._socket.recv(LIMIT_BYTES))
 
-    def _call_all(self, now_s: float) -> None:
+    def _send_all(self, now_s: float) -> None:
         with self._lock:
             peers, heard_s = self._peers, dict(self._heard_s)
         for name, where in peers.items():
-            self._call(name, where, hears=self._is_fresh(heard_s.get(name), now_s))
+            self._send(name, where, hears=self._is_recent(heard_s.get(name), now_s))
 
-    def _call(self, name: str, where: tuple[str, int], *, hears: bool) -> None:
-        # No route, no such host, a full buffer: whoever is not called finds out.
+    def _send(self, name: str, where: tuple[str, int], *, hears: bool) -> None:
+        # No route, no such host, a full buffer: whoever is not receiver finds out.
         with contextlib.suppress(OSError):
-            self._socket.sendto(Call(caller=self._node_id, called=name, hears=hears).to_json(), where)
+            self._socket.sendto(Probe(sender=self._node_id, receiver=name, hears=hears).to_json(), where)
 
-    def _is_fresh(self, heard_s: float | None, now_s: float) -> bool:
-        return heard_s is not None and now_s - heard_s < FRESH_CALLS * self._every_s
+    def _is_recent(self, heard_s: float | None, now_s: float) -> bool:
+        return heard_s is not None and now_s - heard_s < MAX_MISSED_PROBES * self._every_s
 
-    def _hear(self, data: bytes) -> None:
-        call, now_s = Call.parse(data), time.monotonic()
-        if call is None or call.called != self._node_id:
+    def _receive(self, data: bytes) -> None:
+        probe, now_s = Probe.parse(data), time.monotonic()
+        if probe is None or probe.receiver != self._node_id:
             return
         with self._lock:
-            where = self._peers.get(call.caller)
+            where = self._peers.get(probe.sender)
             if where is None:
                 return
-            was_heard = self._is_fresh(self._heard_s.get(call.caller), now_s)
-            self._heard_s[call.caller] = now_s
+            was_heard = self._is_recent(self._heard_s.get(probe.sender), now_s)
+            self._heard_s[probe.sender] = now_s
         if not was_heard:
-            # Before it counts here: who takes back a complaint must not be complained of by one that waits for the next regular call.
-            self._call(call.caller, where, hears=True)
+            # Before it counts here: who takes back a complaint must not be complained of by one that waits for the next regular probe.
+            self._send(probe.sender, where, hears=True)
         with self._lock:
-            if call.hears and call.caller in self._peers:
-                self._counters[call.caller] = self._counters.get(call.caller, 0) + 1
+            if probe.hears and probe.sender in self._peers:
+                self._counters[probe.sender] = self._counters.get(probe.sender, 0) + 1
 
 
 def _bound(address: str) -> socket.socket:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from elastic.errors import EXIT_INTERRUPTED, ElasticError, GroupEnded, UsageError
 from elastic.rendezvous import transitions
-from elastic.rendezvous.backends.backend import AsksByName, Backend, BackendFailed, PublishesGeneration
-from elastic.rendezvous.failure_detector import NEVER_BEATEN, Liveness
-from elastic.rendezvous.group import Failure, Group, Node, Verdict
-from elastic.rendezvous.partition_detector import Hearing, Hears
-from elastic.rendezvous.transitions import Action, Policy, Timing
+from elastic.rendezvous.backends.backend import Backend, BackendFailed, PublishesGeneration, TracksNodes
+from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
+from elastic.rendezvous.group import Failure, Group, Node, RunEnd
+from elastic.rendezvous.partition_detector import PartitionDetector, ProbeCounters
+from elastic.rendezvous.transitions import Action, GroupPolicy, Timing
 from elastic.system.clock import Clock
 
 POLL_S = 0.02
@@ -55,7 +55,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class GroupView:
     """One look at the generation that this node entered last.
 
     `fenced`: the group went on without it; stop the workers and join. `newcomers` could be admitted now. `lost` stopped
@@ -66,7 +66,7 @@ class Watch:
     fenced: bool
     newcomers: tuple[Node, ...]
     lost: tuple[str, ...]
-    ended: Verdict | None
+    ended: RunEnd | None
     cause: str
     failure: Failure | None
 
@@ -76,18 +76,18 @@ class Rendezvous:
         self,
         backend: Backend,
         me: Node,
-        policy: Policy,
+        policy: GroupPolicy,
         *,
         keep_alive_s: float,
         clock: Clock,
         open_endpoint: Callable[[], str],
-        say: Callable[[str, bool], None] | None = None,
-        floor: int = 0,
-        calls: Hears | None = None,
+        notify: Callable[[str, bool], None] | None = None,
+        min_generation: int = 0,
+        probes: ProbeCounters | None = None,
     ) -> None:
-        """`open_endpoint` starts a fresh TCPStore on this node and gives its "host:port"; `say` takes each new reason, and
-        whether a person should know it because something is waited for or wrong. `floor`: the newest generation that the
-        run is known to have had; a group that begins anew counts on from it. `calls`: who reaches whom, where that is known.
+        """`open_endpoint` starts a fresh TCPStore on this node and gives its "host:port"; `notify` takes each new reason, and
+        whether a person should know it because something is waited for or wrong. `min_generation`: the newest generation that the
+        run is known to have had; a group that begins anew counts on from it. `probes`: who reaches whom, where that is known.
         """
         if policy.max_workers is not None and me.nproc > policy.max_workers:
             raise UsageError(
@@ -99,14 +99,14 @@ class Rendezvous:
         self._policy = policy
         self._clock = clock
         self._open_endpoint = open_endpoint
-        self._say = say
+        self._notify_node = notify
         self._publish = backend.publish_generation if isinstance(backend, PublishesGeneration) else None
         self._keep_alive_s = keep_alive_s
-        self._liveness = Liveness(keep_alive_s=keep_alive_s)
-        self._hearing = None if calls is None else Hearing(calls, keep_alive_s)
+        self._failure_detector = FailureDetector(keep_alive_s=keep_alive_s)
+        self._partition_detector = None if probes is None else PartitionDetector(probes, keep_alive_s)
         self._timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
         # What holds where the shared state is lost. Looks before the first join do not count: what they see may be about to be forgotten on purpose.
-        self._remembered = replace(Group.empty(), generation=floor)
+        self._last_known = replace(Group.empty(), generation=min_generation)
         self._entered = 0
         self._reason = ""
         self._waits = True
@@ -154,10 +154,10 @@ class Rendezvous:
     def poll_join(self) -> Generation | None:
         """One look and one action of `join`; None means not yet. Raises what `join` raises, but never Interrupted."""
         version, group = self._look()
-        self._remembered = transitions.remembered(group)
+        self._last_known = transitions.last_known_state(group)
         alive = self._alive
-        if self._hearing is not None:
-            told = self._hearing.tell(group, me=self._me.id, alive=alive)
+        if self._partition_detector is not None:
+            told = self._partition_detector.report(group, me=self._me.id, alive=alive)
             if told != group:
                 self._set(version, told)
                 return None
@@ -195,25 +195,25 @@ class Rendezvous:
                 raise GroupEnded(group.ended.exit_code, group.ended.reason)
         return None
 
-    def watch(self, *, step: int = 0) -> Watch:
+    def watch(self, *, step: int = 0) -> GroupView:
         """One cheap poll, which also evicts members that stopped answering; `step` is the last that own workers finished.
 
         Raises BackendFailed: nothing was learned, the workers may go on, look again.
         """
         version, group = self._look()
-        self._remembered = transitions.remembered(group)
+        self._last_known = transitions.last_known_state(group)
         alive = self._alive
         lost = transitions.lost_members(group, alive=alive)
-        if group.ended is None and (lost or transitions.gone(group, alive=alive)):
+        if group.ended is None and (lost or transitions.lost_waiting(group, alive=alive)):
             evicted = transitions.evict(group, alive=alive, step=step)
             group = evicted if self._set(version, evicted) else group
-        elif self._hearing is not None and group.ended is None:
-            judged = self._hearing.judge(
+        elif self._partition_detector is not None and group.ended is None:
+            judged = self._partition_detector.report_and_close(
                 group, me=self._me.id, alive=alive, step=step, now_s=self._timing.now_s
             )
             group = judged if judged != group and self._set(version, judged) else group
         mine = group.generation == self._entered and self._me.id in group.member_ids
-        watch = Watch(
+        watch = GroupView(
             open=mine and group.open,
             fenced=not mine,
             newcomers=transitions.newcomers(group, alive=alive, policy=self._policy),
@@ -239,14 +239,14 @@ class Rendezvous:
         return self._change(lambda group: transitions.leave(group, self._me.id))
 
     def done(self) -> Group:
-        """All workers of this node finished; the last member to say so ends the run as complete."""
+        """All workers of this node finished; the last member to report it ends the run as complete."""
         return self._change(
             lambda group: transitions.done(group, generation=self._entered, node_id=self._me.id)
         )
 
-    def end(self, verdict: Verdict) -> Group:
+    def end(self, run_end: RunEnd) -> Group:
         """End the run for all nodes; changes nothing if the group went on without this node."""
-        return self._change(lambda group: transitions.end(group, generation=self._entered, verdict=verdict))
+        return self._change(lambda group: transitions.end(group, generation=self._entered, run_end=run_end))
 
     def reopen(self, *, is_new: bool = False) -> Group:
         """Before the first join: let a failed or interrupted run form again because a person started it again.
@@ -255,15 +255,13 @@ class Rendezvous:
         """
         return self._change(
             lambda group: (
-                transitions.begin_anew(group)
-                if is_new and group.ended is not None
-                else transitions.reopen(group)
+                transitions.reset(group) if is_new and group.ended is not None else transitions.reopen(group)
             )
         )
 
-    def begin_anew(self) -> Group:
+    def reset(self) -> Group:
         """Before the first join, and only when nobody is in the group: forget it."""
-        return self._change(transitions.begin_anew)
+        return self._change(transitions.reset)
 
     def stop(self) -> None:
         """End the beat thread; others take this node for dead after their keep-alive, unless it left."""
@@ -274,27 +272,29 @@ class Rendezvous:
     def _look(self) -> tuple[int | None, Group]:
         found = self._backend.read()
         version, there = (None, Group.empty()) if found is None else (found[0], Group.parse(found[1]))
-        group = transitions.recall(there, self._remembered)
+        group = transitions.restore_lost_state(there, self._last_known)
         if self._publish is not None:
             self._publish(group.generation)
         now_s = self._clock.monotonic()
-        others = (group.member_ids | group.waiting_ids | transitions.parted(group)) - {self._me.id}
-        if isinstance(self._backend, AsksByName):
-            self._backend.ask_for(others)
+        others = (group.member_ids | group.waiting_ids | transitions.reported(group)) - {self._me.id}
+        if isinstance(self._backend, TracksNodes):
+            self._backend.track_nodes(others)
         beats = self._backend.beats()
-        # Where this node cannot beat, on a full disk, say, the others most likely cannot either.
-        counters = {i: beats.get(i, NEVER_BEATEN) for i in others}
-        self._liveness = self._liveness.look(counters, now_s=now_s, counts=not self._beat_problem)
-        if self._hearing is not None:
-            self._hearing.look(group, now_s=now_s)
-        self._timing = transitions.timed(
+        # Where this node cannot beat, on a full disk for example, the others most likely cannot either.
+        counters = {i: beats.get(i, NO_HEARTBEAT) for i in others}
+        self._failure_detector = self._failure_detector.observe(
+            counters, now_s=now_s, counts=not self._beat_problem
+        )
+        if self._partition_detector is not None:
+            self._partition_detector.observe(group, now_s=now_s)
+        self._timing = transitions.update_timing(
             self._timing, group, alive=self._alive, now_s=now_s, policy=self._policy
         )
         return version, group
 
     @property
     def _alive(self) -> frozenset[str]:
-        return self._liveness.alive | {self._me.id}
+        return self._failure_detector.alive | {self._me.id}
 
     def _enter(self, group: Group) -> Generation:
         if group.generation == self._entered or group.endpoint is None:
@@ -315,7 +315,7 @@ class Rendezvous:
     def _set(self, version: int | None, group: Group) -> bool:
         is_set = self._backend.compare_and_set(version, group.to_json())
         if is_set:
-            self._remembered = transitions.remembered(group)
+            self._last_known = transitions.last_known_state(group)
         return is_set
 
     def _change(self, transition: Callable[[Group], Group]) -> Group:
@@ -346,18 +346,18 @@ class Rendezvous:
             except Exception as error:
                 # This is the thread's edge: were it to die of one failed write, the others would take a healthy node for
                 # dead some seconds later, with nothing in this node's log.
-                if self._beat_problem != str(error) and self._say is not None:
-                    self._say(f"heartbeat failed: {error}", True)
+                if self._beat_problem != str(error) and self._notify_node is not None:
+                    self._notify_node(f"heartbeat failed: {error}", True)
                 self._beat_problem = str(error)
 
     def _tell(self, reason: str, *, aloud: bool = True) -> None:
         if reason != self._reason:
             self._reason = reason
-            if self._say is not None:
-                self._say(reason, aloud)
+            if self._notify_node is not None:
+                self._notify_node(reason, aloud)
 
 
-def _watch_reason(watch: Watch, generation: int) -> str:
+def _watch_reason(watch: GroupView, generation: int) -> str:
     if watch.ended is not None:
         return f"the run has ended: {watch.ended.reason}"
     if watch.fenced:

@@ -27,9 +27,9 @@ from torch.distributed.elastic.rendezvous import (
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, GroupEnded, UsageError
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.rendezvous.group import Node, Verdict
-from elastic.rendezvous.rendezvous import Generation, Rendezvous, RendezvousTimeout, Watch
-from elastic.rendezvous.transitions import FAILURE, NODE_JOINED, NODE_LOST, Policy
+from elastic.rendezvous.group import Node, RunEnd
+from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous, RendezvousTimeout
+from elastic.rendezvous.transitions import FAILURE, NODE_JOINED, NODE_LOST, GroupPolicy
 from elastic.system.addresses import new_node_id, node_address
 from elastic.system.clock import SystemClock
 from elastic.system.endpoint import HIGHEST_PORT
@@ -174,13 +174,13 @@ class ElasticRendezvous(RendezvousHandler):
         return self._rendezvous.watch().ended is not None
 
     def set_closed(self) -> None:
-        self._rendezvous.end(Verdict(exit_code=EXIT_FAILED, reason="closed by the launcher"))
+        self._rendezvous.end(RunEnd(exit_code=EXIT_FAILED, reason="closed by the launcher"))
 
     def shutdown(self) -> bool:
         """End the run if the workers of all nodes succeeded, else only leave it; the others go on."""
         if not self.is_closed():
             if self._all_succeeded():
-                self._rendezvous.end(Verdict(exit_code=EXIT_COMPLETE, reason="complete"))
+                self._rendezvous.end(RunEnd(exit_code=EXIT_COMPLETE, reason="complete"))
             else:
                 self._rendezvous.leave()
         self._rendezvous.stop()
@@ -200,7 +200,7 @@ class ElasticRendezvous(RendezvousHandler):
             return
         # Out of reach, it is told by `join`, as soon as it can be.
         with contextlib.suppress(BackendFailed):
-            watch: Watch = self._rendezvous.watch()
+            watch: GroupView = self._rendezvous.watch()
             if watch.open and not watch.fenced:
                 cause = NODE_JOINED if watch.newcomers else FAILURE
                 self._rendezvous.close(cause, step=0, counts=cause == FAILURE)
@@ -231,7 +231,7 @@ def _from_torchrun(params: RendezvousParameters) -> RendezvousHandler:
     """
     if not params.endpoint:
         raise UsageError("--rdzv-backend elastic needs --rdzv-endpoint DIR, a folder that all nodes share")
-    policy = Policy(
+    policy = GroupPolicy(
         min_nodes=params.min_nodes,
         max_nodes=params.max_nodes,
         last_call_s=float(params.get("last_call_timeout", DEFAULT_LAST_CALL_S)),

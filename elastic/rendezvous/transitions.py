@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from elastic.errors import EXIT_COMPLETE
-from elastic.rendezvous.group import Failure, Group, Node, Verdict
-from elastic.rendezvous.partition import Complaint, broken, cut_off
+from elastic.rendezvous.group import Failure, Group, Node, RunEnd
+from elastic.rendezvous.partition import UnreachableReport, broken_links, nodes_to_exclude
 
 START = "start"
 RESUME = "resume"
@@ -22,7 +22,7 @@ CUT = "because the network between the others and me is cut"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class GroupPolicy:
     """Sizes of the group and times, the same on every node.
 
     `last_call_s`: how long a generation that continues nobody's waits for stragglers once min is there.
@@ -61,11 +61,13 @@ class Decision:
     reason: str
 
 
-def decide(group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, policy: Policy) -> Decision:
+def decide(
+    group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, policy: GroupPolicy
+) -> Decision:
     """What `me`, whose workers are stopped, does about this group. `alive` holds the ids of all live nodes, mine included."""
     if group.ended is not None:
         return Decision(action=Action.STOP, reason=f"the run has ended: {group.ended.reason}")
-    lost = lost_members(group, alive=alive) or gone(group, alive=alive)
+    lost = lost_members(group, alive=alive) or lost_waiting(group, alive=alive)
     if lost:
         return Decision(action=Action.EVICT, reason=f"{', '.join(lost)} stopped answering")
     if group.open and me.id in group.member_ids:
@@ -75,7 +77,7 @@ def decide(group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, p
             action=Action.JOIN, reason=f"not yet waiting for a generation after {group.generation}"
         )
     if group.open:
-        why = f", {CUT}" if me.id in apart(group, alive=alive) else ""
+        why = f", {CUT}" if me.id in excluded(group, alive=alive) else ""
         return Decision(
             action=Action.WAIT, reason=f"waiting: generation {group.generation} is open without me{why}"
         )
@@ -83,11 +85,11 @@ def decide(group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, p
 
 
 def _decide_forming(
-    group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, policy: Policy
+    group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, policy: GroupPolicy
 ) -> Decision:
     number = group.generation + 1
     waited_s = 0.0 if timing.closed_since_s is None else timing.now_s - timing.closed_since_s
-    nodes, away = _next_members(group, alive=alive, policy=policy), apart(group, alive=alive)
+    nodes, away = _next_members(group, alive=alive, policy=policy), excluded(group, alive=alive)
     # One that is apart may be held up by what it cannot reach, and disturbs nobody.
     busy = [n.id for n in group.members if n.id in alive - away and n.id not in group.waiting_ids]
     if me.id in away:
@@ -109,7 +111,9 @@ def _decide_forming(
     return Decision(action=Action.WAIT, reason=reason)
 
 
-def timed(last: Timing, group: Group, *, alive: AbstractSet[str], now_s: float, policy: Policy) -> Timing:
+def update_timing(
+    last: Timing, group: Group, *, alive: AbstractSet[str], now_s: float, policy: GroupPolicy
+) -> Timing:
     """`last`, brought up to what is seen now: a stretch of time goes on as long as its condition holds at every look."""
     is_closed = not group.open and group.ended is None
     is_enough = len(_next_members(group, alive=alive, policy=policy)) >= policy.min_nodes
@@ -126,7 +130,7 @@ def _since(since_s: float | None, *, holds: bool, now_s: float) -> float | None:
     return now_s if since_s is None else since_s
 
 
-def _is_last_call(group: Group, nodes: tuple[Node, ...], *, timing: Timing, policy: Policy) -> bool:
+def _is_last_call(group: Group, nodes: tuple[Node, ...], *, timing: Timing, policy: GroupPolicy) -> bool:
     if _continues(group, nodes) or len(nodes) >= policy.max_nodes:
         return False
     # The former of the next generation is enough by itself to have seen enough nodes since some moment.
@@ -144,38 +148,38 @@ def lost_members(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
     return tuple(n.id for n in group.members if n.id not in alive) if group.open else ()
 
 
-def gone(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
-    """Those who wait, or complain of others, and no longer answer."""
-    named = dict.fromkeys([*(node.id for node in group.waiting), *(c.node for c in group.complaints)])
+def lost_waiting(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
+    """Those who wait, or report others, and no longer answer."""
+    named = dict.fromkeys([*(node.id for node in group.waiting), *(c.node for c in group.reports)])
     return tuple(name for name in named if name not in alive)
 
 
 def queue(group: Group, *, alive: AbstractSet[str]) -> tuple[Node, ...]:
     """The live waiting nodes that are not apart, in the rank order of the next generation: previous members keep theirs, then by arrival."""
-    away = apart(group, alive=alive)
+    away = excluded(group, alive=alive)
     waiting = {node.id: node for node in group.waiting if node.id in alive and node.id not in away}
     previous = [waiting[node.id] for node in group.members if node.id in waiting]
     return (*previous, *(node for node in waiting.values() if node.id not in group.member_ids))
 
 
-def apart(group: Group, *, alive: AbstractSet[str]) -> frozenset[str]:
+def excluded(group: Group, *, alive: AbstractSet[str]) -> frozenset[str]:
     """Live nodes that cannot train with the members: as few of these as it takes, and whoever else is cut off from one that stays.
 
     A newcomer never displaces a member, so that a generation in which all reach each other is never ended for want of reach.
     """
     members = [node.id for node in group.members if node.id in alive]
-    gone = frozenset(cut_off(members, group.complaints))
-    pairs, stay = broken(group.complaints), frozenset(members) - gone
+    gone = frozenset(nodes_to_exclude(members, group.reports))
+    pairs, stay = broken_links(group.reports), frozenset(members) - gone
     others = (node.id for node in group.waiting if node.id in alive and node.id not in members)
     return gone | {name for name in others if any({name, other} in pairs for other in stay)}
 
 
 def admitted(
-    nodes: tuple[Node, ...], *, complaints: tuple[Complaint, ...], policy: Policy
+    nodes: tuple[Node, ...], *, reports: tuple[UnreachableReport, ...], policy: GroupPolicy
 ) -> tuple[Node, ...]:
     """Those of `nodes` that fit and reach each other, first come first served; one that is too large does not hold up a smaller one behind it."""
     chosen: list[Node] = []
-    workers, pairs = 0, broken(complaints)
+    workers, pairs = 0, broken_links(reports)
     for node in nodes:
         fits = policy.max_workers is None or workers + node.nproc <= policy.max_workers
         reaches = not any({node.id, other.id} in pairs for other in chosen)
@@ -185,17 +189,17 @@ def admitted(
     return tuple(chosen)
 
 
-def _next_members(group: Group, *, alive: AbstractSet[str], policy: Policy) -> tuple[Node, ...]:
-    return admitted(queue(group, alive=alive), complaints=group.complaints, policy=policy)
+def _next_members(group: Group, *, alive: AbstractSet[str], policy: GroupPolicy) -> tuple[Node, ...]:
+    return admitted(queue(group, alive=alive), reports=group.reports, policy=policy)
 
 
-def newcomers(group: Group, *, alive: AbstractSet[str], policy: Policy) -> tuple[Node, ...]:
+def newcomers(group: Group, *, alive: AbstractSet[str], policy: GroupPolicy) -> tuple[Node, ...]:
     """Waiting nodes that a new generation would admit beside the live members of this open one; a spare is not among them."""
-    if not group.open or is_divided(group, alive=alive):
+    if not group.open or is_partitioned(group, alive=alive):
         return ()
     stay = tuple(node for node in group.members if node.id in alive)
     come = tuple(n for n in queue(group, alive=alive) if n.id not in group.member_ids)
-    chosen = admitted((*stay, *come), complaints=group.complaints, policy=policy)
+    chosen = admitted((*stay, *come), reports=group.reports, policy=policy)
     return tuple(node for node in chosen if node.id not in group.member_ids)
 
 
@@ -207,7 +211,7 @@ def join(group: Group, node: Node) -> Group:
     return replace(group, waiting=(*(n for n in group.waiting if n.id != node.id), node))
 
 
-def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: Policy) -> Group:
+def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: GroupPolicy) -> Group:
     """Open the next generation with all who are waiting, alive and admitted; the rest of the living stay as spares."""
     members = _next_members(group, alive=alive, policy=policy)
     if group.open or group.ended is not None or len(members) < policy.min_nodes:
@@ -224,7 +228,7 @@ def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: Policy
         endpoint=endpoint,
         cause=START if group.generation == 0 else continued,
         failure=None,
-        complaints=tuple(complaint for complaint in group.complaints if complaint.node in alive),
+        reports=tuple(report for report in group.reports if report.node in alive),
     )
 
 
@@ -257,37 +261,37 @@ def evict(group: Group, *, alive: AbstractSet[str], step: int = 0) -> Group:
     kept = replace(
         group,
         waiting=tuple(node for node in group.waiting if node.id in alive),
-        complaints=tuple(complaint for complaint in group.complaints if complaint.node in alive),
+        reports=tuple(report for report in group.reports if report.node in alive),
     )
     if not lost_members(group, alive=alive):
         return kept
     return close(kept, generation=group.generation, cause=NODE_LOST, step=step, counts=False)
 
 
-def complain(group: Group, *, node_id: str, unheard: tuple[str, ...]) -> Group:
-    """Say whom this node does not hear both ways now; none: it has no complaint any more."""
+def report_unreachable(group: Group, *, node_id: str, peers: tuple[str, ...]) -> Group:
+    """Say whom this node does not hear both ways now; none: it has no report any more."""
     if group.ended is not None or node_id not in group.member_ids | group.waiting_ids:
         return group
-    said = Complaint(node=node_id, unheard=unheard)
-    if said in group.complaints or (not unheard and all(c.node != node_id for c in group.complaints)):
+    said = UnreachableReport(node=node_id, peers=peers)
+    if said in group.reports or (not peers and all(c.node != node_id for c in group.reports)):
         return group
-    kept = tuple(complaint for complaint in group.complaints if complaint.node != node_id)
-    return replace(group, complaints=(*kept, said) if unheard else kept)
+    kept = tuple(report for report in group.reports if report.node != node_id)
+    return replace(group, reports=(*kept, said) if peers else kept)
 
 
-def parted(group: Group) -> frozenset[str]:
+def reported(group: Group) -> frozenset[str]:
     """Who complains, and of whom; also those who are on their way back into the group."""
-    return frozenset(name for complaint in group.complaints for name in (complaint.node, *complaint.unheard))
+    return frozenset(name for report in group.reports for name in (report.node, *report.peers))
 
 
-def is_divided(group: Group, *, alive: AbstractSet[str]) -> bool:
-    """Whether live members of the open generation complain of each other."""
-    return group.open and not apart(group, alive=alive).isdisjoint(group.member_ids)
+def is_partitioned(group: Group, *, alive: AbstractSet[str]) -> bool:
+    """Whether live members of the open generation report_unreachable of each other."""
+    return group.open and not excluded(group, alive=alive).isdisjoint(group.member_ids)
 
 
-def divide(group: Group, *, alive: AbstractSet[str], step: int) -> Group:
-    """Close the open generation if live members complain of each other; the next one is formed without some of them."""
-    if not is_divided(group, alive=alive):
+def close_if_partitioned(group: Group, *, alive: AbstractSet[str], step: int) -> Group:
+    """Close the open generation if live members report each other unreachable; the next one is formed without some of them."""
+    if not is_partitioned(group, alive=alive):
         return group
     return close(group, generation=group.generation, cause=NODE_LOST, step=step, counts=False)
 
@@ -300,7 +304,7 @@ def leave(group: Group, node_id: str) -> Group:
         group = replace(closed, members=members)
     if node_id in group.waiting_ids:
         group = replace(group, waiting=tuple(node for node in group.waiting if node.id != node_id))
-    return replace(group, complaints=tuple(c for c in group.complaints if c.node != node_id))
+    return replace(group, reports=tuple(c for c in group.reports if c.node != node_id))
 
 
 def done(group: Group, *, generation: int, node_id: str) -> Group:
@@ -311,14 +315,14 @@ def done(group: Group, *, generation: int, node_id: str) -> Group:
     told = replace(group, done=(*group.done, node_id))
     if group.member_ids - set(told.done):
         return told
-    return end(told, generation=generation, verdict=Verdict(exit_code=EXIT_COMPLETE, reason="complete"))
+    return end(told, generation=generation, run_end=RunEnd(exit_code=EXIT_COMPLETE, reason="complete"))
 
 
-def end(group: Group, *, generation: int, verdict: Verdict) -> Group:
+def end(group: Group, *, generation: int, run_end: RunEnd) -> Group:
     """The run is over for every node, if the group is still at `generation`; the first verdict stands."""
     if generation != group.generation or group.ended is not None:
         return group
-    return replace(group, open=False, endpoint=None, ended=verdict)
+    return replace(group, open=False, endpoint=None, ended=run_end)
 
 
 def reopen(group: Group) -> Group:
@@ -334,16 +338,16 @@ def reopen(group: Group) -> Group:
         restarts=0,
         failure=None,
         ended=None,
-        complaints=(),
+        reports=(),
     )
 
 
-def begin_anew(group: Group) -> Group:
+def reset(group: Group) -> Group:
     """Another run meets under the name of one that was: nothing stays but the number of generations."""
     return replace(Group.empty(), generation=group.generation)
 
 
-def remembered(group: Group) -> Group:
+def last_known_state(group: Group) -> Group:
     """What a node goes by when the shared state is gone: the generation is over, its members go on, and whoever waits has to come again."""
     return replace(
         group,
@@ -352,11 +356,11 @@ def remembered(group: Group) -> Group:
         done=(),
         endpoint=None,
         cause=NODE_LOST if group.open else group.cause,
-        complaints=(),
+        reports=(),
     )
 
 
-def recall(group: Group, known: Group) -> Group:
+def restore_lost_state(group: Group, known: Group) -> Group:
     """`known` in the place of a group in which nothing was formed yet: the state was lost, with a store or a folder, and is begun anew by somebody who knows less.
 
     So generations are not counted twice, and who was in the last one keeps its rank.
@@ -364,4 +368,4 @@ def recall(group: Group, known: Group) -> Group:
     is_new = group.cause == START and not group.open and not group.members and group.ended is None
     if not is_new or known.ended is not None or group.generation > known.generation:
         return group
-    return replace(known, waiting=group.waiting, complaints=group.complaints)
+    return replace(known, waiting=group.waiting, reports=group.reports)

@@ -58,9 +58,9 @@ def open_fence(text: str | None) -> Fence:
             group, _, endpoints = where.partition(" ")
             return ShownFence(EtcdBackend(endpoints, group, Access.from_environment(os.environ)))
         case "objects":
-            from elastic.rendezvous.backends.object_store import AT_ONCE, ObjectsBackend
+            from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
 
-            return GroupFence(ObjectsBackend(where, pace=AT_ONCE), SystemClock())
+            return GroupFence(ObjectStoreBackend(where, intervals=NO_DELAY), SystemClock())
         case _:
             raise UsageError(
                 f"expected a fence file:PATH, mirror:PATH, objects:URL or etcd:GROUP HOSTS, found {text!r}"

@@ -11,7 +11,7 @@ import pytest
 from etcd_servers import EtcdServers, free_port
 
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.backends.tcp_store import C10dBackend
+from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -88,7 +88,7 @@ def test_with_c10d_a_host_that_stays_away_ends_the_run_with_everything_saved(dri
     port = free_port()
     where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-timeout", "20s")
     drill.shut(10)
-    host = C10dBackend(f"127.0.0.1:{port}", "unused")
+    host = TcpStoreBackend(f"127.0.0.1:{port}", "unused")
     host.beats()
     agents = [drill.start(*OPTIONS, *where) for _ in range(2)]
     drill.stands(10, ranks=2)
@@ -105,8 +105,8 @@ def test_with_c10d_a_host_that_stays_away_ends_the_run_with_everything_saved(dri
 
 HOST = """
 import sys
-from elastic.rendezvous.backends.tcp_store import C10dBackend
-host = C10dBackend(sys.argv[1], "g")
+from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
+host = TcpStoreBackend(sys.argv[1], "g")
 host.beat("host")
 print("ready", flush=True)
 sys.stdin.read()
@@ -121,7 +121,7 @@ def test_a_frozen_host_of_the_store_blocks_nobody_for_longer_than_a_moment():
     )
     try:
         assert host.stdout is not None and host.stdout.readline() == b"ready\n"
-        node = C10dBackend(endpoint, "g")
+        node = TcpStoreBackend(endpoint, "g")
         assert node.compare_and_set(None, b"x")
         found = node.read()
         host.send_signal(signal.SIGSTOP)

@@ -11,7 +11,7 @@ from etcd_servers import EtcdServers, free_port
 from elastic.errors import StoreFailed, UsageError
 from elastic.rendezvous.backends import etcd_http
 from elastic.rendezvous.backends import select as meetings
-from elastic.rendezvous.backends.backend import BackendFailed, BackendRefuses
+from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
 from elastic.rendezvous.backends.etcd import LEASE_S, RENEW_EVERY_S, EtcdBackend
 from elastic.rendezvous.backends.etcd_http import Access, EtcdHttp
 from elastic.rendezvous.rendezvous import RendezvousTimeout
@@ -197,10 +197,10 @@ def test_a_password_is_asked_for_and_a_wrong_one_refused(tmp_path):
             (Access(user="trainer:wrong"), "with the password in ETCDCTL_USER"),
         ):
             stranger = EtcdBackend(servers.endpoints, "g", access)
-            with pytest.raises(BackendRefuses, match=says):
+            with pytest.raises(BackendRefused, match=says):
                 stranger.read()
             with pytest.raises(UsageError, match=says):
-                meetings.wait_for(stranger, patience_s=60, clock=SystemClock(), say=print)
+                meetings.wait_for(stranger, patience_s=60, clock=SystemClock(), notify=print)
         known = EtcdBackend(servers.endpoints, "g", Access(user="trainer:right"))
         version = everything(known, None, b"1")
         before.beat("n")
@@ -208,7 +208,7 @@ def test_a_password_is_asked_for_and_a_wrong_one_refused(tmp_path):
         servers.start(0)
         servers.wait_ready()
         everything(known, version, b"2")
-        with pytest.raises(BackendRefuses, match="permission denied"):
+        with pytest.raises(BackendRefused, match="permission denied"):
             EtcdHttp(servers.endpoints, Access(user="trainer:right")).call("kv/range", {"key": "AAAA"})
     finally:
         servers.close()
@@ -239,7 +239,7 @@ def test_tls_proves_both_sides(tmp_path):
         for stranger in (access("others", "ours"), Access(ca=str(paths["ours"])), access("ours", "others")):
             with pytest.raises(BackendFailed):
                 EtcdBackend(servers.endpoints, "g", stranger).read()
-        with pytest.raises(BackendRefuses, match="ETCDCTL_CACERT"):
+        with pytest.raises(BackendRefused, match="ETCDCTL_CACERT"):
             EtcdBackend(servers.endpoints, "g", access("others", "ours")).read()
     finally:
         servers.close()
@@ -277,7 +277,7 @@ def test_servers_and_nodes_may_be_started_in_any_order(tmp_path):
     nobody = EtcdBackend(f"127.0.0.1:{free_port()}", "g", Access())
     said, clock = [], HeldClock()
     with pytest.raises(RendezvousTimeout, match="gave up after 5 s"):
-        meetings.wait_for(nobody, patience_s=5, clock=clock, say=said.append)
+        meetings.wait_for(nobody, patience_s=5, clock=clock, notify=said.append)
     assert len(said) == 1 and clock.now_s <= 5
 
     servers = EtcdServers(tmp_path)
@@ -287,7 +287,7 @@ def test_servers_and_nodes_may_be_started_in_any_order(tmp_path):
         waiting = threading.Event()
         waiter = threading.Thread(
             target=lambda: meetings.wait_for(
-                backend, patience_s=60, clock=SystemClock(), say=lambda _: waiting.set()
+                backend, patience_s=60, clock=SystemClock(), notify=lambda _: waiting.set()
             )
         )
         waiter.start()

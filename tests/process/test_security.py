@@ -20,7 +20,7 @@ from elastic.checkpoint.record import commit_name
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.etcd_http import Access
-from elastic.rendezvous.backends.tcp_store import C10dBackend
+from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
 from elastic.system.addresses import node_address
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
@@ -93,7 +93,7 @@ def test_pickles_in_a_store_of_the_group_are_failures(flag, etcd, tmp_path):
     """Under every key that c10d and etcd read."""
     from etcd_servers import free_port
 
-    backend = C10dBackend(f"127.0.0.1:{free_port()}", "g")
+    backend = TcpStoreBackend(f"127.0.0.1:{free_port()}", "g")
     try:
         backend.beat("n")
         with backend._line.use("write as a stranger does") as store:

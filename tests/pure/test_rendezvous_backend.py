@@ -15,8 +15,8 @@ from elastic.rendezvous.backends.backend import Backend, BackendFailed, Publishe
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.etcd_http import Access
-from elastic.rendezvous.backends.object_store import AT_ONCE, ObjectsBackend
-from elastic.rendezvous.backends.tcp_store import C10dBackend
+from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
+from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
 from elastic.system import addresses
 from elastic.testing.memory_backend import MemoryBackend
 
@@ -27,11 +27,11 @@ Open = Callable[[], Backend]
 def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     """Each call gives another node's view of the same state, where the implementation has several."""
     shared = MemoryBackend()
-    opened: list[C10dBackend] = []
+    opened: list[TcpStoreBackend] = []
 
     def c10d() -> Backend:
         # The first one serves the store.
-        opened.append(C10dBackend(f"127.0.0.1:{port}", "a group/name"))
+        opened.append(TcpStoreBackend(f"127.0.0.1:{port}", "a group/name"))
         opened[-1].beats()
         return opened[-1]
 
@@ -45,7 +45,7 @@ def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ope
             yield lambda: EtcdBackend(servers.endpoints, f"a group/{group}", Access())
         case "objects":
             bucket = request.getfixturevalue("s3_bucket")
-            yield lambda: ObjectsBackend(f"{bucket}/run/rendezvous", pace=AT_ONCE)
+            yield lambda: ObjectStoreBackend(f"{bucket}/run/rendezvous", intervals=NO_DELAY)
         case "c10d":
             port = free_port()
             yield c10d
@@ -128,7 +128,7 @@ def test_the_shown_generation_never_goes_back(open_backend: Open) -> None:
     ours, theirs = open_backend(), open_backend()
     if not isinstance(ours, PublishesGeneration) or not isinstance(theirs, PublishesGeneration):
         # Of an object store the fence reads the group itself.
-        assert isinstance(ours, MemoryBackend | ObjectsBackend)
+        assert isinstance(ours, MemoryBackend | ObjectStoreBackend)
         return
     stranger = open_backend()
     assert isinstance(stranger, PublishesGeneration)

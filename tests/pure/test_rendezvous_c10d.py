@@ -9,14 +9,14 @@ from etcd_servers import free_port
 from elastic.errors import UsageError
 from elastic.rendezvous.backends import tcp_store, tcp_store_client
 from elastic.rendezvous.backends.backend import BackendFailed, MayHost
-from elastic.rendezvous.backends.tcp_store import C10dBackend, Written
+from elastic.rendezvous.backends.tcp_store import StoredValue, TcpStoreBackend
 from elastic.system.endpoint import split_endpoint
 
 
 @pytest.fixture
 def nodes(monkeypatch):
     """Opens nodes on one port; those that are not meant to be the host could not be, as on another machine."""
-    monkeypatch.setattr(tcp_store_client, "PAUSE_S", 0.0)
+    monkeypatch.setattr(tcp_store_client, "RETRY_S", 0.0)
     # A busy machine may take longer than the limits for what is not meant to reach them.
     monkeypatch.setattr(tcp_store_client, "CONNECT_S", 60.0)
     monkeypatch.setattr(tcp_store_client, "ANSWER_S", 60.0)
@@ -24,7 +24,7 @@ def nodes(monkeypatch):
 
     def node(*, host=False):
         monkeypatch.setattr(tcp_store, "is_own_address", lambda _: host)
-        opened.append(C10dBackend(f"127.0.0.1:{port}", "g"))
+        opened.append(TcpStoreBackend(f"127.0.0.1:{port}", "g"))
         if host:
             opened[-1].read()
         return opened[-1]
@@ -142,7 +142,7 @@ def test_equal_values_of_two_writers_are_not_taken_for_one(nodes):
 def test_what_another_program_wrote_is_a_failure_with_advice(text):
     """Values that are no group."""
     with pytest.raises(BackendFailed, match="another program"):
-        Written.parse(text.encode())
+        StoredValue.parse(text.encode())
 
 
 @pytest.mark.parametrize(

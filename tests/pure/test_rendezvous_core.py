@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.rendezvous import transitions
-from elastic.rendezvous.failure_detector import NEVER_BEATEN, Liveness
-from elastic.rendezvous.group import Failure, Group, GroupDamaged, Node, Verdict
-from elastic.rendezvous.partition import Complaint, cut_off
-from elastic.rendezvous.transitions import Action, Policy, Timing
+from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
+from elastic.rendezvous.group import Failure, Group, GroupDamaged, Node, RunEnd
+from elastic.rendezvous.partition import UnreachableReport, nodes_to_exclude
+from elastic.rendezvous.transitions import Action, GroupPolicy, Timing
 
-POLICY = Policy(min_nodes=1, max_nodes=4, last_call_s=2.0, timeout_s=60.0)
+POLICY = GroupPolicy(min_nodes=1, max_nodes=4, last_call_s=2.0, timeout_s=60.0)
 LONG_AGO = Timing(now_s=100.0, closed_since_s=90.0, enough_since_s=90.0)
 
 
@@ -28,7 +28,7 @@ def waiting(*names: str) -> Group:
     return group
 
 
-def formed(*names: str, policy: Policy = POLICY) -> Group:
+def formed(*names: str, policy: GroupPolicy = POLICY) -> Group:
     return transitions.form(waiting(*names), alive=set(names), endpoint="h:1", policy=policy)
 
 
@@ -59,9 +59,9 @@ groups = st.builds(
     restarts=st.integers(0, 9),
     high_step=st.integers(0, 9),
     failure=failures,
-    ended=st.none() | st.builds(Verdict, exit_code=st.integers(0, 99), reason=names),
-    complaints=st.lists(
-        st.builds(Complaint, node=names, unheard=st.lists(names, max_size=3).map(tuple)), max_size=3
+    ended=st.none() | st.builds(RunEnd, exit_code=st.integers(0, 99), reason=names),
+    reports=st.lists(
+        st.builds(UnreachableReport, node=names, peers=st.lists(names, max_size=3).map(tuple)), max_size=3
     ).map(tuple),
 )
 
@@ -86,6 +86,30 @@ def test_a_damaged_state_is_refused_or_is_another_valid_group(group: Group, data
         Group.parse(json.dumps(record | {field: 1.5}).encode())
     with pytest.raises(GroupDamaged):
         Group.parse(json.dumps(record | {"restarts": True}).encode())
+
+
+def test_the_file_of_a_group_keeps_its_names_so_that_other_versions_read_it() -> None:
+    """The names in the file are those of format 3, whatever the fields are called in the code."""
+    report = UnreachableReport(node="a", peers=("b",))
+    record = json.loads(replace(formed("a"), reports=(report,)).to_json())
+    assert record["complaints"] == [{"node": "a", "unheard": ["b"]}]
+    assert sorted(record) == sorted(
+        [
+            "format",
+            "generation",
+            "open",
+            "members",
+            "waiting",
+            "done",
+            "endpoint",
+            "cause",
+            "restarts",
+            "high_step",
+            "failure",
+            "ended",
+            "complaints",
+        ]
+    )
 
 
 def test_a_state_with_a_node_twice_or_open_without_endpoint_is_refused() -> None:
@@ -124,7 +148,7 @@ def test_closing_an_older_generation_changes_nothing() -> None:
     assert second.generation == 2
     assert transitions.close(second, generation=1, cause="failure", step=9, counts=True) == second
     assert transitions.done(second, generation=1, node_id="b") == second
-    assert transitions.end(second, generation=1, verdict=Verdict(exit_code=1, reason="zombie")) == second
+    assert transitions.end(second, generation=1, run_end=RunEnd(exit_code=1, reason="zombie")) == second
     assert transitions.leave(second, "b") == second
 
 
@@ -165,7 +189,7 @@ def test_spares_stay_waiting_and_never_ask_for_a_drain(
 
 
 who = st.sampled_from("abcdef")
-said = st.builds(Complaint, node=who, unheard=st.lists(who, unique=True, max_size=5).map(tuple))
+said = st.builds(UnreachableReport, node=who, peers=st.lists(who, unique=True, max_size=5).map(tuple))
 
 
 @given(
@@ -176,38 +200,37 @@ said = st.builds(Complaint, node=who, unheard=st.lists(who, unique=True, max_siz
     st.integers(1, 4),
 )
 def test_a_generation_has_nobody_who_complains_of_another_and_is_at_rest(
-    members: list[str], arrived: list[str], complaints: list[Complaint], alive: set[str], max_nodes: int
+    members: list[str], arrived: list[str], reports: list[UnreachableReport], alive: set[str], max_nodes: int
 ) -> None:
-    """Any members come back, any others arrive, any complaints: once formed nobody ends it again, and who was a member is out for a complaint alone."""
+    """Any members come back, any others arrive, any reports: once formed nobody ends it again, and who was a member is out for a report alone."""
     policy = replace(POLICY, max_nodes=max_nodes)
-    before = replace(Group.empty(), members=tuple(map(node, members)), complaints=tuple(complaints))
+    before = replace(Group.empty(), members=tuple(map(node, members)), reports=tuple(reports))
     group = transitions.form(rejoined(before, *arrived), alive=alive, endpoint="h:1", policy=policy)
     if not group.open:
         assert not alive
         return
-    assert transitions.divide(group, alive=alive, step=0) == group
+    assert transitions.close_if_partitioned(group, alive=alive, step=0) == group
     assert transitions.newcomers(group, alive=alive, policy=policy) == ()
-    for complaint in complaints:
-        assert complaint.node not in group.member_ids or not group.member_ids & (
-            set(complaint.unheard) - {complaint.node}
+    for report in reports:
+        assert report.node not in group.member_ids or not group.member_ids & (
+            set(report.peers) - {report.node}
         )
-    gone = cut_off([name for name in members if name in alive], complaints)
+    gone = nodes_to_exclude([name for name in members if name in alive], reports)
     stay = [name for name in members if name in alive and name not in gone]
     assert [n.id for n in group.members][: len(stay)] == stay[:max_nodes]
 
 
 def test_who_goes_takes_its_complaints_along_and_who_hears_again_withdraws_them() -> None:
-    """c complains of a and b, then of b alone, then of nobody; then it leaves, or is evicted, with a complaint."""
+    """c complains of a and b, then of b alone, then of nobody; then it leaves, or is evicted, with a report."""
     group = formed("a", "b", "c")
-    told = transitions.complain(group, node_id="c", unheard=("a", "b"))
-    assert transitions.is_divided(told, alive=set("abc"))
-    less = transitions.complain(told, node_id="c", unheard=("b",))
-    assert [c.unheard for c in less.complaints] == [("b",)]
-    assert transitions.complain(less, node_id="c", unheard=()) == group
-    assert transitions.complain(group, node_id="stranger", unheard=("a",)) == group
+    told = transitions.report_unreachable(group, node_id="c", peers=("a", "b"))
+    assert transitions.is_partitioned(told, alive=set("abc"))
+    less = transitions.report_unreachable(told, node_id="c", peers=("b",))
+    assert [c.peers for c in less.reports] == [("b",)]
+    assert transitions.report_unreachable(less, node_id="c", peers=()) == group
+    assert transitions.report_unreachable(group, node_id="stranger", peers=("a",)) == group
     assert (
-        transitions.leave(told, "c").complaints == ()
-        and transitions.evict(told, alive=set("ab")).complaints == ()
+        transitions.leave(told, "c").reports == () and transitions.evict(told, alive=set("ab")).reports == ()
     )
 
 
@@ -226,7 +249,7 @@ def test_the_run_is_complete_when_the_last_member_is_done() -> None:
     group = transitions.done(group, generation=1, node_id="a")
     assert group.ended is None and group.open
     group = transitions.done(group, generation=1, node_id="b")
-    assert group.ended == Verdict(exit_code=0, reason="complete") and not group.open
+    assert group.ended == RunEnd(exit_code=0, reason="complete") and not group.open
     assert transitions.reopen(group) == group
     assert transitions.join(group, node("c")) == group
 
@@ -234,7 +257,7 @@ def test_the_run_is_complete_when_the_last_member_is_done() -> None:
 def test_a_reopened_run_goes_on_counting_generations() -> None:
     """A run that failed at generation 1 after two restarts is started again by a person."""
     group = replace(closed(formed("a")), restarts=2)
-    group = transitions.end(group, generation=1, verdict=Verdict(exit_code=1, reason="failed"))
+    group = transitions.end(group, generation=1, run_end=RunEnd(exit_code=1, reason="failed"))
     again = transitions.form(
         rejoined(transitions.reopen(group), "n"), alive={"n"}, endpoint="h:2", policy=POLICY
     )
@@ -284,60 +307,65 @@ def test_a_group_that_cannot_form_is_given_up_after_the_timeout() -> None:
 
 def test_a_starved_observer_takes_nobody_for_dead_at_its_first_look() -> None:
     """The observer sleeps for an hour between two looks; then it keeps looking and the other really is silent."""
-    view = Liveness(keep_alive_s=2.0).look({"b": 1}, now_s=0.0).look({"b": 1}, now_s=3600.0)
+    view = FailureDetector(keep_alive_s=2.0).observe({"b": 1}, now_s=0.0).observe({"b": 1}, now_s=3600.0)
     assert view.alive == {"b"}
     for second in range(1, 5):
-        view = view.look({"b": 1}, now_s=3600.0 + second)
+        view = view.observe({"b": 1}, now_s=3600.0 + second)
     assert view.alive == set()
-    assert view.look({"b": 2}, now_s=3605.0).alive == {"b"}
+    assert view.observe({"b": 2}, now_s=3605.0).alive == {"b"}
 
 
 def test_a_node_that_never_beats_is_dead_after_its_keep_alive() -> None:
     """Its name is in the group, its counter never appears; a beat that vanishes for a moment is no sign of life."""
-    view = Liveness(keep_alive_s=1.0)
+    view = FailureDetector(keep_alive_s=1.0)
     for tick in range(6):
-        view = view.look({"b": NEVER_BEATEN, "c": 3 if tick % 2 else NEVER_BEATEN}, now_s=tick * 0.25)
+        view = view.observe({"b": NO_HEARTBEAT, "c": 3 if tick % 2 else NO_HEARTBEAT}, now_s=tick * 0.25)
     assert view.alive == {"c"}
     for tick in range(6, 10):
-        view = view.look({"c": 3 if tick % 2 else NEVER_BEATEN}, now_s=tick * 0.25)
+        view = view.observe({"c": 3 if tick % 2 else NO_HEARTBEAT}, now_s=tick * 0.25)
     assert view.alive == set()
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 0.25), st.booleans()), max_size=40))
 def test_silence_is_the_time_since_the_last_new_beat(looks: list[tuple[float, bool]]) -> None:
     """An observer that looks often enough; the twin remembers when the counter last moved."""
-    view, now_s, counter, moved_s = Liveness(keep_alive_s=1.0).look({"b": 0}, now_s=0.0), 0.0, 0, 0.0
+    view, now_s, counter, moved_s = (
+        FailureDetector(keep_alive_s=1.0).observe({"b": 0}, now_s=0.0),
+        0.0,
+        0,
+        0.0,
+    )
     for elapsed_s, beats in looks:
         now_s += elapsed_s
         counter += beats
         moved_s = now_s if beats else moved_s
-        view = view.look({"b": counter}, now_s=now_s)
-        assert view.pulses["b"].silence_s == pytest.approx(now_s - moved_s)
+        view = view.observe({"b": counter}, now_s=now_s)
+        assert view.nodes["b"].silence_s == pytest.approx(now_s - moved_s)
 
 
 def test_a_complaint_does_not_outlive_who_made_it() -> None:
     """c complains of a, is left out of the next generation while it stops its workers, and dies before it comes back."""
-    told = transitions.complain(formed("a", "b", "c"), node_id="c", unheard=("a",))
+    told = transitions.report_unreachable(formed("a", "b", "c"), node_id="c", peers=("a",))
     group = transitions.form(
         rejoined(closed(told), "a", "b"), alive=set("abc"), endpoint="a:2", policy=POLICY
     )
-    assert group.open and group.member_ids == set("ab") and group.complaints == told.complaints
-    assert transitions.parted(group) == set("ac")
-    assert transitions.gone(group, alive=set("abc")) == ()
-    assert transitions.gone(group, alive=set("ab")) == ("c",)
-    assert transitions.evict(group, alive=set("ab")) == replace(group, complaints=())
+    assert group.open and group.member_ids == set("ab") and group.reports == told.reports
+    assert transitions.reported(group) == set("ac")
+    assert transitions.lost_waiting(group, alive=set("abc")) == ()
+    assert transitions.lost_waiting(group, alive=set("ab")) == ("c",)
+    assert transitions.evict(group, alive=set("ab")) == replace(group, reports=())
 
 
 @given(group=groups, known=groups)
 def test_what_is_remembered_replaces_a_beginning_and_nothing_else(group: Group, known: Group) -> None:
     """Any two states: one in which anything was formed or decided stays, and generations never step back."""
-    recalled = transitions.recall(group, transitions.remembered(known))
+    recalled = transitions.restore_lost_state(group, transitions.last_known_state(known))
     if group.members or group.open or group.ended or group.cause != transitions.START or known.ended:
         assert recalled == group
     assert recalled.generation >= group.generation
-    beginning = replace(Group.empty(), waiting=group.waiting, complaints=group.complaints)
-    back = transitions.recall(beginning, transitions.remembered(known))
+    beginning = replace(Group.empty(), waiting=group.waiting, reports=group.reports)
+    back = transitions.restore_lost_state(beginning, transitions.last_known_state(known))
     if known.ended is None:
         assert (back.generation, back.members) == (known.generation, known.members)
         assert not back.open
-    assert (back.waiting, back.complaints) == (group.waiting, group.complaints)
+    assert (back.waiting, back.reports) == (group.waiting, group.reports)

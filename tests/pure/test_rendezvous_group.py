@@ -16,15 +16,15 @@ from elastic.errors import GroupEnded, UsageError
 from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
-from elastic.rendezvous.group import Failure, Group, Node, Verdict
-from elastic.rendezvous.rendezvous import BEATS_PER_KEEP_ALIVE, Generation, Interrupted, Rendezvous, Watch
+from elastic.rendezvous.group import Failure, Group, Node, RunEnd
+from elastic.rendezvous.rendezvous import BEATS_PER_KEEP_ALIVE, Generation, GroupView, Interrupted, Rendezvous
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost, creator
-from elastic.rendezvous.transitions import Policy
+from elastic.rendezvous.transitions import GroupPolicy
 from elastic.system.clock import SystemClock
 from elastic.testing.memory_backend import MemoryBackend
 
-PAIR = Policy(min_nodes=2, max_nodes=2, last_call_s=0.0, timeout_s=120.0)
-ALONE_OR_PAIR = Policy(min_nodes=1, max_nodes=2, last_call_s=0.0, timeout_s=120.0)
+PAIR = GroupPolicy(min_nodes=2, max_nodes=2, last_call_s=0.0, timeout_s=120.0)
+ALONE_OR_PAIR = GroupPolicy(min_nodes=1, max_nodes=2, last_call_s=0.0, timeout_s=120.0)
 KEEP_ALIVE_S = 60.0
 
 
@@ -49,7 +49,9 @@ class Nodes:
         self.made: list[Rendezvous] = []
         self.pool = ThreadPoolExecutor(4)
 
-    def make(self, name: str, policy: Policy, nproc: int = 1, clock: SystemClock | None = None) -> Rendezvous:
+    def make(
+        self, name: str, policy: GroupPolicy, nproc: int = 1, clock: SystemClock | None = None
+    ) -> Rendezvous:
         rendezvous = Rendezvous(
             DirectoryBackend(self.folder),
             Node(id=name, address=name, nproc=nproc),
@@ -100,7 +102,7 @@ def test_two_nodes_form_close_and_form_again(nodes: Nodes) -> None:
     a.done()
     assert a.watch().open
     b.done()
-    assert a.watch().ended == Verdict(exit_code=0, reason="complete")
+    assert a.watch().ended == RunEnd(exit_code=0, reason="complete")
     with pytest.raises(GroupEnded, match="complete") as raised:
         nodes.join(nodes.make("c", PAIR))
     assert raised.value.exit_code == 0
@@ -136,15 +138,15 @@ class Cut(MemoryBackend):
         return super().read()
 
 
-def lone(backend: MemoryBackend, *, timeout_s: float = 120.0, floor: int = 0) -> Rendezvous:
+def lone(backend: MemoryBackend, *, timeout_s: float = 120.0, min_generation: int = 0) -> Rendezvous:
     return Rendezvous(
         backend,
         Node(id="a", address="a", nproc=1),
-        Policy(min_nodes=1, max_nodes=1, last_call_s=0.0, timeout_s=timeout_s),
+        GroupPolicy(min_nodes=1, max_nodes=1, last_call_s=0.0, timeout_s=timeout_s),
         keep_alive_s=KEEP_ALIVE_S,
         clock=SystemClock(),
         open_endpoint=lambda: "a:1",
-        floor=floor,
+        min_generation=min_generation,
     )
 
 
@@ -184,7 +186,7 @@ def test_who_is_asked_to_leave_while_the_backend_is_away_leaves_without_a_word()
 def test_a_group_whose_state_was_lost_counts_on() -> None:
     """The run directory shows generation 4, the backend nothing."""
     backend = Cut()
-    a = lone(backend, floor=4)
+    a = lone(backend, min_generation=4)
     generation = a.join(never)
     assert (generation.number, generation.cause) == (5, transitions.RESUME)
     a.stop()
@@ -201,7 +203,7 @@ def test_another_run_under_the_same_name_starts_and_counts_on() -> None:
     assert a.reopen(is_new=True).ended is None
     b = lone(backend)
     assert b.join(never).number == 2
-    assert b.begin_anew() == transitions.begin_anew(Group.parse(backend.history()[-1]))
+    assert b.reset() == transitions.reset(Group.parse(backend.history()[-1]))
     a.stop()
     b.stop()
 
@@ -239,7 +241,9 @@ def test_an_interrupted_node_leaves_no_trace(nodes: Nodes) -> None:
 def test_a_node_with_too_many_workers_is_refused_at_once(nodes: Nodes) -> None:
     """Four workers, and a run of two shards."""
     with pytest.raises(UsageError, match="at most 2 workers"):
-        nodes.make("a", Policy(min_nodes=1, max_nodes=1, last_call_s=0, timeout_s=1, max_workers=2), nproc=4)
+        nodes.make(
+            "a", GroupPolicy(min_nodes=1, max_nodes=1, last_call_s=0, timeout_s=1, max_workers=2), nproc=4
+        )
 
 
 class Flaky(MemoryBackend):
@@ -277,7 +281,7 @@ def flaky_node(clock: SystemClock, say: Callable[[str], None]) -> tuple[Flaky, R
         keep_alive_s=0.01 * BEATS_PER_KEEP_ALIVE,
         clock=clock,
         open_endpoint=lambda: "a:1",
-        say=lambda reason, _aloud: say(reason),
+        notify=lambda reason, _aloud: say(reason),
     )
     return backend, rendezvous
 
@@ -350,7 +354,7 @@ def test_torch_meets_on_a_fresh_store_each_generation(nodes: Nodes) -> None:
     assert isinstance(raised.value, GroupEnded)
 
 
-def torch_node(nodes: Nodes, name: str, policy: Policy) -> ElasticRendezvous:
+def torch_node(nodes: Nodes, name: str, policy: GroupPolicy) -> ElasticRendezvous:
     host = EndpointHost("127.0.0.1")
     rendezvous = Rendezvous(
         DirectoryBackend(nodes.folder),
@@ -394,7 +398,7 @@ def test_nobody_is_taken_for_dead_while_nobody_can_beat() -> None:
         for name in "ab"
     )
 
-    def look(times: int) -> list[Watch]:
+    def look(times: int) -> list[GroupView]:
         found = []
         for _ in range(times):
             clock.now_s += 1.0

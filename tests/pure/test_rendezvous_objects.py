@@ -9,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.errors import StoreFailed
-from elastic.rendezvous.backends.backend import BackendFailed, BackendRefuses
-from elastic.rendezvous.backends.object_store import AT_ONCE, ObjectsBackend, Pace, newest_version
+from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
+from elastic.rendezvous.backends.object_store import (
+    NO_DELAY,
+    ObjectStoreBackend,
+    PollIntervals,
+    newest_version,
+)
 from elastic.rendezvous.group import Group
 from elastic.uploader.fence import open_fence
 
@@ -28,7 +33,7 @@ def storage(s3, s3_bucket, monkeypatch):
 
 
 def opened(storage, **options):
-    backend = ObjectsBackend(storage.url, pace=AT_ONCE, **options)
+    backend = ObjectStoreBackend(storage.url, intervals=NO_DELAY, **options)
     backend.read()
     return backend
 
@@ -58,8 +63,8 @@ def test_the_newest_version_is_found_from_any_that_is_known(newest, known):
 
 def test_a_node_that_slept_finds_all_that_it_missed_and_brings_nothing_back(s3_bucket):
     """Forty versions came meanwhile; it tries to succeed the one that it knew."""
-    sleeper = ObjectsBackend(f"{s3_bucket}/r", pace=Pace(calm_s=3600.0, brisk_s=3600.0))
-    busy = ObjectsBackend(f"{s3_bucket}/r", pace=AT_ONCE)
+    sleeper = ObjectStoreBackend(f"{s3_bucket}/r", intervals=PollIntervals(idle_s=3600.0, active_s=3600.0))
+    busy = ObjectStoreBackend(f"{s3_bucket}/r", intervals=NO_DELAY)
     assert sleeper.compare_and_set(None, b"1")
     assert sleeper.read() == (1, b"1")
     for version in range(1, 41):
@@ -120,10 +125,10 @@ def test_a_write_whose_answer_is_lost_is_in_doubt_and_found_out_by_reading(stora
 def test_a_version_that_is_taken_and_cannot_be_read_is_a_failure_and_not_a_step_back(storage):
     """The store knows that the version exists, so that it cannot be created, but reads answer as if it did not."""
     ours, theirs = opened(storage), opened(storage)
-    theirs._look = lambda: None  # it slept through
+    theirs._refresh = lambda: None  # it slept through
     assert ours.compare_and_set(None, b"one")
     assert not theirs.compare_and_set(None, b"two")
-    del theirs._look
+    del theirs._refresh
     read = theirs._objects.read
     theirs._objects.read = lambda name: None
     with pytest.raises(BackendFailed, match="cannot be found"):
@@ -158,7 +163,7 @@ def test_a_listing_from_before_a_node_came_does_not_hide_it_from_who_asks_for_it
     stale = storage.fail(Deed.STALE, lambda method, path: "list-type" in path)
     there.beat("b")
     assert here.beats() == {}
-    here.ask_for({"b", "c"})
+    here.track_nodes({"b", "c"})
     assert here.beats() == {"b": 1}
     there.beat("b")
     assert here.beats() == {"b": 2}
@@ -167,27 +172,27 @@ def test_a_listing_from_before_a_node_came_does_not_hide_it_from_who_asks_for_it
 
 def test_storage_that_creates_twice_is_refused_before_anybody_meets_in_it(s3_bucket):
     """A service that ignores the condition of a creation: of several nodes that form a generation, each would believe that it did."""
-    backend = ObjectsBackend(f"{s3_bucket}/r", pace=AT_ONCE)
+    backend = ObjectStoreBackend(f"{s3_bucket}/r", intervals=NO_DELAY)
 
     def create(name, data):
         backend._objects.write(name, data)
         return True
 
     backend._objects.create = create
-    with pytest.raises(BackendRefuses, match="created twice"):
+    with pytest.raises(BackendRefused, match="created twice"):
         backend.read()
 
 
 def test_a_missing_bucket_is_said_and_not_waited_for(s3_bucket):
     """A misspelled name."""
-    with pytest.raises(BackendRefuses, match="bucket"):
-        ObjectsBackend(f"s3://never-made-{uuid.uuid4().hex}/r", pace=AT_ONCE).read()
+    with pytest.raises(BackendRefused, match="bucket"):
+        ObjectStoreBackend(f"s3://never-made-{uuid.uuid4().hex}/r", intervals=NO_DELAY).read()
 
 
 def test_answers_are_used_for_a_while_and_own_writes_are_seen_at_once(s3_bucket):
-    """Two nodes with a pace of an hour: what they do themselves they know, and a refusal makes them look."""
-    pace = Pace(calm_s=3600.0, brisk_s=3600.0)
-    ours, theirs = (ObjectsBackend(f"{s3_bucket}/r", pace=pace) for _ in range(2))
+    """Two nodes with a intervals of an hour: what they do themselves they know, and a refusal makes them look."""
+    intervals = PollIntervals(idle_s=3600.0, active_s=3600.0)
+    ours, theirs = (ObjectStoreBackend(f"{s3_bucket}/r", intervals=intervals) for _ in range(2))
     assert ours.read() is None and theirs.read() is None
     assert ours.compare_and_set(None, b"one")
     assert ours.read() == (1, b"one")

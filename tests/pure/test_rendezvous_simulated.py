@@ -17,7 +17,7 @@ from elastic.errors import GroupEnded
 from elastic.rendezvous import transitions
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.rendezvous import Generation, Rendezvous, RendezvousTimeout
-from elastic.rendezvous.transitions import Policy
+from elastic.rendezvous.transitions import GroupPolicy
 from elastic.testing.memory_backend import MemoryBackend
 
 POLL_S = 0.25
@@ -77,12 +77,12 @@ class Machine:
 
 @dataclass
 class Line:
-    """What one node hears of the others, as `Calls` would count it."""
+    """What one node hears of the others, as `Probes` would count it."""
 
     counters: dict[str, int] = field(default_factory=dict)
     called: frozenset[str] = frozenset()
 
-    def know(self, nodes: Iterable[Node]) -> None:
+    def set_peers(self, nodes: Iterable[Node]) -> None:
         self.called = frozenset(node.id for node in nodes)
         self.counters = {name: count for name, count in self.counters.items() if name in self.called}
 
@@ -103,7 +103,7 @@ class Store(MemoryBackend):
 
 @dataclass
 class World:
-    policy: Policy
+    policy: GroupPolicy
     keep_alive_s: float = 3.0
     backend: Store = field(default_factory=Store)
     clock: FakeClock = field(default_factory=FakeClock)
@@ -136,9 +136,9 @@ class World:
             keep_alive_s=self.keep_alive_s,
             clock=self.clock,
             open_endpoint=lambda: f"{name}:1",
-            say=lambda reason, _aloud: said.append(reason),
-            floor=self.shown_generation,
-            calls=self.lines[name],
+            notify=lambda reason, _aloud: said.append(reason),
+            min_generation=self.shown_generation,
+            probes=self.lines[name],
         )
         self.machines[name] = Machine(rendezvous=rendezvous, said=said)
 
@@ -196,7 +196,7 @@ def run_scenario(text: str) -> str:
             continue
         if command == "policy":
             options = dict(word.split("=") for word in words)
-            policy = Policy(
+            policy = GroupPolicy(
                 min_nodes=int(options["min"]),
                 max_nodes=int(options["max"]),
                 last_call_s=float(options["last_call"]),
@@ -260,7 +260,7 @@ class Nodes(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World(
-            policy=Policy(min_nodes=1, max_nodes=3, last_call_s=1.0, timeout_s=1e9), keep_alive_s=2.0
+            policy=GroupPolicy(min_nodes=1, max_nodes=3, last_call_s=1.0, timeout_s=1e9), keep_alive_s=2.0
         )
         self.started = 0
 
@@ -360,7 +360,7 @@ class Nodes(RuleBasedStateMachine):
         self.world.tick(2 * keep_alive_s + last_call_s + 10 * POLL_S)
         group, running = self.world.group, set(self.world.running)
         assert group.open, group
-        assert not group.complaints
+        assert not group.reports
         assert group.member_ids <= running, "a dead node is a member"
         assert len(group.members) == min(len(running), self.world.policy.max_nodes)
         assert group.member_ids | group.waiting_ids == running

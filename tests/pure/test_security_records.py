@@ -28,9 +28,9 @@ from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
 from elastic.rendezvous.backends.etcd_http import _answer
-from elastic.rendezvous.backends.tcp_store import Written
+from elastic.rendezvous.backends.tcp_store import StoredValue
 from elastic.rendezvous.group import Failure, Group, GroupDamaged, Node
-from elastic.rendezvous.transitions import Policy, Timing
+from elastic.rendezvous.transitions import GroupPolicy, Timing
 from elastic.report.diff import compare
 from elastic.report.report import summarise
 from elastic.report.status import status
@@ -70,7 +70,7 @@ OFFER = {
     "resumed_from": None,
     "final": False,
 }
-POLICY = Policy(min_nodes=1, max_nodes=4, last_call_s=0.0, timeout_s=60.0)
+POLICY = GroupPolicy(min_nodes=1, max_nodes=4, last_call_s=0.0, timeout_s=60.0)
 NOW = Timing(now_s=100.0, closed_since_s=1.0, enough_since_s=1.0)
 ME = Node(id="me", address="127.0.0.1", nproc=1)
 
@@ -101,7 +101,7 @@ READERS: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
     "payload's header": (decode, CheckpointDamaged),
     "group": (Group.parse, GroupDamaged),
     "uploader's socket": (offers, ValueError),
-    "c10d": (Written.parse, BackendFailed),
+    "c10d": (StoredValue.parse, BackendFailed),
     "ELASTIC_AGENT": (lambda data: environment._agent_link(data.decode(errors="replace")), UsageError),
     "etcd": (lambda data: _answer("u", 200, data), BackendFailed),
 }

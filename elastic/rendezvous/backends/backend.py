@@ -13,7 +13,7 @@ class BackendFailed(ElasticError):  # noqa: N818 - the name says what is wrong, 
     """The backend cannot be reached or did not do as asked: try again at the next poll; running workers need not stop."""
 
 
-class BackendRefuses(BackendFailed):
+class BackendRefused(BackendFailed):
     """The backend answers and says no, to a password or a certificate: before the first generation the person's to change."""
 
 
@@ -36,7 +36,7 @@ class Backend(Protocol):
         """Move the counter of `node_id` to a value that it did not have before."""
 
     def beats(self) -> dict[str, int]:
-        """Node id -> counter, not negative. A dead node's may linger or vanish; a live one's may be missing for a moment."""
+        """Node id -> counter, not negative. A dead node's may serve_until_read or vanish; a live one's may be missing for a moment."""
 
 
 @runtime_checkable
@@ -51,10 +51,10 @@ class PublishesGeneration(Protocol):
 
 
 @runtime_checkable
-class AsksByName(Protocol):
+class TracksNodes(Protocol):
     """A backend that learns the nodes' names from listings, which may be old."""
 
-    def ask_for(self, node_ids: Collection[str]) -> None:
+    def track_nodes(self, node_ids: Collection[str]) -> None:
         """From now on `beats` looks for these by name, listed or not; it does not fail."""
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.backends.etcd_http import Access, EtcdHttp, NotFound, Unsure
+from elastic.rendezvous.backends.etcd_http import Access, EtcdHttp, NotFound, OutcomeUnknown
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.untrusted import parse_number
 
@@ -60,7 +60,7 @@ class EtcdBackend:
     def compare_and_set(self, version: int | None, value: bytes) -> bool:
         try:
             answer = self._set_if("group", version or 0, value)
-        except Unsure:
+        except OutcomeUnknown:
             return False  # It may be ours all the same; whoever reads again finds out.
         return answer
 
@@ -91,7 +91,7 @@ class EtcdBackend:
                 return
             revision, self._shown = self._find_generation()
             if self._shown < generation:
-                with contextlib.suppress(Unsure):
+                with contextlib.suppress(OutcomeUnknown):
                     self._set_if("generation", revision, str(generation).encode())
 
     def shown_generation(self) -> int:

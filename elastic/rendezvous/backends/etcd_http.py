@@ -17,7 +17,7 @@ import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, SSLError
 
 from elastic.errors import UsageError
-from elastic.rendezvous.backends.backend import BackendFailed, BackendRefuses
+from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.endpoint import split_endpoint
 from elastic.system.untrusted import parse_json
@@ -34,7 +34,7 @@ _UNAUTHENTICATED = 16
 _STALE_TOKEN = ("invalid auth token", "revision in header is old", "user name is empty")
 
 
-class Unsure(BackendFailed):
+class OutcomeUnknown(BackendFailed):
     """The request was sent and no answer came: it may have been done, or may be done yet."""
 
 
@@ -92,8 +92,8 @@ class EtcdHttp:
     def call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """POST `body` to `/v3/<path>`, asking each member twice at most, for 3 s in all.
 
-        Raises Unsure when a member that got the request did not say what became of it, and none answered since;
-        BackendFailed when none was reached; BackendRefuses when one said no, NotFound when it said that there is no such thing.
+        Raises OutcomeUnknown when a member that got the request did not say what became of it, and none answered since;
+        BackendFailed when none was reached; BackendRefused when one said no, NotFound when it said that there is no such thing.
         """
         deadline = self._clock.monotonic() + CALL_S
         failed = BackendFailed(f"no member of etcd was asked for {path}")
@@ -108,13 +108,13 @@ class EtcdHttp:
             except NotFound:
                 raise
             except BackendFailed as error:
-                if isinstance(error, BackendRefuses) and turn >= len(self._urls) - 1:
+                if isinstance(error, BackendRefused) and turn >= len(self._urls) - 1:
                     raise
-                may_be_done |= isinstance(error, Unsure)
+                may_be_done |= isinstance(error, OutcomeUnknown)
                 failed = error
                 # Two threads that fail at once go two members further, which is as good.
                 self._at += 1
-        raise Unsure(str(failed)) if may_be_done else failed
+        raise OutcomeUnknown(str(failed)) if may_be_done else failed
 
     def _authorized(self, url: str, path: str, body: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         """The answer of one member. A token that it does not know, any more or because it was restarted, is replaced once."""
@@ -126,7 +126,7 @@ class EtcdHttp:
             return found
         if found.code == _NOT_FOUND:
             raise NotFound(f"{url} has no such thing: {found.message}")
-        raise BackendRefuses(
+        raise BackendRefused(
             f"etcd at {url} should allow {path}, but refuses it: {found.message} (HTTP {found.status}); check ETCDCTL_USER, the"
             f" permissions of its role on the prefix elastic/, and the etcd version (3.4 or newer)"
         )
@@ -166,7 +166,7 @@ def _answer(url: str, status: int, data: bytes) -> dict[str, Any] | _Refusal:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise Unsure(
+        raise OutcomeUnknown(
             f"etcd at {url} should answer with JSON, found {data[:80]!r} (HTTP {status}); is it etcd?"
         )
     error = found.get("error")
@@ -176,7 +176,7 @@ def _answer(url: str, status: int, data: bytes) -> dict[str, Any] | _Refusal:
     message = str(about.get("message") or error or data[:200])
     code = about.get("code", about.get("grpc_code", 0))
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        raise Unsure(
+        raise OutcomeUnknown(
             f"etcd at {url} could not do it now: {message} (HTTP {status}); does a majority of its members run?"
         )
     return _Refusal(status=status, code=code if isinstance(code, int) else 0, message=message)
@@ -192,21 +192,21 @@ def _token(found: dict[str, Any] | _Refusal, url: str, name: str) -> str:
         return str(found.get("token", ""))
     if "not enabled" in found.message:
         return ""
-    raise BackendRefuses(
+    raise BackendRefused(
         f"etcd at {url} should know the user {name!r} with the password in ETCDCTL_USER (name:password), but says: {found.message}"
     )
 
 
 def _unanswered(url: str, error: HTTPError | OSError) -> BackendFailed:
     if isinstance(error, SSLError | ssl.SSLError):
-        return BackendRefuses(
+        return BackendRefused(
             f"etcd at {url} should prove who it is by TLS, and accept us, but: {error}; check ETCDCTL_CACERT, ETCDCTL_CERT and"
             f" ETCDCTL_KEY, and that the certificate names this host"
         )
     advice = "is it running, and reachable from this machine?"
     if isinstance(error, NewConnectionError | ConnectTimeoutError):
         return BackendFailed(f"etcd at {url} should answer, but cannot be reached ({error}); {advice}")
-    return Unsure(f"etcd at {url} took a request and did not answer ({error}); {advice}")
+    return OutcomeUnknown(f"etcd at {url} took a request and did not answer ({error}); {advice}")
 
 
 def _pool(access: Access) -> urllib3.PoolManager:

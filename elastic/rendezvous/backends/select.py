@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Literal
 
 from elastic.errors import UsageError
-from elastic.rendezvous.backends.backend import Backend, BackendFailed, BackendRefuses, MayHost
+from elastic.rendezvous.backends.backend import Backend, BackendFailed, BackendRefused, MayHost
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.rendezvous import RendezvousTimeout
 from elastic.system.clock import Clock
 from elastic.system.endpoint import split_endpoint
 
 RETRY_S = 0.5
-STIR_S = 2.0
+MIN_WATCH_S = 2.0
 QUIET_S = 1.0
-LINGER_S = 15.0
-LOOK_S = 0.1
+SERVE_LIMIT_S = 15.0
+SERVE_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class RendezvousConfig:
     """`endpoint`: the folder or its URL, or addresses as --rdzv-endpoint has them. `group`: the name of the group there; a folder has one group only."""
 
     kind: Literal["dir", "objects", "c10d", "etcd"]
@@ -32,7 +32,7 @@ class Meeting:
     group: str
 
     def check(self, environ: Mapping[str, str]) -> None:
-        """Raises UsageError for an address that is none, or for files and variables that say who we are but cannot be read."""
+        """Raises UsageError for an address that is none, or for files and variables that notify who we are but cannot be read."""
         match self.kind:
             case "dir" | "objects":
                 pass  # a folder is checked by who makes it, and a store by its first answer
@@ -50,10 +50,10 @@ class Meeting:
                 return DirectoryBackend(Path(self.endpoint))
             case "objects":
                 from elastic.rendezvous.backends.object_store import (
-                    ObjectsBackend,  # starts a thread of its library's
+                    ObjectStoreBackend,  # starts a thread of its library's
                 )
 
-                return ObjectsBackend(self.endpoint)
+                return ObjectStoreBackend(self.endpoint)
             case "etcd":
                 from elastic.rendezvous.backends.etcd import EtcdBackend  # a library that nobody else needs
                 from elastic.rendezvous.backends.etcd_http import Access
@@ -61,10 +61,10 @@ class Meeting:
                 return EtcdBackend(self.endpoint, self.group, Access.from_environment(environ))
             case "c10d":
                 from elastic.rendezvous.backends.tcp_store import (
-                    C10dBackend,  # torch, which takes long to import
+                    TcpStoreBackend,  # torch, which takes long to import
                 )
 
-                return C10dBackend(self.endpoint, self.group)
+                return TcpStoreBackend(self.endpoint, self.group)
 
     def fence(self, mirror: Path) -> str:
         """How another process of this node finds the newest generation, as uploader/fence.py reads it.
@@ -82,41 +82,41 @@ class Meeting:
                 return f"mirror:{mirror}"
 
 
-def wait_for(backend: Backend, *, patience_s: float, clock: Clock, say: Callable[[str], None]) -> None:
+def wait_for(backend: Backend, *, patience_s: float, clock: Clock, notify: Callable[[str], None]) -> None:
     """Return once the backend answers: servers and nodes may be started in any order.
 
     Raises UsageError when it says no, RendezvousTimeout when it does not answer within `patience_s`.
     """
-    deadline, has_said = clock.monotonic() + patience_s, False
+    deadline, has_notified = clock.monotonic() + patience_s, False
     while True:
         try:
             backend.read()
             return
-        except BackendRefuses as error:
+        except BackendRefused as error:
             raise UsageError(str(error)) from error
         except BackendFailed as error:
             if clock.monotonic() + RETRY_S > deadline:
                 raise RendezvousTimeout(f"{error}; gave up after {patience_s:g} s") from error
-            if not has_said:
-                say(f"{error}; waiting for it")
-                has_said = True
+            if not has_notified:
+                notify(f"{error}; waiting for it")
+                has_notified = True
         clock.sleep(RETRY_S)
 
 
-def stirring(backend: Backend, clock: Clock, *, keep_alive_s: float) -> tuple[str, ...]:
+def active_nodes(backend: Backend, clock: Clock, *, keep_alive_s: float) -> tuple[str, ...]:
     """The nodes that beat within some seconds of watching: two, or as many as nodes with that keep-alive may be silent for."""
     before = backend.beats()
-    clock.sleep(max(STIR_S, keep_alive_s / 2))
+    clock.sleep(max(MIN_WATCH_S, keep_alive_s / 2))
     return tuple(
         node_id for node_id, counter in backend.beats().items() if before.get(node_id) not in (None, counter)
     )
 
 
-def linger(backend: Backend, node_id: str, clock: Clock) -> None:
+def serve_until_read(backend: Backend, node_id: str, clock: Clock) -> None:
     """Whoever serves the store stays until the others have read how the run ended: until none but `node_id` has beaten for a second, 15 s at most."""
     if not isinstance(backend, MayHost) or not backend.is_host:
         return
-    deadline = clock.monotonic() + LINGER_S
+    deadline = clock.monotonic() + SERVE_LIMIT_S
     last: dict[str, int] = {}
     moved_s = clock.monotonic()
     while clock.monotonic() < min(deadline, moved_s + QUIET_S):
@@ -126,4 +126,4 @@ def linger(backend: Backend, node_id: str, clock: Clock) -> None:
             return
         if beats != last:
             last, moved_s = beats, clock.monotonic()
-        clock.sleep(LOOK_S)
+        clock.sleep(SERVE_POLL_S)

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public by its documentation
 
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.backends.tcp_store_client import StoreLine, is_own_address
+from elastic.rendezvous.backends.tcp_store_client import TcpStoreClient, is_own_address
 from elastic.system.endpoint import split_endpoint
 from elastic.system.untrusted import parse_json, parse_number
 
@@ -33,7 +33,7 @@ _VERSIONS_PER_GENERATION = 2**32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class StoredValue:
     """One value as it stands in the store."""
 
     version: int
@@ -50,7 +50,7 @@ class Written:
         return f"{self.version} {self.writer} {b64encode(self.value).decode()}"
 
     @staticmethod
-    def parse(data: bytes) -> "Written | None":
+    def parse(data: bytes) -> "StoredValue | None":
         """None for what says that the key is absent. Raises BackendFailed."""
         if data == _ABSENT.encode():
             return None
@@ -59,7 +59,7 @@ class Written:
             version = parse_number(text)
             if version is None:
                 raise ValueError(f"{text[:40]} is no version")
-            return Written(version=version, writer=writer, value=b64decode(value, validate=True))
+            return StoredValue(version=version, writer=writer, value=b64decode(value, validate=True))
         except ValueError as error:
             raise BackendFailed(
                 f"the store should hold a group as this version of elastic-train writes it, found {data[:40]!r}; does another program use"
@@ -67,15 +67,15 @@ class Written:
             ) from error
 
 
-class C10dBackend:
+class TcpStoreBackend:
     def __init__(self, endpoint: str, group: str) -> None:
         """`endpoint`: `HOST[:PORT]`; `group`: any text, the name under which nodes meet. Raises UsageError for what is no address."""
         host, port = split_endpoint(endpoint, DEFAULT_PORT)
         host = host.strip("[]")
-        self._line = StoreLine(host, port, may_host=is_own_address(host))
+        self._client = TcpStoreClient(host, port, may_host=is_own_address(host))
         self._prefix = f"elastic/{quote(group, safe='')}/"
         self._lock = threading.Lock()
-        self._seen: Written | None = None
+        self._seen: StoredValue | None = None
         self._counters: dict[str, int] = {}
         self._listed: dict[str, int] = {}
         self._generation = 0
@@ -84,29 +84,29 @@ class C10dBackend:
     @property
     def is_host(self) -> bool:
         """Whether the store is served by this process."""
-        return self._line.is_host
+        return self._client.is_host
 
     def close(self) -> None:
         """Leave; a store that is served here ends."""
-        self._line.close()
+        self._client.close()
 
     def read(self) -> tuple[int, bytes] | None:
-        with self._line.use("read the group's state") as store:
-            found = self._look(store)
+        with self._client.use("read the group's state") as store:
+            found = self._refresh(store)
         return None if found is None else (found.version, found.value)
 
     def compare_and_set(self, version: int | None, value: bytes) -> bool:
-        with self._line.use("read the group's state") as store:
+        with self._client.use("read the group's state") as store:
             if self._version != version:
-                self._look(store)
+                self._refresh(store)
         if self._version != version:
             return False
         # A store that began anew may have counted few versions and many generations; the generation counts for more, so that the later history is the newer.
         lowest = self._generation * _VERSIONS_PER_GENERATION
-        successor = Written(version=max(version or 0, lowest) + 1, writer=uuid.uuid4().hex, value=value)
+        successor = StoredValue(version=max(version or 0, lowest) + 1, writer=uuid.uuid4().hex, value=value)
         expected = "" if self._seen is None else self._seen.text
         # An answer that was lost may be a win all the same; whoever reads again finds out.
-        with contextlib.suppress(BackendFailed), self._line.use("write the group's state") as store:
+        with contextlib.suppress(BackendFailed), self._client.use("write the group's state") as store:
             answer = store.compare_set(self._key("group"), expected, successor.text)
             if answer == successor.text.encode():
                 self._seen = successor
@@ -114,19 +114,19 @@ class C10dBackend:
         return False
 
     def beat(self, node_id: str) -> None:
-        with self._lock, self._line.use("write a heartbeat") as store:
+        with self._lock, self._client.use("write a heartbeat") as store:
             key = self._key(f"beat/{node_id}")
             wanted = self._counters.get(node_id, 0) + 1
             found = store.add(key, 1)
             if found < wanted:  # the store began anew
                 found = store.add(key, wanted - found)
             self._counters[node_id] = found
-            if self._listed.get(node_id) != self._line.connections:
-                self._enlist(store, node_id)
-                self._listed[node_id] = self._line.connections
+            if self._listed.get(node_id) != self._client.connections:
+                self._add_to_nodes(store, node_id)
+                self._listed[node_id] = self._client.connections
 
     def beats(self) -> dict[str, int]:
-        with self._line.use("read heartbeats") as store:
+        with self._client.use("read heartbeats") as store:
             nodes = self._nodes(store)[1]
             # All of them are there: a node is listed after its first beat.
             values = store.multi_get([self._key(f"beat/{node_id}") for node_id in nodes]) if nodes else []
@@ -135,10 +135,10 @@ class C10dBackend:
 
     def publish_generation(self, generation: int) -> None:
         self._generation = max(self._generation, generation)
-        if self._shown[0] >= generation and self._shown[1] == self._line.connections:
+        if self._shown[0] >= generation and self._shown[1] == self._client.connections:
             return
         key = self._key("generation")
-        with self._line.use("write the newest generation") as store:
+        with self._client.use("write the newest generation") as store:
             for _ in range(WRITE_TRIES):
                 found = store.compare_set(key, _ABSENT, _ABSENT)
                 text = found.decode(errors="replace")
@@ -146,10 +146,10 @@ class C10dBackend:
                 if shown >= generation:
                     break
                 store.compare_set(key, "" if text == _ABSENT else text, str(generation))
-            self._shown = generation, self._line.connections
+            self._shown = generation, self._client.connections
 
     def shown_generation(self) -> int:
-        with self._line.use("read the newest generation") as store:
+        with self._client.use("read the newest generation") as store:
             found = store.compare_set(self._key("generation"), _ABSENT, _ABSENT)
         if found == _ABSENT.encode():
             return 0
@@ -164,22 +164,22 @@ class C10dBackend:
     def _version(self) -> int | None:
         return None if self._seen is None else self._seen.version
 
-    def _look(self, store: TCPStore) -> Written | None:
+    def _refresh(self, store: TCPStore) -> StoredValue | None:
         """What the store holds, or what this process saw last, put in its place, if that is newer."""
         key, seen = self._key("group"), self._seen
-        found = Written.parse(store.compare_set(key, _ABSENT, _ABSENT))
+        found = StoredValue.parse(store.compare_set(key, _ABSENT, _ABSENT))
         for _ in range(WRITE_TRIES):
             if seen is None or (found is not None and found.rank >= seen.rank):
                 self._seen = found
                 return found
             # Of several survivors that do the same one is first; the others find its value, or replace it if theirs is newer.
-            found = Written.parse(store.compare_set(key, "" if found is None else found.text, seen.text))
+            found = StoredValue.parse(store.compare_set(key, "" if found is None else found.text, seen.text))
         raise BackendFailed(
             f"the store began anew, and the group's newest state could not be put back {WRITE_TRIES} times in a row; trying again at the next"
             f" poll"
         )
 
-    def _enlist(self, store: TCPStore, node_id: str) -> None:
+    def _add_to_nodes(self, store: TCPStore, node_id: str) -> None:
         for _ in range(WRITE_TRIES):
             text, nodes = self._nodes(store)
             if node_id in nodes:

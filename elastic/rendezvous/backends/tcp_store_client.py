@@ -21,13 +21,13 @@ from elastic.rendezvous.backends.backend import BackendFailed
 
 CONNECT_S = 0.5
 ANSWER_S = 1.0
-PAUSE_S = 0.5
-CUT_EVERY_S = 0.1
+RETRY_S = 0.5
+ABORT_EVERY_S = 0.1
 
 _TIMEVAL = struct.Struct("@ll")  # seconds and microseconds, as the kernel takes limits of sockets
 
 
-class StoreLine:
+class TcpStoreClient:
     """One connection at a time, for one caller at a time; others wait for their turn."""
 
     def __init__(self, host: str, port: int, *, may_host: bool) -> None:
@@ -67,7 +67,7 @@ class StoreLine:
     def _connected(self, what: str) -> TCPStore:
         if self._client is not None:
             return self._client
-        if self._failed is not None and time.monotonic() - self._failed[0] < PAUSE_S:
+        if self._failed is not None and time.monotonic() - self._failed[0] < RETRY_S:
             # Polls come many times a second, and each would wait for the host.
             raise self._failure(what, self._failed[1], is_new=False)
         if self._may_host and self._server is None:
@@ -109,7 +109,7 @@ def _serve(host: str, port: int) -> TCPStore | None:
     except OSError:
         return None
     limit = timedelta(seconds=ANSWER_S)
-    with _cut_after(ANSWER_S, host, port):
+    with _abort_after(ANSWER_S, host, port):
         return TCPStore(
             host,
             port,
@@ -145,7 +145,7 @@ def _connect(host: str, port: int) -> TCPStore:
     with socket.create_connection((host, port), timeout=CONNECT_S):
         pass
     limit = timedelta(seconds=ANSWER_S)
-    with _cut_after(ANSWER_S, host, port):
+    with _abort_after(ANSWER_S, host, port):
         client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
     for found in _sockets_to(host, port):
         with found:
@@ -157,15 +157,15 @@ def _connect(host: str, port: int) -> TCPStore:
 
 
 @contextlib.contextmanager
-def _cut_after(limit_s: float, host: str, port: int) -> Iterator[None]:
+def _abort_after(limit_s: float, host: str, port: int) -> Iterator[None]:
     """From `limit_s` on, whatever this process has to do with `host` and `port` ends with an error; once is not enough, torch's client connects again."""
     is_over = threading.Event()
 
     def watch() -> None:
         if not is_over.wait(limit_s):
-            _cut(host, port)
-            while not is_over.wait(CUT_EVERY_S):
-                _cut(host, port)
+            _abort(host, port)
+            while not is_over.wait(ABORT_EVERY_S):
+                _abort(host, port)
 
     thread = threading.Thread(target=watch, name="store-limit", daemon=True)
     thread.start()
@@ -176,7 +176,7 @@ def _cut_after(limit_s: float, host: str, port: int) -> Iterator[None]:
         thread.join()
 
 
-def _cut(host: str, port: int) -> None:
+def _abort(host: str, port: int) -> None:
     for found in _sockets_to(host, port):
         with found, contextlib.suppress(OSError):
             found.shutdown(socket.SHUT_RDWR)
