@@ -4,14 +4,14 @@ import pytest
 
 from elastic.agent.peers import Peers
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.group import Group, Node, Verdict
-from elastic.rendezvous.rendezvous import Generation, Watch
+from elastic.rendezvous.group import Group, Node, RunEnd
+from elastic.rendezvous.rendezvous import Generation, GroupView
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT, NODE_LOST
 from elastic.testing.fakes import FakeClock
 
 TIMEOUT_S = 600.0
 A, B, C = (Node(id=name, address=name, nproc=1) for name in "abc")
-WATCH = Watch(open=True, fenced=False, newcomers=(C,), lost=(), ended=None, cause="start", failure=None)
+WATCH = GroupView(open=True, fenced=False, newcomers=(C,), lost=(), ended=None, cause="start", failure=None)
 
 
 class Rendezvous:
@@ -89,7 +89,7 @@ def test_an_answer_begins_the_patience_anew(there):
 
 def test_what_nobody_hears_is_no_error(there):
     rendezvous, _, _, peers = there
-    verdict = Verdict(exit_code=1, reason="it raised")
+    verdict = RunEnd(exit_code=1, reason="it raised")
     assert peers.close("failure", step=1, counts=True) == Group.empty()
     rendezvous.up = False
     assert peers.close("failure", step=1, counts=True) is None
