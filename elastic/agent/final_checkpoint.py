@@ -11,7 +11,7 @@ from elastic.checkpoint.record import CommitRecord
 from elastic.errors import StoreFailed
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
-from elastic.uploader.client import Uploads
+from elastic.uploader.client import UploaderClient
 from elastic.uploader.offering import offer
 
 LOOK_S = 0.1
@@ -51,7 +51,7 @@ class FinalCheckpoint:
 
     def offer_newest(self) -> None:
         """Have the newest state of this node's memory committed, beside training; the uploader answers nobody."""
-        uploads = Uploads(self._socket)
+        uploads = UploaderClient(self._socket)
         try:
             self._offer(uploads)
         except StoreFailed as error:
@@ -74,7 +74,7 @@ class FinalCheckpoint:
             self._commit(step, deadline, is_over)
 
     def _commit(self, step: int, deadline: float, is_over: Callable[[], bool]) -> None:
-        uploads = Uploads(self._socket)
+        uploads = UploaderClient(self._socket)
         try:
             self._offer(uploads)
             while self._clock.monotonic() < deadline and not is_over():
@@ -88,7 +88,7 @@ class FinalCheckpoint:
         finally:
             uploads.close()
 
-    def _offer(self, uploads: Uploads) -> None:
+    def _offer(self, uploads: UploaderClient) -> None:
         area, newest = self._memory.area, self._memory.newest
         if area is not None and newest is not None:
             offer(uploads, area, newest, resumed_from=None, final=True)

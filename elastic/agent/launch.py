@@ -54,7 +54,7 @@ from elastic.storage.store import read_small
 from elastic.system.addresses import new_node_id, node_address
 from elastic.system.clock import Clock, SystemClock
 from elastic.uploader.client import UploaderProcess
-from elastic.uploader.protocol import Diary, UploaderConfig
+from elastic.uploader.protocol import MetricsSource, UploaderConfig
 
 SAVE_DEADLINE_S = 600.0
 CALLS_PER_KEEP_ALIVE = 8
@@ -316,7 +316,7 @@ def _start_uploader(here: _Here, scratch: Path) -> UploaderProcess:
             fence=here.meeting.fence(scratch / "generation"),
             faults=options.faults,
             faults_path=str(run.faults),
-            diary=Diary(url=run.url, metrics=str(run.metrics_of(node))) if run.is_remote else None,
+            diary=MetricsSource(url=run.url, metrics=str(run.metrics_of(node))) if run.is_remote else None,
         )
     )
     uploader.wait_ready()

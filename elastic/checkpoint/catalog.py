@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from elastic.checkpoint.record import CommitRecord, parse, parse_commit_name
 from elastic.errors import CheckpointDamaged
-from elastic.storage.store import Entry, LeadsOut, ObjectMissing, Store, read_small, reading
+from elastic.storage.store import ObjectNotFound, OutsideStore, Store, StoredObject, read_small, reading
 from elastic.system.clock import Clock
 
 
@@ -29,7 +29,9 @@ def committed(store: Store, clock: Clock) -> tuple[list[CommitRecord], list[Dama
     return records_in(reading(store.list, clock), store, clock)
 
 
-def records_in(entries: list[Entry], store: Store, clock: Clock) -> tuple[list[CommitRecord], list[Damage]]:
+def records_in(
+    entries: list[StoredObject], store: Store, clock: Clock
+) -> tuple[list[CommitRecord], list[Damage]]:
     """As `committed`, of a listing that was made before."""
     records: list[CommitRecord] = []
     damages: list[Damage] = []
@@ -49,7 +51,7 @@ def read_record(store: Store, name: str, step: int, clock: Clock) -> CommitRecor
     """The commit record under `name`, None when there is none. Raises CheckpointDamaged, or StoreFailed."""
     try:
         data = read_small(store, name, clock)
-    except LeadsOut as error:
+    except OutsideStore as error:
         raise CheckpointDamaged(str(error)) from error
     if data is None:
         return None
@@ -125,11 +127,11 @@ def _stream(store: Store, record: CommitRecord, take: Callable[[bytes], None]) -
             if size_bytes > record.size_bytes:
                 break
             take(chunk)
-    except ObjectMissing as error:
+    except ObjectNotFound as error:
         raise CheckpointDamaged(
             f"the payload {record.payload} is missing, its commit record is there"
         ) from error
-    except LeadsOut as error:
+    except OutsideStore as error:
         raise CheckpointDamaged(str(error)) from error
     if size_bytes != record.size_bytes:
         found = "more" if size_bytes > record.size_bytes else f"{size_bytes}"

@@ -23,12 +23,12 @@ from elastic.checkpoint.record import (
     payload_name,
 )
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
-from elastic.storage.store import Payload, Store, StoreUnsteady, retrying
+from elastic.storage.store import Payload, Store, StoreUnavailable, retrying
 from elastic.system.clock import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guard:
+class WriteLimits:
     """When a writer must stop by itself: after `deadline` (monotonic seconds), or once `is_fenced` says a newer generation exists."""
 
     deadline: float
@@ -85,7 +85,7 @@ def commit(
     payload: Payload,
     save: Save,
     *,
-    guard: Guard,
+    limits: WriteLimits,
     clock: Clock,
     reached: Callable[[str], None],
 ) -> Committed:
@@ -94,7 +94,7 @@ def commit(
     `reached` is called with upload (while the payload is written), before-commit and after-commit.
     Raises Fenced when a newer generation exists, StoreFailed when the store does not take it before the deadline.
     """
-    write = _Write(store, save, guard, clock)
+    write = _Write(store, save, limits, clock)
     write.may_go_on()
     payload.check_size()
     sha256 = payload.sha256()
@@ -115,10 +115,10 @@ def commit(
 class _Write:
     """One attempt to save; `_is_in_doubt` once a commit record may have been created that nobody has seen."""
 
-    def __init__(self, store: Store, save: Save, guard: Guard, clock: Clock) -> None:
+    def __init__(self, store: Store, save: Save, limits: WriteLimits, clock: Clock) -> None:
         self._store = store
         self._save = save
-        self._guard = guard
+        self._limits = limits
         self._clock = clock
         self._is_in_doubt = False
 
@@ -135,11 +135,11 @@ class _Write:
         )
 
     def may_go_on(self) -> None:
-        if self._guard.is_fenced():
+        if self._limits.is_fenced():
             raise Fenced(
                 f"the save of step {self._save.step} is of generation {self._save.generation}; a newer generation exists"
             )
-        if self._clock.monotonic() >= self._guard.deadline:
+        if self._clock.monotonic() >= self._limits.deadline:
             raise StoreFailed(
                 f"the save of step {self._save.step} was not committed before its deadline; is the storage slow?"
             )
@@ -151,7 +151,7 @@ class _Write:
                 payload_name(record.step, record.attempt), payload, lambda: reached("upload")
             )
 
-        stored_bytes = retrying(once, clock=self._clock, deadline=self._guard.deadline)
+        stored_bytes = retrying(once, clock=self._clock, deadline=self._limits.deadline)
         if stored_bytes != payload.size_bytes:
             raise StoreFailed(
                 f"the store reports {stored_bytes} bytes for {record.payload}, expected {payload.size_bytes}; it is not committed"
@@ -160,7 +160,7 @@ class _Write:
     def publish(self, record: CommitRecord) -> Committed:
         for number in range(RECORDS_PER_STEP):
             create = partial(self._create_once, commit_name(record.step, number), record)
-            decision, found = retrying(create, clock=self._clock, deadline=self._guard.deadline)
+            decision, found = retrying(create, clock=self._clock, deadline=self._limits.deadline)
             match decision.action:
                 case Action.OURS | Action.THEIRS:
                     return Committed(
@@ -180,7 +180,7 @@ class _Write:
         try:
             if self._store.create(name, record.to_json()):
                 return settle(record, record), record
-        except StoreUnsteady:
+        except StoreUnavailable:
             # It may have been created all the same, now or later: only reading it back can tell.
             self._is_in_doubt = True
         try:
@@ -194,7 +194,7 @@ class _Write:
             found = error
         decision = settle(record, found)
         if decision.action is Action.AGAIN:
-            raise StoreUnsteady(decision.reason)
+            raise StoreUnavailable(decision.reason)
         return decision, found if isinstance(found, CommitRecord) else record
 
     def drop(self, record: CommitRecord) -> None:

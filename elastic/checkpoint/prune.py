@@ -15,12 +15,12 @@ from elastic.checkpoint.record import (
     step_dir,
 )
 from elastic.checkpoint.retention import counted, to_delete, to_sweep
-from elastic.storage.store import Entry, Store, reading
+from elastic.storage.store import Store, StoredObject, reading
 from elastic.system.clock import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class RetentionPolicy:
     """Keep the newest `keep` checkpoints of the run `run_id` and the multiples of `every` steps; attempts are swept after two `save_deadline_s`."""
 
     run_id: str
@@ -29,10 +29,10 @@ class Policy:
     save_deadline_s: float
 
 
-class Pruning:
+class Pruner:
     """Remembers since when it has seen each uncommitted attempt: ages by its own clock need no comparing of clocks."""
 
-    def __init__(self, store: Store, policy: Policy, clock: Clock) -> None:
+    def __init__(self, store: Store, policy: RetentionPolicy, clock: Clock) -> None:
         self._store = store
         self._policy = policy
         self._clock = clock
@@ -60,13 +60,13 @@ class Pruning:
         self._sweep([e for e in entries if _step_of(e) not in steps], records, generation)
         return steps
 
-    def _delete_step(self, step: int, entries: list[Entry]) -> None:
+    def _delete_step(self, step: int, entries: list[StoredObject]) -> None:
         names = [entry.name for entry in entries if _step_of(entry) == step]
         # In this order a crash leaves data without a record, which is no checkpoint; in the other, a record without data.
         for name in sorted(names, key=lambda name: parse_commit_name(name) is None):
             self._delete(name)
 
-    def _sweep(self, entries: list[Entry], records: list[CommitRecord], generation: int) -> None:
+    def _sweep(self, entries: list[StoredObject], records: list[CommitRecord], generation: int) -> None:
         attempts = _attempts(entries)
         named = {_folder(record) for record in records}
         uncommitted = {
@@ -101,11 +101,11 @@ def _folder(record: CommitRecord) -> str:
     return record.payload.rpartition("/")[0]
 
 
-def _step_of(entry: Entry) -> int | None:
+def _step_of(entry: StoredObject) -> int | None:
     return parse_step_dir(entry.name.partition("/")[0])
 
 
-def _attempts(entries: list[Entry]) -> dict[str, list[str]]:
+def _attempts(entries: list[StoredObject]) -> dict[str, list[str]]:
     """Names below each attempt's folder, which is spelled `step/attempt`."""
     found: dict[str, list[str]] = defaultdict(list)
     for entry in entries:

@@ -12,7 +12,7 @@ from typing import Any
 
 from elastic.events import Event, is_event
 from elastic.system.clock import Clock
-from elastic.system.files import NotPlain, open_plain
+from elastic.system.files import NotRegularFile, open_regular
 from elastic.system.untrusted import parse_json
 
 LINE_LIMIT_BYTES = 1024 * 1024
@@ -51,8 +51,8 @@ class EventLog:
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The complete JSON lines of a file in order; a torn line (its writer was killed, or the disk was full) is left out, as is one of more than a mebibyte."""
     try:
-        file = open_plain(path)
-    except (FileNotFoundError, NotPlain):
+        file = open_regular(path)
+    except (FileNotFoundError, NotRegularFile):
         return
     with file:
         is_inside = False  # a line that is too long

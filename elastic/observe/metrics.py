@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.observe.log import as_record, read_lines
-from elastic.system.files import open_plain
+from elastic.system.files import open_regular
 from elastic.system.untrusted import fits
 
 _TAIL_BYTES = 64 * 1024
@@ -55,7 +55,7 @@ class Metrics:
         Raises OSError: a step that stayed in the file would be there twice after the replay.
         """
         data = b""
-        with suppress(FileNotFoundError), open_plain(self._path) as written:
+        with suppress(FileNotFoundError), open_regular(self._path) as written:
             data = written.read()
         cut, highest = _cut(data, step)
         fresh = self._path.with_name(f"{self._path.name}.{os.getpid()}.rewound")
@@ -109,7 +109,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def newest(path: Path) -> dict[str, Any] | None:
     """The newest complete line, read from the end of the file alone; None if there is none or it cannot be read."""
     try:
-        with open_plain(path) as file:
+        with open_regular(path) as file:
             size_bytes = file.seek(0, os.SEEK_END)
             file.seek(max(0, size_bytes - _TAIL_BYTES))
             lines = file.read(_TAIL_BYTES).split(b"\n")[:-1]

@@ -12,8 +12,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from elastic.errors import StoreFailed
-from elastic.storage.store import CHUNK_BYTES, Entry, LeadsOut, Payload, StoreUnsteady, as_store_failure
-from elastic.system.files import NotPlain, open_plain
+from elastic.storage.store import (
+    CHUNK_BYTES,
+    OutsideStore,
+    Payload,
+    StoredObject,
+    StoreUnavailable,
+    as_store_failure,
+)
+from elastic.system.files import NotRegularFile, open_regular
 
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}
 
@@ -22,13 +29,13 @@ class LocalStore:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def list(self) -> list[Entry]:
+    def list(self) -> list[StoredObject]:
         with _classified(f"listing {self._root}"):
             return sorted(self._entries(self._root, ""), key=lambda entry: entry.name)
 
     def read(self, name: str) -> Iterator[bytes]:
         path = self._inside(name)
-        with _classified(f"reading {path}"), open_plain(path, follow=True) as file:
+        with _classified(f"reading {path}"), open_regular(path, follow=True) as file:
             while chunk := file.read(CHUNK_BYTES):
                 yield chunk
 
@@ -77,17 +84,17 @@ class LocalStore:
                 _sync(path.parent)
 
     def _inside(self, name: str) -> Path:
-        """The path of `name`. Raises LeadsOut."""
+        """The path of `name`. Raises OutsideStore."""
         path = self._root / name
         # Path.resolve raises another error than OSError where links lead in a circle.
         target, root = Path(os.path.realpath(path)), Path(os.path.realpath(self._root))
         if not target.is_relative_to(root):
-            raise LeadsOut(
+            raise OutsideStore(
                 f"expected {path} to lie in {root}, found that a link leads to {target}; remove the link, and put what it names in its place if it is wanted"
             )
         return path
 
-    def _entries(self, folder: Path, prefix: str) -> Iterator[Entry]:
+    def _entries(self, folder: Path, prefix: str) -> Iterator[StoredObject]:
         try:
             found = list(os.scandir(folder))
         except FileNotFoundError:
@@ -101,7 +108,7 @@ class LocalStore:
             if item.is_dir():
                 self._inside(name)  # checkpoints that were moved away must not look like none
             with suppress(FileNotFoundError):
-                yield Entry(name=name, size_bytes=item.stat().st_size)
+                yield StoredObject(name=name, size_bytes=item.stat().st_size)
 
     def _make_folders(self, folder: Path) -> None:
         missing = [each for each in (folder, *folder.parents) if not each.exists()]
@@ -123,13 +130,13 @@ class LocalStore:
 def _classified(doing: str) -> Iterator[None]:
     try:
         yield
-    except NotPlain as error:
-        raise LeadsOut(f"{doing} failed: {error}; remove it") from error
+    except NotRegularFile as error:
+        raise OutsideStore(f"{doing} failed: {error}; remove it") from error
     except FileNotFoundError as error:
         if doing.startswith("reading"):
             raise as_store_failure(doing, error) from error
         # Somebody removed an emptied folder between our mkdir and our open: the next try makes it again.
-        raise StoreUnsteady(f"{doing} failed: {error}") from error
+        raise StoreUnavailable(f"{doing} failed: {error}") from error
     except OSError as error:
         raise as_store_failure(doing, error) from error
 

@@ -15,7 +15,7 @@ import fsspec
 from elastic.errors import StoreFailed, UsageError
 from elastic.storage.local import LocalStore
 from elastic.storage.objects import quick_failure
-from elastic.storage.store import CHUNK_BYTES, Entry, Payload, Store, as_store_failure
+from elastic.storage.store import CHUNK_BYTES, Payload, Store, StoredObject, as_store_failure
 
 _REQUEST_BYTES = 4 * CHUNK_BYTES
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -47,7 +47,7 @@ class FsspecStore:
         self._url = url
         self._fs, self._root = _file_system(url)
 
-    def list(self) -> list[Entry]:
+    def list(self) -> list[StoredObject]:
         with _classified(f"listing {self._url}"):
             self._fs.invalidate_cache()
             try:
@@ -57,7 +57,7 @@ class FsspecStore:
             except FileNotFoundError:
                 return []
             entries = [
-                Entry(name=self._relative(path), size_bytes=int(about["size"]))
+                StoredObject(name=self._relative(path), size_bytes=int(about["size"]))
                 for path, about in found.items()
                 if about["type"] == "file" and not path.endswith("/")
             ]

@@ -2,7 +2,7 @@
 
 It does not promise that a bulk payload appears whole: a crash may leave part of one, which is why a checkpoint exists only
 once its commit record does. A store raises StoreFailed for everything that goes wrong; the subclasses below are for
-its callers in this package: StoreUnsteady may be tried again, ObjectMissing and LeadsOut are answers.
+its callers in this package: StoreUnavailable may be tried again, ObjectNotFound and OutsideStore are answers.
 """
 
 import errno
@@ -36,20 +36,20 @@ _OUR_MISTAKES = (TypeError, ValueError, AttributeError, LookupError, NotImplemen
 Answer = TypeVar("Answer")
 
 
-class StoreUnsteady(StoreFailed):
+class StoreUnavailable(StoreFailed):
     """The call failed in a way that may pass, or nobody knows whether it took effect."""
 
 
-class ObjectMissing(StoreFailed):
+class ObjectNotFound(StoreFailed):
     """Nothing is stored under this name."""
 
 
-class LeadsOut(StoreFailed):
+class OutsideStore(StoreFailed):
     """What is there is no object of this store: a link that leads out of it, or no plain file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class StoredObject:
     """`name` is relative to the store's URL."""
 
     name: str
@@ -92,13 +92,13 @@ class Payload:
 
 
 class Store(Protocol):
-    """Names are relative, with `/` between folders. Every verb may raise StoreUnsteady, or StoreFailed for good."""
+    """Names are relative, with `/` between folders. Every verb may raise StoreUnavailable, or StoreFailed for good."""
 
-    def list(self) -> list[Entry]:
+    def list(self) -> list[StoredObject]:
         """Every object there is, by name; an empty list when the store's folder does not exist."""
 
     def read(self, name: str) -> Iterator[bytes]:
-        """The object in chunks. Raises ObjectMissing or LeadsOut."""
+        """The object in chunks. Raises ObjectNotFound or OutsideStore."""
 
     def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
         """Store a payload under a name that nobody else uses; return the size in bytes that the store now reports.
@@ -120,7 +120,7 @@ def retrying(call: Callable[[], Answer], *, clock: Clock, deadline: float, attem
         return state.attempt_number >= attempts or clock.monotonic() + state.upcoming_sleep >= deadline
 
     return tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(StoreUnsteady),
+        retry=tenacity.retry_if_exception_type(StoreUnavailable),
         wait=tenacity.wait_random_exponential(multiplier=0.2, max=_LONGEST_PAUSE_S),
         stop=is_over,
         sleep=clock.sleep,
@@ -146,7 +146,7 @@ def read_small(store: Store, name: str, clock: Clock) -> bytes | None:
 
     try:
         return reading(whole, clock)
-    except ObjectMissing:
+    except ObjectNotFound:
         return None
 
 
@@ -157,7 +157,7 @@ def create_or_read(store: Store, name: str, data: bytes, clock: Clock) -> bytes:
         store.create(name, data)
         found = read_small(store, name, clock)
         if found is None:
-            raise StoreUnsteady(f"{name} was created and cannot be found; is its store losing writes?")
+            raise StoreUnavailable(f"{name} was created and cannot be found; is its store losing writes?")
         return found
 
     return reading(once, clock)
@@ -167,7 +167,7 @@ def as_store_failure(doing: str, error: Exception) -> StoreFailed:
     """What a storage library raised, as a sentence, and classified: worth another try, an answer, or final."""
     sentence = f"{doing} failed: {type(error).__name__}: {error}"
     if isinstance(error, FileNotFoundError):
-        return ObjectMissing(f"{doing} failed: nothing is there ({error})")
+        return ObjectNotFound(f"{doing} failed: nothing is there ({error})")
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return StoreFailed(
             f"{sentence}. The disk or quota is full: free space, keep fewer checkpoints, or use another --run-dir"
@@ -183,4 +183,4 @@ def as_store_failure(doing: str, error: Exception) -> StoreFailed:
         )
     if isinstance(error, _OUR_MISTAKES) and not isinstance(error, OSError):
         return StoreFailed(sentence)
-    return StoreUnsteady(sentence)
+    return StoreUnavailable(sentence)

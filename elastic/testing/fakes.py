@@ -5,7 +5,7 @@ They keep the promises of `store.Store` until they are told to break one.
 
 from collections.abc import Callable, Iterator
 
-from elastic.storage.store import Entry, ObjectMissing, Payload
+from elastic.storage.store import ObjectNotFound, Payload, StoredObject
 
 
 class FakeClock:
@@ -31,16 +31,18 @@ class FakeStore:
         self.before: Callable[[str, str], None] = _nothing
         self.after: Callable[[str, str], None] = _nothing
 
-    def list(self) -> list[Entry]:
+    def list(self) -> list[StoredObject]:
         self.before("list", "")
-        entries = [Entry(name=name, size_bytes=len(data)) for name, data in sorted(self.objects.items())]
+        entries = [
+            StoredObject(name=name, size_bytes=len(data)) for name, data in sorted(self.objects.items())
+        ]
         self.after("list", "")
         return entries
 
     def read(self, name: str) -> Iterator[bytes]:
         self.before("read", name)
         if name not in self.objects:
-            raise ObjectMissing(name)
+            raise ObjectNotFound(name)
         yield self.objects[name]
         self.after("read", name)
 

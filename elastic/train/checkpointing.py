@@ -13,7 +13,7 @@ from elastic.errors import StoreFailed
 from elastic.system.clock import Clock
 from elastic.train.save_policy import is_due
 from elastic.train.snapshotting import PublishedSnapshot
-from elastic.uploader.client import Uploads
+from elastic.uploader.client import UploaderClient
 from elastic.uploader.offering import offer
 
 FINAL_SAVE_S = 600.0
@@ -34,7 +34,7 @@ class Cost:
 
 
 class Checkpointing:
-    def __init__(self, uploads: Uploads, every: SaveEvery, clock: Clock) -> None:
+    def __init__(self, uploads: UploaderClient, every: SaveEvery, clock: Clock) -> None:
         self._uploads = uploads
         self._every = every
         self._clock = clock

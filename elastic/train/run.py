@@ -39,7 +39,7 @@ from elastic.train.snapshot_policy import SnapshotSchedule
 from elastic.train.snapshotting import AgentSlots, OwnSlots, Snapshotting
 from elastic.train.state import State
 from elastic.train.step import Step
-from elastic.uploader.client import Uploads
+from elastic.uploader.client import UploaderClient
 from elastic.worker.heartbeat import HeartbeatSender
 
 
@@ -151,7 +151,7 @@ class Run:
         clock = SystemClock()
         diary = None
         if self.is_first:
-            uploads = Uploads(self._link.uploader)
+            uploads = UploaderClient(self._link.uploader)
             stack.callback(uploads.close)
             diary = Rank0Output(
                 log=self._log,

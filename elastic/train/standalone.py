@@ -22,7 +22,7 @@ from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.train.process_groups import ProcessGroups
 from elastic.uploader.client import UploaderProcess
-from elastic.uploader.protocol import Diary, UploaderConfig
+from elastic.uploader.protocol import MetricsSource, UploaderConfig
 
 SAVE_DEADLINE_S = 600.0
 STOP_S = 30.0
@@ -86,7 +86,7 @@ def _own_uploader(run: RunDir, ours: Identity) -> str:
             fence=None,
             faults=None,
             faults_path=None,
-            diary=Diary(url=run.url, metrics=str(run.metrics_of(node))) if run.is_remote else None,
+            diary=MetricsSource(url=run.url, metrics=str(run.metrics_of(node))) if run.is_remote else None,
         )
     )
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)

@@ -27,7 +27,7 @@ ENTER_LIMIT_S = 0.5
 _CLOCK = SystemClock()
 
 
-class Uploads:
+class UploaderClient:
     """The side of a worker, or of the agent, of the uploader's socket. Connects at the first offer, and anew when the uploader was restarted."""
 
     def __init__(self, socket_path: str) -> None:

@@ -23,7 +23,7 @@ from typing import Protocol
 from elastic.errors import StoreFailed, UsageError
 from elastic.rendezvous.backends.backend import Backend, BackendFailed, PublishesGeneration
 from elastic.rendezvous.group import Group
-from elastic.storage.store import StoreUnsteady, retrying
+from elastic.storage.store import StoreUnavailable, retrying
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.files import read_small
 from elastic.system.untrusted import parse_number
@@ -133,7 +133,7 @@ class GroupFence:
         try:
             found = self._backend.read()
         except BackendFailed as error:
-            raise StoreUnsteady(
+            raise StoreUnavailable(
                 f"the newest generation cannot be read ({error}); nothing is committed without it"
             ) from error
         return 0 if found is None else Group.parse(found[1]).generation

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diary:
+class MetricsSource:
     """The file of metrics that a node keeps for itself, and the URL of the run that it belongs to."""
 
     url: str
@@ -37,7 +37,7 @@ class UploaderConfig:
     faults: str | None
     faults_path: str | None
     entered: int = 0
-    diary: Diary | None = None
+    diary: MetricsSource | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -46,7 +46,7 @@ class UploaderConfig:
     def parse(text: str) -> "UploaderConfig":
         fields = json.loads(text)
         diary = fields.get("diary")
-        return UploaderConfig(**fields | {"diary": None if diary is None else Diary(**diary)})
+        return UploaderConfig(**fields | {"diary": None if diary is None else MetricsSource(**diary)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 
-from elastic.checkpoint.commit import Committed, Guard, commit
-from elastic.checkpoint.prune import Policy, Pruning
+from elastic.checkpoint.commit import Committed, WriteLimits, commit
+from elastic.checkpoint.prune import Pruner, RetentionPolicy
 from elastic.checkpoint.record import Save
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
 from elastic.snapshot import checksum, safetensors_header
@@ -58,13 +58,13 @@ class Saver:
         self._config = config
         self._clock = clock
         self._reached = reached
-        policy = Policy(
+        policy = RetentionPolicy(
             run_id=config.run_id,
             keep=config.keep,
             every=config.every,
             save_deadline_s=config.save_deadline_s,
         )
-        self._pruning = Pruning(store, policy, clock)
+        self._pruning = Pruner(store, policy, clock)
         self._membership = threading.Condition()
         self._entered = config.entered
         self._fence = open_fence(config.fence)
@@ -130,7 +130,7 @@ class Saver:
             self._store,
             Payload(fd=area.fd, offset=offer.offset, size_bytes=offer.size_bytes),
             save,
-            guard=Guard(deadline=began_at + self._config.save_deadline_s, is_fenced=is_fenced),
+            limits=WriteLimits(deadline=began_at + self._config.save_deadline_s, is_fenced=is_fenced),
             clock=self._clock,
             reached=lambda point: self._reached(point, offer.step),
         )

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.checkpoint.catalog import committed, read_payload, verify
-from elastic.checkpoint.commit import Guard, commit
-from elastic.checkpoint.prune import Policy, Pruning
+from elastic.checkpoint.commit import WriteLimits, commit
+from elastic.checkpoint.prune import Pruner, RetentionPolicy
 from elastic.checkpoint.record import Save, commit_name
 from elastic.errors import Fenced, StoreFailed
-from elastic.storage.store import Payload, StoreUnsteady, create_or_read
+from elastic.storage.store import Payload, StoreUnavailable, create_or_read
 from elastic.testing.fakes import FakeClock, FakeStore
 
 
@@ -46,17 +46,17 @@ def run_commit(
     fd = os.memfd_create("image")
     try:
         os.write(fd, image)
-        guard = Guard(deadline=clock.monotonic() + deadline_s, is_fenced=is_fenced)
+        limits = WriteLimits(deadline=clock.monotonic() + deadline_s, is_fenced=is_fenced)
         return commit(
-            store, Payload(fd=fd, size_bytes=len(image)), save, guard=guard, clock=clock, reached=reached
+            store, Payload(fd=fd, size_bytes=len(image)), save, limits=limits, clock=clock, reached=reached
         )
     finally:
         os.close(fd)
 
 
 def run_prune(store, *, keep, generation=1, resumed_from=None, clock=None):
-    policy = Policy(run_id="r", keep=keep, every=None, save_deadline_s=100.0)
-    return Pruning(store, policy, clock or FakeClock()).after_commit(
+    policy = RetentionPolicy(run_id="r", keep=keep, every=None, save_deadline_s=100.0)
+    return Pruner(store, policy, clock or FakeClock()).after_commit(
         generation=generation, resumed_from=resumed_from
     )
 
@@ -112,7 +112,7 @@ def test_pruning_that_was_interrupted_is_finished_later(operation):
         run_prune(store, keep=1)
     after, clock = FakeStore(store.objects), FakeClock()
     assert loadable_steps(after)[0] == 3
-    pruning = Pruning(after, Policy(run_id="r", keep=1, every=None, save_deadline_s=100.0), clock)
+    pruning = Pruner(after, RetentionPolicy(run_id="r", keep=1, every=None, save_deadline_s=100.0), clock)
     pruning.after_commit(generation=2, resumed_from=3)
     clock.now += 201.0
     pruning.after_commit(generation=2, resumed_from=3)
@@ -210,7 +210,7 @@ def fail_once(*verbs, error=None):
     def act(verb, name):
         if verb in left:
             left.remove(verb)
-            raise error or StoreUnsteady(f"{verb} timed out")
+            raise error or StoreUnavailable(f"{verb} timed out")
 
     return act
 
@@ -250,7 +250,7 @@ def test_a_store_that_stays_unsteady_fails_the_save_at_its_deadline():
     store, clock = FakeStore(), FakeClock()
 
     def before(verb, name):
-        raise StoreUnsteady("down")
+        raise StoreUnavailable("down")
 
     store.before = before
     with pytest.raises(StoreFailed, match="down"):
@@ -354,7 +354,7 @@ def test_an_attempt_in_doubt_is_left_for_the_sweep():
 
     def before(verb, name):
         if verb in {"create", "read"}:
-            raise StoreUnsteady("down")
+            raise StoreUnavailable("down")
 
     store.before = before
     with pytest.raises(StoreFailed):
@@ -368,7 +368,7 @@ def test_sweeping_spares_an_attempt_that_was_committed_after_the_listing():
     run_commit(store, save_of(1))
     record = store.objects.pop(commit_name(1))
     run_commit(store, save_of(2, generation=2))
-    pruning = Pruning(store, Policy(run_id="r", keep=3, every=None, save_deadline_s=100.0), clock)
+    pruning = Pruner(store, RetentionPolicy(run_id="r", keep=3, every=None, save_deadline_s=100.0), clock)
     pruning.after_commit(generation=2, resumed_from=None)
     clock.now += 201.0
     listings = []

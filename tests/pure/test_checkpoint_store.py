@@ -10,17 +10,17 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from elastic.checkpoint.catalog import check_payload, committed, read_payload, verify
-from elastic.checkpoint.commit import Guard, commit
+from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.record import Save, commit_name
 from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
 from elastic.storage import local, remote
 from elastic.storage.remote import open_store
 from elastic.storage.store import (
     CHUNK_BYTES,
-    Entry,
-    ObjectMissing,
+    ObjectNotFound,
     Payload,
-    StoreUnsteady,
+    StoredObject,
+    StoreUnavailable,
     as_store_failure,
     create_or_read,
     read_small,
@@ -74,8 +74,8 @@ def whole(store, name):
 def save_now(store, payload, step, *, reached=lambda point: None, clock=None):
     clock = clock or SystemClock()
     save = Save(run_id="r", step=step, epoch=0, generation=1, digest="0" * 64, world_size=1, torch="2")
-    guard = Guard(deadline=clock.monotonic() + 60.0, is_fenced=lambda: False)
-    return commit(store, payload, save, guard=guard, clock=clock, reached=reached)
+    limits = WriteLimits(deadline=clock.monotonic() + 60.0, is_fenced=lambda: False)
+    return commit(store, payload, save, limits=limits, clock=clock, reached=reached)
 
 
 def test_what_was_written_is_listed_and_read(url, image):
@@ -83,7 +83,7 @@ def test_what_was_written_is_listed_and_read(url, image):
     data = os.urandom(1000) * (3 * CHUNK_BYTES // 1000) + b"x"
     assert open_store(url).write("a/b/payload", image(data), lambda: None) == len(data)
     store = open_store(url)
-    assert store.list() == [Entry(name="a/b/payload", size_bytes=len(data))]
+    assert store.list() == [StoredObject(name="a/b/payload", size_bytes=len(data))]
     assert whole(store, "a/b/payload") == data
 
 
@@ -104,7 +104,7 @@ def test_a_missing_object_is_an_answer(url):
     """Reads what is not there, also beside something that is."""
     store = open_store(url)
     store.create("s/there", b"x")
-    with pytest.raises(ObjectMissing):
+    with pytest.raises(ObjectNotFound):
         whole(store, "s/absent")
     assert read_small(store, "t/absent", SystemClock()) is None
 
@@ -207,7 +207,7 @@ def test_an_interrupted_local_write_can_be_tried_again(tmp_path, image):
     def broken():
         raise OSError(errno.EIO, "Input/output error")
 
-    with pytest.raises(StoreUnsteady, match="Input/output"):
+    with pytest.raises(StoreUnavailable, match="Input/output"):
         store.write("a/p", image(b"0123456789"), broken)
     assert store.list() == []
     assert store.write("a/p", image(b"0123456789"), lambda: None) == 10
@@ -293,7 +293,7 @@ def test_a_missing_bucket_is_final_and_says_what_to_do(s3_endpoint, monkeypatch,
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     with pytest.raises(StoreFailed, match="bucket") as caught:
         open_store("s3://b-never-made/c").create("s/one", b"1")
-    assert not isinstance(caught.value, StoreUnsteady)
+    assert not isinstance(caught.value, StoreUnavailable)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_a_missing_bucket_is_final_and_says_what_to_do(s3_endpoint, monkeypatch,
 )
 def test_only_what_may_pass_is_worth_another_try(error, is_worth_another_try):
     """What storage libraries raise, by class and errno."""
-    assert isinstance(as_store_failure("writing x", error), StoreUnsteady) is is_worth_another_try
+    assert isinstance(as_store_failure("writing x", error), StoreUnavailable) is is_worth_another_try
 
 
 def test_a_library_error_of_its_own_class_becomes_a_sentence():
@@ -322,7 +322,7 @@ def test_a_library_error_of_its_own_class_becomes_a_sentence():
         raise type("EndpointConnectionError", (Exception,), {})("Could not connect")
 
     store._fs.pipe_file = explode
-    with pytest.raises(StoreUnsteady, match="Could not connect"):
+    with pytest.raises(StoreUnavailable, match="Could not connect"):
         store.create("s/one", b"1")
 
 

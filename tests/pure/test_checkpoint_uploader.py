@@ -22,7 +22,7 @@ from elastic.system.clock import SystemClock
 from elastic.system.json_lines import JsonLines, to_line
 from elastic.testing.fakes import FakeClock
 from elastic.uploader import save
-from elastic.uploader.client import UploaderProcess, Uploads
+from elastic.uploader.client import UploaderClient, UploaderProcess
 from elastic.uploader.fence import open_fence
 from elastic.uploader.jobs import OVERTIME_S, Job, Work
 from elastic.uploader.main import Uploader, _listen, serve
@@ -158,7 +158,7 @@ def test_it_starts_without_torch():
 
 def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, area):
     """The ordinary way: offer, wait for the answer, look into the store and the event log."""
-    uploads = Uploads(config.socket_path)
+    uploads = UploaderClient(config.socket_path)
     data = image_of(7, LARGE_BYTES // 2)
     digest, _ = safetensors_header.digest(data)
     hand_over(uploads, area, 6, image_of(6))
@@ -183,11 +183,11 @@ def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, ar
 
 CLIENT = """
 import os, signal, sys
-from elastic.uploader.client import Uploads
+from elastic.uploader.client import UploaderClient
 from elastic.uploader.offering import offer
 from elastic.snapshot.slots import SnapshotSlots
 area = SnapshotSlots.open(sys.argv[2])
-offer(Uploads(sys.argv[1]), area, area.newest(), resumed_from=None, final=False)
+offer(UploaderClient(sys.argv[1]), area, area.newest(), resumed_from=None, final=False)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -203,7 +203,7 @@ def test_a_client_that_is_killed_after_its_offer_is_saved_all_the_same(config, p
 
 def test_the_end_of_the_owners_pipe_finishes_the_saves_and_ends_the_process(config, process, area):
     """Offers, then the owner leaves at once: the save is finished first, and the exit code says so."""
-    uploads = Uploads(config.socket_path)
+    uploads = UploaderClient(config.socket_path)
     hand_over(uploads, area, 1, image_of(1, LARGE_BYTES // 2))
     hand_over(uploads, area, 2, final=True)
     assert process.stop(LIMIT_S)
@@ -215,14 +215,14 @@ def test_a_terminals_signals_do_not_end_it(config, process, area):
     """Ctrl-C and a kill of the whole group reach it; the owner alone decides when it leaves."""
     os.kill(process.pid, signal.SIGINT)
     os.kill(process.pid, signal.SIGTERM)
-    uploads = Uploads(config.socket_path)
+    uploads = UploaderClient(config.socket_path)
     hand_over(uploads, area, 1)
     assert uploads.wait(1, LIMIT_S)["state"] == "committed"
 
 
 def test_a_killed_uploader_is_a_failed_save_and_an_error_at_the_next_offer(config, process, area):
     """SIGKILL with an offer unanswered or answered: afterwards the client is never left waiting."""
-    uploads = Uploads(config.socket_path)
+    uploads = UploaderClient(config.socket_path)
     hand_over(uploads, area, 1)
     os.kill(process.pid, signal.SIGKILL)
     process.stop(LIMIT_S)
@@ -234,7 +234,7 @@ def test_a_killed_uploader_is_a_failed_save_and_an_error_at_the_next_offer(confi
 
 def test_a_restarted_uploader_serves_the_same_client(config, process, area):
     """The owner replaces a killed uploader on the same path; the client's next offer finds it."""
-    uploads = Uploads(config.socket_path)
+    uploads = UploaderClient(config.socket_path)
     hand_over(uploads, area, 1)
     uploads.wait(1, LIMIT_S)
     os.kill(process.pid, signal.SIGKILL)
@@ -259,7 +259,7 @@ def test_an_unknown_protocol_is_told_to_the_owner(config):
 
 def test_a_newer_save_takes_the_place_of_one_that_waits(config, area):
     """Step 1 is held before its commit record; of 2, 3 (final) and 4, which wait, only 2 may be dropped, and 4 falls to 5."""
-    uploads = Uploads(config.socket_path)
+    uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         hand_over(uploads, area, 1)
         assert uploader.reached.wait(LIMIT_S)
@@ -276,7 +276,7 @@ def test_a_newer_save_takes_the_place_of_one_that_waits(config, area):
 
 def test_a_save_that_is_fenced_during_its_upload_is_not_committed(config, tmp_path, area):
     """The newest generation grows to 2 while generation 1 is between payload and record."""
-    uploads = Uploads(config.socket_path)
+    uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         hand_over(uploads, area, 1, generation=1)
         assert uploader.reached.wait(LIMIT_S)
@@ -294,7 +294,7 @@ def test_a_save_that_is_fenced_during_its_upload_is_not_committed(config, tmp_pa
 
 def test_the_owner_leaves_while_a_save_is_held(config, area):
     """The end of the pipe comes first, the save's end after it: the loop must wait for the save."""
-    uploads = Uploads(config.socket_path)
+    uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         hand_over(uploads, area, 1)
         assert uploader.reached.wait(LIMIT_S)
@@ -309,7 +309,7 @@ def test_the_owner_leaves_while_a_save_is_held(config, area):
 def test_a_save_that_fails_is_answered_and_logged(config, tmp_path, area):
     """The run directory is a file: no checkpoint can be made, and the uploader goes on serving."""
     (tmp_path / "run").write_text("not a folder")
-    uploads = Uploads(config.socket_path)
+    uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         uploader.go_on.set()
         hand_over(uploads, area, 1)
@@ -325,7 +325,7 @@ def test_a_save_that_fails_is_answered_and_logged(config, tmp_path, area):
 
 def test_a_slot_is_lent_from_the_offer_to_the_answer(config):
     """Three slots: one in flight, one waiting, one newest. Nothing may be written until the first is answered."""
-    area, uploads = SnapshotSlots.create(4096, 3), Uploads(config.socket_path)
+    area, uploads = SnapshotSlots.create(4096, 3), UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         first = hand_over(uploads, area, 1)
         assert uploader.reached.wait(LIMIT_S)
@@ -342,7 +342,7 @@ def test_a_slot_is_lent_from_the_offer_to_the_answer(config):
 
 def test_a_save_that_another_one_replaces_gives_its_slot_back(config):
     """The second waits, and the third takes its place."""
-    area, uploads = SnapshotSlots.create(4096, 4), Uploads(config.socket_path)
+    area, uploads = SnapshotSlots.create(4096, 4), UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         hand_over(uploads, area, 1)
         assert uploader.reached.wait(LIMIT_S)
@@ -357,7 +357,7 @@ def test_a_save_that_another_one_replaces_gives_its_slot_back(config):
 
 def test_a_snapshot_whose_bytes_changed_in_memory_does_not_become_a_checkpoint(config, process):
     """Its writer said what the sums of its words were; then one bit of its last tensor is flipped."""
-    area, uploads = SnapshotSlots.create(1 << 20, 3), Uploads(config.socket_path)
+    area, uploads = SnapshotSlots.create(1 << 20, 3), UploaderClient(config.socket_path)
     whole, flipped = keep(area, 1), keep(area, 2)
     for snapshot in (whole, flipped):
         body = area.body(snapshot.slot)[: snapshot.size_bytes]
@@ -376,7 +376,7 @@ def test_a_snapshot_whose_bytes_changed_in_memory_does_not_become_a_checkpoint(c
 
 def test_a_snapshot_that_is_written_over_while_it_is_saved_is_not_committed(config):
     """Between payload and record its lease is lost, as when the owner takes this uploader for dead, and the slot is written."""
-    area, uploads = SnapshotSlots.create(4096, 1), Uploads(config.socket_path)
+    area, uploads = SnapshotSlots.create(4096, 1), UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         hand_over(uploads, area, 1)
         assert uploader.reached.wait(LIMIT_S)
@@ -393,7 +393,7 @@ def test_a_snapshot_that_is_written_over_while_it_is_saved_is_not_committed(conf
 @pytest.mark.parametrize("change", [{"slot": 7}, {"seq": 2}, {"seq": 6}, {"offset": 4096}, {"size_bytes": 5}])
 def test_an_offer_of_what_a_slot_does_not_hold_fails_and_leaves_the_slot_to_others(config, change):
     """The one slot is being saved. An offer of what it held before, or never, waits behind it and is replaced: it must not give back a lease that it never had."""
-    area, uploads = SnapshotSlots.create(4096, 1), Uploads(config.socket_path)
+    area, uploads = SnapshotSlots.create(4096, 1), UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         keep(area, 1)
         snapshot = hand_over(uploads, area, 2)
@@ -411,7 +411,7 @@ def test_an_offer_of_what_a_slot_does_not_hold_fails_and_leaves_the_slot_to_othe
 
 def test_a_node_that_entered_a_generation_is_fenced_by_later_ones_only(config, tmp_path, area):
     """A save of generation 1 is held while generation 2 begins with this node in it; then, of 1 and 2, while 3 begins without it."""
-    uploads, owner = Uploads(config.socket_path), UploaderProcess(config, None)
+    uploads, owner = UploaderClient(config.socket_path), UploaderProcess(config, None)
     with InThread(config) as uploader:
         hand_over(uploads, area, 1, generation=1)
         assert uploader.reached.wait(LIMIT_S)
@@ -431,7 +431,7 @@ def test_a_save_waits_for_its_node_to_enter_a_generation_that_has_just_been_form
 ):
     """The fence is raised, and the save goes on before the node has said that it is in the new generation."""
     monkeypatch.setattr(save, "ENTERING_S", LIMIT_S)
-    uploads, owner = Uploads(config.socket_path), UploaderProcess(config, None)
+    uploads, owner = UploaderClient(config.socket_path), UploaderProcess(config, None)
     with InThread(config) as uploader:
         hand_over(uploads, area, 1, generation=1)
         assert uploader.reached.wait(LIMIT_S)
@@ -455,7 +455,7 @@ def test_an_uploader_that_was_started_anew_knows_the_generation_that_its_node_en
         assert is_told_first or not process.enter(3)
         assert process.revive()
         process.wait_ready()
-        uploads = Uploads(config.socket_path)
+        uploads = UploaderClient(config.socket_path)
         hand_over(uploads, area, 1, generation=1)
         assert uploads.wait(1, LIMIT_S)["state"] == "committed"
 
@@ -470,7 +470,7 @@ def test_an_uploader_that_could_not_be_told_is_told_later(config, tmp_path, proc
     os.kill(process.pid, signal.SIGCONT)
     process.wait_ready()
     assert not process.revive()
-    uploads = Uploads(config.socket_path)
+    uploads = UploaderClient(config.socket_path)
     hand_over(uploads, area, 1, generation=1)
     assert uploads.wait(1, LIMIT_S)["state"] == "committed"
 
@@ -553,7 +553,7 @@ def test_an_offer_that_was_not_read_yet_when_the_owner_left_is_saved(config, tmp
     work = Work(held, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
     owner_fd, owner_end = os.pipe()
     os.close(owner_end)
-    uploads = Uploads(config.socket_path)
+    uploads = UploaderClient(config.socket_path)
     with _listen(config.socket_path) as socket:
         hand_over(uploads, area, 1)
         assert Uploader(work, socket, owner_fd, clock).run()
@@ -583,7 +583,7 @@ def test_an_uploader_whose_storage_hangs_leaves_after_its_owner_and_says_what_is
 
 def test_a_malformed_offer_cuts_off_its_client_only(config, area):
     """One client sends an offer that says nothing, the next one a file that is no area; another one's save is committed as if nothing had happened."""
-    bad, good = Uploads(config.socket_path), Uploads(config.socket_path)
+    bad, good = UploaderClient(config.socket_path), UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         uploader.go_on.set()
         fd = os.memfd_create("image")
@@ -597,7 +597,7 @@ def test_a_malformed_offer_cuts_off_its_client_only(config, area):
 
 def test_a_wait_that_is_not_answered_ends(config):
     """Nobody ever offered the step: the wait ends with nothing instead of lasting."""
-    assert Uploads(config.socket_path).wait(1, LIMIT_S) is None
+    assert UploaderClient(config.socket_path).wait(1, LIMIT_S) is None
 
 
 class Waits:

@@ -11,8 +11,8 @@ from records import RECORD
 
 from elastic.checkpoint import record as names
 from elastic.checkpoint.catalog import committed, of_run, read_payload, verify
-from elastic.checkpoint.commit import Guard, commit
-from elastic.checkpoint.prune import Policy, Pruning
+from elastic.checkpoint.commit import WriteLimits, commit
+from elastic.checkpoint.prune import Pruner, RetentionPolicy
 from elastic.checkpoint.record import Save, commit_name, parse, step_dir
 from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.observe import metrics
@@ -21,7 +21,7 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.snapshot import safetensors_header
 from elastic.storage.local import LocalStore
-from elastic.storage.store import LeadsOut, Payload, read_small
+from elastic.storage.store import OutsideStore, Payload, read_small
 from elastic.testing.fakes import FakeClock
 
 CLOCK = FakeClock()
@@ -61,7 +61,7 @@ def save(store, step, *, run_id="r", data=b"image"):
             store,
             Payload(fd=fd, size_bytes=len(data)),
             about,
-            guard=Guard(deadline=CLOCK.monotonic() + 100.0, is_fenced=lambda: False),
+            limits=WriteLimits(deadline=CLOCK.monotonic() + 100.0, is_fenced=lambda: False),
             clock=CLOCK,
             reached=lambda point: None,
         )
@@ -73,7 +73,7 @@ def test_a_step_whose_folder_is_a_link_is_not_written_through(store, root, outsi
     """The folder of the next checkpoint leads somewhere else: the save fails, and the checkpoints do not look like none."""
     root.mkdir()
     (root / step_dir(7)).symlink_to(outside)
-    with pytest.raises(LeadsOut, match="remove the link"):
+    with pytest.raises(OutsideStore, match="remove the link"):
         save(store, 7)
     with pytest.raises(StoreFailed, match="remove the link"):
         committed(store, CLOCK)
@@ -148,8 +148,8 @@ def test_a_record_of_another_run_is_damage_and_never_counts(store):
         save(store, step, run_id="other")
     for step in (1, 2, 3):
         save(store, step)
-        policy = Policy(run_id="r", keep=2, every=None, save_deadline_s=100.0)
-        Pruning(store, policy, CLOCK).after_commit(generation=1, resumed_from=None)
+        policy = RetentionPolicy(run_id="r", keep=2, every=None, save_deadline_s=100.0)
+        Pruner(store, policy, CLOCK).after_commit(generation=1, resumed_from=None)
     records, damages = of_run(committed(store, CLOCK), "r")
     assert [record.step for record in records] == [3, 2]
     assert {damage.step for damage in damages} == {100, 200, 300}

@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote
 from elastic.errors import UsageError
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import STATE_LIMIT_BYTES
-from elastic.system.files import NotPlain, read_small
+from elastic.system.files import NotRegularFile, read_small
 from elastic.system.untrusted import parse_number
 
 KEPT_VERSIONS = 16
@@ -90,7 +90,7 @@ class DirectoryBackend:
         with self._failures("read heartbeats"):
             for name in self._names():
                 if name.startswith(_BEAT):
-                    with contextlib.suppress(FileNotFoundError, NotPlain):
+                    with contextlib.suppress(FileNotFoundError, NotRegularFile):
                         counter = parse_number(read_small(self._path / name, _NUMBER_LIMIT_BYTES))
                         if counter is not None:
                             found[unquote(name.removeprefix(_BEAT))] = counter
@@ -179,6 +179,6 @@ def read_generation(path: Path) -> int:
     """The newest generation shown in the rendezvous folder `path`; 0 before the first."""
     try:
         text = read_small(path / "generation", _NUMBER_LIMIT_BYTES)
-    except (FileNotFoundError, NotPlain):
+    except (FileNotFoundError, NotRegularFile):
         return 0
     return parse_number(text) or 0
