@@ -1,0 +1,69 @@
+"""What `pip install .` puts into an environment is the whole package, and trains without the checkout."""
+
+import json
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "recipes" / "quickstart.py"
+ORIGIN = "import importlib.util; print(importlib.util.find_spec('elastic').origin)"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built as `pip install .` builds it, but with the hatchling that is installed: offline."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT))
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture
+def environment(tmp_path, wheel):
+    """A new environment with the wheel; torch and the like are those of the environment of the tests.
+
+    They come by a path file, and Python ignores path files of folders that come by one: the path
+    file that makes the checkout importable for the tests has no effect here.
+    """
+    folder = tmp_path / "environment"
+    venv.create(folder)
+    pip("--python", str(folder / "bin" / "python"), "install", "--no-deps", "--no-index", str(wheel))
+    (ours,) = folder.glob("lib/python*/site-packages")
+    (ours / "packages.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
+    return folder
+
+
+def test_a_wheel_holds_every_file_of_the_package(wheel):
+    expected = {str(path.relative_to(ROOT)) for path in (ROOT / "elastic").rglob("*.py")}
+
+    with zipfile.ZipFile(wheel) as archive:
+        found = {name for name in archive.namelist() if name.startswith("elastic/")}
+
+    assert found == expected | {"elastic/py.typed"}
+
+
+def test_an_installed_command_trains_the_quickstart_outside_the_checkout(drill, environment):
+    """The recipe's copy in a folder of its own, by the command that pip made, then the report of the run."""
+    recipe = shutil.copy(QUICKSTART, drill.folder)
+    command = str(environment / "bin" / "elastic-train")
+    env = {"PYTHONPATH": ""}
+
+    drill.execute([command, recipe, "--run-dir", drill.run.url], env).ends_with(0)
+    report = drill.execute([command, "report", drill.run.url, "--json"], env)
+    origin = drill.execute([str(environment / "bin" / "python"), "-c", ORIGIN], env)
+
+    report.ends_with(0)
+    assert json.loads(report.output)["finished"]
+    origin.ends_with(0)
+    assert Path(origin.output.strip()).is_relative_to(environment)
+
+
+def pip(*words):
+    done = subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
