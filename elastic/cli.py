@@ -106,14 +106,13 @@ def _train(words: list[str]) -> int:
             f"expected a recipe file or one of the commands {commands}, found {options.recipe!r}, which is no file"
         )
     from elastic.agent import preflight
-    from elastic.agent.checks import check
     from elastic.agent.workers.fork_server_client import ForkServerClient
     from elastic.agent.workers.spawner import Spawner
     from elastic.worker import fork_server
 
     recipe = Path(options.recipe)
     preflight.uses_library(recipe)  # what is not Python is refused before it is read for its imports
-    check(options)
+    preflight.check_command(options)
     environment.pin_threads()
     if words == sys.argv[1:]:  # this process is that command, and not a caller of `main`
         environment.ask_for_large_pages()

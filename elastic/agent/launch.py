@@ -19,7 +19,6 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from elastic.agent import preflight
 from elastic.agent.agent import NodeAgent
-from elastic.agent.checks import check_faults
 from elastic.agent.exit_report import report_exit
 from elastic.agent.hangs.hang_detector import HangDetector
 from elastic.agent.open_rendezvous import (
@@ -33,12 +32,11 @@ from elastic.agent.preemption_notice import open_notices
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.workers.spawner import Spawner
-from elastic.config import identity
 from elastic.config.durations import HangTimeout
 from elastic.config.identity import Identity
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
-from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, StoreFailed, UsageError
+from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, UsageError
 from elastic.observe.console import ConsoleFollower, open_screen
 from elastic.observe.log import EventLog
 from elastic.observe.upload import LogUploader
@@ -49,8 +47,6 @@ from elastic.rendezvous.probes import Probes
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
 from elastic.rendezvous.transitions import GroupPolicy
-from elastic.storage.remote import open_store
-from elastic.storage.store import read_small
 from elastic.system.addresses import new_node_id, node_address
 from elastic.system.clock import Clock, SystemClock
 from elastic.uploader.client import UploaderProcess
@@ -88,9 +84,11 @@ def launch(options: Options, spawner: Spawner) -> int:
     run = RunDir.parse(options.run_dir)
     nproc = _nproc(options)
     uses_library = preflight.uses_library(recipe)
-    check_faults(options, nproc, uses_library=uses_library)
-    declared = preflight.ask(recipe, options.recipe_args, spawner.start) if uses_library else None
-    is_new = options.fresh if declared is None else _check_declared(options, declared, run, nproc)
+    preflight.check_faults(options, nproc, uses_library=uses_library)
+    declared = (
+        preflight.declared_identity(recipe, options.recipe_args, spawner.start) if uses_library else None
+    )
+    is_new = options.fresh if declared is None else preflight.check_run_dir(options, declared, run, nproc)
     meeting = meeting_of(options, run)
     backend = None if meeting.kind == "dir" else open_backend(meeting, options)
     if options.fresh:
@@ -115,24 +113,6 @@ def launch(options: Options, spawner: Spawner) -> int:
 
 def _nproc(options: Options) -> int:
     return (torch.cuda.device_count() or 1) if options.nproc_per_node == "auto" else options.nproc_per_node
-
-
-def _check_declared(options: Options, declared: Identity, run: RunDir, nproc: int) -> bool:
-    """Whether the run directory holds no run yet. Raises UsageError when it holds another, or the nodes have too many workers."""
-    if options.max_nodes * nproc > declared.shards:
-        raise UsageError(
-            f"expected at most as many workers as shards ({declared.shards}), found {options.max_nodes} nodes of {nproc} workers; "
-            "lower --max-nodes or --nproc-per-node, or begin a run with more shards"
-        )
-    if options.fresh:
-        return True
-    try:
-        there = read_small(open_store(run.url), identity.NAME, SystemClock())
-    except StoreFailed as error:
-        raise UsageError(f"expected to read {run.identity_url}, found: {error}") from error
-    if there is not None:
-        identity.check(identity.parse(there), declared, run.url)
-    return there is None
 
 
 def _run(here: _Here, backend: Backend, floor: int, spawner: Spawner) -> int:

@@ -1,8 +1,9 @@
-"""Before anything is written or anybody is disturbed, the recipe itself says what it is going to do, or why it cannot.
+"""Nothing is written, and no other node is disturbed, before the command, the recipe and the run directory were checked.
 
-The recipe runs in a process of its own up to `elastic.start`, which writes down the run's identity and ends it. So a mistake in the command, a recipe that
-does not import, or a broken machine ends here, with exit 2, and a node with other arguments never gets as far as joining.
-A script that does not use this library is not run twice: it is only looked at for the import.
+Three checks, cheapest first. `check_command` sees what the command line alone shows; it needs neither torch nor a process. `declared_identity` runs the recipe in a
+process of its own up to `elastic.start`, which writes down the identity of the run and ends the process. So a recipe that does not import, a wrong argument
+or a broken machine ends here, with exit code 2, and a node that was given other arguments never joins. `check_run_dir` compares that identity with the run directory.
+A script that does not import this library is not run twice: nothing is known of it but its text.
 """
 
 import ast
@@ -12,11 +13,18 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from elastic.agent.open_rendezvous import meeting_of
 from elastic.agent.workers.process import Process, ProcessStart, kill_session, spawn, wait_any_exit
 from elastic.config import environment, identity
 from elastic.config.identity import Identity
-from elastic.errors import EXIT_COMPLETE, UsageError
+from elastic.config.options import Options
+from elastic.config.run_dir import RunDir
+from elastic.errors import EXIT_COMPLETE, StoreFailed, UsageError
+from elastic.faults import grammar, plan
+from elastic.storage.remote import check_url, open_store
+from elastic.storage.store import read_small
 from elastic.system.clock import SystemClock
+from elastic.system.control_page import MAX_WORKERS
 
 PREFLIGHT_S = 600.0
 _CLOCK = SystemClock()
@@ -42,12 +50,42 @@ def uses_library(recipe: Path) -> bool:
     return False
 
 
-def ask(
+def check_command(options: Options) -> None:
+    """Raises UsageError for what is wrong with the command by itself; writes nothing."""
+    nproc = None if options.nproc_per_node == "auto" else options.nproc_per_node
+    if nproc is not None and nproc > MAX_WORKERS:
+        raise UsageError(f"expected at most {MAX_WORKERS} workers a node, found --nproc-per-node {nproc}")
+    check_faults(options, nproc)
+    run = RunDir.parse(options.run_dir)
+    meeting = meeting_of(options, run)
+    meeting.check(os.environ)
+    if options.meets_in_objects:
+        check_url(meeting.endpoint)
+    if run.local.exists() and not run.local.is_dir():
+        raise UsageError(f"expected a run directory at {run.local}, found a file; take another --run-dir")
+    parent = next(folder for folder in (run.local, *run.local.parents) if folder.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"expected to write to {parent}, found it read-only; take another --run-dir or change its mode"
+        )
+    check_url(run.checkpoints_url)  # an unknown protocol, or one whose extra is not installed
+
+
+def check_faults(options: Options, nproc: int | None, *, uses_library: bool = True) -> None:
+    """Raises UsageError for a fault plan that names nodes or workers which the run cannot have.
+
+    nproc: None as long as it is not known, which takes torch where it is the number of GPUs.
+    """
+    faults = grammar.parse(options.faults or "")
+    plan.check_fits(faults, nodes=options.max_nodes, nproc=nproc, uses_library=uses_library)
+
+
+def declared_identity(
     recipe: Path, arguments: tuple[str, ...], start: Callable[[ProcessStart], Process] = spawn
 ) -> Identity:
-    """The run that the recipe declares.
+    """The identity of the run that the recipe declares by calling `elastic.start`.
 
-    Raises UsageError when it fails before it declares one; SystemExit(0) when it ends well without, as `-- --help` does.
+    Raises UsageError when the recipe fails before that; SystemExit(0) when it ends well without, as `-- --help` does.
     """
     with tempfile.TemporaryDirectory(prefix="elastic-preflight-") as folder, tempfile.TemporaryFile() as out:
         answer = Path(folder) / "run.json"
@@ -55,7 +93,7 @@ def ask(
         sys.stderr.flush()
         child = start(ProcessStart(words=(str(recipe), *arguments), env=env, out=out.fileno(), err=_STDERR))
         try:
-            code = _end(child)
+            code = _exit_code(child)
         finally:
             kill_session(child)
         if code is None:
@@ -74,7 +112,26 @@ def ask(
         )
 
 
-def _end(child: Process) -> int | None:
+def check_run_dir(options: Options, declared: Identity, run: RunDir, nproc: int) -> bool:
+    """Whether the run directory holds no run yet. Raises UsageError when it holds another run, or when the nodes have more workers than the run has shards."""
+    if options.max_nodes * nproc > declared.shards:
+        raise UsageError(
+            f"expected at most as many workers as shards ({declared.shards}), found {options.max_nodes} nodes of {nproc} workers; "
+            "lower --max-nodes or --nproc-per-node, or begin a run with more shards"
+        )
+    if options.fresh:
+        return True
+    try:
+        there = read_small(open_store(run.url), identity.NAME, _CLOCK)
+    except StoreFailed as error:
+        raise UsageError(f"expected to read {run.identity_url}, found: {error}") from error
+    if there is not None:
+        identity.check(identity.parse(there), declared, run.url)
+    return there is None
+
+
+def _exit_code(child: Process) -> int | None:
+    """None when the process does not end in time."""
     deadline = _CLOCK.monotonic() + PREFLIGHT_S
     while (code := child.poll()) is None and (left_s := deadline - _CLOCK.monotonic()) > 0:
         wait_any_exit([child], left_s)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elastic.agent.preflight import ask, uses_library
+from elastic.agent.preflight import declared_identity, uses_library
 from elastic.errors import UsageError
 
 
@@ -57,7 +57,7 @@ def test_a_recipe_that_raises_at_import_ends_the_preflight_with_its_traceback(tm
     with pytest.raises(
         UsageError, match=r"recipe\.py ended with exit code 1 before it called elastic\.start"
     ):
-        ask(path, ())
+        declared_identity(path, ())
     out, err = capfd.readouterr()
     assert "loading" in out
     assert "No module named 'no_such_library_anywhere'" in err
@@ -78,21 +78,21 @@ raise SystemExit("a preflight goes no further than start")
 def test_an_argument_that_the_recipe_refuses_ends_the_preflight(tmp_path, capfd):
     """argparse exits with 2 and says why."""
     with pytest.raises(UsageError, match="exit code 2"):
-        ask(recipe(tmp_path, PARSER), ("--epochs", "many"))
+        declared_identity(recipe(tmp_path, PARSER), ("--epochs", "many"))
     assert "invalid int value: 'many'" in capfd.readouterr().err
 
 
 def test_help_of_the_recipe_is_shown_and_is_no_error(tmp_path, capfd):
     """`-- --help` ends well without a declaration."""
     with pytest.raises(SystemExit) as stop:
-        ask(recipe(tmp_path, PARSER), ("--help",))
+        declared_identity(recipe(tmp_path, PARSER), ("--help",))
     assert stop.value.code == 0
     assert "passes over the data" in capfd.readouterr().out
 
 
 def test_a_recipe_declares_its_run_and_goes_no_further(tmp_path, capfd):
     """The declaration is all that happens: no folder is made, no output is shown, what stands after start is not reached."""
-    identity = ask(recipe(tmp_path, PARSER), ("--epochs", "2"))
+    identity = declared_identity(recipe(tmp_path, PARSER), ("--epochs", "2"))
     assert (identity.recipe, identity.arguments) == ("recipe.py", ("--epochs", "2"))
     assert (identity.seed, identity.global_batch, identity.shards) == (3, 64, 4)
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["recipe.py"]
