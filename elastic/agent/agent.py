@@ -11,7 +11,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from elastic.agent.decide import Action, Decision, Ended, Observation, decide
+from elastic.agent.decide import Action, Decision, Observation, WorkerExit, decide
 from elastic.agent.fault_injection import NodeFaults, Targets
 from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.hangs.watchdog import Watchdog
@@ -231,26 +231,26 @@ class NodeAgent(LocalElasticAgent):
                 looked_s = self._clock.monotonic()
             decision = decide(self._observe(watch))
             match decision.action:
-                case Action.GO_ON:
+                case Action.CONTINUE:
                     self._crew.wait(WORKER_POLL_S)
-                case Action.ASK_DRAIN:
+                case Action.REQUEST_DRAIN:
                     self._ask_drain(decision.reason)
                 case Action.REPORT_DONE:
                     self._report_done()
-                case Action.MEET:
+                case Action.REJOIN:
                     if watch is not None and watch.failure is not None:
                         self._blamed += not watch.failure.from_outside
                     self._end_generation(decision.reason)
                     return None
-                case Action.CLOSE_AND_MEET:
+                case Action.CLOSE_AND_REJOIN:
                     self._peers.close(self._why_drained(watch), step=self._step, counts=False)
                     self._end_generation(decision.reason)
                     return None
-                case Action.SHOW_STACKS:
+                case Action.DUMP_STACKS:
                     self._show_stacks(decision.reason)
                 case Action.FAIL:
                     return self._fail(decision)
-                case Action.END:
+                case Action.END_RUN:
                     return self._end_for_all(decision)
                 case Action.LEAVE:
                     return self._leave(decision)
@@ -280,11 +280,11 @@ class NodeAgent(LocalElasticAgent):
     def _observe(self, watch: GroupView | None) -> Observation:
         return Observation(
             workers=self._worker_group.spec.local_world_size,
-            ended=tuple(Ended(rank=rank, code=code) for rank, code in self._crew.codes.items()),
-            first_end_age_s=self._crew.first_end_age_s(),
+            exits=tuple(WorkerExit(rank=rank, code=code) for rank, code in self._crew.codes.items()),
+            first_exit_age_s=self._crew.first_end_age_s(),
             keep_alive_s=self._settings.keep_alive_s,
             hung=self._vigil.hung if self._vigil is not None else None,
-            stacks_shown=self._culprit is not None,
+            stacks_dumped=self._culprit is not None,
             is_done=self._is_done,
             group_ended=watch.ended.reason if watch is not None and watch.ended is not None else None,
             fenced=watch is not None and watch.fenced,
@@ -294,7 +294,7 @@ class NodeAgent(LocalElasticAgent):
             leaving_age_s=self._leaving.age_s,
             grace_s=self._leaving.grace_s,
             has_begun=self._step > 0 or not self._settings.uses_library,
-            drain_asked=self._drain_asked,
+            drain_requested=self._drain_asked,
             skips_drain=self._leaving.skips_drain,
         )
 

@@ -1,36 +1,37 @@
-"""What an agent does next is a function of what its workers, its group and its signals show; every decision has its reason.
+"""What an agent does next is a function of one observation of its workers, its group and its signals.
 
-The table, first match wins: run ended · fenced or generation closed · a worker failed · all finished · all drained · grace over · a worker hangs ·
-drain asked · go on.
-It does not count restarts (the group's state does) and does not act.
+`RULES` is that function, as data: the first rule whose condition holds decides, and the last one always holds. An agent evaluates it many times a second. This module does not act
+(agent.py and actions.py do), does not read a clock, and does not count restarts, which the group's shared state does.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from elastic.agent.hangs.hang_detector import Hung
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS, EXIT_PEER_LOST, EXIT_USAGE
 from elastic.rendezvous.partition_detector import SETTLED_AFTER, UNREACHABLE_AFTER
 
+# How long an agent whose workers only lost a peer waits for another agent to report the failure behind it. A failed worker
+# is reported at once. A dead node is noticed by its silence, after one keep-alive. A node that is cut off is noticed by
+# the reports that it is unreachable, which takes longest: the patience must cover that, because a lost node is a change of
+# membership, while an unexplained failure costs one of the run's restarts.
 VICTIM_PATIENCE_S = 3.0
-# A culprit that cannot speak is known by its silence, and one that is cut off by the complaints about it, which takes the
-# longest: a lost node is no failure and costs no restart.
 VICTIM_PATIENCE_KEEP_ALIVES = UNREACHABLE_AFTER + SETTLED_AFTER + 0.5
 
 
 class Action(Enum):
-    GO_ON = "go on"
-    ASK_DRAIN = "ask drain"  # workers finish the same step, save it and end
-    REPORT_DONE = "report done"  # own workers finished the recipe; wait for the others
-    MEET = "meet"  # kill what is left of the workers, join the next generation
-    CLOSE_AND_MEET = "close and meet"  # a planned end of this generation
-    SHOW_STACKS = "show stacks"  # have the worker that hangs say where
-    FAIL = (
-        "fail"  # a failed worker: close this generation, counting a restart, and meet again if any are left
-    )
-    END = "end"  # end the run for everybody with the worker's exit code
-    LEAVE = "leave"  # leave the group with the interrupted exit code
-    STOP = "stop"  # the run ended elsewhere
+    CONTINUE = "continue"
+    REQUEST_DRAIN = "request drain"  # the workers finish the same step, keep its state and exit
+    REPORT_DONE = "report done"  # own workers finished the recipe; the run ends when those of all nodes have
+    REJOIN = "rejoin"  # kill the workers that are left, join the next generation
+    CLOSE_AND_REJOIN = "close and rejoin"  # end this generation as planned, without counting a restart
+    DUMP_STACKS = "dump stacks"  # have the hung worker write the stacks of its threads into its log
+    FAIL = "fail"  # close this generation, counting a restart, and rejoin if restarts are left
+    END_RUN = "end run"  # end the run on all nodes, with the worker's exit code
+    LEAVE = "leave"  # leave the group, with the exit code for interrupted
+    STOP = "stop"  # the run has ended on all nodes: exit as it did
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,99 +41,151 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How one local worker ended: an exit code, or minus the number of the signal."""
+class WorkerExit:
+    """`code`: the exit code of a local worker, or minus the number of the signal that ended it."""
 
     rank: int
     code: int
 
+    def __str__(self) -> str:
+        how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+        return f"rank {self.rank} ended with {how}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    workers: int  # how many were started here
-    ended: tuple[Ended, ...]  # in the order in which they ended
-    is_done: bool  # it was reported that all workers of this node finished
-    first_end_age_s: float
+    """All that a decision depends on; ages and durations in seconds."""
+
+    workers: int  # how many were started on this node
+    exits: tuple[WorkerExit, ...]  # of those that ended, in that order
+    first_exit_age_s: float  # since the first of them was seen
+    is_done: bool  # the group knows that all workers of this node finished
     keep_alive_s: float
     hung: Hung | None  # a worker of this node
-    stacks_shown: bool  # by that one
-    group_ended: str | None  # the verdict's reason
-    fenced: bool
-    closed: str | None  # the cause, when somebody closed this generation
-    newcomers: bool
-    leaving: str | None  # why this node wants to leave
+    stacks_dumped: bool  # the hung worker was asked for its stacks
+    group_ended: str | None  # why the run has ended, once it has
+    fenced: bool  # the group went on to a newer generation without this node
+    closed: str | None  # why this generation was closed, once it was
+    newcomers: bool  # nodes that wait to join are to be admitted now
+    leaving: str | None  # why this node was asked to leave, once it was
     leaving_age_s: float
     grace_s: float
-    has_begun: bool  # a step is finished, here or in the state that was restored
-    drain_asked: bool
+    has_begun: bool  # a step is finished, in this generation or in the state that was restored
+    drain_requested: bool  # by this agent, in this generation
     skips_drain: bool  # a second signal came
 
+    @property
+    def first_failure(self) -> WorkerExit | None:
+        """The exit to act on: the first worker that failed by itself, else the first that lost a peer."""
+        failures = [each for each in self.exits if each.code not in (EXIT_COMPLETE, EXIT_INTERRUPTED)]
+        return min(failures, key=lambda each: each.code == EXIT_PEER_LOST, default=None)
 
-def decide(seen: Observation) -> Decision:
-    if seen.group_ended is not None:
-        return Decision(Action.STOP, f"the run ended: {seen.group_ended}")
-    if seen.fenced:
-        return Decision(Action.MEET, "a newer generation exists, and this node is not in it")
-    if seen.closed is not None:
-        action = Action.LEAVE if seen.leaving else Action.MEET
-        return Decision(action, f"the generation ended: {seen.closed}")
-    of_workers = _by_workers(seen)
-    if of_workers is not None:
-        return of_workers
-    # What is left of the grace belongs to the upload of the newest state in memory.
-    if seen.leaving and (seen.skips_drain or seen.leaving_age_s > seen.grace_s / 2):
-        why = "a second signal" if seen.skips_drain else f"half of the grace of {seen.grace_s:g} s is over"
-        return Decision(Action.LEAVE, f"{seen.leaving}, and {why}")
-    if seen.hung is not None:
-        return _by_hang(seen.hung, seen)
-    if seen.leaving and not seen.has_begun:
-        return Decision(Action.LEAVE, f"{seen.leaving}, before it finished a step")
-    if seen.leaving and not seen.drain_asked:
-        return Decision(Action.ASK_DRAIN, seen.leaving)
-    if seen.newcomers and not seen.drain_asked:
-        return Decision(Action.ASK_DRAIN, "a node is waiting to join")
-    return Decision(Action.GO_ON, "training")
+    @property
+    def has_failed(self) -> bool:
+        """A worker failed by itself."""
+        return self.first_failure is not None and self.first_failure.code != EXIT_PEER_LOST
 
-
-def _by_workers(seen: Observation) -> Decision | None:
-    codes = [ended.code for ended in seen.ended]
-    wrong = [e for e in seen.ended if e.code not in (EXIT_COMPLETE, EXIT_INTERRUPTED)]
-    causes = [e for e in wrong if e.code != EXIT_PEER_LOST]
-    if causes:
-        return _by_failure(causes[0], seen)
-    patience_s = max(VICTIM_PATIENCE_S, VICTIM_PATIENCE_KEEP_ALIVES * seen.keep_alive_s)
-    if wrong and seen.first_end_age_s > patience_s:
-        if seen.leaving:
-            return Decision(Action.LEAVE, f"{seen.leaving}; rank {wrong[0].rank} lost a peer")
-        return Decision(Action.FAIL, f"rank {wrong[0].rank} lost a peer, and nobody else reported a failure")
-    if wrong or len(codes) < seen.workers:
-        return None
-    if all(code == EXIT_COMPLETE for code in codes):
-        if seen.is_done:
-            return None  # the others may still be at it, or fail and need this node again
-        return Decision(Action.REPORT_DONE, "all workers of this node finished the recipe")
-    if seen.leaving:
-        return Decision(Action.LEAVE, seen.leaving)
-    return Decision(Action.CLOSE_AND_MEET, "all workers stopped after the same step")
-
-
-def _by_hang(hung: Hung, seen: Observation) -> Decision:
-    if not seen.stacks_shown:
-        return Decision(Action.SHOW_STACKS, hung.reason)
-    if seen.leaving:
-        return Decision(Action.LEAVE, f"{seen.leaving}; {hung.reason}")
-    return Decision(Action.FAIL, hung.reason)
-
-
-def _by_failure(first: Ended, seen: Observation) -> Decision:
-    if first.code in (EXIT_USAGE, EXIT_NOTHING_LOADS):
-        return Decision(
-            Action.END,
-            f"rank {first.rank} ended with exit code {first.code}, which a restart does not change",
+    @property
+    def would_fail_again(self) -> bool:
+        """The exit code says that no restart can help."""
+        return self.first_failure is not None and self.first_failure.code in (
+            EXIT_USAGE,
+            EXIT_NOTHING_LOADS,
         )
-    how = f"signal {-first.code}" if first.code < 0 else f"exit code {first.code}"
-    if seen.leaving:
-        return Decision(
-            Action.LEAVE, f"{seen.leaving}; rank {first.rank} ended with {how} instead of draining"
-        )
-    return Decision(Action.FAIL, f"rank {first.rank} ended with {how}")
+
+    @property
+    def is_unexplained(self) -> bool:
+        """Workers lost a peer, and no agent reported the failure behind it for as long as that may take."""
+        patience_s = max(VICTIM_PATIENCE_S, VICTIM_PATIENCE_KEEP_ALIVES * self.keep_alive_s)
+        has_victims = self.first_failure is not None and not self.has_failed
+        return has_victims and self.first_exit_age_s > patience_s
+
+    @property
+    def all_ended_well(self) -> bool:
+        """All workers ended, at the end of the recipe or of a drain."""
+        return len(self.exits) == self.workers and self.first_failure is None
+
+    @property
+    def all_finished(self) -> bool:
+        return self.all_ended_well and all(each.code == EXIT_COMPLETE for each in self.exits)
+
+    @property
+    def all_drained(self) -> bool:
+        return self.all_ended_well and not self.all_finished
+
+    @property
+    def is_half_of_grace_over(self) -> bool:
+        """The other half belongs to the upload of the newest state in memory."""
+        return self.leaving_age_s > self.grace_s / 2
+
+
+class Rule(NamedTuple):
+    holds: Callable[[Observation], object]
+    action: Action
+    reason: str  # a template; `o` is the observation
+
+
+RULES: tuple[Rule, ...] = (
+    # The group's decisions come first. A node may not go on where the run has ended, or train in a generation that is over: what its
+    # own workers did meanwhile, for instance that they died of it, no longer matters.
+    Rule(lambda o: o.group_ended is not None, Action.STOP, "the run ended: {o.group_ended}"),
+    Rule(lambda o: o.fenced, Action.REJOIN, "a newer generation exists, and this node is not in it"),
+    Rule(lambda o: o.closed is not None and o.leaving, Action.LEAVE, "the generation ended: {o.closed}"),
+    Rule(lambda o: o.closed is not None, Action.REJOIN, "the generation ended: {o.closed}"),
+    # A worker failed by itself. Two exit codes mean that every restart would end the same way. On a node that leaves, whatever
+    # takes the machine away kills its workers too: that must not cost the others a restart.
+    Rule(
+        lambda o: o.would_fail_again,
+        Action.END_RUN,
+        "{o.first_failure}, which a restart does not change",
+    ),
+    Rule(
+        lambda o: o.has_failed and o.leaving,
+        Action.LEAVE,
+        "{o.leaving}; {o.first_failure} instead of draining",
+    ),
+    Rule(lambda o: o.has_failed, Action.FAIL, "{o.first_failure}"),
+    # Workers here are victims of a failure elsewhere. The agent that saw it closes the generation, which the rules above wait
+    # for; only when none does is a failure reported from here.
+    Rule(
+        lambda o: o.is_unexplained and o.leaving,
+        Action.LEAVE,
+        "{o.leaving}; rank {o.first_failure.rank} lost a peer",
+    ),
+    Rule(
+        lambda o: o.is_unexplained,
+        Action.FAIL,
+        "rank {o.first_failure.rank} lost a peer, and no failure was reported that explains it",
+    ),
+    # All workers ended well. Once the group knows that those of this node finished, the agent waits: the others may still be
+    # training, or fail and need this node again.
+    Rule(
+        lambda o: o.all_finished and not o.is_done,
+        Action.REPORT_DONE,
+        "all workers of this node finished the recipe",
+    ),
+    Rule(lambda o: o.all_drained and o.leaving, Action.LEAVE, "{o.leaving}"),
+    Rule(lambda o: o.all_drained, Action.CLOSE_AND_REJOIN, "all workers stopped after the same step"),
+    # A node that leaves does not wait for its drain for ever. This comes before a hang, for whose stacks there is no time left.
+    Rule(lambda o: o.leaving and o.skips_drain, Action.LEAVE, "{o.leaving}, and a second signal"),
+    Rule(
+        lambda o: o.leaving and o.is_half_of_grace_over,
+        Action.LEAVE,
+        "{o.leaving}, and half of the grace of {o.grace_s:g} s is over",
+    ),
+    # A hung worker shows its stacks first, once; it is killed by what follows.
+    Rule(lambda o: o.hung and not o.stacks_dumped, Action.DUMP_STACKS, "{o.hung.reason}"),
+    Rule(lambda o: o.hung and o.leaving, Action.LEAVE, "{o.leaving}; {o.hung.reason}"),
+    Rule(lambda o: o.hung, Action.FAIL, "{o.hung.reason}"),
+    # Planned ends: ask for a drain, once, unless there is no state yet that it could keep.
+    Rule(lambda o: o.leaving and not o.has_begun, Action.LEAVE, "{o.leaving}, before it finished a step"),
+    Rule(lambda o: o.leaving and not o.drain_requested, Action.REQUEST_DRAIN, "{o.leaving}"),
+    Rule(lambda o: o.newcomers and not o.drain_requested, Action.REQUEST_DRAIN, "a node is waiting to join"),
+    Rule(lambda _: True, Action.CONTINUE, "training"),
+)
+
+
+def decide(observation: Observation) -> Decision:
+    """The action of the first rule that holds, with its reason as a sentence for people."""
+    rule = next(rule for rule in RULES if rule.holds(observation))
+    return Decision(rule.action, rule.reason.format(o=observation))
