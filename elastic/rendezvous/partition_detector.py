@@ -78,4 +78,4 @@ class PartitionDetector:
         """Those who were heard both ways a moment ago."""
         limit_s = self._keep_alive_s * REACHABLE_WITHIN
         nodes = self._detector.nodes.items()
-        return frozenset(i for i, p in nodes if p.counter != NO_HEARTBEAT and p.silence_s <= limit_s)
+        return frozenset(i for i, p in nodes if p.counter != NO_HEARTBEAT and p.silence.seconds <= limit_s)

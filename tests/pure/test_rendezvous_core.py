@@ -340,7 +340,7 @@ def test_silence_is_the_time_since_the_last_new_beat(looks: list[tuple[float, bo
         counter += beats
         moved_s = now_s if beats else moved_s
         view = view.observe({"b": counter}, now_s=now_s)
-        assert view.nodes["b"].silence_s == pytest.approx(now_s - moved_s)
+        assert view.nodes["b"].silence.seconds == pytest.approx(now_s - moved_s)
 
 
 def test_a_complaint_does_not_outlive_who_made_it() -> None:

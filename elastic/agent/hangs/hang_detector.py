@@ -4,7 +4,7 @@ Only a step's own part is short and much like the last one, so only its limit is
 and 1800 s until the worker has ended three. The recipe's own code (an evaluation comes once in a thousand steps), starting, saving and a generation's first steps (which
 compile) tell nothing about how long they take the next time; they get 1800 s.
 
-Silence grows by at most a quarter of the limit per look, so an observer that was itself stopped or starved must look several times before it may blame.
+`elastic.system.silence` says why an observer that was itself stopped or starved does not blame a worker at its first look.
 It does not promise to be right: what takes longer than ever before is taken for hung. Nor does it know of other nodes; each judges its own workers.
 """
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from elastic.system.phase import Place
+from elastic.system.silence import Silence, longest_gap_s
 
 SHORTEST_S = 10.0
 LONGEST_S = 1800.0
 TIMES = 10.0
 ENOUGH = 3
-LOOKS_UNTIL_HUNG = 4
 # Who waits is a victim of somebody whose own limit ends first; only where nobody was found is there something wrong with the waiting itself.
 PATIENCE_OF_VICTIMS = 2.0
 
@@ -57,7 +57,7 @@ class WorkerHistory:
 
     sight: WorkerSample
     since_s: float  # no later than the stretch began in which it is
-    silence_s: float
+    silence: Silence
     is_whole: bool  # nothing but its work explains the length of the stretch
     steps: int  # stretches of steps' own parts that it has ended
 
@@ -85,7 +85,7 @@ class HangDetector:
             last = self.workers.get(rank)
             if last is None:
                 workers[rank] = WorkerHistory(
-                    sight=sight, since_s=now_s, silence_s=0.0, is_whole=False, steps=0
+                    sight=sight, since_s=now_s, silence=Silence(), is_whole=False, steps=0
                 )
                 continue
             length_s = self._ended(last, sight, now_s)
@@ -96,21 +96,23 @@ class HangDetector:
     @property
     def hung(self) -> Hung | None:
         """The first to blame: a stopped process, then one at work, then one that waits."""
-        over = [(rank, seen) for rank, seen in self.workers.items() if seen.silence_s > self._limit_s(seen)]
+        over = [
+            (rank, seen) for rank, seen in self.workers.items() if seen.silence.seconds > self._limit_s(seen)
+        ]
         if not over:
             return None
         rank, seen = min(over, key=lambda found: self._guilt(*found))
         return Hung(
             rank=rank,
             place=seen.sight.place,
-            silence_s=seen.silence_s,
+            silence_s=seen.silence.seconds,
             limit_s=self._limit_s(seen),
             reason=self._reason(rank, seen),
         )
 
     def _ended(self, last: WorkerHistory, sight: WorkerSample, now_s: float) -> float | None:
         """Length, rounded up, of a stretch of a step's own part that ended since the last look."""
-        was_away = now_s - self.looked_s > self._limit_s(last) / LOOKS_UNTIL_HUNG
+        was_away = now_s - self.looked_s > longest_gap_s(self._limit_s(last))
         if was_away or not last.is_whole or sight.is_stopped or last.sight.place is Place.START:
             return None
         if last.sight.place is Place.STEP and sight.beats != last.sight.beats:
@@ -119,16 +121,16 @@ class HangDetector:
         return now_s - self.looked_s if sight.step > last.sight.step else None
 
     def _see(self, last: WorkerHistory, sight: WorkerSample, now_s: float, *, steps: int) -> WorkerHistory:
-        elapsed_s, cap_s = now_s - self.looked_s, self._limit_s(last) / LOOKS_UNTIL_HUNG
-        is_whole = elapsed_s <= cap_s and not (sight.is_stopped or last.sight.is_stopped)
+        elapsed_s, limit_s = now_s - self.looked_s, self._limit_s(last)
+        is_whole = elapsed_s <= longest_gap_s(limit_s) and not (sight.is_stopped or last.sight.is_stopped)
         if sight != last.sight:
             # It may have begun right after the last look.
             return WorkerHistory(
-                sight=sight, since_s=self.looked_s, silence_s=0.0, is_whole=is_whole, steps=steps
+                sight=sight, since_s=self.looked_s, silence=Silence(), is_whole=is_whole, steps=steps
             )
         return replace(
             last,
-            silence_s=last.silence_s + min(elapsed_s, cap_s),
+            silence=last.silence.grow(elapsed_s, limit_s=limit_s),
             is_whole=is_whole and last.is_whole,
         )
 
@@ -157,13 +159,13 @@ class HangDetector:
     def _guilt(self, rank: int, seen: WorkerHistory) -> tuple[int, float, int]:
         """The smallest is to blame."""
         kind = 0 if seen.sight.is_stopped else 2 if seen.sight.place is Place.WAIT else 1
-        return kind, -seen.silence_s / self._limit_s(seen), rank
+        return kind, -seen.silence.seconds / self._limit_s(seen), rank
 
     def _reason(self, rank: int, seen: WorkerHistory) -> str:
         where = "in a process that a signal stopped" if seen.sight.is_stopped else _DOING[seen.sight.place]
         is_learned = seen.sight.place is Place.STEP and not seen.sight.is_stopped and self.fixed_s is None
         known = f", the longest before took {self.longest_step_s:.2g} s" if is_learned else ""
         return (
-            f"rank {rank} hangs: no progress for {seen.silence_s:.3g} s {where} "
+            f"rank {rank} hangs: no progress for {seen.silence.seconds:.3g} s {where} "
             f"(limit {self._limit_s(seen):.4g} s{known}; --hang-timeout sets another)"
         )
