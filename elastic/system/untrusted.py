@@ -1,7 +1,7 @@
 """Foreign data becomes a value of the expected type or a ValueError, and commands no terminal.
 
-Foreign is what comes from the network, the storage, the run directory and the environment. A value of the right
-type may still be a lie: access to those places decides who can write it.
+Foreign is what comes from the network, the storage, the run directory and the environment. A value
+of the right type may still be a lie: access to those places decides who can write it.
 """
 
 import json
@@ -37,9 +37,17 @@ def bounds(*, lowest: int, below: int) -> Rule:
     return Rule(lambda value: lowest <= value < below, f"a whole number from {lowest} to {below - 1}")
 
 
+def exactly(value: int) -> Rule:
+    return Rule(lambda found: found == value, str(value))
+
+
 def pattern(expression: str, words: str) -> Rule:
     """The whole text must match."""
     return Rule(re.compile(expression, re.ASCII).fullmatch, words)
+
+
+Count = Annotated[int, bounds(lowest=0, below=10**12)]
+Positive = Annotated[int, bounds(lowest=1, below=10**12)]
 
 
 def decode(cls: type[T], data: object, *, what: str, exact: bool = True) -> T:
@@ -122,6 +130,12 @@ def _to_dataclass(found: object, cls: Any, where: str, *, exact: bool) -> Any:
     if not isinstance(found, dict):
         raise _wrong(where, "an object", found)
     known = _fields(cls)
+    # Values first: where a file's `format` is not ours, that says more than a key that is missing.
+    values = {
+        each.name: _convert(found[key], each.kind, f"{where}.{key}", exact=exact)
+        for key, each in known.items()
+        if key in found
+    }
     absent = [key for key, each in known.items() if key not in found and (exact or not each.has_default)]
     if absent:
         raise ValueError(f"expected {where} to have {', '.join(known)}, found no {absent[0]}")
@@ -129,13 +143,7 @@ def _to_dataclass(found: object, cls: Any, where: str, *, exact: bool) -> Any:
         raise ValueError(
             f"expected {where} to have no more than {', '.join(known)}, found {_SHORT.repr(others[0])}"
         )
-    return cls(
-        **{
-            each.name: _convert(found[key], each.kind, f"{where}.{key}", exact=exact)
-            for key, each in known.items()
-            if key in found
-        }
-    )
+    return cls(**values)
 
 
 def _convert(value: Any, kind: Any, where: str, *, exact: bool) -> Any:
