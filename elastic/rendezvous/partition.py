@@ -4,7 +4,7 @@ Nodes may meet through a folder, or servers, that all of them reach while the ne
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +12,8 @@ class UnreachableReport:
     """`node` and each of `peers` do not hear each other both ways."""
 
     node: str
-    peers: tuple[str, ...]
+    # The rendezvous state calls it so.
+    peers: tuple[str, ...] = field(metadata={"key": "unheard"})
 
 
 def broken_links(reports: Iterable[UnreachableReport]) -> frozenset[frozenset[str]]:

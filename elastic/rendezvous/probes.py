@@ -10,10 +10,10 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastic.rendezvous.group import Node
-from elastic.system.untrusted import parse_json
+from elastic.system.untrusted import decode, encode
 
 LIMIT_BYTES = 1024
 MAX_MISSED_PROBES = 4  # so many that do not come mean that it is not heard
@@ -23,25 +23,20 @@ MAX_MISSED_PROBES = 4  # so many that do not come mean that it is not heard
 class Probe:
     """`hears`: whether the sender hears whom it calls."""
 
-    sender: str
-    receiver: str
+    sender: str = field(metadata={"key": "from"})
+    receiver: str = field(metadata={"key": "to"})
     hears: bool
 
     def to_json(self) -> bytes:
-        return json.dumps({"from": self.sender, "to": self.receiver, "hears": self.hears}).encode()
+        return json.dumps(encode(self)).encode()
 
     @staticmethod
     def parse(data: bytes) -> "Probe | None":
         """None for what is no probe; anybody can send a datagram."""
         try:
-            said = parse_json(data)
+            return decode(Probe, data, what="a probe")
         except ValueError:
             return None
-        if not isinstance(said, dict) or set(said) != {"from", "to", "hears"}:
-            return None
-        if not isinstance(said["from"], str) or not isinstance(said["to"], str):
-            return None
-        return Probe(sender=said["from"], receiver=said["to"], hears=said["hears"] is True)
 
 
 class Probes:
