@@ -7,11 +7,11 @@ Names of everything below the checkpoints' URL are made and taken apart here and
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 from elastic.errors import CheckpointDamaged
-from elastic.system.untrusted import fits, parse_json
+from elastic.system.untrusted import Count, Positive, Rule, decode, exactly, parse_json, pattern
 
 FORMAT = 1
 PAYLOAD = "state.safetensors"
@@ -21,8 +21,7 @@ RECORDS_PER_STEP = 8
 _STEP_DIR = re.compile(r"[0-9]{12}")
 _ATTEMPT_DIR = re.compile(r"a-([0-9]{6,12})-[0-9a-f]{8}")
 _COMMIT = re.compile(r"COMMIT(?:-([1-7]))?\.json")
-_HEX_64 = re.compile(r"[0-9a-f]{64}")
-_HEX_32 = re.compile(r"[0-9a-f]{32}")
+_Sha256 = Annotated[str, pattern("[0-9a-f]{64}", "64 digits in hex")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +44,17 @@ class Save:
 class CommitRecord:
     """`sha256` is of the payload's bytes, `digest` of the training state; `created` is in seconds since 1970."""
 
-    format: int
+    format: Annotated[int, exactly(FORMAT)]
     run_id: str
-    step: int
-    epoch: int
-    generation: int
-    write_id: str
-    attempt: str
-    size_bytes: int
-    sha256: str
-    digest: str
-    world_size: int
+    step: Count
+    epoch: Count
+    generation: Count
+    write_id: Annotated[str, pattern("[0-9a-f]{32}", "32 digits in hex")]
+    attempt: Annotated[str, Rule(_ATTEMPT_DIR.fullmatch, "the name of an attempt")]
+    size_bytes: Count
+    sha256: _Sha256
+    digest: _Sha256
+    world_size: Positive
     torch: str
     created: float
 
@@ -86,8 +85,15 @@ def parse(data: bytes) -> CommitRecord:
         raise CheckpointDamaged(
             "the commit record does not match its own checksum: it was changed after it was written"
         )
-    _check_fields(body)
-    return CommitRecord(**body)
+    try:
+        record = decode(CommitRecord, body, what="the commit record")
+    except ValueError as error:
+        raise CheckpointDamaged(str(error)) from error
+    if parse_attempt_dir(record.attempt) != record.generation:
+        raise CheckpointDamaged(
+            f"expected an attempt of generation {record.generation} in its commit record, found {record.attempt}"
+        )
+    return record
 
 
 def step_dir(step: int) -> str:
@@ -137,39 +143,3 @@ def _checksum(body: dict[str, Any]) -> str:
     except (ValueError, RecursionError) as error:
         raise CheckpointDamaged(f"the commit record cannot be written down again: {error}") from error
     return hashlib.sha256(canonical).hexdigest()
-
-
-def _check_fields(body: dict[str, Any]) -> None:
-    expected = {field.name for field in fields(CommitRecord)}
-    if body.keys() != expected:
-        raise CheckpointDamaged(
-            f"the commit record lacks {sorted(expected - body.keys())} and has unknown {sorted(body.keys() - expected)}"
-        )
-    bad = [name for name, value in body.items() if not _is_valid(name, value)]
-    if bad:
-        raise CheckpointDamaged(
-            f"the commit record holds a value that cannot be: {bad[0]}={body[bad[0]]!r:.80}"
-        )
-    if parse_attempt_dir(body["attempt"]) != body["generation"]:
-        raise CheckpointDamaged(
-            f"attempt {body['attempt']} is not of generation {body['generation']}, as its record says"
-        )
-
-
-def _is_valid(name: str, value: object) -> bool:
-    match name:
-        case "format":
-            return value == FORMAT and type(value) is int
-        case "run_id" | "torch":
-            return isinstance(value, str)
-        case "created":
-            return fits(value, float)
-        case "write_id":
-            return isinstance(value, str) and _HEX_32.fullmatch(value) is not None
-        case "sha256" | "digest":
-            return isinstance(value, str) and _HEX_64.fullmatch(value) is not None
-        case "attempt":
-            return isinstance(value, str) and parse_attempt_dir(value) is not None
-        case _:
-            lowest = 1 if name == "world_size" else 0
-            return type(value) is int and lowest <= value < 10**12
