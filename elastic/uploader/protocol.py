@@ -4,8 +4,10 @@ It does not promise who is at the other end: the socket's folder and mode decide
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from elastic.system.untrusted import Count, Positive, decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,61 +46,36 @@ class UploaderConfig:
 
     @staticmethod
     def parse(text: str) -> "UploaderConfig":
-        fields = json.loads(text)
-        diary = fields.get("diary")
-        return UploaderConfig(**fields | {"diary": None if diary is None else MetricsSource(**diary)})
+        return decode(UploaderConfig, text, what="the uploader's settings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """One image to save: the snapshot `seq` in `slot` of the memory whose descriptor came along. `is_final`: no other save may take its place."""
 
-    step: int
-    epoch: int
-    generation: int
-    slot: int
-    seq: int
-    offset: int
-    size_bytes: int
-    world_size: int
+    step: Count
+    epoch: Count
+    generation: Count
+    slot: Count
+    seq: Positive
+    offset: Count
+    size_bytes: Positive
+    world_size: Positive
     torch: str
-    resumed_from: int | None
-    is_final: bool
+    resumed_from: Count | None = None
+    is_final: bool = field(default=False, metadata={"key": "final"})
 
     @staticmethod
     def parse(message: dict[str, Any]) -> "Offer":
         """Raises ValueError that says which value is wrong. Other keys are ignored."""
-        return Offer(
-            step=_number(message, "step", 0),
-            epoch=_number(message, "epoch", 0),
-            generation=_number(message, "generation", 0),
-            slot=_number(message, "slot", 0),
-            seq=_number(message, "seq", 1),
-            offset=_number(message, "offset", 0),
-            size_bytes=_number(message, "size_bytes", 1),
-            world_size=_number(message, "world_size", 1),
-            torch=_text(message, "torch"),
-            resumed_from=None if message.get("resumed_from") is None else _number(message, "resumed_from", 0),
-            is_final=message.get("final") is True,
-        )
+        return decode(Offer, message, what="an offer", exact=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entered:
+    entered: Count | None = None
 
 
 def entered(message: dict[str, Any]) -> int | None:
-    """The generation that the owner's node has entered, where the message says so. Raises ValueError for one that cannot be."""
-    return _number(message, "entered", 0) if "entered" in message else None
-
-
-def _number(message: dict[str, Any], name: str, lowest: int) -> int:
-    value = message.get(name)
-    if type(value) is not int or not lowest <= value < 10**12:
-        raise ValueError(
-            f"expected {name} to be a whole number from {lowest} to 10**12 - 1, found {value!r:.80}"
-        )
-    return value
-
-
-def _text(message: dict[str, Any], name: str) -> str:
-    value = message.get(name)
-    if not isinstance(value, str):
-        raise ValueError(f"expected {name} to be text, found {value!r:.80}")  # noqa: TRY004 - as above
-    return value
+    """The generation that the owner's node has entered; None if the message does not say. Raises ValueError."""
+    return decode(_Entered, message, what="a message", exact=False).entered

@@ -3,13 +3,13 @@
 It knows one node's workers. Which node's word counts is the group's business: the first that closes the generation.
 """
 
-import json
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
+from elastic.system.untrusted import decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +27,9 @@ def read_errors(folder: Path, ranks: list[int]) -> list[WorkerError]:
     told = []
     for rank in ranks:
         try:
-            told.append(WorkerError(**json.loads((folder / f"rank{rank}.json").read_text())))
-        except (OSError, ValueError, TypeError):
+            left = (folder / f"rank{rank}.json").read_bytes()
+            told.append(decode(WorkerError, left, what="a worker's error"))
+        except (OSError, ValueError):
             continue
     return told
 
