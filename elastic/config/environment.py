@@ -7,11 +7,11 @@ under plain python or torchrun. `ELASTIC_PREFLIGHT` is set where the agent only 
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from elastic.errors import UsageError
-from elastic.system.untrusted import fits, parse_json, parse_number
+from elastic.system.untrusted import decode, parse_number
 
 AGENT = "ELASTIC_AGENT"
 PREFLIGHT = "ELASTIC_PREFLIGHT"
@@ -74,15 +74,9 @@ def read() -> Launch:
 
 def _agent_link(text: str) -> AgentLink:
     try:
-        found = parse_json(text)
-        wrong = [each.name for each in fields(AgentLink) if not fits(found[each.name], each.type)]
-        if wrong:
-            raise ValueError(f"{wrong[0]} is not as expected")
-        return AgentLink(**found | {"arguments": tuple(found["arguments"])})
-    except (ValueError, TypeError, KeyError) as error:
-        raise UsageError(
-            f"expected in {AGENT} what elastic-train tells its workers, found something else ({error}); unset it to run without an agent"
-        ) from error
+        return decode(AgentLink, text, what=AGENT)
+    except ValueError as error:
+        raise UsageError(f"{error}; unset it to run without an agent") from error
 
 
 def _number(name: str, default: int) -> int:

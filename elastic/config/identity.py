@@ -6,10 +6,10 @@ The recipe's text is recorded but not compared: mending a bug and going on is th
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 from elastic.errors import UsageError
-from elastic.system.untrusted import fits, parse_json
+from elastic.system.untrusted import decode
 
 NAME = "run.json"
 FORMAT = 1
@@ -54,17 +54,9 @@ WORDS = {
 def parse(text: bytes) -> Identity:
     """Raises UsageError when the text is not an identity."""
     try:
-        found = parse_json(text)
-        wrong = [each.name for each in fields(Identity) if not fits(found[each.name], each.type)]
-        if wrong:
-            raise ValueError(f"{wrong[0]} is {str(found[wrong[0]])[:80]!r}")
-        identity = Identity(**found | {"arguments": tuple(found["arguments"])})
-    except (ValueError, TypeError, KeyError) as error:
-        raise UsageError(
-            f"expected the identity of a run in {NAME}, found something else ({error}); "
-            "take another --run-dir, or set this one aside with --fresh"
-        ) from error
-    return identity
+        return decode(Identity, text, what=NAME)
+    except ValueError as error:
+        raise UsageError(f"{error}; take another --run-dir, or set this one aside with --fresh") from error
 
 
 def check(found: Identity, ours: Identity, run_dir: str) -> None:
