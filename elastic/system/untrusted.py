@@ -76,8 +76,8 @@ def decode(cls: type[T], data: object, *, what: str, exact: bool = True) -> T:
 def encode(value: Any) -> Any:
     """The JSON value that `decode` reads back as `value`."""
     if is_dataclass(value):
-        known = _fields(type(value))
-        return {key: encode(getattr(value, each.name)) for key, each in known.items()}
+        cls: Any = type(value)
+        return {key: encode(getattr(value, each.name)) for key, each in _fields(cls).items()}
     if isinstance(value, list | tuple):
         return [encode(each) for each in value]
     return {key: encode(each) for key, each in value.items()} if isinstance(value, dict) else value
