@@ -7,6 +7,10 @@ ElasticError
 ├─ PeerLost              another worker went away: this one is a victim; a new generation follows
 ├─ Fenced                a newer generation exists: whatever this process was about to write is dropped
 ├─ GroupEnded            the run is over (complete, failed): the agent leaves with its exit code
+├─ RendezvousTimeout     no generation formed in time: the agent leaves, exit 75, the same command tries again
+├─ Interrupted           a stop was requested while the agent waited for a generation: it saves its state and leaves, exit 75
+├─ BackendFailed         the group's state cannot be reached: workers go on, the next poll tries again  (rendezvous.backends.backend)
+├─ GroupDamaged          the group's state cannot be read: stop; a person removes it  (rendezvous.group)
 ├─ CheckpointDamaged     the store's: report it, fall back to the next older checkpoint
 ├─ NothingLoads          commit records exist and none loads: stop, exit 76, never start over silently
 └─ StoreFailed           the store's: a save is reported as failed, training goes on
@@ -52,6 +56,22 @@ class GroupEnded(ElasticError):  # noqa: N818
     def __init__(self, exit_code: int, reason: str) -> None:
         super().__init__(reason)
         self.exit_code = exit_code
+
+
+class RendezvousTimeout(ElasticError):  # noqa: N818
+    """The group or its backend was not ready in time."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
+class Interrupted(ElasticError):  # noqa: N818
+    """The caller asked to stop waiting for a generation; `others`: whether other nodes are left in the group."""
+
+    exit_code = EXIT_INTERRUPTED
+
+    def __init__(self, *, others: bool) -> None:
+        super().__init__("interrupted while waiting for a generation")
+        self.others = others
 
 
 class CheckpointDamaged(ElasticError):  # noqa: N818

@@ -32,13 +32,15 @@ from elastic.errors import (
     EXIT_PEER_LOST,
     ElasticError,
     GroupEnded,
+    Interrupted,
+    RendezvousTimeout,
 )
 from elastic.events import DrainRequested, GenerationEnded, GenerationStarted
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Failure, RunEnd
-from elastic.rendezvous.rendezvous import Generation, GroupView, Interrupted, Rendezvous, RendezvousTimeout
+from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
 from elastic.rendezvous.torch_handler import ElasticRendezvous
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
 from elastic.storage.remote import open_store

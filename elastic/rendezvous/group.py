@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from elastic.errors import ElasticError
+from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES
 from elastic.rendezvous.partition import UnreachableReport
 from elastic.system.untrusted import Count, Rule, bounds, decode, encode, exactly
 
 FORMAT = 3
 TRACEBACK_LIMIT_BYTES = 8192
 MESSAGE_LIMIT = 2048
-STATE_LIMIT_BYTES = 4 * 1024 * 1024
 LONGEST_NAME = 255
 
 _Name = Annotated[
@@ -126,8 +126,8 @@ class Group:
     def parse(data: bytes) -> "Group":
         """Raises GroupDamaged, naming the first field that is not what `to_json` writes."""
         try:
-            if len(data) > STATE_LIMIT_BYTES:
-                raise ValueError(f"expected at most {STATE_LIMIT_BYTES} bytes, found {len(data)}")
+            if len(data) > VALUE_LIMIT_BYTES:
+                raise ValueError(f"expected at most {VALUE_LIMIT_BYTES} bytes, found {len(data)}")
             group = decode(Group, data, what="group")
             _check(group)
         except ValueError as error:

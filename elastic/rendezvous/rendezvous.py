@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from elastic.errors import EXIT_INTERRUPTED, ElasticError, GroupEnded, UsageError
+from elastic.errors import GroupEnded, Interrupted, RendezvousTimeout, UsageError
 from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import Backend, BackendFailed, PublishesGeneration, TracksNodes
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
@@ -22,22 +22,6 @@ QUICK_POLL_S = 0.004
 SHORT_WAIT_S = 2.0
 BEATS_PER_KEEP_ALIVE = 5
 CHANGE_TRIES = 200
-
-
-class RendezvousTimeout(ElasticError):  # noqa: N818 - a pair with Interrupted
-    """No generation could be formed in time: this node leaves; the same command tries again."""
-
-    exit_code = EXIT_INTERRUPTED
-
-
-class Interrupted(ElasticError):  # noqa: N818 - nothing went wrong
-    """The caller asked to stop waiting; `others` says whether nodes are left in the group."""
-
-    exit_code = EXIT_INTERRUPTED
-
-    def __init__(self, *, others: bool) -> None:
-        super().__init__("interrupted while waiting for a generation")
-        self.others = others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,11 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, GroupEnded, UsageError
+from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, GroupEnded, RendezvousTimeout, UsageError
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.group import Node, RunEnd
-from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous, RendezvousTimeout
+from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
 from elastic.rendezvous.transitions import FAILURE, NODE_JOINED, NODE_LOST, GroupPolicy
 from elastic.system.addresses import new_node_id, node_address
 from elastic.system.clock import SystemClock

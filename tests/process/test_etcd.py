@@ -8,13 +8,12 @@ import trustme
 from cutting_proxy import CuttingProxy
 from etcd_servers import EtcdServers, free_port
 
-from elastic.errors import StoreFailed, UsageError
+from elastic.errors import RendezvousTimeout, StoreFailed, UsageError
 from elastic.rendezvous.backends import etcd_http
 from elastic.rendezvous.backends import select as meetings
 from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
 from elastic.rendezvous.backends.etcd import LEASE_S, RENEW_EVERY_S, EtcdBackend
 from elastic.rendezvous.backends.etcd_http import Access, EtcdHttp
-from elastic.rendezvous.rendezvous import RendezvousTimeout
 from elastic.system.clock import SystemClock
 from elastic.uploader.fence import open_fence
 

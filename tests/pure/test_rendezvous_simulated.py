@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from elastic.errors import GroupEnded
+from elastic.errors import GroupEnded, RendezvousTimeout
 from elastic.rendezvous import transitions
 from elastic.rendezvous.group import Group, Node
-from elastic.rendezvous.rendezvous import Generation, Rendezvous, RendezvousTimeout
+from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.transitions import GroupPolicy
 from elastic.testing.memory_backend import MemoryBackend
 

@@ -8,6 +8,8 @@ from typing import Protocol, runtime_checkable
 
 from elastic.errors import ElasticError
 
+VALUE_LIMIT_BYTES = 4 * 1024 * 1024  # readers refuse a longer value
+
 
 class BackendFailed(ElasticError):  # noqa: N818 - the name says what is wrong, as elsewhere in the tree of errors
     """The backend cannot be reached or did not do as asked: try again at the next poll; running workers need not stop."""

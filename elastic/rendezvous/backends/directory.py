@@ -19,8 +19,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from elastic.errors import UsageError
-from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.group import STATE_LIMIT_BYTES
+from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES, BackendFailed
 from elastic.system.files import NotRegularFile, read_small
 from elastic.system.untrusted import parse_number
 
@@ -56,7 +55,7 @@ class DirectoryBackend:
                     return None
                 # The file can be gone only if 16 newer ones came since the listing: list again.
                 with contextlib.suppress(FileNotFoundError):
-                    self._newest = version, read_small(self._state(version), STATE_LIMIT_BYTES)
+                    self._newest = version, read_small(self._state(version), VALUE_LIMIT_BYTES)
                     return self._newest
         raise BackendFailed(
             f"state files in {self._path} vanish faster than they can be read, {READ_TRIES} times in a row"

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from elastic.errors import UsageError
+from elastic.errors import RendezvousTimeout, UsageError
 from elastic.rendezvous.backends.backend import Backend, BackendFailed, BackendRefused, MayHost
 from elastic.rendezvous.backends.directory import DirectoryBackend
-from elastic.rendezvous.rendezvous import RendezvousTimeout
 from elastic.system.clock import Clock
 from elastic.system.endpoint import split_endpoint
 
