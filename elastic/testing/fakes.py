@@ -1,8 +1,10 @@
-"""Stand-ins for tests of whatever saves or loads checkpoints: a store in memory that fails as told, and a clock that is moved by hand.
+"""Fakes for tests of this library and of programs that use it.
 
-They keep the promises of `store.Store` until they are told to break one.
+FakeClock is moved by hand. FakeStore keeps the promises of `storage.store.Store` in memory until a test tells it to break
+one. MemoryBackend keeps those of `rendezvous.backends.backend.Backend` within one process.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 
 from elastic.storage.store import ObjectNotFound, Payload, StoredObject
@@ -73,3 +75,36 @@ class FakeStore:
 
 def _nothing(_verb: str, _name: str) -> None:
     pass
+
+
+class MemoryBackend:
+    """The contract of a rendezvous backend within one process, and the shortest way to read it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: list[bytes] = []
+        self._beats: dict[str, int] = {}
+
+    def read(self) -> tuple[int, bytes] | None:
+        with self._lock:
+            return (len(self._values), self._values[-1]) if self._values else None
+
+    def compare_and_set(self, version: int | None, value: bytes) -> bool:
+        with self._lock:
+            if (version or 0) != len(self._values):
+                return False
+            self._values.append(value)
+            return True
+
+    def beat(self, node_id: str) -> None:
+        with self._lock:
+            self._beats[node_id] = self._beats.get(node_id, 0) + 1
+
+    def beats(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._beats)
+
+    def history(self) -> list[bytes]:
+        """Every value that was ever set, oldest first."""
+        with self._lock:
+            return list(self._values)

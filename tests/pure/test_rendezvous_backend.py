@@ -18,7 +18,7 @@ from elastic.rendezvous.backends.etcd_http import Access
 from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
 from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
 from elastic.system import addresses
-from elastic.testing.memory_backend import MemoryBackend
+from elastic.testing.fakes import MemoryBackend
 
 Open = Callable[[], Backend]
 

@@ -21,7 +21,7 @@ from elastic.rendezvous.rendezvous import BEATS_PER_KEEP_ALIVE, Generation, Grou
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost, creator
 from elastic.rendezvous.transitions import GroupPolicy
 from elastic.system.clock import SystemClock
-from elastic.testing.memory_backend import MemoryBackend
+from elastic.testing.fakes import MemoryBackend
 
 PAIR = GroupPolicy(min_nodes=2, max_nodes=2, last_call_s=0.0, timeout_s=120.0)
 ALONE_OR_PAIR = GroupPolicy(min_nodes=1, max_nodes=2, last_call_s=0.0, timeout_s=120.0)

@@ -18,24 +18,10 @@ from elastic.rendezvous import transitions
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.transitions import GroupPolicy
-from elastic.testing.memory_backend import MemoryBackend
+from elastic.testing.fakes import FakeClock, MemoryBackend
 
 POLL_S = 0.25
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "rendezvous"
-
-
-@dataclass
-class FakeClock:
-    now_s: float = 0.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def wall(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 @dataclass
