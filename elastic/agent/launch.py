@@ -32,7 +32,7 @@ from elastic.agent.preemption_notice import open_notices
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.workers.spawner import Spawner
-from elastic.config.durations import HangTimeout
+from elastic.config.durations import Every
 from elastic.config.identity import Identity
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
@@ -266,8 +266,8 @@ def _settings(here: _Here, scratch: Path, uploader: UploaderProcess) -> Settings
     )
 
 
-def _silences(timeout: HangTimeout) -> HangDetector | None:
-    return None if timeout.kind == "off" else HangDetector(fixed_s=timeout.seconds)
+def _silences(timeout: Every) -> HangDetector | None:
+    return None if timeout.kind == "off" else HangDetector(fixed_s=timeout.value or None)
 
 
 def _is_finished(rendezvous: Rendezvous, run: RunDir, *, is_new: bool) -> bool:

@@ -7,17 +7,15 @@ Nothing here reads files or the environment, prints or exits.
 import argparse
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import PurePath
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn
 
-from elastic.config.durations import HangTimeout, SaveEvery, SnapshotEvery, duration_s
+from elastic.config.durations import Every, duration_s
 from elastic.config.url import has_exclusive_create
 from elastic.errors import UsageError
-
-T = TypeVar("T")
 
 COMMANDS = ("report", "status", "verify", "diff")
 _ENDPOINTS = {
@@ -45,10 +43,10 @@ class Options:
     rdzv_endpoint: str | None = None
     rdzv_id: str | None = None
     max_restarts: int = 3
-    save_every: SaveEvery = SaveEvery(kind="auto", value=0.0)
+    save_every: Every = Every(kind="auto")
     keep: int = 3
-    snapshot_every: SnapshotEvery = SnapshotEvery(kind="auto")
-    hang_timeout: HangTimeout = HangTimeout(kind="auto")
+    snapshot_every: Every = Every(kind="auto")
+    hang_timeout: Every = Every(kind="auto")
     grace_s: float = 30.0
     notice_file: str | None = None
     notice_command: str | None = None
@@ -155,13 +153,15 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--save-every",
-        type=partial(_read, SaveEvery.parse),
+        type=partial(_every, kinds=("steps", "seconds", "auto"), expected="500steps, 30s, 10min, 2h or auto"),
         metavar="WHEN",
         help="checkpoint: 500steps, 30s, 10min or auto [auto]",
     )
     group.add_argument(
         "--snapshot-every",
-        type=partial(_read, SnapshotEvery.parse),
+        type=partial(
+            _every, kinds=("steps", "auto", "off"), unit="steps", expected="a number of steps, auto or off"
+        ),
         metavar="N",
         help="copy of the state in memory: every N steps, auto or off [auto]",
     )
@@ -234,7 +234,12 @@ def _add_fault_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--hang-timeout",
-        type=partial(_read, HangTimeout.parse),
+        type=partial(
+            _every,
+            kinds=("seconds", "auto", "off"),
+            unit="s",
+            expected="seconds above 0, a duration (60s, 10min), auto or off",
+        ),
         metavar="S",
         help="a worker without progress is hung, shows its stacks in its log, and is replaced: after S seconds in a step or the"
         " recipe's own code (starting and saving have at least 1800), auto (learned from the run's steps) or off [auto]",
@@ -298,9 +303,9 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _read(parse: Callable[[str], T], text: str) -> T:
+def _every(text: str, **how: Any) -> Every:
     try:
-        return parse(text)
+        return Every.parse(text, **how)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

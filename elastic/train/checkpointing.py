@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.config.durations import SaveEvery
+from elastic.config.durations import Every
 from elastic.errors import StoreFailed
 from elastic.system.clock import Clock
 from elastic.train.save_policy import is_due
@@ -34,7 +34,7 @@ class Cost:
 
 
 class Checkpointing:
-    def __init__(self, uploads: UploaderClient, every: SaveEvery, clock: Clock) -> None:
+    def __init__(self, uploads: UploaderClient, every: Every, clock: Clock) -> None:
         self._uploads = uploads
         self._every = every
         self._clock = clock

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from elastic.config.durations import SaveEvery, SnapshotEvery
+from elastic.config.durations import Every
 from elastic.config.environment import AgentLink
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
@@ -156,8 +156,8 @@ class Run:
             diary = Rank0Output(
                 log=self._log,
                 metrics=self._metrics,
-                saving=Checkpointing(uploads, SaveEvery.parse(self._link.save_every), clock),
-                interval=SnapshotSchedule(SnapshotEvery.parse(self._link.snapshot_every)),
+                saving=Checkpointing(uploads, Every.parse(self._link.save_every), clock),
+                interval=SnapshotSchedule(Every.parse(self._link.snapshot_every)),
             )
         return LoopParts(
             world=self._world,

@@ -6,7 +6,7 @@ preemptible machines see at their worst; a save that costs training w seconds is
 
 import math
 
-from elastic.config.durations import SaveEvery
+from elastic.config.durations import Every
 
 FAULT_EVERY_S = 1800.0
 MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, 600.0
@@ -17,7 +17,7 @@ def interval_s(cost_s: float) -> float:
     return min(max(math.sqrt(2 * cost_s * FAULT_EVERY_S), MIN_INTERVAL_S), MAX_INTERVAL_S)
 
 
-def is_due(every: SaveEvery, *, step: int, since_s: float, cost_s: float | None) -> bool:
+def is_due(every: Every, *, step: int, since_s: float, cost_s: float | None) -> bool:
     """Whether the state after `step` is to be saved.
 
     `since_s`: seconds since the last save began, or since this generation did. `cost_s` is None before its first save: `auto` then
@@ -30,3 +30,5 @@ def is_due(every: SaveEvery, *, step: int, since_s: float, cost_s: float | None)
             return since_s >= every.value
         case "auto":
             return cost_s is None or since_s >= interval_s(cost_s)
+        case "off":
+            return False

@@ -7,7 +7,7 @@ import math
 from collections import deque
 from statistics import median
 
-from elastic.config.durations import SnapshotEvery
+from elastic.config.durations import Every
 
 SHARE = 0.01
 HYSTERESIS = 1.5
@@ -25,12 +25,12 @@ def interval(cost_s: float, step_s: float, now: int | None = None) -> int:
 class SnapshotSchedule:
     """The interval in force; rank 0 has one and decides for all."""
 
-    def __init__(self, every: SnapshotEvery) -> None:
+    def __init__(self, every: Every) -> None:
         self._every = every
         self._costs: deque[float] = deque(maxlen=MEASUREMENTS)
         self._steps: deque[float] = deque(maxlen=MEASUREMENTS)
         self._last: int | None = None
-        self.steps: int | None = every.steps  # None: not yet known, or never
+        self.steps = int(every.value) or None  # None: not yet known, or never
 
     @property
     def cost_s(self) -> float:
@@ -42,7 +42,7 @@ class SnapshotSchedule:
 
     def is_due(self, step: int) -> bool:
         """Whether the state after `step` is to be kept. With `auto` the first of a process is, to learn what it costs."""
-        if self._every.is_off:
+        if self._every.kind == "off":
             return False
         return self._last is None or self.steps is None or step - self._last >= self.steps
 
@@ -55,7 +55,7 @@ class SnapshotSchedule:
 
     def learn(self, cost_s: float) -> bool:
         """What one took; whether the interval is another one now."""
-        if self._every.steps is not None or self._every.is_off or not self._steps:
+        if self._every.kind != "auto" or not self._steps:
             return False
         self._costs.append(cost_s)
         before, self.steps = self.steps, interval(self.cost_s, self.step_s, self.steps)

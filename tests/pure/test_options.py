@@ -4,21 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.config.durations import HangTimeout, SaveEvery
+from elastic.config.durations import Every
 from elastic.config.options import Options, asks_for, options_help, parse, parse_inspection
 from elastic.errors import UsageError
 
 words = st.text("abcxyz019./:-_ ", min_size=1).filter(lambda text: not text.startswith("-") and text.strip())
 seconds = st.integers(0, 10**6).map(lambda thousandths: thousandths / 1000)
-save_every = st.one_of(
-    st.just(SaveEvery(kind="auto", value=0.0)),
-    st.integers(1, 10**9).map(lambda n: SaveEvery(kind="steps", value=float(n))),
-    st.integers(1, 10**6).map(lambda n: SaveEvery(kind="seconds", value=n / 1000)),
-)
-hang_timeout = st.one_of(
-    st.sampled_from([HangTimeout(kind="auto"), HangTimeout(kind="off")]),
-    st.integers(1, 10**6).map(lambda n: HangTimeout(kind="seconds", seconds=n / 1000)),
-)
+auto, off = st.just(Every(kind="auto")), st.just(Every(kind="off"))
+in_steps = st.integers(1, 10**9).map(lambda n: Every(kind="steps", value=float(n)))
+in_seconds = st.integers(1, 10**6).map(lambda n: Every(kind="seconds", value=n / 1000))
 
 
 @st.composite
@@ -37,9 +31,10 @@ def all_options(draw) -> Options:
         rdzv_endpoint=draw(st.none() | words if backend == "dir" else words),
         rdzv_id=draw(st.none() | words),
         max_restarts=draw(st.integers(0, 99)),
-        save_every=draw(save_every),
+        save_every=draw(auto | in_steps | in_seconds),
+        snapshot_every=draw(auto | off | in_steps),
         keep=draw(st.integers(1, 99)),
-        hang_timeout=draw(hang_timeout),
+        hang_timeout=draw(auto | off | in_seconds),
         grace_s=draw(seconds),
         notice_file=draw(st.none() | words),
         notice_command=draw(st.none() | words),
@@ -85,7 +80,7 @@ def test_defaults_are_those_of_the_published_table():
         max_restarts=3,
         keep=3,
         grace_s=30.0,
-        save_every=SaveEvery(kind="auto", value=0.0),
+        save_every=Every(kind="auto"),
     )
 
 
@@ -97,31 +92,53 @@ def test_the_help_names_every_option():
     assert missing == []
 
 
-@given(save_every)
-def test_save_every_survives_being_written_and_read(value):
-    assert SaveEvery.parse(str(value)) == value
+@given(auto | off | in_steps | in_seconds)
+def test_an_interval_reads_back_from_its_text(value):
+    """Agents pass intervals to their workers as text."""
+    assert Every.parse(str(value)) == value
+
+
+@given(st.integers(1, 10**7), st.sampled_from(["s", "min", "h"]))
+def test_a_typed_duration_reads_back_as_the_same_interval(thousandths, unit):
+    """0.009 * 60 is 0.5399999999999999, which has more digits than a duration may have."""
+    typed = Every.parse(f"{thousandths / 1000:.3f}{unit}")
+    assert Every.parse(str(typed)) == typed
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "value"),
+    ("words", "every"),
     [
-        ("500steps", "steps", 500),
-        ("1step", "steps", 1),
-        ("10min", "seconds", 600),
-        ("1.5min", "seconds", 90),
-        ("30s", "seconds", 30),
+        ("--save-every 500steps", Every(kind="steps", value=500.0)),
+        ("--save-every 1step", Every(kind="steps", value=1.0)),
+        ("--save-every 10min", Every(kind="seconds", value=600.0)),
+        ("--save-every 1.5min", Every(kind="seconds", value=90.0)),
+        ("--save-every 30s", Every(kind="seconds", value=30.0)),
+        ("--snapshot-every 7", Every(kind="steps", value=7.0)),
+        ("--snapshot-every off", Every(kind="off")),
+        ("--hang-timeout 60", Every(kind="seconds", value=60.0)),
+        ("--hang-timeout 0.5h", Every(kind="seconds", value=1800.0)),
     ],
 )
-def test_save_every_reads_the_published_grammar(text, kind, value):
-    assert SaveEvery.parse(text) == SaveEvery(kind=kind, value=float(value))
+def test_each_option_reads_its_published_grammar(words, every):
+    """A number alone is steps for one option, seconds for another."""
+    flag, value = words.split()
+    assert getattr(parse(["a.py", flag, value]), flag[2:].replace("-", "_")) == every
 
 
 @pytest.mark.parametrize(
     "text", ["", "5", "0steps", "0s", "-5steps", "1.5steps", "10 min", "min", "steps", "1e3s", "off"]
 )
 def test_save_every_refuses_what_it_would_have_to_guess(text):
+    """A number alone could mean steps or seconds."""
     with pytest.raises(UsageError, match="expected 500steps"):
-        SaveEvery.parse(text)
+        parse(["a.py", f"--save-every={text}"])
+
+
+@pytest.mark.parametrize("text", ["", "0", "1.5", "-1", "10min", "9" * 20, "²"])
+def test_snapshot_every_refuses_what_is_not_a_number_of_steps(text):
+    """Seconds among them: only steps can be counted by all ranks alike."""
+    with pytest.raises(UsageError, match="expected a number of steps, auto or off"):
+        parse(["a.py", f"--snapshot-every={text}"])
 
 
 @pytest.mark.parametrize(

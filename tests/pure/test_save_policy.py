@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.config.durations import SaveEvery
+from elastic.config.durations import Every
 from elastic.train.save_policy import FAULT_EVERY_S, MAX_INTERVAL_S, MIN_INTERVAL_S, interval_s, is_due
 
-AUTO = SaveEvery(kind="auto", value=0.0)
+AUTO = Every(kind="auto")
 costs = st.floats(0, 1e6)
 
 
 @given(st.integers(1, 50), st.integers(1, 500), st.floats(0, 1e6), st.none() | costs)
 def test_every_nth_step_is_due_whatever_the_time(every, step, since_s, cost_s):
     """Counted from the run's first step, so that a resume saves at the same steps."""
-    policy = SaveEvery.parse(f"{every}steps")
+    policy = Every.parse(f"{every}steps")
     assert is_due(policy, step=step, since_s=since_s, cost_s=cost_s) == (step in range(every, 501, every))
 
 
@@ -22,7 +22,7 @@ def test_every_nth_step_is_due_whatever_the_time(every, step, since_s, cost_s):
 def test_seconds_are_counted_since_the_last_save(since_s, due):
     """Neither the step nor the cost matters."""
     for step, cost_s in [(1, None), (977, 60.0)]:
-        assert is_due(SaveEvery.parse("2min"), step=step, since_s=since_s, cost_s=cost_s) == due
+        assert is_due(Every.parse("2min"), step=step, since_s=since_s, cost_s=cost_s) == due
 
 
 def test_auto_saves_at_once_to_learn_the_price():

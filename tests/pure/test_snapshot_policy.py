@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.config.durations import SnapshotEvery
+from elastic.config.durations import Every
 from elastic.train.snapshot_policy import HYSTERESIS, SHARE, SnapshotSchedule, interval
 
 SECONDS = st.floats(1e-4, 100, allow_nan=False)
@@ -24,7 +24,7 @@ def test_an_interval_that_is_nearly_right_stays(cost_s, step_s, now):
 
 
 def test_auto_takes_the_first_and_then_spaces_them_by_what_it_cost():
-    kept = SnapshotSchedule(SnapshotEvery.parse("auto"))
+    kept = SnapshotSchedule(Every.parse("auto"))
     taken = []
     for step in range(1, 20):
         kept.took_step(1.0)
@@ -36,7 +36,7 @@ def test_auto_takes_the_first_and_then_spaces_them_by_what_it_cost():
 
 
 def test_a_number_is_kept_to_whatever_it_costs():
-    kept = SnapshotSchedule(SnapshotEvery.parse("3"))
+    kept = SnapshotSchedule(Every.parse("3steps"))
     taken = []
     for step in range(5, 15):
         kept.took_step(0.001)
@@ -48,11 +48,11 @@ def test_a_number_is_kept_to_whatever_it_costs():
 
 
 def test_off_takes_none():
-    assert not any(SnapshotSchedule(SnapshotEvery.parse("off")).is_due(step) for step in range(100))
+    assert not any(SnapshotSchedule(Every.parse("off")).is_due(step) for step in range(100))
 
 
 def test_a_snapshot_for_which_there_was_no_memory_is_not_tried_again_at_every_step():
-    kept = SnapshotSchedule(SnapshotEvery.parse("4"))
+    kept = SnapshotSchedule(Every.parse("4steps"))
     assert kept.is_due(1)
     kept.took_snapshot(1)
     assert [step for step in range(2, 7) if kept.is_due(step)] == [5, 6]
