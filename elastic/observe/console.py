@@ -19,6 +19,7 @@ from elastic.config.run_dir import RunDir
 from elastic.observe.log import read_events
 from elastic.observe.metrics import newest
 from elastic.system.clock import Clock
+from elastic.system.growing_file import GrowingFile
 from elastic.system.untrusted import fits, printable
 
 LINE_LIMIT = 4000
@@ -113,8 +114,8 @@ class ConsoleFollower:
         self._metrics = run.metrics_of(node)
         self._screen = screen
         self._clock = clock
-        self._followed: dict[str, LogReader] = {}
-        self._asked: deque[tuple[str, LogReader | None]] = deque()
+        self._followed: dict[str, GrowingFile] = {}
+        self._asked: deque[tuple[str, GrowingFile | None]] = deque()
         self._ending = threading.Event()
         self._drain = True
         self._shown = newest(self._metrics)
@@ -126,7 +127,7 @@ class ConsoleFollower:
 
     def follow(self, path: Path, prefix: str) -> None:
         """Print the lines of a log that may not exist yet. An older log of the same prefix is read to its end first."""
-        self._asked.append((prefix, LogReader(path)))
+        self._asked.append((prefix, GrowingFile(path, read_bytes=_READ_BYTES, cut_bytes=LINE_LIMIT)))
 
     def print_line(self, text: str) -> None:
         """Print a line of the agent itself, in order with the workers' lines."""
@@ -163,7 +164,7 @@ class ConsoleFollower:
                 self._read_to_end(name)
                 self._followed[name] = log
         for prefix, log in self._followed.items():
-            self._print(prefix, log.lines())
+            self._print(prefix, _new_lines(log))
         self._show_progress()
 
     def _read_to_end(self, prefix: str) -> None:
@@ -171,14 +172,16 @@ class ConsoleFollower:
         if log is None:
             return
         for _ in range(_READS_AT_THE_END):
-            if log.at_end():
+            self._print(prefix, _new_lines(log))
+            if log.is_at_end:
                 break
-            self._print(prefix, log.lines())
-        self._print(prefix, log.rest())
+        unfinished = log.take_unfinished()
+        self._print(prefix, [unfinished] if unfinished else [])
+        log.close()
 
-    def _print(self, prefix: str, lines: list[str]) -> None:
+    def _print(self, prefix: str, lines: list[bytes]) -> None:
         for line in lines:
-            self._screen.line(f"[{prefix}] {line}")
+            self._screen.line(f"[{prefix}] {_shown(line)}")
 
     def _show_progress(self) -> None:
         record = newest(self._metrics)
@@ -190,44 +193,11 @@ class ConsoleFollower:
         self._screen.progress(record, self._steps, self._clock.monotonic())
 
 
-class LogReader:
-    """The lines of a growing file, in order; a file that is missing or unreadable has none yet."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = 0
-        self._pending = b""
-
-    def lines(self) -> list[str]:
-        """The lines that were completed since the last call, of at most `_READ_BYTES` bytes."""
-        self._pending += self._read()
-        *complete, self._pending = self._pending.split(b"\n")
-        if len(self._pending) > LINE_LIMIT:
-            # What follows of an endless line is printed as lines of its own; memory stays bounded.
-            complete.append(self._pending)
-            self._pending = b""
-        return [_shown(line) for line in complete]
-
-    def rest(self) -> list[str]:
-        """The last line, if its writer died before its end."""
-        pending, self._pending = self._pending, b""
-        return [_shown(pending)] if pending else []
-
-    def at_end(self) -> bool:
-        try:
-            return self._position >= self._path.stat().st_size
-        except OSError:
-            return True
-
-    def _read(self) -> bytes:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._position)
-                data = file.read(_READ_BYTES)
-        except OSError:
-            return b""
-        self._position += len(data)
-        return data
+def _new_lines(log: GrowingFile) -> list[bytes]:
+    try:
+        return log.lines()
+    except OSError:
+        return []  # a log that cannot be read costs its lines, not the console
 
 
 def _shown(line: bytes) -> str:

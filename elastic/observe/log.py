@@ -12,10 +12,8 @@ from typing import Any
 
 from elastic.events import Event, is_event
 from elastic.system.clock import Clock
-from elastic.system.files import NotRegularFile, open_regular
+from elastic.system.growing_file import lines_of
 from elastic.system.untrusted import parse_json
-
-LINE_LIMIT_BYTES = 1024 * 1024
 
 
 class EventLog:
@@ -49,18 +47,8 @@ class EventLog:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete JSON lines of a file in order; a torn line (its writer was killed, or the disk was full) is left out, as is one of more than a mebibyte."""
-    try:
-        file = open_regular(path)
-    except (FileNotFoundError, NotRegularFile):
-        return
-    with file:
-        is_inside = False  # a line that is too long
-        while piece := file.readline(LINE_LIMIT_BYTES):
-            was_inside, is_inside = is_inside, not piece.endswith(b"\n")
-            record = None if was_inside or is_inside else as_record(piece)
-            if record is not None:
-                yield record
+    """The complete JSON lines of a file in order; what is no JSON object is left out."""
+    return filter(None, map(as_record, lines_of(path)))
 
 
 def as_record(line: bytes) -> dict[str, Any] | None:

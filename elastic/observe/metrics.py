@@ -14,6 +14,7 @@ from typing import Any
 
 from elastic.observe.log import as_record, read_lines
 from elastic.system.files import open_regular
+from elastic.system.growing_file import last_lines
 from elastic.system.untrusted import fits
 
 _TAIL_BYTES = 64 * 1024
@@ -109,17 +110,10 @@ def read(path: Path) -> list[dict[str, Any]]:
 def newest(path: Path) -> dict[str, Any] | None:
     """The newest complete line, read from the end of the file alone; None if there is none or it cannot be read."""
     try:
-        with open_regular(path) as file:
-            size_bytes = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size_bytes - _TAIL_BYTES))
-            lines = file.read(_TAIL_BYTES).split(b"\n")[:-1]
+        lines = last_lines(path, _TAIL_BYTES)
     except OSError:
         return None
-    for line in reversed(lines):
-        record = _record(line)
-        if record is not None:
-            return record
-    return None
+    return next(filter(None, map(_record, reversed(lines))), None)
 
 
 def _cut(data: bytes, step: int) -> tuple[int, int]:

@@ -5,9 +5,9 @@ once and tried again.
 """
 
 import json
-import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from elastic.observe.log import as_record
 from elastic.observe.metrics import is_step
 from elastic.storage.objects import Objects
 from elastic.system.clock import Clock
+from elastic.system.growing_file import GrowingFile, read_from
 
 TICK_S = 0.5
 FAILED_PAUSE_S = 10.0
@@ -29,36 +30,11 @@ _ROUNDS_AT_THE_END = 3
 Record = dict[str, Any]
 
 
-class NewLines:
-    """The complete JSON lines that a file gained since the last call; a file that took its place is read from its start."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._inode = 0
-        self._position = 0
-
-    def read(self) -> tuple[bool, list[Record]]:
-        """(whether it is another file than before, lines with a step); a missing or unreadable file has none."""
-        try:
-            with self._path.open("rb") as file:
-                inode = os.fstat(file.fileno()).st_ino
-                is_new = inode != self._inode
-                if is_new:
-                    self._inode, self._position = inode, 0
-                file.seek(self._position)
-                data = file.read()
-        except OSError:
-            return False, []
-        end = data.rfind(b"\n") + 1
-        self._position += end
-        return is_new, [line for line in map(_record, data[:end].splitlines()) if line is not None]
-
-
 class MetricsUpload:
     """The metrics of one node on their way to the store."""
 
     def __init__(self, path: Path, node: str, objects: Objects) -> None:
-        self._new = NewLines(path)
+        self._file = GrowingFile(path)
         self._node = node
         self._objects = objects
         self._waiting: list[Record] = []
@@ -66,11 +42,11 @@ class MetricsUpload:
 
     def upload(self, *, others_upload: bool = False) -> None:
         """`others_upload`: somebody else may have carried some of the same lines since. Raises ObjectsFailed; then the next call goes on."""
-        is_new, lines = self._new.read()
-        self._waiting += lines
+        with suppress(OSError):  # what cannot be read is left for the next call
+            self._waiting.extend(filter(None, map(_record, self._file.lines_to_end())))
         if not self._waiting:
             return
-        if self._there is None or is_new or others_upload:
+        if self._there is None or self._file.started_over or others_upload:
             self._there = upload_parts.uploaded_steps(self._objects.listed(upload_parts.METRICS))
         for generation, missing in upload_parts.not_uploaded(self._waiting, self._there).items():
             for begin in range(0, len(missing), _LINES_A_PART):
@@ -201,9 +177,7 @@ class LogUploader:
 def _whole_lines(path: Path, position: int) -> bytes:
     """What follows in a file, up to the end of a line or a limit."""
     try:
-        with path.open("rb") as file:
-            file.seek(position)
-            data = file.read(PART_BYTES)
+        data = read_from(path, position, PART_BYTES)
     except OSError:
         return b""
     return data if len(data) == PART_BYTES else data[: data.rfind(b"\n") + 1]

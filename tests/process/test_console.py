@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from elastic.config.run_dir import RunDir
 from elastic.events import RunStarted
-from elastic.observe.console import LINE_LIMIT, BarScreen, ConsoleFollower, LogReader, PlainScreen
+from elastic.observe.console import LINE_LIMIT, BarScreen, ConsoleFollower, PlainScreen
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
 from elastic.system.clock import SystemClock
@@ -124,10 +124,18 @@ def test_a_bar_leaves_worker_output_as_it_is():
 
 
 def test_an_endless_line_is_cut_and_memory_stays_bounded(tmp_path):
-    path = tmp_path / "log"
-    path.write_text("y" * (3 * LINE_LIMIT) + "\nnext\nbar 1%\rbar 99%\n")
+    """A complete line is cut at the limit; of a line without an end what is there is shown."""
+    (tmp_path / "log").write_text(
+        "y" * (3 * LINE_LIMIT) + "\nnext\nbar 1%\rbar 99%\n" + "z" * LINE_LIMIT + "z"
+    )
+    screen = RecordingScreen(awaited="zzz")
+    follower = ConsoleFollower(RunDir.parse(str(tmp_path)), "n", screen, SystemClock())
+    follower.follow(tmp_path / "log", "rank0")
+    follower.start()
+    assert screen.seen.wait(30)
+    follower.stop(drain=False)
 
-    long, *others = LogReader(path).lines()
-
-    assert long.startswith("y" * LINE_LIMIT + " (cut, 8000 more")
-    assert others == ["next", "bar 99%"]
+    long, *others, endless, _ = screen.lines
+    assert long.startswith("[rank0] " + "y" * LINE_LIMIT + " (cut, 8000 more")
+    assert others == ["[rank0] next", "[rank0] bar 99%"]
+    assert endless == "[rank0] " + "z" * LINE_LIMIT + " (cut, 1 more characters in the log)"

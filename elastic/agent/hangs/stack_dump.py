@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from elastic.system.clock import Clock
+from elastic.system.growing_file import read_from
 
 ANSWER_S = 1.0
 LOOK_EVERY_S = 0.01
@@ -39,7 +40,7 @@ def ask_for_stacks(pid: int, log: Path, clock: Clock) -> str:
     answer, quiet = "", 0
     while clock.monotonic() < deadline and quiet < QUIET_LOOKS:
         clock.sleep(LOOK_EVERY_S)
-        now = _read(log, start)
+        now = read_from(log, start, LONGEST_ANSWER_BYTES).decode(errors="replace")
         quiet = quiet + 1 if now == answer and OPENING in now else 0
         answer = now
     return answer if OPENING in answer else ""
@@ -51,9 +52,3 @@ def _signal_main_thread(pid: int, number: signal.Signals) -> None:
     if libc.tgkill(pid, pid, int(number)) != 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
-
-
-def _read(log: Path, start: int) -> str:
-    with log.open("rb") as file:
-        file.seek(start)
-        return file.read(LONGEST_ANSWER_BYTES).decode(errors="replace")

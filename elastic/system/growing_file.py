@@ -1,0 +1,136 @@
+"""A line that another process appends to a file is read once and whole, and a read is bounded.
+
+A file that is missing, or is no regular file (a link, a pipe), has no lines yet. A file that
+replaced another one under the same name, or that was truncated, is read from its start. A last line
+without its end stays unread until the end is there.
+
+It does not promise to notice a file that was truncated and grew beyond the old size between two
+calls. Calls raise OSError for a file that exists and cannot be read.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from elastic.system.files import NotRegularFile, open_regular
+
+LINE_LIMIT_BYTES = 1024 * 1024
+
+
+class GrowingFile:
+    def __init__(
+        self, path: Path, *, read_bytes: int = LINE_LIMIT_BYTES, cut_bytes: int | None = None
+    ) -> None:
+        """One read takes at most `read_bytes`, and a line that is longer, with its end, is left out.
+
+        cut_bytes: where a long line is better shown in pieces than waited for. An unfinished line
+        of more bytes than that is given as it stands, and what follows counts as a line of its own.
+        """
+        self._path = path
+        self._read_bytes = read_bytes
+        self._cut_bytes = cut_bytes
+        self._file: BinaryIO | None = None
+        self._position = 0
+        self._is_skipping = False
+        self.is_at_end = True  # as far as the last read could see
+        self.started_over = False  # whether the last call began a file that it had not read before
+
+    def lines(self) -> list[bytes]:
+        """The lines that were completed since the last call, without their ends, from one read."""
+        return self._next() if self._follow() else []
+
+    def lines_to_end(self) -> Iterator[bytes]:
+        """The same from as many reads as it takes to reach the end, all of the same file."""
+        if self._follow():
+            yield from self._next()
+            while not self.is_at_end:
+                yield from self._next()
+
+    def take_unfinished(self) -> bytes:
+        """The last line as it stands, if it has no end; for a file whose writer is gone."""
+        if self._file is None:
+            return b""
+        line = self._read().partition(b"\n")[0]
+        self._position += len(line)
+        return line
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file, self.is_at_end = None, True
+
+    def _follow(self) -> bool:
+        """Open what the path names now; returns whether there is a file to read."""
+        self.started_over = False
+        if not self._is_current():
+            self.close()
+            with suppress(FileNotFoundError, NotRegularFile):
+                self._file = open_regular(self._path)
+                self._position, self._is_skipping, self.started_over = 0, False, True
+        return self._file is not None
+
+    def _is_current(self) -> bool:
+        # The file stays open between two calls because of this comparison: the number of a deleted
+        # file may be given to the very file that replaces its successor. While it is open it is
+        # not.
+        if self._file is None:
+            return False
+        try:
+            named = self._path.lstat()
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(named, os.fstat(self._file.fileno())) and named.st_size >= self._position
+
+    def _next(self) -> list[bytes]:
+        data = self._read()
+        end = data.rfind(b"\n") + 1
+        lines = data[:end].split(b"\n")[:-1]
+        if self._is_skipping and lines:
+            self._is_skipping = False
+            del lines[0]  # the end of a line that was too long
+        self.is_at_end = len(data) < self._read_bytes
+        if self._cut_bytes is not None and len(data) - end > self._cut_bytes:
+            lines.append(data[end:])
+            end = len(data)
+        elif not self.is_at_end and end == 0:
+            self._is_skipping = True
+            end = len(data)
+        # An unfinished line is read again from its start with the next call: nothing is kept of it.
+        self._position += end
+        return lines
+
+    def _read(self) -> bytes:
+        assert self._file is not None
+        return os.pread(self._file.fileno(), self._read_bytes, self._position)
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """The complete lines that a file has now, without their ends."""
+    file = GrowingFile(path)
+    try:
+        yield from file.lines_to_end()
+    finally:
+        file.close()
+
+
+def last_lines(path: Path, tail_bytes: int) -> list[bytes]:
+    """The complete lines among the last bytes of a file. The first one may lack its beginning."""
+    try:
+        with open_regular(path) as file:
+            size_bytes = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size_bytes - tail_bytes))
+            return file.read(tail_bytes).split(b"\n")[:-1]
+    except (FileNotFoundError, NotRegularFile):
+        return []
+
+
+def read_from(path: Path, position: int, limit_bytes: int) -> bytes:
+    """What follows in a file from a position on, up to a limit; torn lines too."""
+    try:
+        with open_regular(path) as file:
+            file.seek(position)
+            return file.read(limit_bytes)
+    except (FileNotFoundError, NotRegularFile):
+        return b""

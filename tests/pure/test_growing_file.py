@@ -1,0 +1,122 @@
+"""Every line is read once and whole, from a file that grows in pieces, is replaced or is truncated."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.system.growing_file import GrowingFile, last_lines, lines_of, read_from
+
+READ_BYTES = 8
+PIECES = st.text("ab\n", max_size=12).map(str.encode)
+
+
+class DumbReader:
+    """Splits the whole content at every call, and leaves out what it gave before."""
+
+    given = 0
+
+    def lines(self, content):
+        whole = [line for line in content.split(b"\n")[:-1] if len(line) < READ_BYTES]
+        fresh, self.given = whole[self.given :], len(whole)
+        return fresh
+
+
+@given(st.lists(st.tuples(st.sampled_from(["grow"] * 5 + ["replace", "truncate"]), PIECES), max_size=20))
+def test_lines_are_those_of_a_reader_that_keeps_everything(tmp_path_factory, history):
+    """Reads of eight bytes, so that lines are longer than a read and end at any of its bytes."""
+    path = tmp_path_factory.mktemp("log") / "file"
+    file, dumb, content = GrowingFile(path, read_bytes=READ_BYTES), DumbReader(), b""
+    for deed, piece in history:
+        if deed == "grow":
+            content += piece
+            with path.open("ab") as out:
+                out.write(piece)
+        elif deed == "replace":
+            content = piece
+            fresh = path.with_name("fresh")
+            fresh.write_bytes(piece)
+            fresh.replace(path)
+            dumb = DumbReader()
+        elif path.exists():
+            os.truncate(path, 0)
+            content = b""
+            assert list(file.lines_to_end()) == []
+            dumb = DumbReader()
+        assert list(file.lines_to_end()) == dumb.lines(content)
+    file.close()
+    if path.exists():
+        assert list(lines_of(path)) == content.split(b"\n")[:-1]
+
+
+@given(st.lists(PIECES, max_size=12))
+def test_a_reader_that_cuts_lines_loses_no_byte(tmp_path_factory, pieces):
+    """The bytes between the cuts are all there, and no line waits once it is longer than the limit."""
+    path = tmp_path_factory.mktemp("log") / "file"
+    path.touch()
+    file, seen = GrowingFile(path, read_bytes=READ_BYTES, cut_bytes=3), b""
+    for piece in pieces:
+        with path.open("ab") as out:
+            out.write(piece)
+        seen += b"".join(file.lines_to_end())
+    unfinished = file.take_unfinished()
+    file.close()
+    assert len(unfinished) <= 3
+    assert seen + unfinished == b"".join(pieces).replace(b"\n", b"")
+
+
+def test_a_file_that_gets_the_number_of_a_deleted_one_is_read_from_its_start(tmp_path):
+    """Replaced twice between two calls: the file system may reuse the number of the first file."""
+    path = tmp_path / "file"
+    path.write_text("one\ntwo\n")
+    file = GrowingFile(path)
+    assert file.lines() == [b"one", b"two"] and file.started_over
+    for _ in range(2):
+        fresh = tmp_path / "fresh"
+        fresh.write_text("new\ntwo\nthree\n")
+        fresh.replace(path)
+    assert file.lines() == [b"new", b"two", b"three"] and file.started_over
+    assert file.lines() == [] and not file.started_over
+    file.close()
+
+
+@pytest.mark.parametrize("kind", ["missing", "link", "pipe", "folder"])
+def test_what_is_no_regular_file_has_no_lines(tmp_path, kind):
+    """Reading a link would read a file of the linker's choice; opening a pipe would wait for ever."""
+    path, other = tmp_path / "file", tmp_path / "other"
+    other.write_text("secret\n")
+    if kind == "link":
+        path.symlink_to(other)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    file = GrowingFile(path)
+    assert (file.lines(), list(lines_of(path)), last_lines(path, 9), read_from(path, 0, 9)) == (
+        [],
+        [],
+        [],
+        b"",
+    )
+
+
+def test_a_file_that_becomes_a_link_is_not_followed(tmp_path):
+    """The path named a file at the first call, and a link to another one at the second."""
+    path, other = tmp_path / "file", tmp_path / "other"
+    other.write_text("secret\n")
+    path.write_text("")
+    file = GrowingFile(path)
+    assert file.lines() == []
+    path.unlink()
+    path.symlink_to(other)
+    assert file.lines() == []
+    file.close()
+
+
+def test_the_last_lines_begin_anywhere_and_end_whole(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("one\ntwo\nthree\nfo")
+    assert last_lines(path, 10) == [b"o", b"three"]
+    assert last_lines(path, 100) == [b"one", b"two", b"three"]
+    assert read_from(path, 4, 6) == b"two\nth"
