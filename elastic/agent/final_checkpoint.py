@@ -12,7 +12,7 @@ from elastic.errors import StoreFailed
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
 from elastic.uploader.client import UploaderClient
-from elastic.uploader.offering import offer
+from elastic.uploader.protocol import SaveState
 
 LOOK_S = 0.1
 
@@ -78,10 +78,10 @@ class FinalCheckpoint:
         try:
             self._offer(uploads)
             while self._clock.monotonic() < deadline and not is_over():
-                answer = uploads.wait(step, LOOK_S)
-                if answer is not None:
-                    if answer["state"] != "committed":
-                        self._say(f"checkpoint step={step} is not saved: {answer['reason']}")
+                result = uploads.wait(step, LOOK_S)
+                if result is not None:
+                    if result.state is not SaveState.COMMITTED:
+                        self._say(f"checkpoint step={step} is not saved: {result.reason}")
                     return
         except StoreFailed as error:
             self._say(f"checkpoint step={step} is not saved: {error}")
@@ -91,4 +91,4 @@ class FinalCheckpoint:
     def _offer(self, uploads: UploaderClient) -> None:
         area, newest = self._memory.area, self._memory.newest
         if area is not None and newest is not None:
-            offer(uploads, area, newest, resumed_from=None, final=True)
+            uploads.offer(area, newest, resumed_from=None, final=True)

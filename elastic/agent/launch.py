@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -49,12 +49,10 @@ from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
 from elastic.rendezvous.transitions import GroupPolicy
 from elastic.system.addresses import new_node_id, node_address
 from elastic.system.clock import Clock, SystemClock
-from elastic.uploader.client import UploaderProcess
-from elastic.uploader.protocol import MetricsSource, UploaderConfig
+from elastic.uploader.client import STOP_S, UploaderProcess
+from elastic.uploader.protocol import UploaderConfig
 
-SAVE_DEADLINE_S = 600.0
 CALLS_PER_KEEP_ALIVE = 8
-STOP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +131,7 @@ def _run(here: _Here, backend: Backend, floor: int, spawner: Spawner) -> int:
         if mirror is not None:
             stack.callback(mirror.close)
         uploader = _start_uploader(here, scratch)
-        stack.callback(uploader.stop, STOP_S)
+        stack.callback(uploader.stop)
         shutdown = ShutdownRequest(options.grace_s, clock)
         agent = NodeAgent(
             _worker_spec(here, rendezvous, host, shutdown),
@@ -283,21 +281,9 @@ def _is_finished(rendezvous: Rendezvous, run: RunDir, *, is_new: bool) -> bool:
 
 def _start_uploader(here: _Here, scratch: Path) -> UploaderProcess:
     options, run, node = here.options, here.run, here.node
+    config = UploaderConfig.of(run, scratch, run_id=here.run_id, node=node, keep=options.keep)
     uploader = UploaderProcess.start(
-        UploaderConfig(
-            checkpoints_url=run.checkpoints_url,
-            run_id=here.run_id,
-            node=node,
-            keep=options.keep,
-            every=None,
-            save_deadline_s=SAVE_DEADLINE_S,
-            socket_path=str(scratch / "uploader"),
-            events_path=str(run.events / f"{node}-uploader.jsonl"),
-            fence=here.meeting.fence(scratch / "generation"),
-            faults=options.faults,
-            faults_path=str(run.faults),
-            diary=MetricsSource(url=run.url, metrics=str(run.metrics_of(node))) if run.is_remote else None,
-        )
+        replace(config, fence=here.meeting.fence(scratch / "generation"), faults=options.faults)
     )
     uploader.wait_ready()
     return uploader

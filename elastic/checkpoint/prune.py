@@ -21,11 +21,10 @@ from elastic.system.clock import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """Keep the newest `keep` checkpoints of the run `run_id` and the multiples of `every` steps; attempts are swept after two `save_deadline_s`."""
+    """Keep the newest `keep` checkpoints of the run `run_id`; attempts are swept after two `save_deadline_s`."""
 
     run_id: str
     keep: int
-    every: int | None
     save_deadline_s: float
 
 
@@ -52,7 +51,6 @@ class Pruner:
         steps = to_delete(
             counted(whole, generation=generation, resumed_from=resumed_from),
             keep=self._policy.keep,
-            every=self._policy.every,
             resumed_from=resumed_from,
         )
         for step in steps:

@@ -8,22 +8,18 @@ from collections.abc import Iterable, Mapping
 from elastic.checkpoint.record import CommitRecord
 
 
-def to_delete(
-    committed_steps: Iterable[int], *, keep: int, every: int | None, resumed_from: int | None
-) -> list[int]:
-    """Steps to delete, oldest first: all but the newest `keep`, the multiples of `every`, and `resumed_from`.
+def to_delete(committed_steps: Iterable[int], *, keep: int, resumed_from: int | None) -> list[int]:
+    """Steps to delete, oldest first: all but the newest `keep`, and but `resumed_from`.
 
-    `resumed_from` stays until a newer step is among `committed_steps`. Raises ValueError for `keep` or `every` below 1.
+    `resumed_from` stays until a newer step is among `committed_steps`. Raises ValueError for `keep`
+    below 1.
     """
     if keep < 1:
         raise ValueError(f"expected to keep at least 1 checkpoint, found keep={keep}")
-    if every is not None and every < 1:
-        raise ValueError(f"expected to keep a checkpoint of every 1 or more steps, found every={every}")
     steps = sorted(set(committed_steps))
     newest = set(steps[-keep:])
-    milestones = {step for step in steps if every is not None and step % every == 0}
     restore_source = {resumed_from} if steps and steps[-1] == resumed_from else set()
-    return [step for step in steps if step not in newest | milestones | restore_source]
+    return [step for step in steps if step not in newest | restore_source]
 
 
 def counted(records: Iterable[CommitRecord], *, generation: int, resumed_from: int | None) -> set[int]:

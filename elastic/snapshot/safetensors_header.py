@@ -75,8 +75,8 @@ def parse(image: Buffer) -> Header:
     return Header(entries=entries, ties=ties, document=document)
 
 
-def digest(image: Buffer) -> tuple[str, dict[str, str]]:
-    """(sha256 of the whole state in a canonical order, sha256 of each entry), in hexadecimal; the same wherever the tensors lie in the image.
+def digest(image: Buffer) -> str:
+    """sha256 of the whole state in a canonical order, in hexadecimal; the same wherever the tensors lie in the image.
 
     The state is in the document under "state". Raises CheckpointDamaged.
     """
@@ -88,7 +88,7 @@ def digest(image: Buffer) -> tuple[str, dict[str, str]]:
     digests = {name: _digest_of(name, entry, view) for name, entry in named.items()}
     for name, value in values.items():
         digests[f"{name} (values)"] = hashlib.sha256(json.dumps(value).encode()).hexdigest()
-    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest(), digests
+    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
 
 
 def _digest_of(name: str, entry: TensorEntry, view: memoryview) -> str:

@@ -6,7 +6,6 @@ stops training. It does not retry: that is the uploader's business.
 
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from elastic.config.durations import Every
 from elastic.errors import StoreFailed
@@ -14,7 +13,7 @@ from elastic.system.clock import Clock
 from elastic.train.save_policy import is_due
 from elastic.train.snapshotting import PublishedSnapshot
 from elastic.uploader.client import UploaderClient
-from elastic.uploader.offering import offer
+from elastic.uploader.protocol import SaveResult, SaveState
 
 FINAL_SAVE_S = 600.0
 GUESSED_COST_S = 0.03  # until a generation that goes on from memory has saved once: an interval of ten seconds, so that uploads do not compete with a recovery
@@ -67,7 +66,7 @@ class Checkpointing:
         try:
             if taken is None:
                 raise StoreFailed("there is no memory for a copy of the state")
-            offer(self._uploads, taken.area, taken.snapshot, resumed_from=self.resumed_from, final=final)
+            self._uploads.offer(taken.area, taken.snapshot, resumed_from=self.resumed_from, final=final)
             self._under_way = step
         except (OSError, StoreFailed) as error:
             print(f"checkpoint step={step} is not saved: {error}; training goes on")
@@ -78,22 +77,22 @@ class Checkpointing:
         if self._under_way != step:
             return "it could not be handed to the uploader"
         self._under_way = None
-        answer = self._uploads.wait(step, FINAL_SAVE_S)
-        if answer is None:
+        result = self._uploads.wait(step, FINAL_SAVE_S)
+        if result is None:
             return f"no answer from the uploader within {FINAL_SAVE_S:.0f} s"
-        if answer["state"] != "committed":
-            return str(answer["reason"])
-        self.digest = str(answer.get("digest", ""))
+        if result.state is not SaveState.COMMITTED:
+            return result.reason
+        self.digest = result.digest
         return ""
 
     def _hear(self) -> None:
-        for answer in self._uploads.poll():
-            self._take(answer)
+        for result in self._uploads.poll():
+            self._take(result)
 
-    def _take(self, answer: dict[str, Any]) -> None:
-        if answer["step"] == self._under_way:
+    def _take(self, result: SaveResult) -> None:
+        if result.step == self._under_way:
             self._under_way = None
-        if answer["state"] == "failed":
-            print(f"checkpoint step={answer['step']} failed: {answer['reason']}; training goes on")
+        if result.state is SaveState.FAILED:
+            print(f"checkpoint step={result.step} failed: {result.reason}; training goes on")
         elif self._cost is not None:
-            self._cost.uploader_s = float(answer.get("cpu_s", 0.0))
+            self._cost.uploader_s = result.cpu_s

@@ -195,7 +195,7 @@ def _own_copy(
     try:
         record = CommitRecord(**candidate.record)
         payload = read_payload(store, record, clock)
-        digest, _ = safetensors_header.digest(payload)
+        digest = safetensors_header.digest(payload)
         if digest != record.digest:
             raise CheckpointDamaged(f"expected the digest {record.digest[:16]}, found {digest[:16]}")
     except (CheckpointDamaged, StoreFailed, OSError) as error:

@@ -22,10 +22,8 @@ from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.train.process_groups import ProcessGroups
 from elastic.uploader.client import UploaderProcess
-from elastic.uploader.protocol import MetricsSource, UploaderConfig
+from elastic.uploader.protocol import UploaderConfig
 
-SAVE_DEADLINE_S = 600.0
-STOP_S = 30.0
 KEEP = 3
 
 
@@ -73,23 +71,9 @@ def _own_uploader(run: RunDir, ours: Identity) -> str:
         atexit.register(log_uploader.close)
         log_uploader.start()
     scratch = Path(tempfile.mkdtemp(prefix="elastic-"))
-    uploader = UploaderProcess.start(
-        UploaderConfig(
-            checkpoints_url=run.checkpoints_url,
-            run_id=ours.run_id,
-            node=node,
-            keep=KEEP,
-            every=None,
-            save_deadline_s=SAVE_DEADLINE_S,
-            socket_path=str(scratch / "uploader"),
-            events_path=str(run.events / f"{node}-uploader.jsonl"),
-            fence=None,
-            faults=None,
-            faults_path=None,
-            diary=MetricsSource(url=run.url, metrics=str(run.metrics_of(node))) if run.is_remote else None,
-        )
-    )
+    config = UploaderConfig.of(run, scratch, run_id=ours.run_id, node=node, keep=KEEP)
+    uploader = UploaderProcess.start(config)
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-    atexit.register(uploader.stop, STOP_S)
+    atexit.register(uploader.stop)
     uploader.wait_ready()
-    return str(scratch / "uploader")
+    return uploader.socket_path

@@ -1,6 +1,7 @@
-"""Handing a snapshot to the uploader costs a message, never a copy nor an upload; its slot is the uploader's until the answer.
+"""Handing a snapshot to the uploader costs a message, never a copy nor an upload; every offer gets one result.
 
-It does not promise that the snapshot is saved: what became of it comes back as an answer, also when the uploader dies.
+The snapshot's slot is leased to the uploader until that result. It does not promise that the snapshot is saved: a save
+that fails, or whose uploader dies, has a result that says so.
 """
 
 import json
@@ -10,13 +11,14 @@ import socket
 import subprocess
 import sys
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from elastic.errors import StoreFailed, UsageError
+from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.system.clock import SystemClock
 from elastic.system.json_lines import JsonLineSocket
-from elastic.uploader.protocol import UploaderConfig
+from elastic.uploader.protocol import Entered, Offer, SaveResult, SaveState, UploaderConfig
 
 OFFER_LIMIT_S = 1.0
 FINAL_OFFER_LIMIT_S = 15.0
@@ -24,61 +26,68 @@ RECONNECT_PAUSE_S = 0.02
 MOST_REVIVALS = 20
 READY_LIMIT_S = 60.0
 ENTER_LIMIT_S = 0.5
+STOP_S = 30.0
 _CLOCK = SystemClock()
 
 
 class UploaderClient:
-    """The side of a worker, or of the agent, of the uploader's socket. Connects at the first offer, and anew when the uploader was restarted."""
+    """A worker's end, or the agent's, of the uploader's socket.
+
+    It connects at the first offer, and again at the first offer after the uploader was restarted.
+    """
 
     def __init__(self, socket_path: str) -> None:
         self._path = socket_path
         self._connection: JsonLineSocket | None = None
         self._unanswered: list[int] = []
-        self._answers: list[dict[str, Any]] = []
+        self._results: list[SaveResult] = []
 
-    def offer(self, fd: int, meta: dict[str, Any], *, final: bool = False) -> None:
-        """Hand over a snapshot in the area behind `fd`, which may be closed afterwards; `meta` has the fields of `wire.Offer`.
+    def offer(
+        self, slots: SnapshotSlots, snapshot: Snapshot, *, resumed_from: int | None, final: bool
+    ) -> None:
+        """Hand over a snapshot of `slots`, which may be closed afterwards.
 
-        Takes 1 s at most; a final save waits longer for an uploader that is being started anew. Raises StoreFailed when none takes it.
+        resumed_from: the step of a checkpoint that must not be deleted yet. Takes at most 1 s; a
+        final offer waits up to 15 s, because the uploader may just be restarting. Raises StoreFailed
+        when no uploader takes it.
         """
+        offer = Offer.of(snapshot, resumed_from=resumed_from, is_final=final)
         limit_s = FINAL_OFFER_LIMIT_S if final else OFFER_LIMIT_S
         deadline = _CLOCK.monotonic() + limit_s
+        # First what has arrived: the end of a dead uploader's connection makes room for its successor's.
         self._receive()
         try:
             connection = self._connected(deadline, is_patient=final)
-            connection.send(meta | {"final": final}, [fd], timeout_s=_left_s(deadline))
+            connection.send(asdict(offer), [slots.fd], timeout_s=_left_s(deadline))
         except OSError as error:
             self._lose(f"the uploader's connection broke: {error}")
             raise StoreFailed(
-                f"expected an uploader at {self._path} to take step {meta.get('step')} within {limit_s:.0f} s, "
+                f"expected an uploader at {self._path} to take step {offer.step} within {limit_s:.0f} s, "
                 f"found none ({error}); was it killed?"
             ) from error
-        self._unanswered.append(int(meta["step"]))
+        self._unanswered.append(offer.step)
 
-    def poll(self) -> list[dict[str, Any]]:
-        """The answers that have come since the last call, each with step, state (committed, failed, dropped), reason, digest and cpu_s.
-
-        digest: of the state that is committed, in hexadecimal, else empty. cpu_s: seconds of processor that the uploader took for it. An uploader that died tells neither.
-        """
+    def poll(self) -> list[SaveResult]:
+        """The results that have come since the last call."""
         self._receive()
-        answers, self._answers = self._answers, []
-        return answers
+        results, self._results = self._results, []
+        return results
 
-    def wait(self, step: int, timeout_s: float) -> dict[str, Any] | None:
-        """The answer for `step`, or None when it does not come in time; the others stay for `poll`."""
+    def wait(self, step: int, timeout_s: float) -> SaveResult | None:
+        """The result for `step`, or None when it does not come in time; the others stay for `poll`."""
         deadline = _CLOCK.monotonic() + timeout_s
         while True:
             self._receive()
-            for answer in self._answers:
-                if answer["step"] == step:
-                    self._answers.remove(answer)
-                    return answer
+            for result in self._results:
+                if result.step == step:
+                    self._results.remove(result)
+                    return result
             if _CLOCK.monotonic() >= deadline or self._connection is None:
                 return None
             self._connection.wait(_left_s(deadline))
 
     def close(self) -> None:
-        """Leave; saves that were handed over go on."""
+        """Hang up; saves that were handed over go on."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -98,7 +107,8 @@ class UploaderClient:
             return
         try:
             for message in self._connection.receive():
-                self._take(message)
+                if "state" in message:
+                    self._take(SaveResult.parse(message))
             if self._connection.has_ended:
                 self._lose(
                     "the uploader ended before it answered; the checkpoint may be committed all the same"
@@ -106,40 +116,45 @@ class UploaderClient:
         except (OSError, ValueError) as error:
             self._lose(f"the uploader's connection broke: {error}")
 
-    def _take(self, message: dict[str, Any]) -> None:
-        if message.get("step") in self._unanswered:
-            self._unanswered.remove(message["step"])
-        if "state" in message:
-            self._answers.append(message)
+    def _take(self, result: SaveResult) -> None:
+        # A save whose storage hung has two results: it was reported as failed and was committed later.
+        if result.step in self._unanswered:
+            self._unanswered.remove(result.step)
+        self._results.append(result)
 
     def _lose(self, reason: str) -> None:
         self.close()
-        self._answers += [{"step": step, "state": "failed", "reason": reason} for step in self._unanswered]
+        self._results += [
+            SaveResult(step=step, state=SaveState.FAILED, reason=reason) for step in self._unanswered
+        ]
         self._unanswered.clear()
 
 
 class UploaderProcess:
-    """The owner's side: as long as it holds the process's standard input open, the uploader stays."""
+    """The owner's end: the uploader stays for as long as its owner holds its standard input open."""
 
     def __init__(self, config: UploaderConfig, process: "subprocess.Popen[bytes]") -> None:
         self._config = config
         self._process = process
         self._revivals = 0
-        self._is_told = True
+        self._knows_generation = True
 
     @staticmethod
     def start(config: UploaderConfig) -> "UploaderProcess":
-        """Spawn it, in a session of its own so that a terminal's signals pass it by; `wait_ready` says whether it serves."""
+        """Spawn it, in a session of its own, out of reach of a terminal's signals; see `wait_ready`."""
         return UploaderProcess(config, _spawn(config))
 
     def revive(self) -> bool:
-        """Start it anew if it died, MOST_REVIVALS times in all; True if it had to. Its saves in flight were lost, and their clients told."""
-        if self.is_alive() and not self._is_told:
+        """Start a new one if it died, MOST_REVIVALS times in all; True if it did.
+
+        The saves that the dead one had in hand are lost; their clients have results that say so.
+        """
+        if self.is_alive() and not self._knows_generation:
             self.enter(self._config.entered)
         if self.is_alive() or self._revivals >= MOST_REVIVALS:
             return False
         self._revivals += 1
-        self._is_told = True
+        self._knows_generation = True
         self._process = _spawn(self._config)
         return True
 
@@ -155,12 +170,15 @@ class UploaderProcess:
         return self._process.poll() is None
 
     def wait_ready(self, timeout_s: float = READY_LIMIT_S) -> None:
-        """Return when clients can connect. Raises UsageError for a store that cannot be used, StoreFailed when it does not start."""
-        said = self._process.stdout
-        assert said is not None, "it is spawned with a pipe"
-        readable, _, _ = select.select([said], [], [], timeout_s)
-        line = said.readline() if readable else b""
-        said.close()
+        """Return when clients can connect.
+
+        Raises UsageError for a store that cannot be used, StoreFailed when the uploader does not start.
+        """
+        output = self._process.stdout
+        assert output is not None, "it is spawned with a pipe"
+        readable, _, _ = select.select([output], [], [], timeout_s)
+        line = output.readline() if readable else b""
+        output.close()
         message = json.loads(line) if line.endswith(b"\n") else {}
         if "error" in message:
             raise UsageError(message["error"])
@@ -170,16 +188,16 @@ class UploaderProcess:
             )
 
     def enter(self, generation: int) -> bool:
-        """Tell it that this node is a member of `generation`, so that this one does not fence the saves that it has in hand.
+        """Tell it that this node is a member of `generation`, which then does not fence the saves in hand.
 
-        False when it does not hear it now; then `revive` tells it again, or starts its successor with it.
+        False when it does not acknowledge that now; then `revive` tells it again, or tells its successor.
         """
         self._config = replace(self._config, entered=max(generation, self._config.entered))
-        self._is_told = self._tell({"entered": self._config.entered})
-        return self._is_told
+        self._knows_generation = self._notify(asdict(Entered(entered=self._config.entered)))
+        return self._knows_generation
 
-    def _tell(self, message: dict[str, Any]) -> bool:
-        """True once the uploader has said the same back."""
+    def _notify(self, message: dict[str, Any]) -> bool:
+        """Whether the uploader sent the same message back."""
         deadline = _CLOCK.monotonic() + ENTER_LIMIT_S
         with (
             suppress(OSError, ValueError),
@@ -192,8 +210,8 @@ class UploaderProcess:
                     return True
         return False
 
-    def stop(self, timeout_s: float) -> bool:
-        """Ask it to finish and leave; kill it when it has not after `timeout_s`. True when it finished everything."""
+    def stop(self, timeout_s: float = STOP_S) -> bool:
+        """Ask it to finish and exit, and kill it after `timeout_s`. True when it finished everything."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

@@ -1,6 +1,6 @@
-"""Every save that is taken up is answered once it is over, and reported as failed when its storage hangs.
+"""Every offer that is accepted gets a result once its save is over, and a failure when its storage hangs.
 
-It does not promise that a client hears the answer: it may be dead, and its save goes on without it.
+It does not promise that a client receives the result: the client may be dead, and its save goes on without it.
 """
 
 import socket
@@ -15,11 +15,11 @@ from elastic.observe.log import EventLog
 from elastic.snapshot.slots import SnapshotSlots
 from elastic.system.clock import Clock
 from elastic.system.json_lines import JsonLineSocket
-from elastic.uploader.protocol import Offer, UploaderConfig
-from elastic.uploader.save import Outcome, Saver, State
-from elastic.uploader.save_queue import MOST_WAITING, offered
+from elastic.uploader.protocol import Entered, Offer, SaveResult, SaveState, UploaderConfig
+from elastic.uploader.save import Saver
 
 OVERTIME_S = 5.0
+MOST_WAITING = 4
 _MOST_FDS = 8
 
 
@@ -29,8 +29,8 @@ class Client:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = JsonLineSocket(connection, most_fds=_MOST_FDS)
 
-    def answer(self, message: dict[str, Any]) -> None:
-        # A client that is gone, or does not read, is cut off; it must not hold up anybody's save.
+    def send(self, message: dict[str, Any]) -> None:
+        # A client that does not read is cut off: it must not hold up the saves of the others.
         try:
             self.connection.send(message, timeout_s=0)
         except OSError:
@@ -40,153 +40,168 @@ class Client:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
+    """An offer that was accepted. `is_leased`: the slot is this job's until `release`.
+
+    Without a lease the slot holds something newer already, which shows when the save begins.
+    """
+
     offer: Offer
-    area: SnapshotSlots  # where the snapshot lies
-    is_leased: bool  # the slot is this job's until it lets go; otherwise it holds something newer already
+    slots: SnapshotSlots
+    is_leased: bool
     client: Client
 
     @staticmethod
-    def taken_up(offer: Offer, fd: int, client: "Client") -> "Job":
-        """Lease the slot. `fd`, of the area, belongs to the job from here on. Raises ValueError or OSError when it is none.
+    def accept(offer: Offer, fd: int, client: Client) -> "Job":
+        """Lease the slot, in the memory behind `fd`, which belongs to the job from here on.
 
-        A snapshot that is gone already shows when its save begins.
+        Raises ValueError or OSError when there are no slots behind it.
         """
-        area = SnapshotSlots.attach(fd)
-        return Job(offer=offer, area=area, is_leased=area.lease(offer.slot, offer.seq), client=client)
+        slots = SnapshotSlots.attach(fd)
+        return Job(offer=offer, slots=slots, is_leased=slots.lease(offer.slot, offer.seq), client=client)
 
-    @property
-    def is_final(self) -> bool:
-        return self.offer.is_final
-
-    def answer(self, outcome: Outcome) -> None:
-        self.client.answer(
-            {
-                "step": self.offer.step,
-                "state": outcome.state.value,
-                "reason": outcome.reason,
-                "digest": outcome.digest,
-                "cpu_s": outcome.cpu_s,
-            }
-        )
+    def result(self, state: SaveState, reason: str) -> SaveResult:
+        return SaveResult(step=self.offer.step, state=state, reason=reason)
 
     def release(self) -> None:
-        """The slot may be written again."""
-        # A lease that this job did not get is another's: giving it back would let the writer into bytes that are being saved.
+        """Let the slot be written again."""
+        # Without a lease of its own this job would give back another's, and the writer would overwrite bytes that
+        # are being saved.
         if self.is_leased:
-            self.area.release(self.offer.slot)
+            self.slots.release(self.offer.slot)
 
-    def let_go(self) -> None:
+    def close(self) -> None:
         self.release()
-        self.area.close()
+        self.slots.close()
 
 
-class Work:
-    """What is in flight and what waits. Saves run in a thread; their outcomes are taken up here, in the main thread."""
+def enqueue(waiting: tuple[Job, ...], new: Job) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
+    """(what waits now, oldest first; what is dropped) after `new` came.
+
+    At most one ordinary save waits, the newest, because an older state is worth nothing once a newer
+    one can be saved. A final save is never dropped for another. There is one final save in a
+    generation, so more than MOST_WAITING of them is a fault of the clients; then `new` is dropped.
+    """
+    final = tuple(job for job in waiting if job.offer.is_final)
+    if len(final) >= MOST_WAITING:
+        return waiting, (new,)
+    return (*final, new), tuple(job for job in waiting if not job.offer.is_final)
+
+
+class Jobs:
+    """The save in flight and those that wait. Saves run in a thread; the main thread takes up their results.
+
+    `wakeup` becomes readable when the thread of a save has something for `advance`.
+    """
 
     def __init__(self, saver: Saver, config: UploaderConfig, log: EventLog, clock: Clock) -> None:
         self._saver = saver
-        self._patience_s = config.save_deadline_s + OVERTIME_S
+        self._limit_s = config.save_deadline_s + OVERTIME_S
         self._log = log
         self._clock = clock
         self._waiting: tuple[Job, ...] = ()
         self._in_flight: Job | None = None
-        self._overdue_at: float | None = None
-        self._news: SimpleQueue[Outcome | None] = SimpleQueue()
-        self.wake, self._waker = socket.socketpair()
+        self._overdue_at: float | None = None  # None once the save in flight was reported
+        self._results: SimpleQueue[SaveResult | None] = SimpleQueue()
+        self.wakeup, self._waker = socket.socketpair()
 
     @property
     def is_idle(self) -> bool:
         return self._in_flight is None and not self._waiting
 
     @property
-    def wait_limit_s(self) -> float:
+    def finish_limit_s(self) -> float:
         """How long finishing everything may take."""
-        return self._patience_s * (len(self._waiting) + (self._in_flight is not None))
+        return self._limit_s * (len(self._waiting) + (self._in_flight is not None))
 
     @property
     def due_in_s(self) -> float | None:
         return None if self._overdue_at is None else max(0.0, self._overdue_at - self._clock.monotonic())
 
-    def enter(self, generation: int) -> None:
+    def enter(self, message: Entered) -> None:
         """See `Saver.enter`."""
-        self._saver.enter(generation)
+        self._saver.enter(message.entered)
 
     def add(self, job: Job) -> None:
-        self._waiting, dropped = offered(self._waiting, job)
+        self._waiting, dropped = enqueue(self._waiting, job)
         for each in dropped:
             newer = f"the save of step {job.offer.step} took its place"
             reason = newer if each is not job else f"{MOST_WAITING} final saves wait already"
-            each.let_go()
-            each.answer(Outcome(state=State.DROPPED, reason=reason))
+            each.close()
+            each.client.send(each.result(SaveState.DROPPED, reason).to_message())
         self._start_next()
 
-    def take_news(self) -> None:
-        """Take up one message of the save in flight: its outcome, or that its thread is free."""
-        self.wake.recv(1)
-        outcome, job = self._news.get(), self._in_flight
-        assert job is not None, "news without a save"
-        if outcome is None:
+    def advance(self) -> None:
+        """Take up one message of the save in flight: its result, or that its thread has ended."""
+        self.wakeup.recv(1)
+        result, job = self._results.get(), self._in_flight
+        assert job is not None, "a wake-up without a save"
+        if result is None:
             self._in_flight = None
             self._start_next()
             return
-        # Now, not when old checkpoints are deleted too: that may hang, and training wants the slot.
-        job.let_go()
+        # Now, and not once old checkpoints are deleted: deleting may hang, and training needs the slot.
+        job.close()
         was_reported, self._overdue_at = self._overdue_at is None, None
-        if not was_reported or outcome.state is State.COMMITTED:
-            self._report(job, outcome)
+        if not was_reported or result.state is SaveState.COMMITTED:
+            self._report(job, result)
 
     def check_overdue(self) -> None:
-        """Report a save whose storage call hangs; its thread cannot be stopped, and fences itself when it comes back."""
+        """Report a save whose storage call hangs as failed.
+
+        Its thread cannot be stopped. When the call returns, the save's own deadline keeps it from
+        creating a commit record, unless that very call has done so.
+        """
         job = self._in_flight
         if job is not None and self._overdue_at is not None and self._clock.monotonic() >= self._overdue_at:
             self._overdue_at = None
-            reason = f"the storage has not answered for {self._patience_s:.0f} s; saves wait until it does"
-            self._report(job, Outcome(state=State.FAILED, reason=reason))
+            reason = f"the storage has not answered for {self._limit_s:.0f} s; saves wait until it does"
+            self._report(job, job.result(SaveState.FAILED, reason))
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
+        """Report everything that is not reported yet as failed; the process exits next."""
         unreported = (
             (self._in_flight,) if self._in_flight is not None and self._overdue_at is not None else ()
         )
         for job in (*unreported, *self._waiting):
-            # Its thread may be reading still, so that the memory stays open; the process ends next.
+            # Released but not closed: the thread of the save may still be reading the memory.
             job.release()
             self._report(
-                job, Outcome(state=State.FAILED, reason="the uploader had to leave before it was committed")
+                job, job.result(SaveState.FAILED, "the uploader had to leave before it was committed")
             )
 
     def _start_next(self) -> None:
         if self._in_flight is None and self._waiting:
             job, *rest = self._waiting
             self._waiting, self._in_flight = tuple(rest), job
-            self._overdue_at = self._clock.monotonic() + self._patience_s
+            self._overdue_at = self._clock.monotonic() + self._limit_s
             threading.Thread(
                 target=self._run, args=(job,), daemon=True, name=f"save-{job.offer.step}"
             ).start()
 
     def _run(self, job: Job) -> None:
-        outcome = self._saver.save(job.offer, job.area)
-        # The commit is told before old checkpoints are deleted: deleting may hang, and a committed save is no failed one.
-        self._tell(outcome)
-        if outcome.state is State.COMMITTED:
+        result = self._saver.save(job.offer, job.slots)
+        # Before old checkpoints are deleted: deleting may hang, and a committed save has not failed.
+        self._hand_over(result)
+        if result.state is SaveState.COMMITTED:
             self._saver.prune(job.offer)
-        self._tell(None)
+        self._hand_over(None)
 
-    def _tell(self, news: Outcome | None) -> None:
-        self._news.put(news)
+    def _hand_over(self, result: SaveResult | None) -> None:
+        self._results.put(result)
         self._waker.send(b"x")
 
-    def _report(self, job: Job, outcome: Outcome) -> None:
+    def _report(self, job: Job, result: SaveResult) -> None:
         self._log.generation = job.offer.generation
-        if outcome.state is State.FAILED:
-            self._log.record(CheckpointFailed(step=job.offer.step, reason=outcome.reason))
-        elif outcome.state is State.FENCED:
-            self._log.record(CheckpointFenced(step=job.offer.step, reason=outcome.reason))
-        elif outcome.is_ours:
+        if result.state is SaveState.FAILED:
+            self._log.record(CheckpointFailed(step=result.step, reason=result.reason))
+        elif result.state is SaveState.FENCED:
+            self._log.record(CheckpointFenced(step=result.step, reason=result.reason))
+        elif result.is_ours:
             event = CheckpointCommitted(
-                step=job.offer.step,
+                step=result.step,
                 size_bytes=job.offer.size_bytes,
-                seconds=outcome.seconds,
-                digest=outcome.digest,
+                seconds=result.seconds,
+                digest=result.digest,
             )
             self._log.record(event)
-        job.answer(outcome)
+        job.client.send(result.to_message())

@@ -1,9 +1,10 @@
-"""A snapshot that was handed over is saved or answered for, whoever offered it and whether or not they still live.
+"""Every snapshot that was handed over is saved or reported as failed, also when the process that offered it is dead.
 
     python -m elastic.uploader.main '{"checkpoints_url": ...}'
 
-One save is in flight, the newest other one waits. Its owner holds its standard input: the end of it means finish and leave.
-It does not promise to outlive its owner for longer than its saves may take, and imports no torch, so that it starts at once.
+One save is in flight, and the newest other one waits. The owner holds the uploader's standard input: its end means finish
+and exit. The uploader does not promise to outlive its owner for longer than its saves may take. It imports no torch, so
+that it starts at once.
 """
 
 import json
@@ -26,58 +27,58 @@ from elastic.storage.objects import Objects, ObjectsFailed
 from elastic.storage.remote import open_store
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.json_lines import JsonLineSocket
-from elastic.uploader.jobs import OVERTIME_S, Client, Job, Work
-from elastic.uploader.protocol import Offer, UploaderConfig, entered
-from elastic.uploader.save import Saver, complain
+from elastic.uploader.jobs import OVERTIME_S, Client, Job, Jobs
+from elastic.uploader.protocol import Entered, Offer, UploaderConfig, parse_request
+from elastic.uploader.save import Saver, report_problem
 
 _MOST_CLIENTS = 64
 
 
 class Uploader:
-    """The process's loop over its socket, its owner's pipe and the outcomes of its saves."""
+    """The process's loop over its socket, its owner's pipe and the results of its saves."""
 
-    def __init__(self, work: Work, listener: socket.socket, owner_fd: int, clock: Clock) -> None:
-        self._work = work
+    def __init__(self, jobs: Jobs, listener: socket.socket, owner_fd: int, clock: Clock) -> None:
+        self._jobs = jobs
         self._clock = clock
         self._listener = listener
         self._owner_fd = owner_fd
-        self._leave_by: float | None = None
+        self._exit_by: float | None = None
         self._num_clients = 0
         # poll, unlike epoll, takes any descriptor as standard input.
         self._selector = selectors.PollSelector()
-        self._watch(work.wake, work.take_news)
+        self._watch(jobs.wakeup, jobs.advance)
         self._watch(listener, self._accept)
-        self._watch(owner_fd, self._hear_owner)
+        self._watch(owner_fd, self._receive_from_owner)
 
     def run(self) -> bool:
-        """Serve until the owner leaves and everything is done; False when something had to be given up."""
+        """Serve until the owner is gone and everything is done; False when saves had to be abandoned."""
         while True:
             ready = self._selector.select(self._timeout_s())
             for key, _ in ready:
                 key.data()
-            self._work.check_overdue()
-            # Only when nothing was readable is it certain that no offer, made before the end, is still unread.
-            if not ready and self._work.is_idle and self._leave_by is not None:
+            self._jobs.check_overdue()
+            # Only when nothing was readable is it certain that no offer from before the owner's end is unread.
+            if not ready and self._jobs.is_idle and self._exit_by is not None:
                 return True
-            if self._leave_by is not None and self._clock.monotonic() >= self._leave_by:
-                self._work.give_up()
+            if self._exit_by is not None and self._clock.monotonic() >= self._exit_by:
+                self._jobs.abandon()
                 return False
 
     def _timeout_s(self) -> float | None:
-        if self._work.is_idle and self._leave_by is not None:
+        if self._jobs.is_idle and self._exit_by is not None:
             return 0.0
-        limits = [self._work.due_in_s]
-        if self._leave_by is not None:
-            limits.append(max(0.0, self._leave_by - self._clock.monotonic()))
+        limits = [self._jobs.due_in_s]
+        if self._exit_by is not None:
+            limits.append(max(0.0, self._exit_by - self._clock.monotonic()))
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _watch(self, source: int | socket.socket | JsonLineSocket, act: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, act)
 
-    def _hear_owner(self) -> None:
+    def _receive_from_owner(self) -> None:
         if not os.read(self._owner_fd, 4096):
             self._selector.unregister(self._owner_fd)
-            self._leave_by = self._clock.monotonic() + self._work.wait_limit_s + OVERTIME_S
+            self._exit_by = self._clock.monotonic() + self._jobs.finish_limit_s + OVERTIME_S
 
     def _accept(self) -> None:
         client = Client(self._listener.accept()[0])
@@ -85,16 +86,16 @@ class Uploader:
             client.connection.close()
             return
         self._num_clients += 1
-        self._watch(client.connection, lambda: self._hear(client))
+        self._watch(client.connection, lambda: self._receive(client))
 
-    def _hear(self, client: Client) -> None:
+    def _receive(self, client: Client) -> None:
         try:
             for message in client.connection.receive():
                 self._take(client, message)
             is_over = client.connection.has_ended
         except (ValueError, OSError) as error:
-            complain(f"a client of the uploader is cut off: {error}")
-            client.answer({"error": str(error)})
+            report_problem(f"a client of the uploader is cut off: {error}")
+            client.send({"error": str(error)})
             is_over = True
         if is_over:
             self._selector.unregister(client.connection)
@@ -102,33 +103,28 @@ class Uploader:
             client.connection.close()
 
     def _take(self, client: Client, message: dict[str, Any]) -> None:
-        generation = entered(message)
-        if generation is not None:
-            # Before anything that comes later is judged: this loop takes messages one by one.
-            self._work.enter(generation)
-            client.answer({"entered": generation})
-            return
-        fd = client.connection.take_fd()
-        try:
-            offer = Offer.parse(message)
-        except ValueError:
-            os.close(fd)
-            raise
-        self._work.add(Job.taken_up(offer, fd, client))
+        match parse_request(message):
+            case Entered() as request:
+                # This loop takes messages one by one, so that the node has entered before a later offer is judged.
+                self._jobs.enter(request)
+                client.send(message)
+            case Offer() as offer:
+                self._jobs.add(Job.accept(offer, client.connection.take_fd(), client))
 
 
 def serve(
     config: UploaderConfig, owner_fd: int, *, reached: Callable[[str, int], None], ready: Callable[[], None]
 ) -> bool:
-    """Run an uploader until the end of `owner_fd`; `ready` is called once clients can connect. Raises UsageError before that.
+    """Run an uploader until the end of `owner_fd`; `ready` is called once clients can connect.
 
-    `reached` is called with a point of the commit protocol (upload, before-commit, after-commit) and the step.
+    `reached` is called with a point of the commit protocol (upload, before-commit, after-commit) and
+    the step. Raises UsageError before `ready` for a socket or a store that cannot be used.
     """
     clock = SystemClock()
     log = EventLog(Path(config.events_path), node=config.node, clock=clock)
     saver = Saver(open_store(config.checkpoints_url), config, clock, reached)
     with _listen(config.socket_path) as listener:
-        uploader = Uploader(Work(saver, config, log, clock), listener, owner_fd, clock)
+        uploader = Uploader(Jobs(saver, config, log, clock), listener, owner_fd, clock)
         ready()
         try:
             return uploader.run()
@@ -138,7 +134,7 @@ def serve(
 
 def _listen(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # What a killed predecessor left; the owner never runs two on one path.
+    # A killed predecessor left its socket there; the owner never runs two uploaders on one path.
     Path(path).unlink(missing_ok=True)
     before = os.umask(0o177)
     try:
@@ -154,9 +150,9 @@ def _listen(path: str) -> socket.socket:
     return listener
 
 
-def _tell_owner(message: dict[str, Any]) -> None:
+def _notify_owner(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
-    # Whatever a library prints later belongs to the log, not into a pipe that nobody reads any more.
+    # The owner reads this pipe no further: what a library prints later goes to the log.
     os.dup2(2, 1)
 
 
@@ -165,9 +161,9 @@ def _no_faults(_point: str, _step: int) -> None:
 
 
 def _reached(config: UploaderConfig) -> Callable[[str, int], None]:
-    """What strikes this process according to the run's fault plan."""
+    """The faults of the run's plan that are injected into this process."""
     mine = tuple(fault for fault in parse(config.faults or "") if isinstance(fault.trigger, AtSave))
-    if not mine or config.faults_path is None:
+    if not mine:
         return _no_faults
     clock = SystemClock()
     log = EventLog(Path(config.events_path), node=config.node, clock=clock)
@@ -178,11 +174,14 @@ def _reached(config: UploaderConfig) -> Callable[[str, int], None]:
 def _with_metrics_upload(
     config: UploaderConfig, reached: Callable[[str, int], None]
 ) -> Callable[[str, int], None]:
-    """The lines of the metrics go before the checkpoint that holds their steps: whoever resumes from it elsewhere finds them."""
-    if config.diary is None:
+    """Upload the lines of metrics before the checkpoint that holds their steps.
+
+    A node that resumes from the checkpoint elsewhere then finds them in the run directory.
+    """
+    if config.metrics is None:
         return reached
     metrics = MetricsUpload(
-        Path(config.diary.metrics), config.node, Objects(config.diary.url, limit_s=PART_LIMIT_S)
+        Path(config.metrics.metrics), config.node, Objects(config.metrics.url, limit_s=PART_LIMIT_S)
     )
 
     def upload_first(point: str, step: int) -> None:
@@ -190,7 +189,7 @@ def _with_metrics_upload(
             try:
                 metrics.upload(others_upload=True)
             except ObjectsFailed as error:
-                complain(f"the metrics up to step {step} are not in the run directory yet: {error}")
+                report_problem(f"the metrics up to step {step} are not in the run directory yet: {error}")
         reached(point, step)
 
     return upload_first
@@ -203,9 +202,9 @@ def main(arguments: list[str]) -> int:
     try:
         config = UploaderConfig.parse(arguments[0])
         reached = _with_metrics_upload(config, _reached(config))
-        is_done = serve(config, 0, reached=reached, ready=lambda: _tell_owner({"ready": True}))
+        is_done = serve(config, 0, reached=reached, ready=lambda: _notify_owner({"ready": True}))
     except UsageError as error:
-        _tell_owner({"error": str(error)})
+        _notify_owner({"error": str(error)})
         return EXIT_USAGE
     return EXIT_COMPLETE if is_done else EXIT_FAILED
 

@@ -1,13 +1,23 @@
-"""What uploader, workers and owner say to each other is one JSON object a line, parsed into values or refused; never pickle.
+"""Every message between the uploader, its clients and its owner is a frozen value, or refused; never pickle.
 
-It does not promise who is at the other end: the socket's folder and mode decide that.
+It does not promise who is at the other end: the folder and the mode of the socket decide that.
+
+client   Offer, with the descriptor of the memory that holds the snapshot
+owner    Entered
+uploader a SaveResult for each offer once its save is over; each Entered, sent back; {"error": reason} before it hangs up
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
+from elastic.config.run_dir import RunDir
+from elastic.snapshot.slots import Snapshot
 from elastic.system.untrusted import Count, Positive, decode
+
+SAVE_DEADLINE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,38 +30,58 @@ class MetricsSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploaderConfig:
-    """`every`, in steps, may be None; `fence` says where the newest generation is shown, as fence.py reads it, or is None.
+    """What an uploader is told at its start. `keep`: the number of checkpoints that retention leaves.
 
-    `faults` is a fault plan, `faults_path` the folder where those that struck are remembered.
-    `diary`: what is carried before a commit, None where the run directory is a folder.
-    `entered`: the newest generation that this node is a member of, as far as is known when the uploader starts.
+    `fence` says where the newest generation is shown, in the words of fence.py; None fences nothing.
+    `faults` is a fault plan, `faults_path` the folder that remembers which of its faults have struck.
+    `entered`: the newest generation that this node had entered when the uploader started.
+    `metrics`: what is uploaded before each commit; None where the run directory is a folder.
     """
 
     checkpoints_url: str
     run_id: str
     node: str
     keep: int
-    every: int | None
     save_deadline_s: float
     socket_path: str
     events_path: str
-    fence: str | None
-    faults: str | None
-    faults_path: str | None
+    faults_path: str
+    fence: str | None = None
+    faults: str | None = None
     entered: int = 0
-    diary: MetricsSource | None = None
+    metrics: MetricsSource | None = None
+
+    @staticmethod
+    def of(run: RunDir, scratch: Path, *, run_id: str, node: str, keep: int) -> "UploaderConfig":
+        """For `node`, with a socket in the folder `scratch`; without a fence and without faults."""
+        return UploaderConfig(
+            checkpoints_url=run.checkpoints_url,
+            run_id=run_id,
+            node=node,
+            keep=keep,
+            save_deadline_s=SAVE_DEADLINE_S,
+            socket_path=str(scratch / "uploader"),
+            events_path=str(run.events / f"{node}-uploader.jsonl"),
+            faults_path=str(run.faults),
+            metrics=MetricsSource(url=run.url, metrics=str(run.metrics_of(node))) if run.is_remote else None,
+        )
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @staticmethod
     def parse(text: str) -> "UploaderConfig":
-        return decode(UploaderConfig, text, what="the uploader's settings")
+        return decode(UploaderConfig, text, what="the uploader's configuration")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """One image to save: the snapshot `seq` in `slot` of the memory whose descriptor came along. `is_final`: no other save may take its place."""
+    """One snapshot to save, in the memory whose descriptor comes with the offer.
+
+    It lies in `slot`, was published there as `seq`, and has `size_bytes` bytes from `offset` on.
+    `resumed_from`: the step of a checkpoint that retention must not delete yet. `is_final`: no later
+    save may take its place in the queue.
+    """
 
     step: Count
     epoch: Count
@@ -62,20 +92,69 @@ class Offer:
     size_bytes: Positive
     world_size: Positive
     torch: str
-    resumed_from: Count | None = None
-    is_final: bool = field(default=False, metadata={"key": "final"})
+    resumed_from: Count | None
+    is_final: bool
 
     @staticmethod
-    def parse(message: dict[str, Any]) -> "Offer":
-        """Raises ValueError that says which value is wrong. Other keys are ignored."""
-        return decode(Offer, message, what="an offer", exact=False)
+    def of(snapshot: Snapshot, *, resumed_from: int | None, is_final: bool) -> "Offer":
+        about = snapshot.about
+        return Offer(
+            step=about["step"],
+            epoch=about["epoch"],
+            generation=about["generation"],
+            slot=snapshot.slot,
+            seq=snapshot.seq,
+            offset=snapshot.offset,
+            size_bytes=snapshot.size_bytes,
+            world_size=about["world_size"],
+            torch=about["torch"],
+            resumed_from=resumed_from,
+            is_final=is_final,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Entered:
-    entered: Count | None = None
+class Entered:
+    """The owner's node is a member of generation `entered`."""
+
+    entered: Count
 
 
-def entered(message: dict[str, Any]) -> int | None:
-    """The generation that the owner's node has entered; None if the message does not say. Raises ValueError."""
-    return decode(_Entered, message, what="a message", exact=False).entered
+class SaveState(Enum):
+    COMMITTED = "committed"
+    FAILED = "failed"
+    DROPPED = "dropped"  # a newer save took its place
+    FENCED = "fenced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveResult:
+    """How the save of `step` ended, with a `reason` for people.
+
+    `digest`: of the committed state, in hexadecimal, else empty. `is_ours`: this save wrote the
+    checkpoint; a committed one that is not ours was committed by another writer before. `seconds`
+    are of wall time, `cpu_s` of processor time that the uploader took.
+    """
+
+    step: int
+    state: SaveState
+    reason: str
+    is_ours: bool = False
+    seconds: float = 0.0
+    digest: str = ""
+    cpu_s: float = 0.0
+
+    def to_message(self) -> dict[str, Any]:
+        return asdict(self) | {"state": self.state.value}
+
+    @staticmethod
+    def parse(message: dict[str, Any]) -> "SaveResult":
+        """Raises ValueError that says which value is wrong."""
+        return decode(SaveResult, message | {"state": SaveState(message.get("state"))}, what="the result")
+
+
+def parse_request(message: dict[str, Any]) -> Offer | Entered:
+    """Raises ValueError that says which value is wrong."""
+    if "entered" in message:
+        return decode(Entered, message, what="the request")
+    return decode(Offer, message, what="the request")

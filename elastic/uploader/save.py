@@ -1,6 +1,6 @@
-"""Each save ends in one outcome with a reason, whatever its storage does, and pruning never changes that outcome.
+"""Each save ends in one result with a reason, whatever its storage does, and deleting old checkpoints never changes it.
 
-It does not promise to return in time: a hung storage call holds its thread, and the deadline is watched from outside.
+It does not promise to return in time: a storage call that hangs holds its thread, and `Jobs` watches the deadline.
 """
 
 import sys
@@ -9,8 +9,6 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from enum import Enum
 
 from elastic.checkpoint.commit import Committed, WriteLimits, commit
 from elastic.checkpoint.prune import Pruner, RetentionPolicy
@@ -21,32 +19,10 @@ from elastic.snapshot.slots import SnapshotSlots
 from elastic.storage.store import Payload, Store
 from elastic.system.clock import Clock
 from elastic.uploader.fence import open_fence
-from elastic.uploader.protocol import Offer, UploaderConfig
+from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
 
 ENTERING_S = 1.0
-GONE = "the snapshot of step {step} was written over before it was saved"
-
-
-class State(Enum):
-    COMMITTED = "committed"
-    FAILED = "failed"
-    DROPPED = "dropped"  # a newer save took its place
-    FENCED = "fenced"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """`is_ours`: this save wrote the checkpoint; otherwise, when committed, another writer had done so before.
-
-    digest: of the state that is committed, in hexadecimal. cpu_s: seconds of processor that this process took meanwhile.
-    """
-
-    state: State
-    reason: str
-    is_ours: bool = False
-    seconds: float = 0.0
-    digest: str = ""
-    cpu_s: float = 0.0
+OVERWRITTEN = "the snapshot of step {step} was written over before it was saved"
 
 
 class Saver:
@@ -59,41 +35,42 @@ class Saver:
         self._clock = clock
         self._reached = reached
         policy = RetentionPolicy(
-            run_id=config.run_id,
-            keep=config.keep,
-            every=config.every,
-            save_deadline_s=config.save_deadline_s,
+            run_id=config.run_id, keep=config.keep, save_deadline_s=config.save_deadline_s
         )
-        self._pruning = Pruner(store, policy, clock)
+        self._pruner = Pruner(store, policy, clock)
         self._membership = threading.Condition()
         self._entered = config.entered
         self._fence = open_fence(config.fence)
 
     def enter(self, generation: int) -> None:
-        """Let this node, a member of `generation`, save what it has of older ones: `generation` does not fence it, a newer one does.
+        """Let saves of older generations go on now that this node is a member of `generation`.
 
-        It is right because the agent killed its older workers before it entered, and because the state that they left lies on the trajectory, which is the same
-        whoever trains it. A node that is no member never says so.
+        Without this every change of membership would fence the save in hand, although its state is
+        good. It is safe for two reasons. The agent killed the workers of the older generation before
+        it entered this one, so nothing of theirs is written any more. And their state lies on the
+        run's one trajectory, which does not depend on who trains it. A node that is not a member of
+        the newest generation never says that it is, so its saves stay fenced.
         """
         with self._membership:
             self._entered = max(self._entered, generation)
             self._membership.notify_all()
 
-    def save(self, offer: Offer, area: SnapshotSlots) -> Outcome:
-        """area: where the snapshot lies, leased by whoever calls."""
+    def save(self, offer: Offer, slots: SnapshotSlots) -> SaveResult:
+        """slots: where the snapshot lies, with a lease that the caller holds."""
         began_at, cpu_began_s = self._clock.monotonic(), time.process_time()
         try:
-            done = self._commit(offer, area, began_at)
+            done = self._commit(offer, slots, began_at)
         except Fenced as error:
-            return Outcome(state=State.FENCED, reason=str(error))
+            return _failure(offer, SaveState.FENCED, str(error))
         except (StoreFailed, CheckpointDamaged) as error:
-            return Outcome(state=State.FAILED, reason=str(error))
+            return _failure(offer, SaveState.FAILED, str(error))
         except Exception as error:
-            # This is the edge of a thread: a save that ended without an outcome would be waited for for ever.
-            complain(traceback.format_exc())
-            return Outcome(state=State.FAILED, reason=f"{type(error).__name__}: {error}")
-        return Outcome(
-            state=State.COMMITTED,
+            # The edge of a thread: a save that ended here without a result would never be answered.
+            report_problem(traceback.format_exc())
+            return _failure(offer, SaveState.FAILED, f"{type(error).__name__}: {error}")
+        return SaveResult(
+            step=offer.step,
+            state=SaveState.COMMITTED,
             reason=done.reason,
             is_ours=done.is_ours,
             seconds=self._clock.monotonic() - began_at,
@@ -101,34 +78,35 @@ class Saver:
             cpu_s=time.process_time() - cpu_began_s,
         )
 
-    def _commit(self, offer: Offer, area: SnapshotSlots, began_at: float) -> Committed:
-        snapshot = area.find(offer.slot, offer.seq)
+    def _commit(self, offer: Offer, slots: SnapshotSlots, began_at: float) -> Committed:
+        snapshot = slots.find(offer.slot, offer.seq)
         if snapshot is None or (snapshot.offset, snapshot.size_bytes) != (offer.offset, offer.size_bytes):
-            raise StoreFailed(GONE.format(step=offer.step))
-        body = area.body(offer.slot)[: offer.size_bytes]
-        known = snapshot.about.get("checksum")
-        if known is not None and known != checksum.of_image(body):
+            raise StoreFailed(OVERWRITTEN.format(step=offer.step))
+        image = slots.body(offer.slot)[: offer.size_bytes]
+        expected = snapshot.about.get("checksum")
+        if expected is not None and expected != checksum.of_image(image):
             raise StoreFailed(f"the snapshot of step {offer.step} changed in memory before it was saved")
-        digest, _ = safetensors_header.digest(body)
         save = Save(
             run_id=self._config.run_id,
             step=offer.step,
             epoch=offer.epoch,
             generation=offer.generation,
-            digest=digest,
+            digest=safetensors_header.digest(image),
             world_size=offer.world_size,
             torch=offer.torch,
         )
 
         def is_fenced() -> bool:
-            # Looked at whenever the writer asks whether it may go on, the last time right before the commit record.
-            if not area.is_whole(offer.slot, offer.seq):
-                raise StoreFailed(GONE.format(step=offer.step))
+            # The writer asks before each of its steps, the last time right before it creates the commit record. The
+            # lease can be lost meanwhile, when the owner takes this uploader for dead: then the payload may hold
+            # bytes of two snapshots, and must not be committed.
+            if not slots.is_whole(offer.slot, offer.seq):
+                raise StoreFailed(OVERWRITTEN.format(step=offer.step))
             return self._is_fenced(offer.generation)
 
         return commit(
             self._store,
-            Payload(fd=area.fd, offset=offer.offset, size_bytes=offer.size_bytes),
+            Payload(fd=slots.fd, offset=offer.offset, size_bytes=offer.size_bytes),
             save,
             limits=WriteLimits(deadline=began_at + self._config.save_deadline_s, is_fenced=is_fenced),
             clock=self._clock,
@@ -136,22 +114,33 @@ class Saver:
         )
 
     def _is_fenced(self, generation: int) -> bool:
-        """Whether a newer generation exists, and this node has not said, nor says soon, that it is in it: it is formed a moment before its members enter."""
+        """Whether a newer generation exists of which this node is not a member.
+
+        A generation is formed a moment before its members enter it, so a newer one fences only if
+        this node has not entered it within ENTERING_S.
+        """
         with self._membership:
             return not self._membership.wait_for(
                 lambda: self._fence.newest() <= max(generation, self._entered), ENTERING_S
             )
 
     def prune(self, offer: Offer) -> None:
-        """Delete what the policy does not keep, after `offer` was committed; what goes wrong is only said."""
+        """Delete old checkpoints after `offer` was committed; problems are reported, never raised."""
         try:
-            self._pruning.after_commit(generation=offer.generation, resumed_from=offer.resumed_from)
+            self._pruner.after_commit(generation=offer.generation, resumed_from=offer.resumed_from)
         except Exception as error:
-            # The checkpoint is committed; an old one that stays must not turn it into a failure, nor end this thread unseen.
-            complain(f"old checkpoints could not be deleted ({error}); trying again after the next save")
+            # The checkpoint is committed. An old one that stays must not turn that into a failure, nor end this
+            # thread before it reports that it is free.
+            report_problem(
+                f"old checkpoints could not be deleted ({error}); trying again after the next save"
+            )
 
 
-def complain(text: str) -> None:
-    """For people, on standard error; whoever read it may be dead, and that must not end a save."""
+def report_problem(text: str) -> None:
+    """Print to standard error. Its reader may be dead, and that must not end a save."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
+
+
+def _failure(offer: Offer, state: SaveState, reason: str) -> SaveResult:
+    return SaveResult(step=offer.step, state=state, reason=reason)

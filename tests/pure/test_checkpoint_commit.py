@@ -55,7 +55,7 @@ def run_commit(
 
 
 def run_prune(store, *, keep, generation=1, resumed_from=None, clock=None):
-    policy = RetentionPolicy(run_id="r", keep=keep, every=None, save_deadline_s=100.0)
+    policy = RetentionPolicy(run_id="r", keep=keep, save_deadline_s=100.0)
     return Pruner(store, policy, clock or FakeClock()).after_commit(
         generation=generation, resumed_from=resumed_from
     )
@@ -112,7 +112,7 @@ def test_pruning_that_was_interrupted_is_finished_later(operation):
         run_prune(store, keep=1)
     after, clock = FakeStore(store.objects), FakeClock()
     assert loadable_steps(after)[0] == 3
-    pruning = Pruner(after, RetentionPolicy(run_id="r", keep=1, every=None, save_deadline_s=100.0), clock)
+    pruning = Pruner(after, RetentionPolicy(run_id="r", keep=1, save_deadline_s=100.0), clock)
     pruning.after_commit(generation=2, resumed_from=3)
     clock.now += 201.0
     pruning.after_commit(generation=2, resumed_from=3)
@@ -368,7 +368,7 @@ def test_sweeping_spares_an_attempt_that_was_committed_after_the_listing():
     run_commit(store, save_of(1))
     record = store.objects.pop(commit_name(1))
     run_commit(store, save_of(2, generation=2))
-    pruning = Pruner(store, RetentionPolicy(run_id="r", keep=3, every=None, save_deadline_s=100.0), clock)
+    pruning = Pruner(store, RetentionPolicy(run_id="r", keep=3, save_deadline_s=100.0), clock)
     pruning.after_commit(generation=2, resumed_from=None)
     clock.now += 201.0
     listings = []

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -24,12 +25,9 @@ from elastic.testing.fakes import FakeClock
 from elastic.uploader import save
 from elastic.uploader.client import UploaderClient, UploaderProcess
 from elastic.uploader.fence import open_fence
-from elastic.uploader.jobs import OVERTIME_S, Job, Work
+from elastic.uploader.jobs import MOST_WAITING, OVERTIME_S, Job, Jobs, enqueue
 from elastic.uploader.main import Uploader, _listen, serve
-from elastic.uploader.offering import offer
-from elastic.uploader.protocol import Offer, UploaderConfig
-from elastic.uploader.save import Outcome, State
-from elastic.uploader.save_queue import MOST_WAITING, offered
+from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig, parse_request
 
 LIMIT_S = 60.0
 LARGE_BYTES = 5_000_000
@@ -42,13 +40,11 @@ def config(tmp_path):
         run_id="r",
         node="n0",
         keep=10,
-        every=None,
         save_deadline_s=LIMIT_S,
         socket_path=str(tmp_path / "u.sock"),
         events_path=str(tmp_path / "events" / "uploader.jsonl"),
         fence=f"file:{tmp_path / 'fence'}",
-        faults=None,
-        faults_path=None,
+        faults_path=str(tmp_path / "faults"),
     )
 
 
@@ -91,13 +87,13 @@ def keep(area, step, data=None, generation=1):
 
 def hand_over(uploads, area, step, data=None, *, final=False, generation=1):
     snapshot = keep(area, step, data, generation)
-    offer(uploads, area, snapshot, resumed_from=None, final=final)
+    uploads.offer(area, snapshot, resumed_from=None, final=final)
     return snapshot
 
 
 def meta_of(step, generation=1):
     where = {"slot": 0, "seq": 2, "offset": 8192, "size_bytes": 10}
-    return about(step, generation) | where | {"resumed_from": None}
+    return about(step, generation) | where | {"resumed_from": None, "is_final": False}
 
 
 def committed_steps(config):
@@ -160,12 +156,12 @@ def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, ar
     """The ordinary way: offer, wait for the answer, look into the store and the event log."""
     uploads = UploaderClient(config.socket_path)
     data = image_of(7, LARGE_BYTES // 2)
-    digest, _ = safetensors_header.digest(data)
+    digest = safetensors_header.digest(data)
     hand_over(uploads, area, 6, image_of(6))
     hand_over(uploads, area, 7, data, final=True)
-    answer = uploads.wait(7, LIMIT_S)
-    assert (answer["state"], answer["digest"]) == ("committed", digest)
-    assert 0.0 < answer["cpu_s"] < LIMIT_S
+    result = uploads.wait(7, LIMIT_S)
+    assert (result.state, result.digest) == (SaveState.COMMITTED, digest)
+    assert 0.0 < result.cpu_s < LIMIT_S
     store = open_store(config.checkpoints_url)
     (record, *_), _ = committed(store, SystemClock())
     assert (record.step, record.digest, record.size_bytes) == (7, digest, len(data))
@@ -184,10 +180,9 @@ def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, ar
 CLIENT = """
 import os, signal, sys
 from elastic.uploader.client import UploaderClient
-from elastic.uploader.offering import offer
 from elastic.snapshot.slots import SnapshotSlots
 area = SnapshotSlots.open(sys.argv[2])
-offer(UploaderClient(sys.argv[1]), area, area.newest(), resumed_from=None, final=False)
+UploaderClient(sys.argv[1]).offer(area, area.newest(), resumed_from=None, final=False)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -208,7 +203,7 @@ def test_the_end_of_the_owners_pipe_finishes_the_saves_and_ends_the_process(conf
     hand_over(uploads, area, 2, final=True)
     assert process.stop(LIMIT_S)
     assert committed_steps(config) == [2, 1]
-    assert [answer["state"] for answer in uploads.poll()] == ["committed", "committed"]
+    assert [result.state for result in uploads.poll()] == [SaveState.COMMITTED] * 2
 
 
 def test_a_terminals_signals_do_not_end_it(config, process, area):
@@ -217,7 +212,7 @@ def test_a_terminals_signals_do_not_end_it(config, process, area):
     os.kill(process.pid, signal.SIGTERM)
     uploads = UploaderClient(config.socket_path)
     hand_over(uploads, area, 1)
-    assert uploads.wait(1, LIMIT_S)["state"] == "committed"
+    assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
 def test_a_killed_uploader_is_a_failed_save_and_an_error_at_the_next_offer(config, process, area):
@@ -226,7 +221,7 @@ def test_a_killed_uploader_is_a_failed_save_and_an_error_at_the_next_offer(confi
     hand_over(uploads, area, 1)
     os.kill(process.pid, signal.SIGKILL)
     process.stop(LIMIT_S)
-    assert uploads.wait(1, LIMIT_S)["state"] in {"committed", "failed"}
+    assert uploads.wait(1, LIMIT_S).state in {SaveState.COMMITTED, SaveState.FAILED}
     with pytest.raises(StoreFailed, match="expected an uploader"):
         hand_over(uploads, area, 2)
     assert not process.enter(1)
@@ -242,7 +237,7 @@ def test_a_restarted_uploader_serves_the_same_client(config, process, area):
     successor = UploaderProcess.start(config)
     successor.wait_ready()
     hand_over(uploads, area, 2)
-    assert uploads.wait(2, LIMIT_S)["state"] == "committed"
+    assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
     assert successor.stop(LIMIT_S)
 
 
@@ -265,12 +260,12 @@ def test_a_newer_save_takes_the_place_of_one_that_waits(config, area):
         assert uploader.reached.wait(LIMIT_S)
         hand_over(uploads, area, 2)
         hand_over(uploads, area, 3, final=True)
-        assert uploads.wait(2, LIMIT_S)["state"] == "dropped"
+        assert uploads.wait(2, LIMIT_S).state is SaveState.DROPPED
         hand_over(uploads, area, 4)
         hand_over(uploads, area, 5)
-        assert "step 5" in uploads.wait(4, LIMIT_S)["reason"]
+        assert "step 5" in uploads.wait(4, LIMIT_S).reason
         uploader.go_on.set()
-        assert [uploads.wait(step, LIMIT_S)["state"] for step in (1, 3, 5)] == ["committed"] * 3
+        assert [uploads.wait(step, LIMIT_S).state for step in (1, 3, 5)] == [SaveState.COMMITTED] * 3
     assert committed_steps(config) == [5, 3, 1]
 
 
@@ -282,9 +277,9 @@ def test_a_save_that_is_fenced_during_its_upload_is_not_committed(config, tmp_pa
         assert uploader.reached.wait(LIMIT_S)
         (tmp_path / "fence").write_text("2\n")
         uploader.go_on.set()
-        assert uploads.wait(1, LIMIT_S)["state"] == "fenced"
+        assert uploads.wait(1, LIMIT_S).state is SaveState.FENCED
         hand_over(uploads, area, 1, generation=2)
-        assert uploads.wait(1, LIMIT_S)["state"] == "committed"
+        assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
     assert committed_steps(config) == [1]
     assert [(e["event"], e["generation"]) for e in read_events(tmp_path / "events")] == [
         ("checkpoint_fenced", 1),
@@ -301,7 +296,7 @@ def test_the_owner_leaves_while_a_save_is_held(config, area):
         uploader.leave()
         hand_over(uploads, area, 2)
         uploader.go_on.set()
-        assert uploads.wait(2, LIMIT_S)["state"] == "committed"
+        assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
     assert uploader.is_done
     assert committed_steps(config) == [2, 1]
 
@@ -313,10 +308,10 @@ def test_a_save_that_fails_is_answered_and_logged(config, tmp_path, area):
     with InThread(config) as uploader:
         uploader.go_on.set()
         hand_over(uploads, area, 1)
-        assert uploads.wait(1, LIMIT_S)["state"] == "failed"
+        assert uploads.wait(1, LIMIT_S).state is SaveState.FAILED
         (tmp_path / "run").unlink()
         hand_over(uploads, area, 2)
-        assert uploads.wait(2, LIMIT_S)["state"] == "committed"
+        assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
     assert [e["event"] for e in read_events(tmp_path / "events")] == [
         "checkpoint_failed",
         "checkpoint_committed",
@@ -334,9 +329,9 @@ def test_a_slot_is_lent_from_the_offer_to_the_answer(config):
         keep(area, 3)
         assert area.begin() is None
         uploader.go_on.set()
-        assert uploads.wait(1, LIMIT_S)["state"] == "committed"
+        assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
         assert area.begin() == first.slot
-        assert uploads.wait(2, LIMIT_S)["state"] == "committed"
+        assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
     assert committed_steps(config) == [2, 1]
 
 
@@ -348,11 +343,11 @@ def test_a_save_that_another_one_replaces_gives_its_slot_back(config):
         assert uploader.reached.wait(LIMIT_S)
         second = hand_over(uploads, area, 2)
         hand_over(uploads, area, 3)
-        assert uploads.wait(2, LIMIT_S)["state"] == "dropped"
+        assert uploads.wait(2, LIMIT_S).state is SaveState.DROPPED
         keep(area, 4)
         assert area.begin() == second.slot
         uploader.go_on.set()
-        assert uploads.wait(3, LIMIT_S)["state"] == "committed"
+        assert uploads.wait(3, LIMIT_S).state is SaveState.COMMITTED
 
 
 def test_a_snapshot_whose_bytes_changed_in_memory_does_not_become_a_checkpoint(config, process):
@@ -367,10 +362,10 @@ def test_a_snapshot_whose_bytes_changed_in_memory_does_not_become_a_checkpoint(c
         kept = area.publish(slot, size_bytes=snapshot.size_bytes, about=said)
         if snapshot is flipped:
             area.body(slot)[kept.size_bytes - 1] ^= 1
-        offer(uploads, area, kept, resumed_from=None, final=True)
-        answer = uploads.wait(kept.about["step"], LIMIT_S)
-        assert answer["state"] == ("failed" if snapshot is flipped else "committed")
-    assert "changed in memory" in answer["reason"]
+        uploads.offer(area, kept, resumed_from=None, final=True)
+        result = uploads.wait(kept.about["step"], LIMIT_S)
+        assert result.state is (SaveState.FAILED if snapshot is flipped else SaveState.COMMITTED)
+    assert "changed in memory" in result.reason
     assert committed_steps(config) == [1]
 
 
@@ -384,9 +379,9 @@ def test_a_snapshot_that_is_written_over_while_it_is_saved_is_not_committed(conf
         area.release_all()
         keep(area, 2)
         uploader.go_on.set()
-        answer = uploads.wait(1, LIMIT_S)
-        assert (answer["state"], answer["digest"]) == ("failed", "")
-        assert "written over" in answer["reason"]
+        result = uploads.wait(1, LIMIT_S)
+        assert (result.state, result.digest) == (SaveState.FAILED, "")
+        assert "written over" in result.reason
     assert open_store(config.checkpoints_url).list() == []
 
 
@@ -398,14 +393,14 @@ def test_an_offer_of_what_a_slot_does_not_hold_fails_and_leaves_the_slot_to_othe
         keep(area, 1)
         snapshot = hand_over(uploads, area, 2)
         assert uploader.reached.wait(LIMIT_S)
-        where = {name: getattr(snapshot, name) for name in ("slot", "seq", "offset", "size_bytes")}
         for step in (3, 4):
-            uploads.offer(area.fd, about(step) | where | change | {"resumed_from": None})
-        assert uploads.wait(3, LIMIT_S)["state"] == "dropped"
+            changed = replace(snapshot, about=about(step), **change)
+            uploads.offer(area, changed, resumed_from=None, final=False)
+        assert uploads.wait(3, LIMIT_S).state is SaveState.DROPPED
         assert area.begin() is None
         uploader.go_on.set()
-        assert uploads.wait(2, LIMIT_S)["state"] == "committed"
-        assert uploads.wait(4, LIMIT_S)["state"] == "failed"
+        assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
+        assert uploads.wait(4, LIMIT_S).state is SaveState.FAILED
     assert committed_steps(config) == [2]
 
 
@@ -418,11 +413,11 @@ def test_a_node_that_entered_a_generation_is_fenced_by_later_ones_only(config, t
         (tmp_path / "fence").write_text("2\n")
         assert owner.enter(2)
         uploader.go_on.set()
-        assert uploads.wait(1, LIMIT_S)["state"] == "committed"
+        assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
         (tmp_path / "fence").write_text("3\n")
         for generation in (1, 2):
             hand_over(uploads, area, 2, generation=generation)
-            assert uploads.wait(2, LIMIT_S)["state"] == "fenced"
+            assert uploads.wait(2, LIMIT_S).state is SaveState.FENCED
     assert committed_steps(config) == [1]
 
 
@@ -438,7 +433,7 @@ def test_a_save_waits_for_its_node_to_enter_a_generation_that_has_just_been_form
         (tmp_path / "fence").write_text("2\n")
         uploader.go_on.set()
         assert owner.enter(2)
-        assert uploads.wait(1, LIMIT_S)["state"] == "committed"
+        assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
 def test_an_uploader_that_was_started_anew_knows_the_generation_that_its_node_entered(
@@ -457,7 +452,7 @@ def test_an_uploader_that_was_started_anew_knows_the_generation_that_its_node_en
         process.wait_ready()
         uploads = UploaderClient(config.socket_path)
         hand_over(uploads, area, 1, generation=1)
-        assert uploads.wait(1, LIMIT_S)["state"] == "committed"
+        assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
 def test_an_uploader_that_could_not_be_told_is_told_later(config, tmp_path, process, area):
@@ -472,7 +467,7 @@ def test_an_uploader_that_could_not_be_told_is_told_later(config, tmp_path, proc
     assert not process.revive()
     uploads = UploaderClient(config.socket_path)
     hand_over(uploads, area, 1, generation=1)
-    assert uploads.wait(1, LIMIT_S)["state"] == "committed"
+    assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
 class HeldSaver:
@@ -483,7 +478,7 @@ class HeldSaver:
 
     def save(self, offer, area):
         assert self.go_on.wait(LIMIT_S)
-        return Outcome(state=State.COMMITTED, reason="at last", is_ours=True)
+        return SaveResult(step=offer.step, state=SaveState.COMMITTED, reason="at last", is_ours=True)
 
     def prune(self, offer):
         pass
@@ -493,7 +488,7 @@ class Listener:
     def __init__(self):
         self.answers = []
 
-    def answer(self, message):
+    def send(self, message):
         self.answers.append(message["state"])
 
 
@@ -501,7 +496,7 @@ def held_job(area, listener, step=1):
     keep(area, step)
     newest = area.newest()
     where = {"slot": newest.slot, "seq": newest.seq, "offset": newest.offset, "size_bytes": newest.size_bytes}
-    return Job.taken_up(Offer.parse(meta_of(step) | where), os.dup(area.fd), listener)
+    return Job.accept(Offer(**meta_of(step) | where), os.dup(area.fd), listener)
 
 
 def test_a_storage_that_hangs_is_reported_as_failed_once_and_as_committed_when_it_comes_back(
@@ -510,21 +505,21 @@ def test_a_storage_that_hangs_is_reported_as_failed_once_and_as_committed_when_i
     """The fake clock passes the deadline and the patience while the storage call is held; later the call returns after all."""
     held, clock, listener = HeldSaver(), FakeClock(), Listener()
     log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
-    work = Work(held, config, log, clock)
-    work.add(held_job(area, listener))
-    work.check_overdue()
+    jobs = Jobs(held, config, log, clock)
+    jobs.add(held_job(area, listener))
+    jobs.check_overdue()
     assert listener.answers == []
     clock.now += LIMIT_S + OVERTIME_S
-    work.check_overdue()
-    work.check_overdue()
+    jobs.check_overdue()
+    jobs.check_overdue()
     assert listener.answers == ["failed"]
-    assert not work.is_idle
+    assert not jobs.is_idle
     held.go_on.set()
-    work.wake.settimeout(LIMIT_S)
-    work.take_news()
+    jobs.wakeup.settimeout(LIMIT_S)
+    jobs.advance()
     assert listener.answers == ["failed", "committed"]
-    work.take_news()
-    assert work.is_idle
+    jobs.advance()
+    assert jobs.is_idle
 
 
 def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_path, area):
@@ -533,45 +528,45 @@ def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_pat
     held.go_on.set()
     may_prune = threading.Event()
     held.prune = lambda offer: may_prune.wait(LIMIT_S)
-    work = Work(held, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
-    work.add(held_job(area, listener))
-    work.wake.settimeout(LIMIT_S)
-    work.take_news()
+    jobs = Jobs(held, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
+    jobs.add(held_job(area, listener))
+    jobs.wakeup.settimeout(LIMIT_S)
+    jobs.advance()
     clock.now += LIMIT_S + OVERTIME_S
-    work.check_overdue()
+    jobs.check_overdue()
     assert listener.answers == ["committed"]
-    assert not work.is_idle
+    assert not jobs.is_idle
     may_prune.set()
-    work.take_news()
-    assert work.is_idle
+    jobs.advance()
+    assert jobs.is_idle
 
 
 def test_an_offer_that_was_not_read_yet_when_the_owner_left_is_saved(config, tmp_path, area):
     """The offer lies in a connection that is not even accepted, and the owner's pipe is at its end, before the loop looks for the first time."""
     held, clock = HeldSaver(), SystemClock()
     held.go_on.set()
-    work = Work(held, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
+    jobs = Jobs(held, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
     owner_fd, owner_end = os.pipe()
     os.close(owner_end)
     uploads = UploaderClient(config.socket_path)
     with _listen(config.socket_path) as socket:
         hand_over(uploads, area, 1)
-        assert Uploader(work, socket, owner_fd, clock).run()
+        assert Uploader(jobs, socket, owner_fd, clock).run()
     os.close(owner_fd)
-    assert uploads.wait(1, LIMIT_S)["state"] == "committed"
+    assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
 def test_an_uploader_whose_storage_hangs_leaves_after_its_owner_and_says_what_is_lost(config, tmp_path, area):
     """The owner is gone and the storage call never returns: the loop gives up instead of lasting. All limits are zero."""
     held, clock, listener = HeldSaver(), FakeClock(), Listener()
     log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
-    work = Work(held, config, log, clock)
-    work.add(held_job(area, listener, 1))
-    work.add(held_job(area, listener, 2))
+    jobs = Jobs(held, config, log, clock)
+    jobs.add(held_job(area, listener, 1))
+    jobs.add(held_job(area, listener, 2))
     owner_fd, owner_end = os.pipe()
     os.close(owner_end)
     with _listen(config.socket_path) as socket:
-        uploader = Uploader(work, socket, owner_fd, clock)
+        uploader = Uploader(jobs, socket, owner_fd, clock)
         # From here on each look at the clock is past every limit that was set at the look before.
         clock.monotonic = iter(range(2000, 10**9, 1000)).__next__
         assert not uploader.run()
@@ -588,11 +583,13 @@ def test_a_malformed_offer_cuts_off_its_client_only(config, area):
         uploader.go_on.set()
         fd = os.memfd_create("image")
         for malformed in ({"step": 1}, meta_of(1)):
-            bad.offer(fd, malformed)
-            assert bad.wait(1, LIMIT_S)["state"] == "failed"
+            connection = bad._connected(time.monotonic() + LIMIT_S, is_patient=True)
+            connection.send(malformed, [fd], timeout_s=LIMIT_S)
+            bad._unanswered.append(1)
+            assert bad.wait(1, LIMIT_S).state is SaveState.FAILED
         os.close(fd)
         hand_over(good, area, 2)
-        assert good.wait(2, LIMIT_S)["state"] == "committed"
+        assert good.wait(2, LIMIT_S).state is SaveState.COMMITTED
 
 
 def test_a_wait_that_is_not_answered_ends(config):
@@ -600,9 +597,9 @@ def test_a_wait_that_is_not_answered_ends(config):
     assert UploaderClient(config.socket_path).wait(1, LIMIT_S) is None
 
 
-class Waits:
-    def __init__(self, number, is_final):
-        self.number, self.is_final = number, is_final
+def waiting_job(number, *, is_final):
+    offer = Offer(**meta_of(number) | {"is_final": is_final})
+    return Job(offer=offer, slots=None, is_leased=False, client=None)
 
 
 @given(st.lists(st.booleans(), max_size=20))
@@ -610,14 +607,14 @@ def test_the_queue_keeps_the_newest_and_every_final_save(finals):
     """Offers in any order while nothing is taken out: at most one ordinary save waits, and every one is waiting or was dropped."""
     waiting, gone = (), []
     for number, is_final in enumerate(finals):
-        new = Waits(number, is_final)
-        is_full = sum(each.is_final for each in waiting) >= MOST_WAITING
-        waiting, dropped = offered(waiting, new)
+        new = waiting_job(number, is_final=is_final)
+        is_full = sum(each.offer.is_final for each in waiting) >= MOST_WAITING
+        waiting, dropped = enqueue(waiting, new)
         gone += dropped
         assert is_full or new in waiting
-        assert all(not each.is_final or is_full for each in dropped)
-    assert sum(not each.is_final for each in waiting) <= 1
-    assert sorted(each.number for each in (*waiting, *gone)) == list(range(len(finals)))
+        assert all(not each.offer.is_final or is_full for each in dropped)
+    assert sum(not each.offer.is_final for each in waiting) <= 1
+    assert sorted(each.offer.step for each in (*waiting, *gone)) == list(range(len(finals)))
 
 
 @pytest.mark.parametrize(("text", "newest"), [("1", 1), ("2\n", 2), ("0", 0), (None, 0)])
@@ -670,4 +667,4 @@ def test_an_endless_line_is_refused():
 def test_an_offer_with_an_impossible_value_is_refused(change):
     """Each value would make a commit record that nobody could parse."""
     with pytest.raises(ValueError, match="expected"):
-        Offer.parse(meta_of(1) | change)
+        parse_request(meta_of(1) | change)

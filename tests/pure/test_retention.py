@@ -9,45 +9,43 @@ from elastic.checkpoint.retention import counted, to_delete, to_sweep
 steps = st.lists(st.integers(0, 60), max_size=12)
 
 
-def dumb_twin(committed, keep, every, resumed_from):
-    """Asks of each step on its own, by counting, whether one of the three rules keeps it."""
+def dumb_twin(committed, keep, resumed_from):
+    """Asks of each step on its own, by counting, whether one of the two rules keeps it."""
     gone = []
     for step in sorted(set(committed)):
         newer = len({other for other in committed if other > step})
-        is_kept = (
-            newer < keep or (every is not None and step % every == 0) or (step == resumed_from and newer == 0)
-        )
+        is_kept = newer < keep or (step == resumed_from and newer == 0)
         if not is_kept:
             gone.append(step)
     return gone
 
 
-@given(steps, st.integers(1, 5), st.none() | st.integers(1, 20), st.none() | st.integers(0, 60))
-def test_the_same_steps_go_as_by_counting(committed, keep, every, resumed_from):
+@given(steps, st.integers(1, 5), st.none() | st.integers(0, 60))
+def test_the_same_steps_go_as_by_counting(committed, keep, resumed_from):
     """Compares with a twin that was written another way."""
-    assert to_delete(committed, keep=keep, every=every, resumed_from=resumed_from) == dumb_twin(
-        committed, keep, every, resumed_from
+    assert to_delete(committed, keep=keep, resumed_from=resumed_from) == dumb_twin(
+        committed, keep, resumed_from
     )
 
 
-@given(steps.filter(bool), st.integers(1, 5), st.none() | st.integers(1, 20), st.none() | st.integers(0, 60))
-def test_the_newest_always_stays(committed, keep, every, resumed_from):
+@given(steps.filter(bool), st.integers(1, 5), st.none() | st.integers(0, 60))
+def test_the_newest_always_stays(committed, keep, resumed_from):
     """Any policy, any source: a run must find its newest checkpoint."""
-    assert max(committed) not in to_delete(committed, keep=keep, every=every, resumed_from=resumed_from)
+    assert max(committed) not in to_delete(committed, keep=keep, resumed_from=resumed_from)
 
 
-@given(steps, st.integers(1, 5), st.none() | st.integers(1, 20), st.none() | st.integers(0, 60))
-def test_a_second_pass_finds_nothing_more(committed, keep, every, resumed_from):
+@given(steps, st.integers(1, 5), st.none() | st.integers(0, 60))
+def test_a_second_pass_finds_nothing_more(committed, keep, resumed_from):
     """An interrupted pass is finished by the next one, so passes must agree."""
-    gone = to_delete(committed, keep=keep, every=every, resumed_from=resumed_from)
-    assert to_delete(set(committed) - set(gone), keep=keep, every=every, resumed_from=resumed_from) == []
+    gone = to_delete(committed, keep=keep, resumed_from=resumed_from)
+    assert to_delete(set(committed) - set(gone), keep=keep, resumed_from=resumed_from) == []
 
 
-@pytest.mark.parametrize(("keep", "every"), [(0, None), (-1, None), (1, 0)])
-def test_keeping_nothing_is_refused(keep, every):
+@pytest.mark.parametrize("keep", [0, -1])
+def test_keeping_nothing_is_refused(keep):
     """A policy that would delete everything is a mistake of the person."""
     with pytest.raises(ValueError, match="expected to keep"):
-        to_delete([1], keep=keep, every=every, resumed_from=None)
+        to_delete([1], keep=keep, resumed_from=None)
 
 
 class Record:
@@ -60,7 +58,7 @@ def test_a_checkpoint_that_was_passed_over_at_resume_does_not_count_as_the_newes
     records = [Record(1000, 1), Record(950, 2), Record(900, 1)]
     steps = counted(records, generation=2, resumed_from=900)
     assert steps == {950, 900}
-    assert to_delete(steps, keep=1, every=None, resumed_from=900) == [900]
+    assert to_delete(steps, keep=1, resumed_from=900) == [900]
 
 
 @given(st.dictionaries(st.text("ab", max_size=3), st.integers(0, 5)), st.floats(0, 100), st.floats(0, 100))

@@ -39,7 +39,7 @@ from elastic.snapshot import safetensors_header
 from elastic.system.json_lines import JsonLines
 from elastic.system.untrusted import printable
 from elastic.uploader.fence import open_fence
-from elastic.uploader.protocol import Offer, entered
+from elastic.uploader.protocol import parse_request
 
 LINK = environment.AgentLink(
     pid=1,
@@ -68,7 +68,7 @@ OFFER = {
     "world_size": 1,
     "torch": "2",
     "resumed_from": None,
-    "final": False,
+    "is_final": False,
 }
 POLICY = GroupPolicy(min_nodes=1, max_nodes=4, last_call_s=0.0, timeout_s=60.0)
 NOW = Timing(now_s=100.0, closed_since_s=1.0, enough_since_s=1.0)
@@ -90,8 +90,7 @@ def decode(data: bytes) -> None:
 
 def offers(data: bytes) -> None:
     for message in JsonLines().feed(data + b"\n"):
-        if entered(message) is None:
-            Offer.parse(message)
+        parse_request(message)
 
 
 READERS: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
@@ -175,7 +174,7 @@ def test_a_spoiled_group_is_refused_or_can_be_decided_about(record):
 def test_a_spoiled_offer_is_refused_or_whole(message):
     """Every number of an offer becomes a place in memory or a field of a commit record."""
     with suppress(ValueError):
-        offer = asdict(Offer.parse(message))
+        offer = asdict(parse_request(message))
         assert isinstance(offer.pop("torch"), str) and isinstance(offer.pop("is_final"), bool)
         assert all(value is None or 0 <= value < 10**12 for value in offer.values())
 
