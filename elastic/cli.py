@@ -108,7 +108,7 @@ def _train(words: list[str]) -> int:
     from elastic.agent import preflight
     from elastic.agent.workers.fork_server_client import ForkServerClient
     from elastic.agent.workers.spawner import Spawner
-    from elastic.worker import fork_server
+    from elastic.worker.fork_server import become_fork_server
 
     recipe = Path(options.recipe)
     preflight.uses_library(recipe)  # what is not Python is refused before it is read for its imports
@@ -118,7 +118,7 @@ def _train(words: list[str]) -> int:
         environment.ask_for_large_pages()
     # Only here and behind it: torch takes seconds to import, and the other commands do without it.
     with Spawner(
-        recipe, _say, lambda recipe: ForkServerClient.split_off(recipe, fork_server.go_on)
+        recipe, _say, lambda recipe: ForkServerClient.fork_from_agent(recipe, become_fork_server)
     ) as spawner:
         from elastic.agent.launch import launch
 

@@ -19,10 +19,9 @@ from elastic.agent.peers import Peers
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, SnapshotMemory
-from elastic.agent.workers.crew import Crew
 from elastic.agent.workers.environment import worker_starts
 from elastic.agent.workers.first_failure import WorkerError
-from elastic.agent.workers.node_workers import Workers
+from elastic.agent.workers.node_workers import NodeWorkers
 from elastic.agent.workers.spawner import Spawner
 from elastic.checkpoint.record import CommitRecord
 from elastic.errors import (
@@ -98,7 +97,7 @@ class NodeAgent(LocalElasticAgent):
         self._leaving = leaving
         self.last_step = 0
         self.cut_short = False
-        self._started: Crew | None = None
+        self._started: NodeWorkers | None = None
         self._drain_asked = False
         self._is_done = False
         self._blamed = 0  # of the consecutive failures without a new step, those that may lie in the state
@@ -149,7 +148,7 @@ class NodeAgent(LocalElasticAgent):
         self._tell_start(generation)
         self._blamed = min(self._blamed, generation.restarts)
         self._errors.mkdir(parents=True, exist_ok=True)
-        plans = worker_starts(
+        starts = worker_starts(
             worker_group,
             self._settings,
             generation=generation.number,
@@ -158,15 +157,14 @@ class NodeAgent(LocalElasticAgent):
             memory=self._memory.path,
             errors=self._errors,
         )
-        words = (self._settings.recipe, *self._settings.arguments)
-        workers = Workers(plans, words, self._spawner.start)
-        self._started = Crew(plans, workers, self._log, self._console, self._clock)
+        workers = NodeWorkers(starts, self._spawner.start, self._log, self._console, self._clock)
+        self._started = workers
         # While they start: what the uploader has in hand of the generation before is not fenced by this one.
         self._uploader.enter(generation.number)
         if somebody_left and self.is_first:
             # It waits for a checkpoint of the state that it left behind.
             self._final_checkpoint.offer_newest()
-        return {plan.local_rank: workers.pids[plan.rank] for plan in plans}
+        return {start.local_rank: workers.pid(start.rank) for start in starts}
 
     def _tell_start(self, generation: Generation) -> None:
         self._console.print_line(
@@ -228,13 +226,13 @@ class NodeAgent(LocalElasticAgent):
         watch: GroupView | None = None
         looked_s = 0.0
         while True:
-            if self._clock.monotonic() - looked_s >= GROUP_POLL_S or self._crew.poll():
+            if self._clock.monotonic() - looked_s >= GROUP_POLL_S or self._workers.poll():
                 watch = self._look() or watch
                 looked_s = self._clock.monotonic()
             decision = decide(self._observe(watch))
             match decision.action:
                 case Action.CONTINUE:
-                    self._crew.wait(WORKER_POLL_S)
+                    self._workers.wait(WORKER_POLL_S)
                 case Action.REQUEST_DRAIN:
                     self._ask_drain(decision.reason)
                 case Action.REPORT_DONE:
@@ -266,9 +264,9 @@ class NodeAgent(LocalElasticAgent):
         """At everything that stands around the workers; None when the rendezvous did not answer."""
         self._memory.serve()
         if self._vigil is not None:
-            self._vigil.look(self._crew)
+            self._vigil.look(self._workers)
         if self._faults is not None:
-            workers = {rank: self._crew.pid(rank) for rank in self._crew.running}
+            workers = {rank: self._workers.pid(rank) for rank in self._workers.running}
             self._faults.poll(
                 self._all_finished, Targets(workers, self._uploader.pid, self._spawner.fork_server_pid)
             )
@@ -277,13 +275,13 @@ class NodeAgent(LocalElasticAgent):
             self._console.print_line(
                 "the uploader died and was started anew; a save that was under way is lost, training goes on"
             )
-        return self._peers.poll(step=self._step, is_idle=not self._crew.running)
+        return self._peers.poll(step=self._step, is_idle=not self._workers.running)
 
     def _observe(self, watch: GroupView | None) -> Observation:
         return Observation(
             workers=self._worker_group.spec.local_world_size,
-            exits=tuple(WorkerExit(rank=rank, code=code) for rank, code in self._crew.codes.items()),
-            first_exit_age_s=self._crew.first_end_age_s(),
+            exits=tuple(WorkerExit(rank=rank, code=code) for rank, code in self._workers.exit_codes.items()),
+            first_exit_age_s=self._workers.first_exit_age_s(),
             keep_alive_s=self._settings.keep_alive_s,
             hung=self._vigil.hung if self._vigil is not None else None,
             stacks_dumped=self._culprit is not None,
@@ -309,12 +307,12 @@ class NodeAgent(LocalElasticAgent):
         self._console.print_line(f"{reason}: all workers finish the same step and save it")
         if not self._settings.uses_library:
             # A script that knows nothing of the control page is asked the way torchrun asks.
-            self._crew.terminate()
+            self._workers.terminate()
 
     def _show_stacks(self, reason: str) -> None:
         assert self._vigil is not None
         self._console.print_line(f"{reason}; its log has the stacks of its threads")
-        self._vigil.hear(self._crew)
+        self._vigil.hear(self._workers)
 
     def _report_done(self) -> None:
         self._is_done = self._peers.report_done()
@@ -327,7 +325,9 @@ class NodeAgent(LocalElasticAgent):
 
     def _fail(self, decision: Decision) -> RunResult | None:
         """Close the generation for everybody; ends the run when the restarts are used up."""
-        self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors, self._culprit)
+        self.failure = self._workers.record_failure(
+            self._settings.node, decision.reason, self._errors, self._culprit
+        )
         # First the word, then the deed: while own workers die, the others kill theirs.
         self._blamed += not self.failure.from_outside
         group = self._peers.close("failure", step=self._step, counts=True, failure=self.failure)
@@ -350,8 +350,12 @@ class NodeAgent(LocalElasticAgent):
 
     def _end_for_all(self, decision: Decision) -> RunResult:
         self._kill_workers()
-        self.failure = self._crew.failure(self._settings.node, decision.reason, self._errors, self._culprit)
-        code = next(code for code in self._crew.codes.values() if code not in (EXIT_COMPLETE, EXIT_PEER_LOST))
+        self.failure = self._workers.record_failure(
+            self._settings.node, decision.reason, self._errors, self._culprit
+        )
+        code = next(
+            code for code in self._workers.exit_codes.values() if code not in (EXIT_COMPLETE, EXIT_PEER_LOST)
+        )
         if self._peers.close("failure", step=self._step, counts=False, failure=self.failure) is not None:
             self._peers.end(RunEnd(exit_code=code, reason=self.failure.message))
         return self._end(code, self.failure.message)
@@ -380,13 +384,13 @@ class NodeAgent(LocalElasticAgent):
 
     def _kill_workers(self) -> None:
         self.last_step = self._step
-        self._crew.kill(self._culprit)
-        self.cut_short = self._crew.cut_short
+        self._workers.kill(self._culprit)
+        self.cut_short = self._workers.was_cut_short
 
     # What is known.
 
     @property
-    def _crew(self) -> Crew:
+    def _workers(self) -> NodeWorkers:
         assert self._started is not None
         return self._started
 

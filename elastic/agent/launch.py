@@ -149,7 +149,7 @@ def _run(here: _Here, backend: Backend, floor: int, spawner: Spawner) -> int:
             signal.signal(number, shutdown.on_signal)
         stack.enter_context(_logs_uploaded(here, agent, console))
         console.start()
-        spawner.say = console.print_line
+        spawner.report = console.print_line
         stack.callback(console.stop)
         stack.callback(rendezvous.stop)
         stack.enter_context(

@@ -91,7 +91,9 @@ def declared_identity(
         answer = Path(folder) / "run.json"
         env = os.environ | {environment.PREFLIGHT: str(answer)}
         sys.stderr.flush()
-        child = start(ProcessStart(words=(str(recipe), *arguments), env=env, out=out.fileno(), err=_STDERR))
+        child = start(
+            ProcessStart(command=(str(recipe), *arguments), env=env, stdout=out.fileno(), stderr=_STDERR)
+        )
         try:
             code = _exit_code(child)
         finally:

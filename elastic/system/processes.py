@@ -1,8 +1,54 @@
-"""A process is forked only while it has one thread: a lock that another thread holds would be held for ever in the child."""
+"""What the standard library does not say or do about a process: its threads, its parent's death, a signal for one thread.
 
+Linux only (/proc, prctl, tgkill).
+"""
+
+import ctypes
+import os
+import signal
+import sys
 from pathlib import Path
 
+from elastic.errors import EXIT_FAILED
 
-def threads() -> int:
-    """Of this process, whoever started them; it needs Linux (/proc)."""
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+
+
+def thread_count() -> int:
+    """Threads of this process, also those that C code started and Python does not know."""
     return len(list(Path("/proc/self/task").iterdir()))
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal (SIGSTOP, SIGTSTP) stopped the process; false for one that a debugger holds."""
+    try:
+        # The state follows the command's name, which stands in brackets and may contain any character.
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    except OSError:
+        return False
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel send SIGKILL to this process when its parent dies.
+
+    The setting is lost in a fork and kept in an exec, so that every process asks for itself. Elsewhere
+    than on Linux nothing is done; a worker then notices at its next collective that its agent is gone.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        # It died before the kernel knew of our wish, and will not die again.
+        os._exit(EXIT_FAILED)
+
+
+def signal_main_thread(pid: int, number: signal.Signals) -> None:
+    """Send a signal to the main thread of a process.
+
+    The kernel delivers a signal from `os.kill` to any thread that does not block it. Raises OSError,
+    ProcessLookupError among others.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.tgkill(pid, pid, int(number)) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))

@@ -1,7 +1,8 @@
-"""What a script will import is known before it runs: its text and that of the local modules it imports are read, none of it is executed.
+"""The imports of a script are found by reading it and the local modules that it imports; none of that is executed.
 
-Only statements that run when a module is imported count; what a function imports when it is called is not foreseen. To foresee too little costs
-the worker the time of an import, and to foresee too much costs the warm parent that time; neither changes what the script sees.
+Only statements that run when a module is imported count: what a function imports when it is called is
+not found. An import that is missed costs each worker its time, and one too many costs the fork server
+that time. Neither changes what the script sees.
 """
 
 import ast
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePath
 
-MOST_LOCAL_MODULES = 1000
+MAX_LOCAL_MODULES = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,65 +24,66 @@ class Import:
 
     @property
     def modules(self) -> list[str]:
-        """Every module that it may run: the packages on the way first, then itself, then what it names."""
+        """Every module that it may run: the enclosing packages, then the module, then what it names."""
         parts = self.module.split(".")
-        way = [".".join(parts[: count + 1]) for count in range(len(parts))]
-        return way if self.name is None else [*way, f"{self.module}.{self.name}"]
+        modules = [".".join(parts[: count + 1]) for count in range(len(parts))]
+        return modules if self.name is None else [*modules, f"{self.module}.{self.name}"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModule:
-    """A module that is not installed; relative imports in its text are relative to `package`."""
+    """A module that is not installed. Relative imports in its text are relative to `package`."""
 
     source: bytes
     package: str
 
 
-class Elsewhere(Enum):
+class NotLocal(Enum):
     INSTALLED = "installed"
     ABSENT = "absent"
 
 
-Find = Callable[[str], LocalModule | Elsewhere]
+Locate = Callable[[str], LocalModule | NotLocal]
 
 
-def foresee(source: bytes, find: Find) -> list[Import]:
+def find_imports(source: bytes, locate: Locate) -> list[Import]:
     """The imports of installed modules that running `source` leads to, in about the order in which it would do them.
 
-    `find` says where a module is. Local ones are read in their turn, each once and at most MOST_LOCAL_MODULES of them.
+    `locate` tells where the module of a name is. Local modules are read in their turn, each once and
+    at most MAX_LOCAL_MODULES of them.
     """
-    foreseen: dict[Import, None] = {}
+    found: dict[Import, None] = {}
     read: set[str] = set()
-    left = deque(imports(source, ""))
+    left = deque(parse_imports(source, ""))
     while left:
         wanted = left.popleft()
-        if find(wanted.modules[0]) is Elsewhere.INSTALLED:
-            foreseen[wanted] = None
+        if locate(wanted.modules[0]) is NotLocal.INSTALLED:
+            found[wanted] = None
             continue
         inner: list[Import] = []
         for name in wanted.modules:
-            if name not in read and len(read) < MOST_LOCAL_MODULES:
+            if name not in read and len(read) < MAX_LOCAL_MODULES:
                 read.add(name)
-                inner += _imports_of(find(name))
+                inner += _imports_of(locate(name))
         left.extendleft(reversed(inner))
-    return list(foreseen)
+    return list(found)
 
 
-def _imports_of(module: LocalModule | Elsewhere) -> list[Import]:
-    return imports(module.source, module.package) if isinstance(module, LocalModule) else []
+def _imports_of(module: LocalModule | NotLocal) -> list[Import]:
+    return parse_imports(module.source, module.package) if isinstance(module, LocalModule) else []
 
 
-def imports(source: bytes, package: str) -> list[Import]:
-    """What the module's own text imports when it is imported; nothing where it is not Python, which the worker will say."""
+def parse_imports(source: bytes, package: str) -> list[Import]:
+    """What a module's own text imports when it runs. Text that is not Python imports nothing: the worker raises the error."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    return [found for statement in _statements(tree.body) for found in _read(statement, package)]
+    return [found for statement in _statements(tree.body) for found in _imports_in(statement, package)]
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """All that runs at import: the body itself and what stands in its `if`, `try` and `with`."""
+    """The statements that run at import: the body's own, and those inside its `if`, `try` and `with`."""
     for statement in body:
         yield statement
         match statement:
@@ -97,7 +99,7 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _is_skipped(test: ast.expr) -> bool:
-    """`TYPE_CHECKING` is never true; what `__name__ == "__main__"` guards is a program's beginning, not a module's needs."""
+    """`TYPE_CHECKING` is never true when code runs, and `__name__ == "__main__"` is false in a module that is imported."""
     match test:
         case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
             return True
@@ -109,7 +111,7 @@ def _is_skipped(test: ast.expr) -> bool:
             return False
 
 
-def _read(statement: ast.stmt, package: str) -> list[Import]:
+def _imports_in(statement: ast.stmt, package: str) -> list[Import]:
     match statement:
         case ast.Import(names=names):
             return [Import(module=alias.name) for alias in names]
@@ -132,11 +134,11 @@ def _absolute(module: str, level: int, package: str) -> str:
     return ".".join([*parts[: len(parts) - level + 1], *([module] if module else [])])
 
 
-def strangers(files: Mapping[str, str], folders: Sequence[str]) -> list[str]:
-    """The modules, by name, whose file lies in none of the folders."""
-    return [name for name, file in files.items() if not lies_in(file, folders)]
+def modules_outside(files: Mapping[str, str], folders: Sequence[str]) -> list[str]:
+    """The names of the modules whose file is inside none of the folders."""
+    return [name for name, file in files.items() if not is_inside(file, folders)]
 
 
-def lies_in(file: str, folders: Sequence[str]) -> bool:
+def is_inside(file: str, folders: Sequence[str]) -> bool:
     path = PurePath(file)
     return any(path.is_relative_to(folder) for folder in folders)

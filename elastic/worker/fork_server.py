@@ -1,13 +1,30 @@
-"""A worker is forked only from a process that provably has one thread, no GPU open and no process group: the warm parent.
+"""A worker is forked only from a process that provably has one thread, no GPU open and no process group: the fork server.
 
-The first is split off from the agent once that has imported torch; later ones run as `python -u -m elastic.worker.fork_server RECIPE DESCRIPTOR AGENT_PID`. One per
-agent, it imports what the recipe's workers will need, and never runs a line of the user's own. The descriptor is its end of a socket pair; both sides say one JSON object a line:
+An agent has one. The first is forked from the agent itself once that has imported torch; later ones
+run as `python -u -m elastic.worker.fork_server RECIPE DESCRIPTOR AGENT_PID`, where the descriptor is
+this end of a socket pair. Messages are in elastic/system/fork_protocol.py.
 
-    agent   {"fork": [RECIPE, ARGUMENTS...], "env": {...}}, with the descriptors of the worker's stdout and stderr
-    here    {"ready": true} once; then {"pid": n} or {"unfit": reason} to each request; {"exited": n, "code": c} when a worker ended,
-            c is minus the signal's number where a signal ended it
+What may be in a process that is forked from, and what may not:
 
-It dies with the agent, and its workers die with it. It does not restart itself, and knows nothing of generations.
+- Imported modules may: that is the point. The child shares their memory until one of the two writes
+  to it, and starts in milliseconds instead of seconds.
+- Other threads may not. The child has a copy of the calling thread alone. A lock that another thread
+  held at that moment, in malloc, gloo or OpenMP, stays locked for ever in the child; a pool of
+  threads that a library believes to have is not there.
+- CUDA may not. Its driver refuses to work in the child of a process that has initialized it, and an
+  open device belongs to the parent's context.
+- A process group may not. Its sockets would have two owners for one rank.
+- The user's own modules may not. Such a module may read RANK, open a file or start a thread when it
+  is imported, and it may be edited between two generations. So this process never runs a line of
+  them: preload.py reads them for the names of installed modules, and each worker runs them itself.
+- State that should differ between workers may not stay as it is: random generators are seeded again
+  in each child.
+
+The first three are checked before every fork rather than trusted, because any installed package can
+break them when it is imported. Where a check fails, the agent spawns its workers instead.
+
+The fork server dies with the agent, and its workers die with it. It does not restart itself, and
+knows nothing of generations.
 """
 
 import gc
@@ -24,17 +41,28 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
+from elastic.system.fork_protocol import (
+    REQUEST_LIMIT_BYTES,
+    Exited,
+    Forked,
+    ForkRequest,
+    Ready,
+    Refused,
+    ServerMessage,
+    parse_request,
+    to_json,
+)
 from elastic.system.json_lines import JsonLineSocket
-from elastic.system.processes import threads
-from elastic.worker.main import die_with_parent, perform, unbuffered
+from elastic.system.processes import die_with_parent, thread_count
+from elastic.worker.main import run_recipe, unbuffered
 from elastic.worker.preload import Preloaded, preload
 
 GPU_DEVICES = ("/dev/nvidia", "/dev/kfd")
-# A scheduler may signal every process of a job. The agent decides what a signal means; this process must outlast its workers.
-PASSED_BY = (signal.SIGTERM, signal.SIGINT)
+# A scheduler may signal every process of a job. The agent decides what a signal means; this process
+# ignores it, because its death would be the death of workers that are to finish their step.
+IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 OUTPUTS = (1, 2)  # a worker's standard output and error, whose descriptors come with each request
-PRINTED_LIMIT_BYTES = 64 * 1024
-REQUEST_LIMIT_BYTES = 32 * 1024 * 1024  # an environment and arguments, of which Linux takes 6 MB at most
+IMPORT_OUTPUT_LIMIT_BYTES = 64 * 1024
 _WAKE_BYTES = 4096
 
 
@@ -42,107 +70,108 @@ _WAKE_BYTES = 4096
 class ForkServer:
     agent: JsonLineSocket
     preloaded: Preloaded
-    signals: dict[signal.Signals, Any]  # what workers begin with
-    printed: bytes  # while it imported
-    workers: set[int] = field(default_factory=set)
-    woken: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
+    signals: dict[signal.Signals, Any]  # the handlers that workers begin with
+    import_output: bytes  # what this process printed while it imported
+    workers: set[int] = field(default_factory=set)  # pids
+    wakeup: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
 
     def serve(self) -> None:
-        """Until the agent is gone. Nothing here polls: a request and a worker's end both wake it."""
-        for end in self.woken:
+        """Return when the agent is gone. Nothing here polls: a request and a worker's exit both wake `select`."""
+        for end in self.wakeup:
             end.setblocking(False)
-        signal.set_wakeup_fd(self.woken[1].fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self.wakeup[1].fileno(), warn_on_full_buffer=False)
+        # The kernel discards a SIGCHLD that has no handler; with one, the interpreter writes to the wakeup descriptor.
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        self._tell({"ready": True})
-        sources: tuple[JsonLineSocket | socket.socket, ...] = self.agent, self.woken[0]
+        self._send(Ready())
+        sources: tuple[JsonLineSocket | socket.socket, ...] = self.agent, self.wakeup[0]
         while True:
             readable, _, _ = select.select(sources, [], [])
-            if self.woken[0] in readable:
-                self.woken[0].recv(_WAKE_BYTES)
+            if self.wakeup[0] in readable:
+                self.wakeup[0].recv(_WAKE_BYTES)
                 self._reap()
             if self.agent in readable:
                 for request in self.agent.receive():
-                    self._answer(request, [self.agent.take_fd() for _ in OUTPUTS])
+                    self._answer(parse_request(request), [self.agent.take_fd() for _ in OUTPUTS])
                 if self.agent.has_ended:
                     return
 
     def _reap(self) -> None:
         for pid in sorted(self.workers):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
+            exited, status = os.waitpid(pid, os.WNOHANG)
+            if exited:
                 self.workers.remove(pid)
-                self._tell({"exited": pid, "code": os.waitstatus_to_exitcode(status)})
+                self._send(Exited(pid=pid, code=os.waitstatus_to_exitcode(status)))
 
-    def _answer(self, request: dict[str, Any], outputs: list[int]) -> None:
+    def _answer(self, request: ForkRequest, outputs: list[int]) -> None:
         try:
-            reason = unfit(self.preloaded)
-            if reason is None:
+            obstacle = fork_obstacle(self.preloaded)
+            if obstacle is None:
                 pid = self._fork(request, outputs)
                 self.workers.add(pid)
-                self._tell({"pid": pid})
+                self._send(Forked(pid=pid))
             else:
-                self._tell({"unfit": reason})
+                self._send(Refused(reason=obstacle))
         except OSError as error:
-            self._tell({"unfit": f"fork failed: {error}"})
+            self._send(Refused(reason=f"fork failed: {error}"))
         finally:
             for descriptor in outputs:
                 os.close(descriptor)
 
-    def _fork(self, request: dict[str, Any], outputs: list[int]) -> int:
+    def _fork(self, request: ForkRequest, outputs: list[int]) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid:
             return pid
-        # The edge of a process: an exception that passed here would make the worker a second warm parent.
+        # The edge of a process: an exception that passed here would make the worker a second fork server.
         try:
             die_with_parent(parent)
-            self._forget()
-            become_worker(request, outputs, self.printed)
+            self._release()
+            become_worker(request, outputs, self.import_output)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(EXIT_FAILED)
 
-    def _forget(self) -> None:
-        """In the worker: give up all that is the warm parent's."""
+    def _release(self) -> None:
+        """In the worker: give up the fork server's session, signal handlers and sockets."""
         os.setsid()
         signal.set_wakeup_fd(-1)
-        for number, disposition in self.signals.items():
-            if disposition is not None:  # None: set by C code, which has no name for it
-                signal.signal(number, disposition)
-        for end in (self.agent, *self.woken):
+        for number, handler in self.signals.items():
+            if handler is not None:  # None: set by C code, and Python cannot set it again
+                signal.signal(number, handler)
+        for end in (self.agent, *self.wakeup):
             end.close()
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        self.agent.send(message, timeout_s=None)
+    def _send(self, message: ServerMessage) -> None:
+        self.agent.send(to_json(message), timeout_s=None)
 
 
-def become_worker(request: dict[str, Any], outputs: list[int], printed: bytes) -> NoReturn:
-    """What differs between two workers: where they write, their environment, their random numbers, their arguments."""
+def become_worker(request: ForkRequest, outputs: list[int], import_output: bytes) -> NoReturn:
+    """Take what differs between two workers: outputs, environment, random numbers, arguments. Then run the recipe."""
     for target, descriptor in zip(OUTPUTS, outputs, strict=True):
         os.dup2(descriptor, target)
     for descriptor in outputs:
         os.close(descriptor)
     with suppress(OSError):  # a preflight's terminal may be gone
-        os.write(2, printed)  # as if this process had done the importing
+        os.write(2, import_output)  # as if this process had done the importing
     os.environ.clear()
-    os.environ.update(request["env"])
-    draw_anew()
-    recipe, *arguments = request["fork"]
-    perform(recipe, arguments)
+    os.environ.update(request.env)
+    reseed()
+    recipe, *arguments = request.command
+    run_recipe(recipe, arguments)
 
 
-def draw_anew() -> None:
-    """Workers that import for themselves draw random numbers of their own until they seed; `random` sees to that by itself where it is forked."""
+def reseed() -> None:
+    """Seed the global generators from the system's entropy, as they are in a new interpreter. `random` does so by itself after a fork."""
     sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
 
 
-def unfit(preloaded: Preloaded) -> str | None:
-    """Why no worker can be forked from this process; None when one can. Looked at anew for each worker."""
-    if threads() > 1:
-        return f"importing left {threads() - 1} threads running, which a forked process would lack"
+def fork_obstacle(preloaded: Preloaded) -> str | None:
+    """Why no worker can be forked from this process now; None when one can."""
+    if thread_count() > 1:
+        return f"importing left {thread_count() - 1} threads running, which a forked process would lack"
     if any(target.startswith(GPU_DEVICES) for target in _open_files()):
         return "importing opened a GPU, which a forked process cannot use"
     torch: Any = sys.modules.get("torch")
@@ -152,7 +181,7 @@ def unfit(preloaded: Preloaded) -> str | None:
         return "importing initialized CUDA, which a forked process cannot use"
     if torch.distributed.is_initialized():
         return "importing initialized a process group, which a forked process cannot share"
-    return preloaded.flaw()
+    return preloaded.conflict()
 
 
 def _open_files() -> list[str]:
@@ -163,8 +192,8 @@ def _open_files() -> list[str]:
     return found
 
 
-def go_on(recipe: Path, agent: socket.socket, agent_pid: int, printed: IO[bytes]) -> NoReturn:
-    """In a process that the agent has just forked from itself: become what a new one would be."""
+def become_fork_server(recipe: Path, agent: socket.socket, agent_pid: int, output: IO[bytes]) -> NoReturn:
+    """In a process that the agent has just forked from itself: set up what a new interpreter would have, and serve."""
     # The edge of a process: an exception that passed here would make it a second agent.
     try:
         die_with_parent(agent_pid)
@@ -172,16 +201,16 @@ def go_on(recipe: Path, agent: socket.socket, agent_pid: int, printed: IO[bytes]
         connection = agent.detach()
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
-        for descriptor in (1, 2):
-            os.dup2(printed.fileno(), descriptor)
+        for descriptor in OUTPUTS:
+            os.dup2(output.fileno(), descriptor)
         os.close(nothing)
-        printed.close()
+        output.close()
         # As `python -u`: what a worker prints is in its log at once.
-        for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        for name, descriptor in zip(("stdout", "stderr"), OUTPUTS, strict=True):
             stream = unbuffered(descriptor, getattr(sys, name))
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
-        _serve(recipe, connection)
+        _import_and_serve(recipe, connection)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -190,34 +219,38 @@ def go_on(recipe: Path, agent: socket.socket, agent_pid: int, printed: IO[bytes]
 
 def main() -> None:
     recipe, descriptor, agent_pid = sys.argv[1:]
-    die_with_parent(int(agent_pid))  # first of all: importing takes seconds
-    _serve(Path(recipe), int(descriptor))
+    die_with_parent(int(agent_pid))  # before anything else: importing takes seconds
+    _import_and_serve(Path(recipe), int(descriptor))
     os._exit(EXIT_COMPLETE)
 
 
-def _serve(recipe: Path, descriptor: int) -> None:
-    """Until the agent is gone."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in PASSED_BY}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_BY)  # blocked by the agent until here
-    gc.disable()  # importing makes much and drops little: a tenth of its time
+def _import_and_serve(recipe: Path, descriptor: int) -> None:
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED_SIGNALS}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)  # the agent blocked them for this moment
+    # Importing makes many objects and drops few: collecting them takes a tenth of its time.
+    gc.disable()
     connection = socket.socket(fileno=descriptor)
     with closing(JsonLineSocket(connection, limit_bytes=REQUEST_LIMIT_BYTES, most_fds=len(OUTPUTS))) as agent:
         preloaded = preload(recipe)
-        # A package may have set a handler of its own while it was imported, as it would have in a worker.
-        during = {number: signal.signal(number, signal.SIG_IGN) for number in PASSED_BY}
-        signals = {n: before[n] if during[n] is signal.SIG_IGN else during[n] for n in PASSED_BY}
+        # A package may have set a handler of its own while it was imported. A worker that imports for
+        # itself would keep it, so forked workers get it back; this process ignores the signal again.
+        during = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED_SIGNALS}
+        signals = {n: before[n] if during[n] is signal.SIG_IGN else during[n] for n in IGNORED_SIGNALS}
         signals[signal.SIGCHLD] = signal.getsignal(signal.SIGCHLD)
-        # What importing made is not for each worker to undo; torch's operators alone, taken back one by one, would cost its end 100 ms.
+        # Finalizers of what was imported here must not run in each worker that exits. A package's
+        # temporary folder would be gone with the first of them, and torch's operators alone, taken
+        # back one by one, would delay the exit by 100 ms.
         for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined] # noqa: SLF001
             finalizer.atexit = False
         sys.stdout.flush()
         sys.stderr.flush()
-        # Workers share these objects' memory for as long as nobody writes to it, and a collection writes to everything it looks at.
+        # A collection writes to every object that it visits, and so would copy the memory that the
+        # workers share. Frozen objects are not visited.
         gc.collect()
         gc.freeze()
         gc.enable()
-        printed = os.pread(1, PRINTED_LIMIT_BYTES, 0)  # its output is a file
-        ForkServer(agent=agent, preloaded=preloaded, signals=signals, printed=printed).serve()
+        import_output = os.pread(1, IMPORT_OUTPUT_LIMIT_BYTES, 0)  # the agent made it a file
+        ForkServer(agent=agent, preloaded=preloaded, signals=signals, import_output=import_output).serve()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,19 @@
-"""A worker process never outlives its agent, runs the recipe as `__main__`, and always says how it ended.
+"""A worker process runs the recipe as `__main__`, never outlives its agent, and leaves its error where the agent finds it.
 
-It is forked from the warm parent, or started as `python -m elastic.worker.main RECIPE ARGUMENTS...`, under torchrun's variables and the agent's. Any
-script runs in it, one that uses none of this library as well.
+It is forked from the fork server, or spawned as `python -m elastic.worker.main RECIPE ARGUMENTS...`,
+under torchrun's variables and the agent's. Any script runs in it, also one that uses none of this
+library.
+
+The order of the first steps matters. A spawned worker asks to die with its agent before it imports
+torch, because importing takes seconds in which the agent may die. The GPU is chosen before any other
+code can touch one. Standard output is replaced before the first line of the recipe may print.
+
+The end is `os._exit` on every path. An interpreter that shuts down joins threads and finalizes
+objects: threads that wait for a dead peer would keep the process for ever, and gloo's threads abort
+the process when they drop a tensor while the interpreter finalizes.
 """
 
 import atexit
-import ctypes
 import faulthandler
 import io
 import json
@@ -30,24 +38,23 @@ from elastic.errors import (
     PeerLost,
     UsageError,
 )
+from elastic.system.processes import die_with_parent
 from elastic.worker.heartbeat import show_stacks_on_request
-
-PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """The process itself, where it was not forked."""
+    """Entry point of a spawned worker."""
     launch = environment.read()
     if launch.agent is not None:
         die_with_parent(launch.agent.pid)
     elif launch.preflight is not None:
         die_with_parent(os.getppid())
     recipe, *arguments = sys.argv[1:]
-    perform(recipe, arguments)
+    run_recipe(recipe, arguments)
 
 
-def perform(recipe: str, arguments: list[str]) -> NoReturn:
-    """Run the recipe in this process, which is to end with it, under the environment as it is now."""
+def run_recipe(recipe: str, arguments: list[str]) -> NoReturn:
+    """Run the recipe in this process, under its environment as it is now, and end with it."""
     launch = environment.read()
     if launch.agent is not None:
         # A terminal's Ctrl-C is for the agent, which asks for a drain.
@@ -60,26 +67,26 @@ def perform(recipe: str, arguments: list[str]) -> NoReturn:
     sys.path[0] = str(Path(recipe).resolve().parent)
     try:
         if launch.preflight is None:
-            take_device(launch.local_rank)
+            select_device(launch.local_rank)
         runpy.run_path(recipe, run_name="__main__")
-        end(EXIT_COMPLETE)
+        exit_cleanly(EXIT_COMPLETE)
     except UsageError as error:
-        report(launch.agent, launch.rank, error)
-        leave(EXIT_USAGE, f"error: {error}")
+        write_error_file(launch.agent, launch.rank, error)
+        exit_now(EXIT_USAGE, f"error: {error}")
     except PeerLost as error:
-        report(launch.agent, launch.rank, error)
-        leave(EXIT_PEER_LOST, f"{error}\nthis worker is a victim; the agent begins a new generation")
+        write_error_file(launch.agent, launch.rank, error)
+        exit_now(EXIT_PEER_LOST, f"{error}\nthis worker is a victim; the agent begins a new generation")
     except SystemExit as stop:
         if stop.code not in (None, 0):
-            report(launch.agent, launch.rank, stop)
+            write_error_file(launch.agent, launch.rank, stop)
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
-        end(stop.code if isinstance(stop.code, int) else int(stop.code is not None))
-    # The edge of the process: without this a recipe's exception would leave no word of it for the agent, and threads
-    # that wait for a dead peer would keep this process from ending at all.
+        exit_cleanly(stop.code if isinstance(stop.code, int) else int(stop.code is not None))
+    # The edge of the process: without this the agent would find no error file after a recipe's
+    # exception, and threads that wait for a dead peer would keep this process from exiting.
     except BaseException as error:
-        report(launch.agent, launch.rank, error)
-        leave(error.exit_code if isinstance(error, ElasticError) else EXIT_FAILED, traceback_of(error))
+        write_error_file(launch.agent, launch.rank, error)
+        exit_now(error.exit_code if isinstance(error, ElasticError) else EXIT_FAILED, traceback_of(error))
 
 
 class _Log(io.FileIO):
@@ -93,45 +100,36 @@ class _Log(io.FileIO):
 
 
 def unbuffered(descriptor: int, like: TextIO) -> TextIO:
-    """What a worker prints is in its log at once, as with `python -u`."""
+    """A stream whose text is in the log at once, as with `python -u`; encoding and error handling are those of `like`."""
     raw = _Log(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding=like.encoding, errors=like.errors, write_through=True)
 
 
-def end(code: int) -> NoReturn:
-    """As the interpreter ends, less its last part: threads of gloo that drop a tensor while it finalizes abort the process."""
-    threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - joins threads that are no daemons
+def exit_cleanly(code: int) -> NoReturn:
+    """Join threads that are no daemons and run `atexit` functions, as the interpreter does, but do not finalize objects."""
+    threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001
     atexit._run_exitfuncs()  # noqa: SLF001
-    leave(code, "")
+    exit_now(code, "")
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel for SIGKILL when the parent, agent or warm parent, dies; Linux only, elsewhere a lost agent is noticed at the next collective."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it died before the kernel knew
-        os._exit(EXIT_FAILED)
-
-
-def take_device(local_rank: int) -> None:
+def select_device(local_rank: int) -> None:
     """Make this worker's GPU the current one before any code can touch another."""
-    import torch  # after PDEATHSIG: importing takes seconds
+    import torch  # takes seconds, so only once this process is sure to die with its agent
 
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback from the recipe's first line on: the frames that only start it say nothing."""
+    """The traceback from the recipe's first line on: the frames before it only start the recipe."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(error), error, trace))
 
 
-def report(agent: AgentLink | None, rank: int, error: BaseException) -> None:
-    """Leave the error where the agent finds it, as one JSON object, whole or not at all."""
+def write_error_file(agent: AgentLink | None, rank: int, error: BaseException) -> None:
+    """Leave the error as one JSON object where the agent finds it, whole or not at all (read by first_failure.py)."""
     if agent is None:
         return
     path = Path(agent.error_folder) / f"rank{rank}.json"
@@ -149,10 +147,10 @@ def report(agent: AgentLink | None, rank: int, error: BaseException) -> None:
         print(f"error not written to {path}: {problem}", file=sys.stderr)
 
 
-def leave(code: int, words: str) -> NoReturn:
-    """End now: interpreter shutdown would wait for threads that wait for peers."""
-    if words:
-        print(words.rstrip(), file=sys.stderr)
+def exit_now(code: int, last_words: str) -> NoReturn:
+    """Print and exit without joining any thread."""
+    if last_words:
+        print(last_words.rstrip(), file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

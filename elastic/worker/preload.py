@@ -1,7 +1,17 @@
-"""What is installed is imported here, before any worker exists; what is the user's own is never run here, only read.
+"""The fork server imports installed modules before any worker exists, and never runs a module of the user's own.
 
-It does not promise that everything was foreseen. `Preloaded.flaw` says whether workers forked from this process could see other modules than
-workers that import everything themselves.
+The difference decides what a worker may inherit. An installed module is the same for every worker and
+stays the same until the agent notices a new installation and replaces the fork server. A module of
+the user's is read here only for its imports: it is run by each worker, under that worker's
+environment and as it is on the disk at that time.
+
+That does not make all imports safe. An installed package may import a module by a name that a file of
+the user's also has, and Python keeps one module for each name. So after the imports two things are
+checked: no module was loaded from outside the installed folders, and no file beside the recipe has
+the name of a module that is loaded. `Preloaded.conflict` has the answer; with a conflict no worker is
+forked.
+
+Not every import is found (find_imports.py). A worker imports the rest itself.
 """
 
 import importlib
@@ -18,9 +28,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.worker.find_imports import Elsewhere, Import, LocalModule, foresee, lies_in, strangers
+from elastic.worker.find_imports import (
+    Import,
+    LocalModule,
+    NotLocal,
+    find_imports,
+    is_inside,
+    modules_outside,
+)
 
-# torch.optim's optimizers import torch._dynamo when the first is made, which takes longer than torch itself.
+# torch.optim imports torch._dynamo when the first optimizer is made, which takes longer than torch itself.
 ALWAYS = ("torch", "torch.distributed", "torch._dynamo", "torchvision")
 OURS = "elastic"
 
@@ -28,13 +45,13 @@ OURS = "elastic"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preloaded:
     folder: Path  # the recipe's
-    files: Mapping[str, str]  # of all modules, by name, without links
-    strangers: tuple[str, ...]  # those that were imported here and are neither installed nor ours
+    files: Mapping[str, str]  # of all loaded modules, by name, with symbolic links resolved
+    uninstalled: tuple[str, ...]  # modules that were loaded here and are neither installed nor this library's
 
-    def flaw(self) -> str | None:
-        """Why a worker's modules would not be those of a process that starts from nothing; None when they are."""
-        if self.strangers:
-            return f"an installed package imported {self.strangers[0]}, which is not installed and must be run anew by each worker"
+    def conflict(self) -> str | None:
+        """Why a forked worker would see other modules than a spawned one; None when it would see the same."""
+        if self.uninstalled:
+            return f"an installed package imported {self.uninstalled[0]}, which is not installed and must be run by each worker itself"
         hidden = _hidden(self.folder, self.files)
         if hidden:
             return f"{self.folder / hidden[0]} has the name of an installed module that is imported already"
@@ -42,24 +59,29 @@ class Preloaded:
 
 
 def preload(recipe: Path) -> Preloaded:
-    """Import what every worker needs, then what the recipe's text and its local modules name."""
+    """Import what every worker needs, then the installed modules that the recipe and its local modules name."""
     folder = recipe.resolve().parent
-    # Of what the interpreter, or the agent, had imported before, a file of the recipe's may hide behind the name; all else that it is, it is in every process.
+    # Modules imported before this point are the same in every process, because the interpreter or the
+    # agent imported them. The only risk they carry is a file beside the recipe with the same name,
+    # which `_hidden` looks for. So `uninstalled` below counts only the modules that are loaded here.
     before = frozenset(sys.modules)
     first = sys.path[0]
-    sys.path[0] = str(folder)  # as the worker will have it
-    foreseen = foresee(recipe.read_bytes(), find)
-    # A module of the user's that has the name of one that an installed package wants must not be run here.
+    # A worker has the recipe's folder there, so the search for local modules needs it too. The imports
+    # must not have it: with the folder on the path, an installed package that imports a common name,
+    # `utils` for example, would run the user's module of that name in this process.
+    sys.path[0] = str(folder)
+    found = find_imports(recipe.read_bytes(), locate)
     del sys.path[0]
-    for wanted in [*(Import(module=name) for name in (*ALWAYS, *_own_modules())), *foreseen]:
-        # What fails here fails in the worker too, which says so where a person looks, or catches it as it means to.
+    for wanted in [*(Import(module=name) for name in (*ALWAYS, *_own_modules())), *found]:
+        # An import that fails here fails in the worker too. There its traceback is in the worker's
+        # log, or the recipe catches it, as it would for an optional package.
         with suppress(BaseException):
             _import(wanted)
     sys.path.insert(0, first)
     files = _files(sys.modules.keys() - {"__main__", "__mp_main__"})
     new = {name: file for name, file in files.items() if name not in before}
     installed = (*_installed_folders(), *_own_folders())
-    return Preloaded(folder=folder, files=files, strangers=tuple(strangers(new, installed)))
+    return Preloaded(folder=folder, files=files, uninstalled=tuple(modules_outside(new, installed)))
 
 
 def _import(wanted: Import) -> None:
@@ -71,40 +93,42 @@ def _import(wanted: Import) -> None:
 def _own_modules() -> list[str]:
     import elastic
 
-    folders = [Path(folder) for folder in elastic.__path__]
     return [
-        f"{OURS}.{house}.{module.name}"
-        for house in ("train", "worker")
-        for module in pkgutil.iter_modules([str(folder / house) for folder in folders])
+        f"{OURS}.{package}.{module.name}"
+        for package in ("train", "worker")
+        for module in pkgutil.iter_modules([str(Path(folder) / package) for folder in elastic.__path__])
     ]
 
 
-def find(name: str) -> LocalModule | Elsewhere:
-    """Where a module is, without running any of it; what belongs to the interpreter or to this library counts as installed."""
+def locate(name: str) -> LocalModule | NotLocal:
+    """Find a module without running it, nor the packages around it.
+
+    Modules of the interpreter and of this library count as installed.
+    """
     top, *inner = name.split(".")
     try:
         spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):  # ValueError: a module without a spec, as __main__
-        return Elsewhere.ABSENT
+    except (ImportError, ValueError):  # ValueError: a module without a spec, such as __main__
+        return NotLocal.ABSENT
     if spec is not None and _is_installed(spec):
-        return Elsewhere.INSTALLED
+        return NotLocal.INSTALLED
     for part in inner:
         if spec is None or spec.submodule_search_locations is None:
-            return Elsewhere.ABSENT
+            return NotLocal.ABSENT
         spec = importlib.machinery.PathFinder.find_spec(
             f"{spec.name}.{part}", spec.submodule_search_locations
         )
-    return Elsewhere.ABSENT if spec is None else _local(spec)
+    return NotLocal.ABSENT if spec is None else _local(spec)
 
 
 def _is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
     if spec.name == OURS or spec.origin in ("built-in", "frozen"):
         return True
     places = [spec.origin] if spec.origin is not None else list(spec.submodule_search_locations or [])
-    return bool(places) and all(lies_in(os.path.realpath(place), _installed_folders()) for place in places)
+    return bool(places) and all(is_inside(os.path.realpath(place), _installed_folders()) for place in places)
 
 
-def _local(spec: importlib.machinery.ModuleSpec) -> LocalModule | Elsewhere:
+def _local(spec: importlib.machinery.ModuleSpec) -> LocalModule | NotLocal:
     is_package = spec.submodule_search_locations is not None
     package = spec.name if is_package else spec.name.rpartition(".")[0]
     if spec.origin is None or not spec.origin.endswith(".py"):  # a namespace, or compiled
@@ -112,7 +136,7 @@ def _local(spec: importlib.machinery.ModuleSpec) -> LocalModule | Elsewhere:
     try:
         return LocalModule(source=Path(spec.origin).read_bytes(), package=package)
     except OSError:
-        return Elsewhere.ABSENT
+        return NotLocal.ABSENT
 
 
 def _installed_folders() -> tuple[str, ...]:
@@ -130,12 +154,12 @@ def _own_folders() -> tuple[str, ...]:
 
 def _files(names: AbstractSet[str]) -> dict[str, str]:
     found = ((name, getattr(sys.modules.get(name), "__file__", None)) for name in names)
-    # Made-up modules, as torch.ops, have made-up files, which are no paths.
+    # Modules that were made by code, such as torch.ops, have a `__file__` that is no path.
     return {name: os.path.realpath(file) for name, file in found if isinstance(file, str) and os.sep in file}
 
 
 def _hidden(folder: Path, files: Mapping[str, str]) -> list[str]:
-    """Files of the folder that a worker would import in the place of modules that are imported already."""
+    """Files of the folder that a spawned worker would import instead of a module that is loaded here."""
     importlib.invalidate_caches()
     beside = {entry.name.partition(".")[0] for entry in os.scandir(folder)} & files.keys()
     specs = (importlib.machinery.PathFinder.find_spec(name, [str(folder)]) for name in sorted(beside))

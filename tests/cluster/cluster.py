@@ -190,12 +190,11 @@ class Cluster:
             "ENTER_FOLDER": SHARED if self.shares_run else SCRATCH,
         } | ({"ENTER_COLD": "yes"} if is_cold else {})
         with printed.open("xb") as out:
-            pid = self.warm.fork(
+            process = self.warm.fork(
                 ProcessStart(
-                    words=(str(ENTER), *words), env={**env, **how}, out=out.fileno(), err=out.fileno()
+                    command=(str(ENTER), *words), env={**env, **how}, stdout=out.fileno(), stderr=out.fileno()
                 )
             )
-        process = ForkedProcess(self.warm, pid)
         while not told.exists():
             if process.poll() is not None:
                 raise RuntimeError(f"expected a process in {node}, found: {printed.read_text()}")

@@ -147,7 +147,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 def _play_all(names: list[str], scenarios: dict[str, Scenario], stage: Stage, *, update: bool) -> int:
     began_s = time.monotonic()
     pin_threads()  # as the command does
-    warm = ForkServerClient.start(ENTER)
+    warm = ForkServerClient.spawn(ENTER)
     try:
         undisturbed = _undisturbed(TINY)
         outcomes = []

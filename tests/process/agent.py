@@ -1,4 +1,4 @@
-"""`elastic-train` for a process that has imported what it needs: tests fork their agents from one warm parent instead of importing torch for each."""
+"""`elastic-train` for tests, which fork their agents from one fork server instead of importing torch for each."""
 
 import os
 

@@ -42,8 +42,8 @@ def eventually(condition: Callable[[], Any], what: str) -> Any:
     return value
 
 
-class Process(Protocol):
-    """What the drill needs of subprocess.Popen."""
+class AgentProcess(Protocol):
+    """The part of subprocess.Popen that a drill needs."""
 
     args: Any
     pid: int
@@ -57,16 +57,16 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
-class Forked:
-    """A process that a warm parent forked."""
+class ForkedAgent:
+    """An agent that the fork server forked, with the methods of subprocess.Popen."""
 
-    def __init__(self, words: list[str], child: ForkedProcess) -> None:
+    def __init__(self, words: list[str], process: ForkedProcess) -> None:
         self.args = words
-        self.pid = child.pid
-        self._child = child
+        self.pid = process.pid
+        self._process = process
 
     def poll(self) -> int | None:
-        return self._child.poll()
+        return self._process.poll()
 
     def wait(self, timeout: float | None = None) -> int:
         deadline = time.monotonic() + (PATIENCE_S if timeout is None else timeout)
@@ -74,9 +74,7 @@ class Forked:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise subprocess.TimeoutExpired(self.args, PATIENCE_S)
-            news = self._child.news()
-            assert news is not None
-            select.select([news], [], [], left_s)
+            select.select([self._process.exit_fd()], [], [], left_s)
         return code
 
     def send_signal(self, sig: int) -> None:
@@ -90,7 +88,7 @@ class Forked:
 class Agent:
     """One `elastic-train` process (or another launcher's); `output` is what it printed, both streams in one."""
 
-    def __init__(self, process: Process, printed: Path) -> None:
+    def __init__(self, process: AgentProcess, printed: Path) -> None:
         self.process = process
         self._printed = printed
 
@@ -119,10 +117,10 @@ class Agent:
 class Drill:
     """One run directory, and everything that a test does to it."""
 
-    def __init__(self, folder: Path, warm: ForkServerClient) -> None:
-        """warm: what agents are forked from."""
+    def __init__(self, folder: Path, fork_server: ForkServerClient) -> None:
+        """fork_server: agents are forked from it."""
         self.folder = folder
-        self._warm = warm
+        self._fork_server = fork_server
         self.run = RunDir.parse(str(folder / "run"))
         self.gates = folder / "gates"
         self.gates.mkdir()
@@ -137,26 +135,26 @@ class Drill:
         arguments: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
     ) -> Agent:
-        """`elastic-train RECIPE --run-dir RUN OPTIONS -- ARGUMENTS`, saving every 4 steps unless the options say otherwise; not a new process, but forked from a warm one."""
+        """Fork an agent: `elastic-train RECIPE --run-dir RUN OPTIONS -- ARGUMENTS`, saving every 4 steps unless the options say otherwise."""
         return self.command(self._command(options, recipe, arguments), env)
 
     def command(self, words: list[str], env: dict[str, str] | None = None) -> Agent:
-        """`elastic-train` with these words and no others, forked from a warm process."""
+        """Fork an agent with these arguments and no others."""
 
-        def fork(out: IO[bytes]) -> Process:
+        def fork(out: IO[bytes]) -> AgentProcess:
             start = ProcessStart(
-                words=(str(AGENT), *words), env=self._env(env), out=out.fileno(), err=out.fileno()
+                command=(str(AGENT), *words), env=self._env(env), stdout=out.fileno(), stderr=out.fileno()
             )
-            return Forked(words, ForkedProcess(self._warm, self._warm.fork(start)))
+            return ForkedAgent(words, self._fork_server.fork(start))
 
         return self._begin(fork)
 
     def start_anew(self, *options: str) -> Agent:
-        """The same, imports and all."""
+        """As `start`, but a new interpreter that imports everything itself."""
         return self.execute([sys.executable, "-m", "elastic.cli", *self._command(options)])
 
     def execute(self, words: list[str], env: dict[str, str] | None = None) -> Agent:
-        def begin(out: IO[bytes]) -> Process:
+        def begin(out: IO[bytes]) -> AgentProcess:
             return subprocess.Popen(
                 words,
                 cwd=self.folder,
@@ -180,7 +178,7 @@ class Drill:
         # Said already, so that an agent does not begin anew to say it.
         return os.environ | ours | {"GLIBC_TUNABLES": f"{HUGETLB}=1"} | (more or {})
 
-    def _begin(self, begin: Callable[[IO[bytes]], Process]) -> Agent:
+    def _begin(self, begin: Callable[[IO[bytes]], AgentProcess]) -> Agent:
         printed = self.folder / f"printed-{len(self.agents)}"
         with printed.open("xb") as out:
             process = begin(out)
@@ -239,7 +237,7 @@ class Drill:
         return found
 
     def agent_of_rank(self, rank: int, generation: int) -> Agent:
-        # A worker's parent is the agent, or its warm parent.
+        # A worker's parent is the agent, or its fork server.
         parent = _parent(self.pid_of_rank(rank, generation))
         return next(agent for agent in self.agents if agent.pid in (parent, _parent(parent)))
 
@@ -331,32 +329,32 @@ def recipes() -> Path:
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[ForkServerClient]:
+def fork_server() -> Iterator[ForkServerClient]:
     pin_threads()  # as the command does
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell that began the tests in the background had them ignore Ctrl-C, and so would whatever they start.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    warm = ForkServerClient.start(AGENT)
-    yield warm
-    warm.close()
+    server = ForkServerClient.spawn(AGENT)
+    yield server
+    server.close()
 
 
 @pytest.fixture
-def drill(tmp_path: Path, warm: ForkServerClient) -> Iterator[Drill]:
-    drill = Drill(tmp_path, warm)
+def drill(tmp_path: Path, fork_server: ForkServerClient) -> Iterator[Drill]:
+    drill = Drill(tmp_path, fork_server)
     yield drill
     survivors = drill.close()
     assert not survivors, f"processes outlived their agents: {survivors}\n{drill.output}"
 
 
 @pytest.fixture
-def drills(warm: ForkServerClient) -> Iterator[Callable[[Path], Drill]]:
+def drills(fork_server: ForkServerClient) -> Iterator[Callable[[Path], Drill]]:
     """Several working directories: each call makes a drill in a new folder."""
     made: list[Drill] = []
 
     def make(folder: Path) -> Drill:
         folder.mkdir(parents=True)
-        made.append(Drill(folder, warm))
+        made.append(Drill(folder, fork_server))
         return made[-1]
 
     yield make
@@ -385,16 +383,16 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 
 
 @pytest.fixture(scope="session")
-def undisturbed(once: Callable[..., Path], warm: ForkServerClient) -> Undisturbed:
+def undisturbed(once: Callable[..., Path], fork_server: ForkServerClient) -> Undisturbed:
     """The reference of the recipe's mean-loss form."""
-    return Undisturbed(once("undisturbed", lambda folder: _train(folder, warm)))
+    return Undisturbed(once("undisturbed", lambda folder: _train(folder, fork_server)))
 
 
 @pytest.fixture(scope="session")
-def undisturbed_sum(once: Callable[..., Path], warm: ForkServerClient) -> Undisturbed:
+def undisturbed_sum(once: Callable[..., Path], fork_server: ForkServerClient) -> Undisturbed:
     """The reference of the form whose loss couples the samples of a batch."""
     return Undisturbed(
-        once("undisturbed-sum", lambda folder: _train(folder, warm, arguments=("--form", "sum")))
+        once("undisturbed-sum", lambda folder: _train(folder, fork_server, arguments=("--form", "sum")))
     )
 
 
@@ -409,22 +407,24 @@ def copy_run(drill: Drill) -> Callable[[Path], None]:
 
 
 @pytest.fixture
-def stopped(once: Callable[..., Path], drill: Drill, warm: ForkServerClient) -> Drill:
+def stopped(once: Callable[..., Path], drill: Drill, fork_server: ForkServerClient) -> Drill:
     """A drill whose run was drained after step 20 and has committed checkpoints of steps 4, 8, 12, 16 and 20."""
-    shutil.copytree(once("stopped", lambda folder: _train_and_stop(folder, warm)) / "run", drill.run.local)
+    shutil.copytree(
+        once("stopped", lambda folder: _train_and_stop(folder, fork_server)) / "run", drill.run.local
+    )
     return drill
 
 
-def _train(folder: Path, warm: ForkServerClient, **options: Any) -> None:
-    drill = Drill(folder, warm)
+def _train(folder: Path, fork_server: ForkServerClient, **options: Any) -> None:
+    drill = Drill(folder, fork_server)
     try:
         drill.start(**options).ends_with(0)
     finally:
         drill.close()
 
 
-def _train_and_stop(folder: Path, warm: ForkServerClient) -> None:
-    drill = Drill(folder, warm)
+def _train_and_stop(folder: Path, fork_server: ForkServerClient) -> None:
+    drill = Drill(folder, fork_server)
     try:
         drill.shut(5, 9, 13, 17, 20)
         agent = drill.start("--keep", "9")

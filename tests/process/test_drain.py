@@ -94,7 +94,7 @@ def test_a_signal_during_the_restore_stops_at_once_and_loses_nothing(stopped, un
 def test_a_signal_to_every_process_does_not_take_the_data_of_the_step_that_is_to_be_finished(
     drill, undisturbed, recipes
 ):
-    """SIGTERM to agent, warm parent, worker, uploader and data-loading process alike, while the worker waits for the loader, which is held at a gate."""
+    """SIGTERM to agent, fork server, worker, uploader and data-loading process alike, while the worker waits for the loader, which is held at a gate."""
     drill.shut(7)
     recipe = recipes / "loading.py"
     agent = drill.start(*MEMORY_ALONE, recipe=recipe)

@@ -276,7 +276,7 @@ def test_a_rank_killed_while_it_restores_is_restored_again(drill, undisturbed):
 
 
 def test_a_node_killed_by_a_plan_takes_all_that_it_started_along(drill, undisturbed):
-    """Node 0, with rank 0, once its worker has finished step 9: agent, worker, warm parent and uploader are gone, and the other goes on."""
+    """Node 0, with rank 0, once its worker has finished step 9: agent, worker, fork server and uploader are gone, and the other goes on."""
     drill.shut(10)
     plan = "step 9 node 0: kill"
     agents = [drill.start(*TWO, "--faults", plan) for _ in range(2)]
@@ -343,7 +343,7 @@ def test_a_node_killed_between_the_meeting_and_its_workers_start_is_given_up(dri
 
 
 def test_a_plan_that_kills_at_random_again_and_again_leaves_no_trace(drill, undisturbed):
-    """Workers, uploaders and warm parents, two of each at least, while the run stands before step 10. Then no strike gets its claim any more: a machine may be too slow to end under such a storm."""
+    """Workers, uploaders and fork servers, two of each at least, while the run stands before step 10. Then no strike gets its claim any more: a machine may be too slow to end under such a storm."""
     storms = [f"every 3±1s: kill random {victim}, seed 7" for victim in ("worker", "uploader", "warm parent")]
     drill.shut(10)
     agent = drill.start("--nproc-per-node", "2", "--max-restarts", "99", "--faults", "; ".join(storms))

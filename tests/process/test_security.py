@@ -176,7 +176,7 @@ def test_a_run_listens_on_its_nodes_own_address_alone_and_nobody_elses_user_reac
     agents = [drill.start(*PAIR) for _ in range(2)]
     drill.stands(6, ranks=2)
     pids = drill.alive()
-    assert len(pids) >= 2 * 4  # agent, warm parent, uploader, worker
+    assert len(pids) >= 2 * 4  # agent, fork server, uploader, worker
     own = node_address(os.environ)
     listening = {address for pid in pids for address in _listening(pid)}
     assert listening and {host for host, _ in listening} == {own}

@@ -5,7 +5,15 @@ import ast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.worker.find_imports import Elsewhere, Import, LocalModule, foresee, imports, lies_in, strangers
+from elastic.worker.find_imports import (
+    Import,
+    LocalModule,
+    NotLocal,
+    find_imports,
+    is_inside,
+    modules_outside,
+    parse_imports,
+)
 
 NAMES = st.sampled_from(["a", "b", "c", "a.b", "a.b.c", "d.e"])
 SIMPLE = st.sampled_from(
@@ -59,7 +67,7 @@ def test_imports_are_those_of_the_statements_that_run_at_import(body):
     """Modules are put together from statements whose imports are known; functions, classes and guarded bodies hold decoys."""
     source = "\n".join(text for text, _ in body)
     ast.parse(source)
-    found, expected = imports(source.encode(), ""), _all(body)
+    found, expected = parse_imports(source.encode(), ""), _all(body)
     assert sorted(found, key=repr) == sorted(expected, key=repr)
 
 
@@ -74,16 +82,16 @@ def test_installed_modules_are_reached_through_every_chain_of_local_ones(local, 
 
     def find(name):
         if name.isupper():
-            return Elsewhere.INSTALLED
+            return NotLocal.INSTALLED
         if name not in local:
-            return Elsewhere.ABSENT
+            return NotLocal.ABSENT
         return LocalModule(source="\n".join(f"import {inner}" for inner in local[name]).encode(), package="")
 
     reached = set(first)
     for _ in local:
         reached |= {inner for name in reached for inner in local.get(name, [])}
     source = "\n".join(f"import {name}" for name in first).encode()
-    found = [wanted.module for wanted in foresee(source, find)]
+    found = [wanted.module for wanted in find_imports(source, find)]
     assert len(found) == len(set(found))
     assert set(found) == {name for name in reached if name.isupper()}
 
@@ -101,21 +109,26 @@ def test_packages_on_the_way_submodules_and_relative_imports_are_read():
 
     def find(name):
         if name.startswith("T"):
-            return Elsewhere.INSTALLED
+            return NotLocal.INSTALLED
         text, package = texts.get(name, (None, ""))
-        return Elsewhere.ABSENT if text is None else LocalModule(source=text.encode(), package=package)
+        return NotLocal.ABSENT if text is None else LocalModule(source=text.encode(), package=package)
 
-    found = foresee(b"from pkg.sub import mod", find)
+    found = find_imports(b"from pkg.sub import mod", find)
     assert set(found) == {Import(module="T1"), Import(module="T2"), Import(module="T3.part")}
 
 
 def test_text_that_is_no_python_imports_nothing():
     """The worker will say what is wrong with it."""
-    assert imports(b"import a\ndef f(:", "") == imports(b"import a\x00", "") == imports(b"\xff\xfe", "") == []
+    assert (
+        parse_imports(b"import a\ndef f(:", "")
+        == parse_imports(b"import a\x00", "")
+        == parse_imports(b"\xff\xfe", "")
+        == []
+    )
 
 
 def test_a_module_from_outside_of_the_folders_is_a_stranger():
     """A folder whose name begins like an allowed one is not inside it."""
     files = {"a": "/lib/site/a.py", "b": "/home/me/b.py", "c": "/lib/site-mine/c.py"}
-    assert strangers(files, ["/lib/site", "/lib/other"]) == ["b", "c"]
-    assert lies_in("/lib/site", ["/lib/site"])
+    assert modules_outside(files, ["/lib/site", "/lib/other"]) == ["b", "c"]
+    assert is_inside("/lib/site", ["/lib/site"])

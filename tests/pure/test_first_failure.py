@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.agent.workers.first_failure import WorkerError, first_failure, is_from_outside, read_errors
+from elastic.agent.workers.first_failure import WorkerError, first_failure, read_errors, was_sigkilled
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_PEER_LOST
 
 
@@ -67,4 +67,4 @@ def test_a_torn_error_file_tells_nothing(tmp_path):
 )
 def test_only_sigkill_comes_from_outside(codes, is_so):
     """Rank 0 was killed, crashed, raised beside one that was killed, or has not ended."""
-    assert is_from_outside(codes, 0) is is_so
+    assert was_sigkilled(codes, 0) is is_so

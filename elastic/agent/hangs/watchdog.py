@@ -6,8 +6,8 @@ hangs are to be waited out there is no vigil.
 
 from elastic.agent.hangs.hang_detector import HangDetector, Hung, WorkerSample
 from elastic.agent.hangs.stack_dump import ask_for_stacks, is_stopped
-from elastic.agent.workers.crew import Crew
 from elastic.agent.workers.first_failure import WorkerError
+from elastic.agent.workers.node_workers import NodeWorkers
 from elastic.events import HangDetected
 from elastic.observe.log import EventLog
 from elastic.system.clock import Clock
@@ -31,24 +31,24 @@ class Watchdog:
         self._silences = self._silences.anew()
         self.hung = self.told = None
 
-    def look(self, crew: Crew) -> None:
+    def look(self, workers: NodeWorkers) -> None:
         now_s = self._clock.monotonic()
         if self.hung is not None or now_s - self._looked_s < LOOK_EVERY_S:
             return
         self._looked_s = now_s
         sights = {}
-        for rank, plan in crew.running.items():
+        for rank, plan in workers.running.items():
             pulse = self._page.pulse(plan.local_rank)
             sights[rank] = WorkerSample(
                 step=pulse.step,
                 place=pulse.place,
                 beats=pulse.beats,
-                is_stopped=is_stopped(crew.pid(rank)),
+                is_stopped=is_stopped(workers.pid(rank)),
             )
         self._silences = self._silences.look(sights, now_s=now_s)
         self.hung = self._silences.hung
 
-    def hear(self, crew: Crew) -> None:
+    def hear(self, workers: NodeWorkers) -> None:
         """Record the accusation, and have the worker show its stacks in its log."""
         hung = self.hung
         assert hung is not None
@@ -61,8 +61,8 @@ class Watchdog:
                 reason=hung.reason,
             )
         )
-        plan = crew.running.get(hung.rank)
-        stacks = "" if plan is None else ask_for_stacks(crew.pid(hung.rank), plan.log, self._clock)
+        plan = workers.running.get(hung.rank)
+        stacks = "" if plan is None else ask_for_stacks(workers.pid(hung.rank), plan.log, self._clock)
         self.told = WorkerError(
             rank=hung.rank, message=hung.reason, traceback=stacks, time=self._clock.wall()
         )

@@ -41,6 +41,7 @@ def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
         WorkerStart(
             rank=worker.global_rank,
             local_rank=worker.local_rank,
+            command=(settings.recipe, *settings.arguments),
             env=os.environ | launcher_variables(worker_group, worker, generation) | link.to_env(),
             log=settings.run.log(generation=generation, rank=worker.global_rank),
         )

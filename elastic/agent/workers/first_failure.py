@@ -1,6 +1,7 @@
-"""A failure is told of the worker that failed first, in its own words where it left any; victims are not blamed while a culprit is known.
+"""The worker that failed first is named, in its own words where it left any; a victim is named only where no culprit is known.
 
-It knows one node's workers. Which node's word counts is the group's business: the first that closes the generation.
+It judges the workers of one node. Which node's report counts is decided by the group: the first one
+that closes the generation.
 """
 
 import signal
@@ -14,49 +15,53 @@ from elastic.system.untrusted import decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerError:
-    """What a worker left in its error file."""
+    """What a worker wrote into its error file."""
 
     rank: int
     message: str
     traceback: str
-    time: float
+    time: float  # seconds since 1970
 
 
 def read_errors(folder: Path, ranks: list[int]) -> list[WorkerError]:
-    """The error files of these ranks; one that is missing or torn tells nothing."""
-    told = []
+    """The error files of these ranks; one that is missing or torn is left out."""
+    errors = []
     for rank in ranks:
         try:
-            left = (folder / f"rank{rank}.json").read_bytes()
-            told.append(decode(WorkerError, left, what="a worker's error"))
+            data = (folder / f"rank{rank}.json").read_bytes()
+            errors.append(decode(WorkerError, data, what="an error file"))
         except (OSError, ValueError):
             continue
-    return told
+    return errors
 
 
 def first_failure(
-    codes: Mapping[int, int], killed: set[int], told: list[WorkerError], reason: str
+    codes: Mapping[int, int], killed: set[int], errors: list[WorkerError], reason: str
 ) -> WorkerError:
-    """codes: exit codes by rank, in the order in which they were seen; killed: ranks that the agent itself ended.
+    """The worker to blame for the end of a generation on this node.
 
-    Where several culprits left word, the earliest, also of a rank that is still ending: its sockets close before anybody sees its exit code, and a
-    victim may be quicker. One that was killed from outside leaves none, and `reason` speaks for it.
+    codes: exit codes by rank, in the order in which the agent saw them.
+    killed: ranks that the agent itself killed.
+    reason: speaks for a culprit that left no error file, as one that was killed from outside.
     """
     culprits = [
         rank
         for rank, code in codes.items()
         if code not in (EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST) and rank not in killed
     ]
-    words = [word for word in told if word.rank in culprits]
-    ending = [word for word in told if word.rank not in codes]
-    if words:
-        return min([*words, *ending], key=lambda word: word.time)
-    if told and not culprits:
-        return min(ending or told, key=lambda word: word.time)
+    of_culprits = [error for error in errors if error.rank in culprits]
+    # A worker writes its error file, then its sockets close, and only later its exit code is seen.
+    # A victim may notice the closed socket and exit before the culprit has: so workers that have
+    # written a file and not exited yet are candidates as well, and the earliest file decides.
+    of_running = [error for error in errors if error.rank not in codes]
+    if of_culprits:
+        return min([*of_culprits, *of_running], key=lambda error: error.time)
+    if errors and not culprits:
+        return min(of_running or errors, key=lambda error: error.time)
     first = culprits[0] if culprits else next(iter(codes), -1)
     return WorkerError(rank=first, message=reason, traceback="", time=0.0)
 
 
-def is_from_outside(codes: Mapping[int, int], rank: int) -> bool:
-    """Whether SIGKILL ended it, which comes from outside, or for want of memory: nothing that it computed can have done that."""
+def was_sigkilled(codes: Mapping[int, int], rank: int) -> bool:
+    """Whether SIGKILL ended the worker: it came from outside or for want of memory, and so is no fault of the training state."""
     return codes.get(rank) == -signal.SIGKILL

@@ -1,6 +1,7 @@
-"""The agent's side of a warm parent: it forks what it is asked for and says how that ended, or says why it cannot.
+"""The agent has workers forked, and learns each worker's exit code, or learns why there can be no fork.
 
-What the process itself does is in worker/fork_server.py, with the words that both sides use. It dies with this process, and its workers die with it.
+This is the agent's end of the connection; the fork server itself is elastic/worker/fork_server.py.
+The server dies with the agent, and its workers die with it.
 """
 
 import gc
@@ -11,42 +12,42 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn, Protocol
+from typing import IO, NoReturn
 
 from elastic.agent.workers.process import ProcessStart
 from elastic.system.clock import SystemClock
+from elastic.system.fork_protocol import (
+    Exited,
+    Forked,
+    ForkRequest,
+    Ready,
+    Refused,
+    parse_server_message,
+    to_json,
+)
 from elastic.system.json_lines import JsonLineSocket
-from elastic.system.processes import threads
+from elastic.system.processes import thread_count
 
 READY_LIMIT_S = 300.0
 FORK_LIMIT_S = 30.0
-_LAST_WORDS_BYTES = 2000
+_OUTPUT_TAIL_BYTES = 2000
 _CLOCK = SystemClock()
-SIGKILLED = -9  # as an exit code
 
-GoOn = Callable[[Path, socket.socket, int, IO[bytes]], NoReturn]
-
-
-class CannotFork(Exception):  # noqa: N818 - a reason to start cold, not an error
-    """Raised where nothing can be forked; the reason is for people."""
+BecomeForkServer = Callable[[Path, socket.socket, int, IO[bytes]], NoReturn]
 
 
-class _ServerProcess(Protocol):
-    @property
-    def pid(self) -> int: ...
-
-    def kill(self) -> None: ...
-
-    def wait(self) -> int: ...
+class CannotFork(Exception):  # noqa: N818 - a reason to spawn, not an error
+    """No worker can be forked; the message is for people."""
 
 
 @dataclass(frozen=True, slots=True)
-class _ForkedFromAgent:
-    """A child that this process forked itself."""
+class _AgentFork:
+    """A child that the agent forked from itself, with the methods of `subprocess.Popen` that are used here."""
 
     pid: int
 
@@ -57,179 +58,182 @@ class _ForkedFromAgent:
     def wait(self) -> int:
         with suppress(ChildProcessError):
             return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return SIGKILLED
+        return -signal.SIGKILL
+
+
+_ServerProcess = subprocess.Popen[bytes] | _AgentFork
 
 
 class ForkServerClient:
-    """The process `elastic.worker.fork_server`; its docstring has what is said over the socket."""
+    """Connection to one fork server, which it also starts and ends."""
 
-    def __init__(self, process: _ServerProcess, connection: socket.socket, printed: IO[bytes]) -> None:
-        self._process = process
+    def __init__(self, server: _ServerProcess, connection: socket.socket, output: IO[bytes]) -> None:
+        self._server = server
         self._connection = JsonLineSocket(connection)
-        self._printed = printed
-        self._ended: dict[int, int] = {}
-        self._answers: list[dict[str, Any]] = []
-        self._is_ready = False
+        self._output = output
+        self._exit_codes: dict[int, int] = {}  # of workers, by pid
+        self._answers: deque[Ready | Forked | Refused] = deque()
+        self.is_ready = False  # it has imported everything
         self.is_alive = True
-        self.ended_by: int | None = None  # exit code, or minus the signal's number
+        self.exit_code: int | None = None  # the server's; or minus the number of the signal that ended it
 
     @staticmethod
-    def start(recipe: Path) -> "ForkServerClient":
-        """Returns at once; it begins to import."""
+    def spawn(recipe: Path) -> "ForkServerClient":
+        """Start a fork server as a new interpreter. Returns at once, while the server imports."""
 
-        def begin(connection: socket.socket, printed: IO[bytes]) -> _ServerProcess:
+        def start(connection: socket.socket, output: IO[bytes]) -> _ServerProcess:
             words = ["elastic.worker.fork_server", str(recipe), str(connection.fileno()), str(os.getpid())]
             return subprocess.Popen(
                 [sys.executable, "-u", "-m", *words],
                 pass_fds=[connection.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=printed,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
-        return ForkServerClient._begin(begin, *socket.socketpair())
+        return ForkServerClient._start(start, *socket.socketpair())
 
     @staticmethod
-    def split_off(recipe: Path, go_on: GoOn) -> "ForkServerClient":
-        """As `start`, for a process that needs torch itself: it is imported here, for both, and the rest only in the fork. go_on: what the fork does."""
-        gc.disable()  # as the warm parent does while it imports
+    def fork_from_agent(recipe: Path, become_fork_server: BecomeForkServer) -> "ForkServerClient":
+        """Import torch, which the agent needs as well, and fork the fork server from this process.
+
+        So torch is imported once for both, which takes seconds; all other imports happen in the fork
+        alone. Where importing torch left threads running, the server is spawned instead.
+        """
+        gc.disable()  # as the fork server does while it imports
         importlib.import_module("torch")
         gc.enable()
-        if threads() > 1:
-            return ForkServerClient.start(recipe)
+        if thread_count() > 1:
+            return ForkServerClient.spawn(recipe)
         agent_pid = os.getpid()
         ours, theirs = socket.socketpair()
 
-        def begin(connection: socket.socket, printed: IO[bytes]) -> _ServerProcess:
+        def start(connection: socket.socket, output: IO[bytes]) -> _ServerProcess:
             pid = os.fork()
             if not pid:
                 ours.close()
-                go_on(recipe, connection, agent_pid, printed)
-            return _ForkedFromAgent(pid)
+                become_fork_server(recipe, connection, agent_pid, output)
+            return _AgentFork(pid)
 
-        return ForkServerClient._begin(begin, ours, theirs)
+        return ForkServerClient._start(start, ours, theirs)
 
     @staticmethod
-    def _begin(
-        begin: Callable[[socket.socket, IO[bytes]], _ServerProcess],
+    def _start(
+        start: Callable[[socket.socket, IO[bytes]], _ServerProcess],
         ours: socket.socket,
         theirs: socket.socket,
     ) -> "ForkServerClient":
-        printed = tempfile.TemporaryFile()  # noqa: SIM115 - it is read as long as workers are forked
-        # It is born with the signals blocked that it will let pass by, and so never without that protection.
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - it is read for as long as workers are forked
+        # The server ignores these signals once it runs. Until then they are blocked, which a child
+        # inherits: at no moment can a signal to every process of a job end it.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         try:
-            process = begin(theirs, printed)
+            server = start(theirs, output)
         finally:
             theirs.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-        return ForkServerClient(process, ours, printed)
+        return ForkServerClient(server, ours, output)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._server.pid
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether it has imported everything, as far as is known."""
-        return self._is_ready
-
-    def fork(self, start: ProcessStart) -> int:
-        """The pid of a worker that runs by now. Raises CannotFork."""
+    def fork(self, start: ProcessStart) -> "ForkedProcess":
+        """A worker that runs by now. Raises CannotFork."""
         self.wait_ready()
-        self._send({"fork": start.words, "env": dict(start.env)}, [start.out, start.err])
-        answer = self._next_answer(FORK_LIMIT_S)
-        if "pid" not in answer:
-            raise CannotFork(answer.get("unfit", "its answer makes no sense"))
-        return int(answer["pid"])
+        request = ForkRequest(command=start.command, env=dict(start.env))
+        try:
+            self._connection.send(to_json(request), [start.stdout, start.stderr], timeout_s=FORK_LIMIT_S)
+        except OSError as error:
+            self.kill()
+            raise CannotFork(f"it took no request ({error})") from error
+        match self._next_answer(FORK_LIMIT_S):
+            case Forked(pid=pid):
+                return ForkedProcess(self, pid)
+            case Refused(reason=reason):
+                raise CannotFork(reason)
+            case Ready():
+                raise CannotFork("its answer makes no sense")
 
     def wait_ready(self) -> None:
-        """Return once it has imported everything. Raises CannotFork."""
-        if not self._is_ready:
-            self._is_ready = "ready" in self._next_answer(READY_LIMIT_S)
+        """Return once the server has imported everything. Raises CannotFork."""
+        if not self.is_ready:
+            self.is_ready = isinstance(self._next_answer(READY_LIMIT_S), Ready)
 
-    def code(self, pid: int) -> int | None:
-        """How a worker ended. It dies with its parent, so when that is gone it was killed."""
+    def exit_code_of(self, pid: int) -> int | None:
+        """The exit code of a worker, or None while it runs. Workers die with the server: once that is gone, they were killed."""
         self._receive()
         if self.is_alive:
-            return self._ended.get(pid)
-        return self._ended.setdefault(pid, SIGKILLED)
+            return self._exit_codes.get(pid)
+        return self._exit_codes.setdefault(pid, -signal.SIGKILL)
 
     def fileno(self) -> int:
+        """Readable when the server has sent something."""
         return self._connection.fileno()
 
     def kill(self) -> None:
-        """End it, and with it its workers."""
+        """End the server, and with it its workers."""
         self.is_alive = False
-        self._process.kill()
-        self.ended_by = self._process.wait()
+        self._server.kill()
+        self.exit_code = self._server.wait()
 
     def close(self) -> None:
         self.kill()
         self._connection.close()
-        self._printed.close()
+        self._output.close()
 
-    def _send(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        try:
-            self._connection.send(message, descriptors, timeout_s=FORK_LIMIT_S)
-        except OSError as error:
-            self.kill()
-            raise CannotFork(f"it took no request ({error})") from error
-
-    def _next_answer(self, limit_s: float) -> dict[str, Any]:
-        """What it says next, ends of workers aside."""
+    def _next_answer(self, limit_s: float) -> Ready | Forked | Refused:
         deadline = _CLOCK.monotonic() + limit_s
         while True:
             self._receive()
             if self._answers:
-                return self._answers.pop(0)
+                return self._answers.popleft()
             if not self.is_alive:
-                raise CannotFork(f"it ended{self._last_words()}")
+                raise CannotFork(f"it ended{self._output_tail()}")
             left_s = deadline - _CLOCK.monotonic()
             if left_s <= 0:
-                # A late answer would be a worker that nobody watches; it dies with its parent.
+                # A late answer would mean a worker that no agent watches. It dies with the server.
                 self.kill()
-                raise CannotFork(f"it did not answer within {limit_s:.0f} s{self._last_words()}")
+                raise CannotFork(f"it did not answer within {limit_s:.0f} s{self._output_tail()}")
             self._connection.wait(left_s)
 
     def _receive(self) -> None:
-        """Take in what has arrived, without waiting."""
+        """Take in the messages that have arrived, without waiting."""
         if not self.is_alive:
             return
         try:
-            for message in self._connection.receive():
-                if "exited" in message:
-                    self._ended[int(message["exited"])] = int(message["code"])
-                else:
-                    self._answers.append(message)
-            is_over = self._connection.has_ended
+            for line in self._connection.receive():
+                match parse_server_message(line):
+                    case Exited(pid=pid, code=code):
+                        self._exit_codes[pid] = code
+                    case answer:
+                        self._answers.append(answer)
+            has_ended = self._connection.has_ended
         except (OSError, ValueError):
-            is_over = True
-        if is_over:
+            has_ended = True
+        if has_ended:
             self.kill()
 
-    def _last_words(self) -> str:
-        size_bytes = os.fstat(self._printed.fileno()).st_size
-        tail = os.pread(self._printed.fileno(), _LAST_WORDS_BYTES, max(0, size_bytes - _LAST_WORDS_BYTES))
-        words = tail.decode(errors="replace").strip()
-        return f"; it printed last: {words}" if words else ""
+    def _output_tail(self) -> str:
+        size_bytes = os.fstat(self._output.fileno()).st_size
+        tail = os.pread(self._output.fileno(), _OUTPUT_TAIL_BYTES, max(0, size_bytes - _OUTPUT_TAIL_BYTES))
+        text = tail.decode(errors="replace").strip()
+        return f"; it printed last: {text}" if text else ""
 
 
+@dataclass(frozen=True, slots=True)
 class ForkedProcess:
-    def __init__(self, parent: ForkServerClient, pid: int) -> None:
-        self._parent = parent
-        self._pid = pid
+    """A worker whose parent is the fork server."""
 
-    @property
-    def pid(self) -> int:
-        return self._pid
+    server: ForkServerClient
+    pid: int
 
     def poll(self) -> int | None:
-        return self._parent.code(self._pid)
+        return self.server.exit_code_of(self.pid)
 
-    def news(self) -> int | None:
-        return self._parent.fileno()
+    def exit_fd(self) -> int:
+        return self.server.fileno()
 
-    def give_up(self) -> None:
-        self._parent.kill()
+    def kill_parent(self) -> None:
+        self.server.kill()

@@ -1,7 +1,8 @@
-"""The worker processes of one generation on one node: started together, watched, and never left behind.
+"""The workers of one generation on one node start together, every start and exit is recorded, and none is left behind.
 
-Each leads a session of its own, so that a terminal's Ctrl-C does not reach it, and dies with this agent. Its output goes straight into
-its log file: nothing is lost when the agent dies, and no pipe can fill up.
+Each worker leads a session of its own, so that a terminal's Ctrl-C does not reach it, and dies with
+this agent. Its output goes straight into its log file: nothing is lost when the agent dies, and no
+pipe can fill up. What an exit means is decided in decide.py.
 """
 
 import os
@@ -11,83 +12,154 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic.agent.workers.first_failure import WorkerError, first_failure, read_errors, was_sigkilled
 from elastic.agent.workers.process import Process, ProcessStart, kill_session, wait_any_exit
-from elastic.system.clock import SystemClock
+from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
+from elastic.events import WorkerExited, WorkerFailed, WorkerStarted
+from elastic.observe.console import ConsoleFollower
+from elastic.observe.log import EventLog
+from elastic.rendezvous.group import Failure
+from elastic.system.clock import Clock
 
 KILL_WAIT_S = 30.0
-_CLOCK = SystemClock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStart:
     rank: int
     local_rank: int
+    command: tuple[str, ...]  # the recipe and its arguments
     env: Mapping[str, str]
     log: Path
 
 
-class Workers:
-    """A node's workers of one generation; `codes` is what is known about their ends, in the order in which they were seen."""
-
+class NodeWorkers:
     def __init__(
-        self, plans: list[WorkerStart], words: tuple[str, ...], start: Callable[[ProcessStart], Process]
+        self,
+        starts: list[WorkerStart],
+        start_process: Callable[[ProcessStart], Process],
+        log: EventLog,
+        console: ConsoleFollower,
+        clock: Clock,
     ) -> None:
-        """words: the recipe and its arguments."""
-        self.codes: dict[int, int] = {}
-        self.killed: set[int] = set()
-        self._children: dict[int, Process] = {}
-        for plan in plans:
-            self._children[plan.rank] = _start(plan, words, start)
+        """Start the workers."""
+        # By rank, in the order in which the exits were seen; minus the number of the signal that ended a worker.
+        self.exit_codes: dict[int, int] = {}
+        self.killed: set[int] = set()  # ranks that this agent killed
+        self._starts = {start.rank: start for start in starts}
+        self._processes = {start.rank: _start(start, start_process) for start in starts}
+        self._log = log
+        self._console = console
+        self._clock = clock
+        self._first_exit_s: float | None = None
+        for start in starts:
+            log.record(WorkerStarted(rank=start.rank, pid=self.pid(start.rank)))
+            console.follow(start.log, f"rank{start.rank}")
 
     @property
-    def pids(self) -> dict[int, int]:
-        return {rank: child.pid for rank, child in self._children.items()}
+    def running(self) -> dict[int, WorkerStart]:
+        """By rank, the workers whose exit was not seen yet."""
+        return {rank: start for rank, start in self._starts.items() if rank not in self.exit_codes}
 
-    def poll(self) -> list[int]:
-        """Ranks that ended since the last look."""
-        ended = {rank: code for rank in self._alive() if (code := self._children[rank].poll()) is not None}
-        self.codes.update(ended)
-        return list(ended)
+    def pid(self, rank: int) -> int:
+        return self._processes[rank].pid
+
+    @property
+    def was_cut_short(self) -> bool:
+        """Whether a worker exited otherwise than by finishing or draining."""
+        return any(code not in (EXIT_COMPLETE, EXIT_INTERRUPTED) for code in self.exit_codes.values())
+
+    def first_exit_age_s(self) -> float:
+        """Seconds since the first exit was seen; 0 while all run."""
+        return 0.0 if self._first_exit_s is None else self._clock.monotonic() - self._first_exit_s
+
+    def poll(self) -> bool:
+        """Take note of new exits; returns whether there were any."""
+        exited = self._take_exit_codes()
+        if exited and self._first_exit_s is None:
+            self._first_exit_s = self._clock.monotonic()
+        for rank in exited:
+            self._record_exit(rank, victim=self.exit_codes[rank] == EXIT_PEER_LOST)
+        return bool(exited)
 
     def wait(self, timeout_s: float) -> None:
-        """Return as soon as a worker may have ended; `poll` says which. With none alive, or nothing new, when the time is over."""
-        alive = [self._children[rank] for rank in self._alive()]
-        # The word of an end may have come in with another answer: the descriptor would stay silent about it.
-        if all(child.poll() is None for child in alive):
-            wait_any_exit(alive, timeout_s)
+        """Return as soon as a worker may have exited, or after `timeout_s`."""
+        running = [self._processes[rank] for rank in self.running]
+        # The fork server reports all exits over one socket, and this one may have been read already
+        # together with another message: the descriptor then stays silent although an exit is known.
+        if all(process.poll() is None for process in running):
+            wait_any_exit(running, timeout_s)
 
     def terminate(self) -> None:
-        """Ask politely: SIGTERM to each main process, not to its children, which may be loading the data of the step to be finished."""
-        for rank in self._alive():
-            if self._children[rank].poll() is None:
+        """SIGTERM to each worker's main process, and not to its children: they may be loading the data of the step that is to be finished."""
+        for rank in self.running:
+            if self._processes[rank].poll() is None:
                 with suppress(ProcessLookupError):
-                    os.kill(self._children[rank].pid, signal.SIGTERM)
+                    os.kill(self.pid(rank), signal.SIGTERM)
 
-    def kill(self) -> list[int]:
-        """SIGKILL to every session that is left, children included; returns the ranks that were alive."""
-        alive = self._alive()
+    def kill(self, culprit: WorkerError | None) -> None:
+        """SIGKILL to every session that is left, children included; returns once all workers have exited.
+
+        A worker that is killed here is a victim, unless it is the culprit.
+        """
+        self.poll()
+        alive = list(self.running)
         self.killed.update(alive)
-        for child in self._children.values():
-            kill_session(child)
+        for process in self._processes.values():
+            kill_session(process)
         self._wait_for_all()
-        return alive
+        for rank in alive:
+            self._record_exit(rank, victim=culprit is None or rank != culprit.rank)
+
+    def record_failure(self, node: str, reason: str, errors: Path, culprit: WorkerError | None) -> Failure:
+        """Which worker of this node failed first, also as an event.
+
+        reason: speaks for a worker that left no error file in the folder `errors`.
+        culprit: a worker that was found to hang; it is to blame whatever error files the others left.
+        """
+        files = read_errors(errors, list(self._processes))
+        first = culprit or first_failure(self.exit_codes, self.killed, files, reason)
+        self._log.record(WorkerFailed(rank=first.rank, message=first.message, traceback=first.traceback))
+        return Failure(
+            node=node,
+            rank=first.rank,
+            message=first.message,
+            traceback=first.traceback,
+            from_outside=was_sigkilled(self.exit_codes, first.rank),
+        )
+
+    def _take_exit_codes(self) -> list[int]:
+        """Ranks whose exit is seen for the first time."""
+        codes = {rank: code for rank in self.running if (code := self._processes[rank].poll()) is not None}
+        self.exit_codes.update(codes)
+        return list(codes)
 
     def _wait_for_all(self) -> None:
-        deadline = _CLOCK.monotonic() + KILL_WAIT_S
-        self.poll()
-        while self._alive():
-            if _CLOCK.monotonic() >= deadline:
-                for rank in self._alive():
-                    self._children[rank].give_up()
-            self.wait(max(0.0, deadline - _CLOCK.monotonic()))
-            self.poll()
+        deadline = self._clock.monotonic() + KILL_WAIT_S
+        self._take_exit_codes()
+        while self.running:
+            if self._clock.monotonic() >= deadline:
+                for rank in self.running:
+                    self._processes[rank].kill_parent()
+            self.wait(max(0.0, deadline - self._clock.monotonic()))
+            self._take_exit_codes()
 
-    def _alive(self) -> list[int]:
-        return [rank for rank in self._children if rank not in self.codes]
+    def _record_exit(self, rank: int, *, victim: bool) -> None:
+        code, pid = self.exit_codes[rank], self.pid(rank)
+        name = signal.Signals(-code).name if code < 0 else None
+        self._log.record(
+            WorkerExited(rank=rank, pid=pid, code=None if code < 0 else code, signal=name, victim=victim)
+        )
+        if code not in (EXIT_COMPLETE, EXIT_INTERRUPTED):
+            how = f"killed by {name}" if name else f"exit code {code}"
+            of_another = ", a victim of another failure" if victim else ""
+            self._console.print_line(f"rank {rank} (pid {pid}) ended: {how}{of_another}")
 
 
-def _start(plan: WorkerStart, words: tuple[str, ...], start: Callable[[ProcessStart], Process]) -> Process:
-    plan.log.parent.mkdir(parents=True, exist_ok=True)
+def _start(start: WorkerStart, start_process: Callable[[ProcessStart], Process]) -> Process:
+    start.log.parent.mkdir(parents=True, exist_ok=True)
     # "x": a log belongs to one worker of one generation and is never overwritten.
-    with plan.log.open("xb") as log:
-        return start(ProcessStart(words=words, env=plan.env, out=log.fileno(), err=log.fileno()))
+    with start.log.open("xb") as log:
+        return start_process(
+            ProcessStart(command=start.command, env=start.env, stdout=log.fileno(), stderr=log.fileno())
+        )

@@ -1,6 +1,8 @@
-"""A process that runs the recipe can be waited for, and its end is seen once, whoever its parent is.
+"""A process that runs the recipe is waited for without polling, and its exit code is kept once it has been seen.
 
-Here are the contract and the processes that import everything themselves; those that are forked are in fork_server_client.py.
+`Process` is all that the agent needs of such a process, whoever its parent is. This module has the
+processes that the agent spawns: they import everything themselves, which takes seconds. Those that
+the fork server forks are in fork_server_client.py.
 """
 
 import os
@@ -13,40 +15,42 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-# Where the kernel cannot say that a process ended, waiting looks this often.
-LOOK_EVERY_S = 0.02
+# Between two polls where the kernel has no descriptor for the exit of a process (before Linux 5.3).
+POLL_EVERY_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStart:
-    """One process to start: the recipe and its arguments, its whole environment, and the descriptors that it writes to."""
+    """One process to start. `stdout` and `stderr` are descriptors, which stay open in the caller."""
 
-    words: tuple[str, ...]
-    env: Mapping[str, str]
-    out: int
-    err: int
+    command: tuple[str, ...]  # the recipe and its arguments
+    env: Mapping[str, str]  # the whole environment
+    stdout: int
+    stderr: int
 
 
 class Process(Protocol):
-    """It leads a session of its own."""
+    """A process that leads a session of its own."""
 
     @property
     def pid(self) -> int: ...
 
     def poll(self) -> int | None:
-        """Its exit code, minus the signal's number where a signal ended it; None while it runs."""
+        """The exit code, or minus the number of the signal that ended it; None while it runs."""
 
-    def news(self) -> int | None:
-        """A descriptor that is readable once it may have ended; None where there is no such thing."""
+    def exit_fd(self) -> int | None:
+        """A descriptor that is readable once the process may have exited; None where there is none."""
 
-    def give_up(self) -> None:
-        """It was killed and does not end: whoever stands between is ended, so that `poll` has an answer."""
+    def kill_parent(self) -> None:
+        """For a process that does not exit though it was killed: end its parent, so that `poll` answers."""
 
 
 class SpawnedProcess:
+    """A child of the agent that began as a new interpreter."""
+
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
-        self._end = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
+        self._exit_fd = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
 
     @property
     def pid(self) -> int:
@@ -54,51 +58,55 @@ class SpawnedProcess:
 
     def poll(self) -> int | None:
         code = self._process.poll()
-        if code is not None and self._end is not None:
-            os.close(self._end)
-            self._end = None
+        if code is not None and self._exit_fd is not None:
+            os.close(self._exit_fd)
+            self._exit_fd = None
         return code
 
-    def news(self) -> int | None:
-        return self._end
+    def exit_fd(self) -> int | None:
+        return self._exit_fd
 
-    def give_up(self) -> None:
+    def kill_parent(self) -> None:
+        """The parent is this agent: there is nothing left to try. Raises TimeoutError."""
         raise TimeoutError(
             f"expected process {self.pid} to end when it was killed, found it alive; its device or file system hangs"
         )
 
 
 def spawn(start: ProcessStart) -> Process:
-    """ProcessStart a process that imports everything itself, which takes seconds."""
+    """Start a new interpreter for the recipe."""
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "elastic.worker.main", *start.words],
+        [sys.executable, "-u", "-m", "elastic.worker.main", *start.command],
         env=dict(start.env),
         stdin=subprocess.DEVNULL,
-        stdout=start.out,
-        stderr=start.err,
+        stdout=start.stdout,
+        stderr=start.stderr,
         start_new_session=True,
     )
     return SpawnedProcess(process)
 
 
-def wait_any_exit(children: Collection[Process], timeout_s: float) -> None:
-    """Return when one of them may have ended, or when the time is over."""
-    descriptors = [child.news() for child in children]
-    look = select.poll()
+def wait_any_exit(processes: Collection[Process], timeout_s: float) -> None:
+    """Return when one of the processes may have exited, or after `timeout_s`."""
+    descriptors = [process.exit_fd() for process in processes]
+    poll = select.poll()
     for descriptor in descriptors:
         if descriptor is not None:
-            look.register(descriptor, select.POLLIN)
-    limit_s = min(timeout_s, LOOK_EVERY_S) if None in descriptors else timeout_s
-    look.poll(limit_s * 1000)
+            poll.register(descriptor, select.POLLIN)
+    limit_s = min(timeout_s, POLL_EVERY_S) if None in descriptors else timeout_s
+    poll.poll(limit_s * 1000)
 
 
-def kill_session(child: Process) -> None:
-    """SIGKILL to it and to every process that it started and that did not leave its session."""
-    # The session outlives its leader when data-loading processes are left, so a dead one's is killed as well.
+def kill_session(process: Process) -> None:
+    """SIGKILL to the process and to every process that it started and that stayed in its session."""
+    # Data-loading processes may outlive the leader, so the session is killed whether or not the
+    # leader still runs. While one of them lives, the kernel gives their group's number to no other
+    # process.
     with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
         return
-    # It was forked so recently that it does not lead a session yet.
-    if child.poll() is None:
+    # There is no such group. Either everything has exited, or the process was forked so recently
+    # that it has not called setsid yet.
+    if process.poll() is None:
         with suppress(ProcessLookupError):
-            os.kill(child.pid, signal.SIGKILL)
+            os.kill(process.pid, signal.SIGKILL)

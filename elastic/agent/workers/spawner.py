@@ -1,9 +1,10 @@
-"""Workers are forked in milliseconds from a warm parent whose code is what a new process would import now; where that cannot be, they start cold.
+"""Workers are forked in milliseconds from a fork server that holds the code a new interpreter would import now; where that cannot be, they are spawned.
 
-Cold is never an error, only slower, and is said with its reason.
+Spawning is never an error, only slower by seconds, and the console shows why it was necessary.
 """
 
 import os
+import signal
 import site
 import sys
 from collections.abc import Callable
@@ -12,27 +13,27 @@ from types import TracebackType
 from typing import Self
 
 import elastic
-from elastic.agent.workers.fork_server_client import SIGKILLED, CannotFork, ForkedProcess, ForkServerClient
+from elastic.agent.workers.fork_server_client import CannotFork, ForkServerClient
 from elastic.agent.workers.process import Process, ProcessStart, spawn
 
 
 class Spawner:
-    """Starts whatever runs the recipe on this node; leave it, as a context, when nothing that it started is wanted any more."""
+    """Starts the processes that run the recipe on this node. It is a context, whose end is the end of all of them."""
 
     def __init__(
         self,
         recipe: Path,
-        say: Callable[[str], None],
-        first: Callable[[Path], ForkServerClient] = ForkServerClient.start,
+        report: Callable[[str], None],
+        start_first: Callable[[Path], ForkServerClient] = ForkServerClient.spawn,
     ) -> None:
-        """first: how the first warm parent comes about."""
-        self.say = say
+        """report: takes lines for the console. start_first: starts the first fork server; later ones are spawned."""
+        self.report = report
         self._recipe = recipe
-        self._said = ""
-        self._parent: ForkServerClient | None = None
-        self._code: frozenset[tuple[str, int]] = frozenset()
-        self._is_hopeless = sys.platform != "linux"
-        self._begin(first)
+        self._reported = ""
+        self._server: ForkServerClient | None = None
+        self._code: frozenset[tuple[str, int]] = frozenset()  # of the fork server
+        self._is_hopeless = sys.platform != "linux"  # another fork server would fail as well
+        self._start_server(start_first)
 
     def __enter__(self) -> Self:
         return self
@@ -40,62 +41,68 @@ class Spawner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._parent is not None:
-            self._parent.close()
-            self._parent = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     @property
     def fork_server_pid(self) -> int | None:
-        """Of the warm parent; None where there is none."""
-        return self._parent.pid if self._parent is not None and self._parent.is_alive else None
+        """None while no fork server is alive."""
+        return self._server.pid if self._server is not None and self._server.is_alive else None
 
     def renew(self) -> None:
-        """Before the others are met, when no worker lives: begin anew where the warm parent died, or holds code that has changed on the disk, and wait until it is ready."""
-        if self._parent is None:
+        """Call between generations, with no live workers.
+
+        Restarts the fork server if it died or if installed code changed on disk, and waits until it is ready.
+        """
+        if self._server is None:
             return
         has_changed = self._code != installed_code()
         if has_changed:
-            self.say("installed code has changed; the warm parent imports it anew")
-        elif self._parent.is_alive or self._is_hopeless:
+            self.report("installed code has changed; the fork server imports it again")
+        elif self._server.is_alive or self._is_hopeless:
             return
         else:
-            self.say("the warm parent died; another one is started")
-        self._parent.close()
+            self.report("the fork server died; another one is started")
+        self._server.close()
         self._is_hopeless = False
-        self._begin()
+        self._start_server()
         try:
-            self._parent.wait_ready()
+            self._server.wait_ready()
         except CannotFork as reason:
-            self._go_cold(str(reason))
+            self._report_spawning(str(reason))
 
     def start(self, start: ProcessStart) -> Process:
-        if self._parent is not None and not self._is_hopeless:
+        if self._server is not None and not self._is_hopeless:
             try:
-                pid = self._parent.fork(start)
+                return self._server.fork(start)
             except CannotFork as reason:
-                self._go_cold(str(reason))
-            else:
-                return ForkedProcess(self._parent, pid)
+                self._report_spawning(str(reason))
         return spawn(start)
 
-    def _begin(self, how: Callable[[Path], ForkServerClient] = ForkServerClient.start) -> None:
+    def _start_server(self, how: Callable[[Path], ForkServerClient] = ForkServerClient.spawn) -> None:
         if not self._is_hopeless:
             self._code = installed_code()
-            self._parent = how(self._recipe)
+            self._server = how(self._recipe)
 
-    def _go_cold(self, reason: str) -> None:
-        if self._parent is not None and not self._parent.is_ready:
-            # One that ended by itself before it was ready would end again; after one that was killed, for want of memory say, another is tried.
-            self._is_hopeless = self._parent.ended_by != SIGKILLED
-        if reason != self._said:
-            self._said = reason
-            self.say(f"workers are not forked from the warm parent but started one by one: {reason}")
+    def _report_spawning(self, reason: str) -> None:
+        if self._server is not None and not self._server.is_ready:
+            # One that failed by itself while it imported would fail again. One that was killed, for
+            # instance for want of memory, may succeed at the next attempt.
+            self._is_hopeless = self._server.exit_code != -signal.SIGKILL
+        if reason != self._reported:
+            self._reported = reason
+            self.report(
+                f"workers are spawned, which takes seconds, and not forked from the fork server: {reason}"
+            )
 
 
 def installed_code() -> frozenset[tuple[str, int]]:
-    """What a warm parent holds frozen: the names of what is installed and this library's own files, with times of change.
+    """What a fork server holds in memory: the names of installed packages and this library's own files, with modification times in ns.
 
-    A package that is replaced by another version leaves a new dist-info folder behind; other folders' times change when byte code is cached.
+    Of installed packages only records of installation count with their times: a package that is
+    replaced by another version leaves a new dist-info folder behind, while the time of the package's
+    own folder also changes whenever Python caches byte code in it.
     """
     found = set()
     for folder in [*site.getsitepackages(), site.getusersitepackages()]:
