@@ -14,7 +14,6 @@ from pathlib import PurePath
 from typing import Any, Literal, NoReturn
 
 from elastic.config.durations import Every, duration_s
-from elastic.config.url import has_exclusive_create
 from elastic.errors import UsageError
 
 COMMANDS = ("report", "status", "verify", "diff")
@@ -22,6 +21,8 @@ _ENDPOINTS = {
     "c10d": "the address of the node that is to keep the group's state, HOST[:PORT]",
     "etcd": "the members of the cluster, HOST[:PORT],HOST[:PORT],...",
 }
+# Protocols whose libraries can create an object only where there is none.
+_EXCLUSIVE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 OBJECTS_KEEP_ALIVE_S = 15.0  # a beat every 3 s, and room for a request that takes long or fails
 
 
@@ -59,7 +60,7 @@ class Options:
     @property
     def meets_in_objects(self) -> bool:
         """Whether the group's state is kept in an object store."""
-        return self.rdzv_backend == "dir" and has_exclusive_create(self.rdzv_endpoint or self.run_dir)
+        return self.rdzv_backend == "dir" and _has_exclusive_create(self.rdzv_endpoint or self.run_dir)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +291,12 @@ def _whole(lowest: int, text: str) -> int:
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < lowest:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least {lowest}, found {text!r}")
     return int(text)
+
+
+def _has_exclusive_create(url: str) -> bool:
+    """Whether nodes can meet in this storage: of several that create an object, exactly one succeeds."""
+    protocol, separator, _ = url.partition("://")
+    return bool(separator) and protocol in _EXCLUSIVE
 
 
 def _workers(text: str) -> int | Literal["auto"]:

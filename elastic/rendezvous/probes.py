@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from elastic.rendezvous.group import Node
+from elastic.system.addresses import listen_on
 from elastic.system.untrusted import decode, encode
 
 LIMIT_BYTES = 1024
@@ -46,7 +47,7 @@ class Probes:
         """Raises OSError when no socket can be had."""
         self._node_id = node_id
         self._every_s = every_s
-        self._socket = _bound(address)
+        self._socket = listen_on(address, kind=socket.SOCK_DGRAM)
         self.port: int = self._socket.getsockname()[1]
         self._lock = threading.Lock()
         self._peers: dict[str, tuple[str, int]] = {}
@@ -119,18 +120,3 @@ class Probes:
         with self._lock:
             if probe.hears and probe.sender in self._peers:
                 self._counters[probe.sender] = self._counters.get(probe.sender, 0) + 1
-
-
-def _bound(address: str) -> socket.socket:
-    """On the address that others use, where it is this machine's own; behind a translation of addresses it is not."""
-    family, _, _, _, where = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
-    made = socket.socket(family, socket.SOCK_DGRAM)
-    try:
-        try:
-            made.bind(where)
-        except OSError:
-            made.bind(("", 0))
-    except BaseException:
-        made.close()
-        raise
-    return made

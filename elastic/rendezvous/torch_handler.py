@@ -7,7 +7,6 @@ counts progress nor limits workers, and membership changes stop the workers as t
 
 import contextlib
 import os
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -30,9 +29,8 @@ from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.group import Node, RunEnd
 from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
 from elastic.rendezvous.transitions import FAILURE, NODE_JOINED, NODE_LOST, GroupPolicy
-from elastic.system.addresses import new_node_id, node_address
+from elastic.system.addresses import HIGHEST_PORT, listen_on, new_node_id, node_address
 from elastic.system.clock import SystemClock
-from elastic.system.endpoint import HIGHEST_PORT
 from elastic.system.untrusted import parse_number
 
 BACKEND_NAME = "elastic"
@@ -69,7 +67,7 @@ class EndpointHost:
 
     def open(self) -> str:
         """Start a server on a free port of the address that this node publishes and give its "host:port"."""
-        listener = _listen(self.address)
+        listener = listen_on(self.address)
         port = listener.getsockname()[1]
         store = TCPStore(
             self.address,
@@ -100,16 +98,6 @@ class EndpointHost:
         store = TCPStore(host, port, is_master=False, timeout=CONNECT_TIMEOUT)
         store.set_timeout(STORE_TIMEOUT)
         return store
-
-
-def _listen(address: str) -> socket.socket:
-    """On that address alone, so that other networks of this machine do not reach it; on all where it stands for this machine elsewhere only, behind a translation of addresses say."""
-    with contextlib.suppress(OSError):
-        family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((address, 0), family=family)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
 
 
 class ElasticRendezvous(RendezvousHandler):

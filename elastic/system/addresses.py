@@ -1,17 +1,23 @@
-"""The address that a node publishes is the one that gloo would choose, so that agents and workers are reached the same way.
+"""A node publishes the address that gloo would choose, and agents listen on that address only.
 
-It does not promise that other machines can reach it: a host name that resolves to a loopback address stays one.
+Agents and workers are then reached the same way. Other machines may still not reach it: a host name
+that resolves to a loopback address stays one.
 """
 
 import fcntl
 import os
+import re
 import socket
 import struct
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
 
 from elastic.errors import UsageError
 
+HIGHEST_PORT = 65535
+_ENDPOINT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+)(?::(?P<port>[0-9]{1,5}))?")
 _SIOCGIFADDR = 0x8915  # of linux/sockios.h
 _IFNAME_BYTES = 15
 
@@ -33,6 +39,52 @@ def node_address(environ: Mapping[str, str]) -> str:
 def new_node_id() -> str:
     """A name for this agent process that no other process, before or after it, has."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def split_endpoint(text: str, default_port: int) -> tuple[str, int]:
+    """Host and port of HOST, HOST:PORT or [IPv6 ADDRESS]:PORT; the host keeps its brackets.
+
+    Raises UsageError for anything else. It does not ask whether the host exists.
+    """
+    match = _ENDPOINT.fullmatch(text)
+    port = int(match["port"] or default_port) if match else 0
+    if match is None or not 0 < port <= HIGHEST_PORT:
+        raise UsageError(
+            f"expected an endpoint HOST or HOST:PORT, such as node-1:{default_port} or [::1]:{default_port}, found {text!r}"
+        )
+    return match["host"], port
+
+
+def listen_on(address: str, port: int = 0, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    """A socket that is bound to `address` only, so that other networks cannot reach it.
+
+    Behind network address translation the address is not this machine's; the socket is then bound
+    to all interfaces, as it is for the address "". Port 0 lets the kernel choose. Raises OSError.
+    """
+    family = socket.AF_INET
+    if address:
+        with suppress(OSError):
+            family, _, _, _, where = socket.getaddrinfo(address, port, type=kind)[0]
+            return _bound(family, where, kind)
+    # Peers may connect to a stream by IPv4 or IPv6; a datagram socket sends only to its own family.
+    is_dual = kind is socket.SOCK_STREAM and socket.has_dualstack_ipv6()
+    return _bound(socket.AF_INET6 if is_dual else family, ("", port), kind)
+
+
+def _bound(family: socket.AddressFamily, where: Any, kind: socket.SocketKind) -> socket.socket:
+    made = socket.socket(family, kind)
+    try:
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        if kind is socket.SOCK_STREAM:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(where)
+        if kind is socket.SOCK_STREAM:
+            made.listen()
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 def _interface_address(interface: str) -> str:

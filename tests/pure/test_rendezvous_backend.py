@@ -17,7 +17,6 @@ from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.etcd_http import Access
 from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
 from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
-from elastic.system import addresses
 from elastic.testing.fakes import MemoryBackend
 
 Open = Callable[[], Backend]
@@ -239,17 +238,3 @@ def test_a_folder_that_vanishes_is_a_failure_of_the_backend(tmp_path: Path) -> N
     ):
         with pytest.raises(BackendFailed, match="could not"):
             call()
-
-
-def test_the_address_is_that_of_the_interface_gloo_is_told_to_use() -> None:
-    """The loopback interface, alone and first of a list, and one that no machine has."""
-    assert addresses.node_address({"GLOO_SOCKET_IFNAME": "lo"}) == "127.0.0.1"
-    assert addresses.node_address({"GLOO_SOCKET_IFNAME": "lo,eth0"}) == "127.0.0.1"
-    with pytest.raises(UsageError, match=r"this machine has .*lo"):
-        addresses.node_address({"GLOO_SOCKET_IFNAME": "nope9"})
-
-
-def test_the_address_of_an_unknown_host_name_is_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container whose host name is in no hosts file."""
-    monkeypatch.setattr(addresses.socket, "gethostname", lambda: "no-such-host.invalid")
-    assert addresses.node_address({}) == "127.0.0.1"

@@ -6,11 +6,9 @@ import threading
 import pytest
 from etcd_servers import free_port
 
-from elastic.errors import UsageError
 from elastic.rendezvous.backends import tcp_store, tcp_store_client
 from elastic.rendezvous.backends.backend import BackendFailed, MayHost
 from elastic.rendezvous.backends.tcp_store import StoredValue, TcpStoreBackend
-from elastic.system.endpoint import split_endpoint
 
 
 @pytest.fixture
@@ -143,18 +141,3 @@ def test_what_another_program_wrote_is_a_failure_with_advice(text):
     """Values that are no group."""
     with pytest.raises(BackendFailed, match="another program"):
         StoredValue.parse(text.encode())
-
-
-@pytest.mark.parametrize(
-    ("text", "found"), [("a", ("a", 7)), ("a-1.b:80", ("a-1.b", 80)), ("[::1]:5", ("[::1]", 5))]
-)
-def test_an_endpoint_is_a_host_and_perhaps_a_port(text, found):
-    assert split_endpoint(text, 7) == found
-
-
-@pytest.mark.parametrize(
-    "text", ["", ":80", "a:", "a:0", "a:65536", "a:x", "::1", "a b", "a/b", "a:1:2", "ä"]
-)
-def test_what_is_no_endpoint_is_refused(text):
-    with pytest.raises(UsageError, match="expected an endpoint"):
-        split_endpoint(text, 7)

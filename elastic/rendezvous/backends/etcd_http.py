@@ -18,8 +18,8 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 
 from elastic.errors import UsageError
 from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
+from elastic.system.addresses import split_endpoint
 from elastic.system.clock import Clock, SystemClock
-from elastic.system.endpoint import split_endpoint
 from elastic.system.untrusted import parse_json
 
 DEFAULT_PORT = 2379

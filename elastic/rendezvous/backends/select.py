@@ -12,8 +12,8 @@ from typing import Literal
 from elastic.errors import RendezvousTimeout, UsageError
 from elastic.rendezvous.backends.backend import Backend, BackendFailed, BackendRefused, MayHost
 from elastic.rendezvous.backends.directory import DirectoryBackend
+from elastic.system.addresses import split_endpoint
 from elastic.system.clock import Clock
-from elastic.system.endpoint import split_endpoint
 
 RETRY_S = 0.5
 MIN_WATCH_S = 2.0

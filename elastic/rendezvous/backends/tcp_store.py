@@ -21,7 +21,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # public by
 
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.tcp_store_client import TcpStoreClient, is_own_address
-from elastic.system.endpoint import split_endpoint
+from elastic.system.addresses import split_endpoint
 from elastic.system.untrusted import parse_json, parse_number
 
 DEFAULT_PORT = 29400  # torchrun's

@@ -18,6 +18,7 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public by its documentation
 
 from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.system.addresses import listen_on
 
 CONNECT_S = 0.5
 ANSWER_S = 1.0
@@ -105,7 +106,8 @@ def is_own_address(host: str) -> bool:
 def _serve(host: str, port: int) -> TCPStore | None:
     """A store that listens there; None when somebody on this machine does already."""
     try:
-        listener = _listen(host, port)
+        # What a host's name means on the host itself is often not the address that others reach.
+        listener = listen_on(host if _is_address(host) else "", port)
     except OSError:
         return None
     limit = timedelta(seconds=ANSWER_S)
@@ -118,16 +120,6 @@ def _serve(host: str, port: int) -> TCPStore | None:
             timeout=limit,
             master_listen_fd=listener.detach(),
         )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """On the address that the endpoint spells, else on all: what a host's name means on the host itself is often not what the others reach."""
-    if _is_address(host):
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
 
 
 def _is_address(host: str) -> bool:
