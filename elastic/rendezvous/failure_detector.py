@@ -1,9 +1,11 @@
-"""A node is alive while its heartbeat counter moves within `keep_alive_s` of the observer's own attention.
+"""A node is alive while its heartbeat counter moves within `keep_alive_s` of its observer's time.
 
-No two clocks are compared: each observer judges by its own monotonic clock, and by changes of a counter, never by its
-value. `elastic.system.silence` says why an observer that was itself stopped does not take the others for dead at once.
+No two clocks are compared: each observer judges by its own monotonic clock, and by changes of a
+counter, never by its value. `elastic.system.silence` says why an observer that was itself stopped
+does not take the others for dead at once.
 
-It does not promise to be right: a node taken for dead may only be slow. The generation number fences it then.
+It does not promise to be right: a node taken for dead may only be slow. The generation number
+fences it then.
 """
 
 from collections.abc import Mapping
@@ -31,8 +33,8 @@ class FailureDetector:
     def observe(self, counters: Mapping[str, int], *, now_s: float, counts: bool = True) -> "FailureDetector":
         """One poll. `counters`: of every node of interest, NO_HEARTBEAT for a node without one.
 
-        Nodes that are not named are forgotten. counts: False while this node cannot send heartbeats itself, because the
-        silence of the others then means nothing.
+        Nodes that are not named are forgotten. counts: False while this node cannot send heartbeats
+        itself, because the silence of the others then means nothing.
         """
         elapsed_s = 0.0 if self.observed_s is None or not counts else now_s - self.observed_s
         nodes = {node_id: self._history(node_id, count, elapsed_s) for node_id, count in counters.items()}
@@ -40,8 +42,9 @@ class FailureDetector:
 
     def _history(self, node_id: str, counter: int, elapsed_s: float) -> NodeHistory:
         last = self.nodes.get(node_id)
-        # A heartbeat may be missing for a moment, while its file is being replaced or cleaned up. That is silence. If it
-        # counted as a change, a dead node would seem alive twice: when its heartbeat vanishes and when it is back.
+        # A heartbeat may be missing for a moment, while its file is being replaced or cleaned up.
+        # That is silence. If it counted as a change, a dead node would seem alive twice: when its
+        # heartbeat vanishes and when it is back.
         if last is not None and counter in (last.counter, NO_HEARTBEAT):
             silence = last.silence.grow(elapsed_s, limit_s=self.keep_alive_s)
             return NodeHistory(counter=last.counter, silence=silence)
@@ -49,7 +52,7 @@ class FailureDetector:
 
     @property
     def alive(self) -> frozenset[str]:
-        """Ids of the nodes whose silence is within `keep_alive_s`; a node seen for the first time is alive."""
+        """The nodes whose silence is at most `keep_alive_s`; a node that is new here is alive."""
         return frozenset(
             node_id for node_id, node in self.nodes.items() if node.silence.seconds <= self.keep_alive_s
         )

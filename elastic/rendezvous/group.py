@@ -1,4 +1,5 @@
-"""A group is one frozen value, its generation number only grows, and its JSON form reads back as the same value or not at all.
+"""A group is one frozen value, its generation number only grows, and its JSON form reads back as
+the same value or not at all.
 
 It does not promise that a value is current: whoever read it may be holding yesterday's.
 """
@@ -72,11 +73,12 @@ class RunEnd:
 class Group:
     """The whole shared state.
 
-    While `open`, `members` (in rank order) train as `generation` and meet at `endpoint`, "host:port" of its TCPStore.
-    While not open, `members` are those of the generation that was closed, less those who left, and `waiting` are those
-    who stopped their workers, in order of arrival. `restarts` counts consecutive failures without a step above
-    `high_step`. `cause` says why this generation exists (open) or why it ended (not open). `reports` say which nodes
-    that answer here are out of reach of each other now.
+    While `open`, `members` (in rank order) train as `generation` and meet at `endpoint`,
+    "host:port" of its TCPStore. While not open, `members` are those of the generation that was
+    closed, less those who left, and `waiting` are those who stopped their workers, in order of
+    arrival. `restarts` counts consecutive failures without a step above `high_step`. `cause` says
+    why this generation exists (open) or why it ended (not open). `reports` say which nodes that
+    answer here are out of reach of each other now.
     """
 
     format: Annotated[int, exactly(FORMAT)] = FORMAT

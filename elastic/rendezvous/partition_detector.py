@@ -1,7 +1,10 @@
-"""A node that answers in the group but is out of reach of its peers is set apart, and comes back once it is heard again.
+"""A node that answers in the group but is out of reach of its peers is set apart, and comes back
+once it is heard again.
 
-Silence between two nodes is judged later than silence in the group, so that a node that is simply gone is evicted and nobody complains. Where calls come through to nobody, as behind a
-firewall, nothing is known and nobody complains. It does not promise that a path which carries calls carries everything.
+Silence between two nodes is judged later than silence in the group, so that a node that is simply
+gone is evicted and nobody complains. Where calls come through to nobody, as behind a firewall,
+nothing is known and nobody complains. It does not promise that a path which carries calls carries
+everything.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,7 +40,8 @@ class PartitionDetector:
         nodes = {node.id: node for node in (*group.waiting, *group.members)}
         self._probes.set_peers(nodes.values())
         counters = self._probes.counters
-        # One that is set apart leaves the group for a moment, until it has stopped its workers: that is no reason to forget its silence.
+        # One that is set apart leaves the group for a moment, until it has stopped its workers:
+        # that is no reason to forget its silence.
         names = {name for name, node in nodes.items() if node.port} | transitions.reported(group)
         self._detector = self._detector.observe(
             {name: counters.get(name, NO_HEARTBEAT) for name in names}, now_s=now_s
@@ -67,7 +71,8 @@ class PartitionDetector:
         known = dict.fromkeys([*(node.id for node in (*group.members, *group.waiting)), *before])
         others = [name for name in known if name != me and name in alive and name in self._detector.nodes]
         heard = self._reachable
-        # One that was never heard may have no way for calls at all, unless they come through from elsewhere.
+        # One that was never heard may have no way for calls at all, unless they come through from
+        # elsewhere.
         met = {name for name in others if heard or self._detector.nodes[name].counter != NO_HEARTBEAT}
         silent = met - self._detector.alive
         # Between the two limits a report stands if it was made.

@@ -1,7 +1,11 @@
-"""A node is heard when its datagram says that it hears us too: a path that works one way only counts as none.
+"""A node is heard when its datagram says that it hears us too: a path that works one way only
+counts as none.
 
-Each agent sends each other one a small datagram several times in a keep-alive, to the address where its workers and stores are reached, and counts what comes back; one that is heard
-again after a silence is answered at once. It does not judge: `reach` and the group do. A stranger who knows a node's name could pretend to be it, which keeps a lost path from being noticed and does nothing else.
+Each agent sends each other one a small datagram several times in a keep-alive, to the address where
+its workers and stores are reached, and counts what comes back; one that is heard again after a
+silence is answered at once. It does not judge: `reach` and the group do. A stranger who knows a
+node's name could pretend to be it, which keeps a lost path from being noticed and does nothing
+else.
 """
 
 import contextlib
@@ -115,7 +119,8 @@ class Probes:
             was_heard = self._is_recent(self._heard_s.get(probe.sender), now_s)
             self._heard_s[probe.sender] = now_s
         if not was_heard:
-            # Before it counts here: who takes back a complaint must not be complained of by one that waits for the next regular probe.
+            # Before it counts here: who takes back a complaint must not be complained of by one
+            # that waits for the next regular probe.
             self._send(probe.sender, where, hears=True)
         with self._lock:
             if probe.hears and probe.sender in self._peers:

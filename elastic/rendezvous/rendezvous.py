@@ -1,7 +1,9 @@
-"""A node acts for a generation only while its last look at the group found it there: fenced is seen before anything is done.
+"""A node acts for a generation only while its last look at the group found it there: fenced is seen
+before anything is done.
 
-One object is one node's live view. Its own thread only beats; everything else happens in the caller's thread, one poll at
-a time. It does not start or stop workers, and does not decide how often a run may fail.
+One object is one node's live view. Its own thread only beats; everything else happens in the
+caller's thread, one poll at a time. It does not start or stop workers, and does not decide how
+often a run may fail.
 """
 
 import threading
@@ -42,8 +44,9 @@ class Generation:
 class GroupView:
     """One look at the generation that this node entered last.
 
-    `fenced`: the group went on without it; stop the workers and join. `newcomers` could be admitted now. `lost` stopped
-    answering. `cause` and `failure` tell why it was closed, once `open` is False and `fenced` is not True.
+    `fenced`: the group went on without it; stop the workers and join. `newcomers` could be admitted
+    now. `lost` stopped answering. `cause` and `failure` tell why it was closed, once `open` is
+    False and `fenced` is not True.
     """
 
     open: bool
@@ -69,9 +72,10 @@ class Rendezvous:
         min_generation: int = 0,
         probes: ProbeCounters | None = None,
     ) -> None:
-        """`open_endpoint` starts a fresh TCPStore on this node and gives its "host:port"; `notify` takes each new reason, and
-        whether a person should know it because something is waited for or wrong. `min_generation`: the newest generation that the
-        run is known to have had; a group that begins anew counts on from it. `probes`: who reaches whom, where that is known.
+        """`open_endpoint` starts a fresh TCPStore on this node and gives its "host:port"; `notify`
+        takes each new reason, and whether a person should know it because something is waited for
+        or wrong. `min_generation`: the newest generation that the run is known to have had; a group
+        that begins anew counts on from it. `probes`: who reaches whom, where that is known.
         """
         if policy.max_workers is not None and me.nproc > policy.max_workers:
             raise UsageError(
@@ -89,7 +93,8 @@ class Rendezvous:
         self._failure_detector = FailureDetector(keep_alive_s=keep_alive_s)
         self._partition_detector = None if probes is None else PartitionDetector(probes, keep_alive_s)
         self._timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
-        # What holds where the shared state is lost. Looks before the first join do not count: what they see may be about to be forgotten on purpose.
+        # What holds where the shared state is lost. Looks before the first join do not count: what
+        # they see may be about to be forgotten on purpose.
         self._last_known = replace(Group.empty(), generation=min_generation)
         self._entered = 0
         self._reason = ""
@@ -106,9 +111,9 @@ class Rendezvous:
     def join(self, interrupted: Callable[[], bool]) -> Generation:
         """Block, polling, until a new generation has this node; its workers must be stopped.
 
-        Raises GroupEnded, RendezvousTimeout after `policy.timeout_s` in a group that cannot form, Interrupted as soon as
-        `interrupted()`, and BackendFailed if the backend could not be used for `policy.timeout_s`. This node has left
-        the group then, except after BackendFailed.
+        Raises GroupEnded, RendezvousTimeout after `policy.timeout_s` in a group that cannot form,
+        Interrupted as soon as `interrupted()`, and BackendFailed if the backend could not be used
+        for `policy.timeout_s`. This node has left the group then, except after BackendFailed.
         """
         self._start_beating()
         self._timing = replace(self._timing, closed_since_s=None)
@@ -131,7 +136,8 @@ class Rendezvous:
         try:
             group = self.leave()
         except BackendFailed:
-            # Nobody can be told; whoever is left finds out by silence, and what this node has it saves as if alone.
+            # Nobody can be told; whoever is left finds out by silence, and what this node has it
+            # saves as if alone.
             raise Interrupted(others=False) from None
         raise Interrupted(others=bool(group.members or group.waiting))
 
@@ -159,7 +165,8 @@ class Rendezvous:
             case Action.WAIT:
                 pass
             case Action.JOIN:
-                # The first beat goes before the name, so that nobody meets a member that never beat.
+                # The first beat goes before the name, so that nobody meets a member that never
+                # beat.
                 self._backend.beat(self._me.id)
                 self._set(version, transitions.join(group, self._me))
             case Action.EVICT:
@@ -180,7 +187,8 @@ class Rendezvous:
         return None
 
     def watch(self, *, step: int = 0) -> GroupView:
-        """One cheap poll, which also evicts members that stopped answering; `step` is the last that own workers finished.
+        """One cheap poll, which also evicts members that stopped answering; `step` is the last that
+        own workers finished.
 
         Raises BackendFailed: nothing was learned, the workers may go on, look again.
         """
@@ -233,7 +241,8 @@ class Rendezvous:
         return self._change(lambda group: transitions.end(group, generation=self._entered, run_end=run_end))
 
     def reopen(self, *, is_new: bool = False) -> Group:
-        """Before the first join: let a failed or interrupted run form again because a person started it again.
+        """Before the first join: let a failed or interrupted run form again because a person
+        started it again.
 
         is_new: the run directory is empty, so what ended was another run of the same name.
         """
@@ -264,7 +273,8 @@ class Rendezvous:
         if isinstance(self._backend, TracksNodes):
             self._backend.track_nodes(others)
         beats = self._backend.beats()
-        # Where this node cannot beat, on a full disk for example, the others most likely cannot either.
+        # Where this node cannot beat, on a full disk for example, the others most likely cannot
+        # either.
         counters = {i: beats.get(i, NO_HEARTBEAT) for i in others}
         self._failure_detector = self._failure_detector.observe(
             counters, now_s=now_s, counts=not self._beat_problem
@@ -328,8 +338,8 @@ class Rendezvous:
                 self._backend.beat(self._me.id)
                 self._beat_problem = ""
             except Exception as error:
-                # This is the thread's edge: were it to die of one failed write, the others would take a healthy node for
-                # dead some seconds later, with nothing in this node's log.
+                # This is the thread's edge: were it to die of one failed write, the others would
+                # take a healthy node for dead some seconds later, with nothing in this node's log.
                 if self._beat_problem != str(error) and self._notify_node is not None:
                     self._notify_node(f"heartbeat failed: {error}", True)
                 self._beat_problem = str(error)

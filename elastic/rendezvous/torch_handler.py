@@ -1,8 +1,10 @@
-"""Each generation's TCPStore is a fresh server on the agent of rank 0, so nothing of an older generation can be read in it.
+"""Each generation's TCPStore is a fresh server on the agent of rank 0, so nothing of an older
+generation can be read in it.
 
-This is torch's RendezvousHandler over our rendezvous: for our agent, and for `torchrun --rdzv-backend elastic
---rdzv-endpoint DIR`. Under torchrun it does not know steps or the number of workers of a node, so there it neither
-counts progress nor limits workers, and membership changes stop the workers as torchrun does, at once.
+This is torch's RendezvousHandler over our rendezvous: for our agent, and for `torchrun
+--rdzv-backend elastic --rdzv-endpoint DIR`. Under torchrun it does not know steps or the number of
+workers of a node, so there it neither counts progress nor limits workers, and membership changes
+stop the workers as torchrun does, at once.
 """
 
 import contextlib
@@ -41,7 +43,8 @@ DEFAULT_LAST_CALL_S = 2.0
 DEFAULT_JOIN_TIMEOUT_S = 600.0
 DEFAULT_KEEP_ALIVE_S = 2.0
 
-# torch's agent counts itself off in the generation's store when its workers succeeded; the last one sets this key.
+# torch's agent counts itself off in the generation's store when its workers succeeded; the last one
+# sets this key.
 _ALL_SUCCEEDED_KEY = "torchelastic/agent/terminal_state/last_member"
 
 
@@ -78,7 +81,8 @@ class EndpointHost:
             master_listen_fd=listener.detach(),
         )
         endpoint = f"{self.address}:{store.port}"
-        # One that was opened for a generation which somebody else then formed is of no use to anybody.
+        # One that was opened for a generation which somebody else then formed is of no use to
+        # anybody.
         self._stores = {name: old for name, old in self._stores.items() if name == self._entered} | {
             endpoint: store
         }
@@ -128,10 +132,11 @@ class ElasticRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Close the generation that this node is in, if nobody did, and wait for the next; its workers must be stopped.
+        """Close the generation that this node is in, if nobody did, and wait for the next; its
+        workers must be stopped.
 
-        Raises RunEnded, JoinTimedOut, elastic's Interrupted and BackendFailed, and HostUnreachable if the store of three
-        generations in a row could not be reached.
+        Raises RunEnded, JoinTimedOut, elastic's Interrupted and BackendFailed, and HostUnreachable
+        if the store of three generations in a row could not be reached.
         """
         self._close_own()
         for _ in range(CONNECT_TRIES):
@@ -139,7 +144,8 @@ class ElasticRendezvous(RendezvousHandler):
             try:
                 store = self._host.enter(generation.endpoint)
             except (RuntimeError, ValueError):
-                # The node of rank 0 died before its keep-alive told; those who did reach it will see this and follow.
+                # The node of rank 0 died before its keep-alive told; those who did reach it will
+                # see this and follow.
                 self._rendezvous.close(NODE_LOST, step=0, counts=False)
                 continue
             return self._entered(generation, store)

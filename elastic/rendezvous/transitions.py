@@ -1,7 +1,47 @@
-"""What a node does next, and what becomes of the group, are functions of values: group, node, who is alive, time.
+"""The shared state of a group changes only along these arrows, and only by functions of values.
 
-A transition that names a generation changes nothing once the group has moved on: a node of the past cannot touch the
-present. It does not promise that a transition takes effect: the shell must get it through compare-and-set, and looks again if not.
+      a person starts the run again: reopen
+      +----------------------------------------------------+
+      |            JOIN             FORM        done, end  |
+      v                                                    |
+    closed -----------> forming ---------> open --------> ended
+      ^ ^                  |                |
+      | +------------------+                |
+      |   leave, EVICT: of the last         |
+      |   node that waits                   |
+      +-------------------------------------+
+          close: a worker failed, or waiting nodes are to be admitted
+          leave: a member goes for good
+          EVICT: a member is dead
+          close_if_partitioned: members cannot reach each other
+
+A generation that is closed while spares wait is forming at once. `end` is possible in every state,
+and only once; `reset` leads from every state to closed. `decide` says what a node does whose
+workers are stopped:
+
+    the group is | and the node                    | its action
+    -------------+---------------------------------+--------------------
+    ended        | is any                          | STOP
+    not ended    | sees that another one is dead   | EVICT
+    closed       | has not joined                  | JOIN
+    forming      | has not joined                  | JOIN
+    forming      | waits                           | FORM, WAIT, GIVE_UP
+    open         | is a member                     | ENTER
+    open         | is no member and has not joined | JOIN
+    open         | is no member and waits          | WAIT
+
+What happens when a machine dies: its heartbeat counter stands still. All other agents poll the
+group, and the failure detector of one of them is the first to count `keep_alive_s` of silence. That
+agent EVICTs: the generation is closed with the cause "node lost", which uses up no restart. The
+other agents see the closed generation at their next poll, kill their workers (the training state is
+in the snapshots of the nodes) and JOIN. When all live members wait, the first of them in rank order
+FORMs the next generation, whose number is one higher, on a fresh TCPStore of its own, and all
+ENTER. If the dead machine had rank 0, the next in rank order is the first. If the machine was only
+frozen and wakes up, the generation number that it holds is too old: every transition that names it
+changes nothing, so the machine is fenced. It stops its workers and JOINs like any newcomer.
+
+A transition does not promise to take effect: `Rendezvous` must get it through compare-and-set. When
+another node was faster, it reads the new state and decides again.
 """
 
 from collections.abc import Set as AbstractSet
@@ -18,15 +58,16 @@ NODE_LOST = "node lost"
 NODE_LEFT = "node left"
 NODE_JOINED = "node joined"
 FAILURE = "failure"
-CUT = "because the network between the others and me is cut"
+PARTITIONED = "because the network between the others and me is cut"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPolicy:
-    """Sizes of the group and times, the same on every node.
+    """Sizes and waiting times of the group, the same on every node.
 
-    `last_call_s`: how long a generation that continues nobody's waits for stragglers once min is there.
-    `timeout_s`: how long a node waits in a group that cannot form. `max_workers`: the most ranks, None for any number.
+    `last_call_s`: how long a generation without any previous member waits for stragglers once
+    `min_nodes` wait. `timeout_s`: how long a node waits in a group that cannot form.
+    `max_workers`: the largest world size, None for any.
     """
 
     min_nodes: int
@@ -38,11 +79,11 @@ class GroupPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Readings of this node's own monotonic clock, in seconds; None: it is not so now."""
+    """Readings of this node's own monotonic clock, in seconds; None while it is not so."""
 
     now_s: float
-    closed_since_s: float | None  # since when this node has been waiting in a group that is not open
-    enough_since_s: float | None  # since when it has seen enough nodes waiting for a generation
+    closed_since_s: float | None  # the group is not open, seen by this node while it waits
+    enough_since_s: float | None  # enough nodes wait for a generation
 
 
 class Action(Enum):
@@ -64,7 +105,7 @@ class Decision:
 def decide(
     group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, policy: GroupPolicy
 ) -> Decision:
-    """What `me`, whose workers are stopped, does about this group. `alive` holds the ids of all live nodes, mine included."""
+    """The next action of `me`, whose workers are stopped. `alive`: all live nodes and `me`."""
     if group.ended is not None:
         return Decision(action=Action.STOP, reason=f"the run has ended: {group.ended.reason}")
     lost = lost_members(group, alive=alive) or lost_waiting(group, alive=alive)
@@ -77,7 +118,7 @@ def decide(
             action=Action.JOIN, reason=f"not yet waiting for a generation after {group.generation}"
         )
     if group.open:
-        why = f", {CUT}" if me.id in excluded(group, alive=alive) else ""
+        why = f", {PARTITIONED}" if me.id in excluded(group, alive=alive) else ""
         return Decision(
             action=Action.WAIT, reason=f"waiting: generation {group.generation} is open without me{why}"
         )
@@ -89,11 +130,13 @@ def _decide_forming(
 ) -> Decision:
     number = group.generation + 1
     waited_s = 0.0 if timing.closed_since_s is None else timing.now_s - timing.closed_since_s
-    nodes, away = _next_members(group, alive=alive, policy=policy), excluded(group, alive=alive)
-    # One that is apart may be held up by what it cannot reach, and disturbs nobody.
-    busy = [n.id for n in group.members if n.id in alive - away and n.id not in group.waiting_ids]
-    if me.id in away:
-        reason = f"generation {number} is formed without me, {CUT}"
+    nodes, left_out = _next_members(group, alive=alive, policy=policy), excluded(group, alive=alive)
+    # A live member that does not wait yet is still stopping its workers. Without it the generation
+    # would have to close a moment later to admit it. An excluded member is not waited for: it will
+    # not be in the next generation, and what it cannot reach may be what holds up its workers.
+    busy = [n.id for n in group.members if n.id in alive - left_out and n.id not in group.waiting_ids]
+    if me.id in left_out:
+        reason = f"generation {number} is formed without me, {PARTITIONED}"
     elif busy:
         reason = f"generation {number} waits for {', '.join(busy)} to stop their workers"
     elif len(nodes) < policy.min_nodes:
@@ -114,7 +157,7 @@ def _decide_forming(
 def update_timing(
     last: Timing, group: Group, *, alive: AbstractSet[str], now_s: float, policy: GroupPolicy
 ) -> Timing:
-    """`last`, brought up to what is seen now: a stretch of time goes on as long as its condition holds at every look."""
+    """`last` after one more poll; a condition must hold at every poll for its time to go on."""
     is_closed = not group.open and group.ended is None
     is_enough = len(_next_members(group, alive=alive, policy=policy)) >= policy.min_nodes
     return Timing(
@@ -133,56 +176,77 @@ def _since(since_s: float | None, *, holds: bool, now_s: float) -> float | None:
 def _is_last_call(group: Group, nodes: tuple[Node, ...], *, timing: Timing, policy: GroupPolicy) -> bool:
     if _continues(group, nodes) or len(nodes) >= policy.max_nodes:
         return False
-    # The former of the next generation is enough by itself to have seen enough nodes since some moment.
+    # Only the node that forms the generation needs to have seen enough nodes for `last_call_s`. No
+    # two clocks are compared, and when this node dies the next one starts its own count.
     since_s = timing.now_s if timing.enough_since_s is None else timing.enough_since_s
     return timing.now_s - since_s < policy.last_call_s
 
 
 def _continues(group: Group, nodes: tuple[Node, ...]) -> bool:
-    """Somebody of the previous generation is here, so its training stands still while we wait."""
+    """Whether `nodes` has a previous member: training stands still, so there is no last call."""
     return any(node.id in group.member_ids for node in nodes)
 
 
 def lost_members(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
-    """Members of the open generation that no longer answer."""
+    """The dead members of the open generation; none while no generation is open."""
     return tuple(n.id for n in group.members if n.id not in alive) if group.open else ()
 
 
 def lost_waiting(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
-    """Those who wait, or report others, and no longer answer."""
-    named = dict.fromkeys([*(node.id for node in group.waiting), *(c.node for c in group.reports)])
+    """The dead nodes among those that wait or have reported others unreachable.
+
+    A reporter may be neither a member nor waiting: an excluded node is out of the group for the
+    time that its workers take to stop. If it dies then, its report must not stay and exclude
+    others.
+    """
+    named = dict.fromkeys([*(node.id for node in group.waiting), *(report.node for report in group.reports)])
     return tuple(name for name in named if name not in alive)
 
 
 def queue(group: Group, *, alive: AbstractSet[str]) -> tuple[Node, ...]:
-    """The live waiting nodes that are not apart, in the rank order of the next generation: previous members keep theirs, then by arrival."""
-    away = excluded(group, alive=alive)
-    waiting = {node.id: node for node in group.waiting if node.id in alive and node.id not in away}
+    """The live waiting nodes that are not excluded, in the rank order of the next generation.
+
+    Previous members keep their order, so that rank 0, its logs and its node stay where they are;
+    the others follow in order of arrival.
+    """
+    left_out = excluded(group, alive=alive)
+    waiting = {node.id: node for node in group.waiting if node.id in alive and node.id not in left_out}
     previous = [waiting[node.id] for node in group.members if node.id in waiting]
     return (*previous, *(node for node in waiting.values() if node.id not in group.member_ids))
 
 
 def excluded(group: Group, *, alive: AbstractSet[str]) -> frozenset[str]:
-    """Live nodes that cannot train with the members: as few of these as it takes, and whoever else is cut off from one that stays.
+    """The live nodes that cannot train because the network between them and members is broken.
 
-    A newcomer never displaces a member, so that a generation in which all reach each other is never ended for want of reach.
+    Of the members as few as possible are excluded (`partition.nodes_to_exclude`). A waiting
+    newcomer is excluded if it has a broken link to a member that stays. So a newcomer never
+    displaces a member. If it could, a newcomer with a bad link would end a generation in which all
+    members reach each other, and the next newcomer would end that one: the group would close and
+    form without end.
+
+    The set is computed from the reports at every poll and stored nowhere. A stored list of excluded
+    nodes was tried first. When several links broke in several ways and newcomers came, each node
+    could undo what another had decided, and the group did not come to rest either (decision 0012).
     """
     members = [node.id for node in group.members if node.id in alive]
-    gone = frozenset(nodes_to_exclude(members, group.reports))
-    pairs, stay = broken_links(group.reports), frozenset(members) - gone
+    left_out = frozenset(nodes_to_exclude(members, group.reports))
+    links, stay = broken_links(group.reports), frozenset(members) - left_out
     others = (node.id for node in group.waiting if node.id in alive and node.id not in members)
-    return gone | {name for name in others if any({name, other} in pairs for other in stay)}
+    return left_out | {name for name in others if any({name, other} in links for other in stay)}
 
 
 def admitted(
     nodes: tuple[Node, ...], *, reports: tuple[UnreachableReport, ...], policy: GroupPolicy
 ) -> tuple[Node, ...]:
-    """Those of `nodes` that fit and reach each other, first come first served; one that is too large does not hold up a smaller one behind it."""
+    """Those of `nodes` that fit and reach each other, in the given order.
+
+    A node that is too large is skipped: it does not hold up a smaller one behind it.
+    """
     chosen: list[Node] = []
-    workers, pairs = 0, broken_links(reports)
+    workers, links = 0, broken_links(reports)
     for node in nodes:
         fits = policy.max_workers is None or workers + node.nproc <= policy.max_workers
-        reaches = not any({node.id, other.id} in pairs for other in chosen)
+        reaches = not any({node.id, other.id} in links for other in chosen)
         if len(chosen) < policy.max_nodes and fits and reaches:
             chosen.append(node)
             workers += node.nproc
@@ -194,7 +258,12 @@ def _next_members(group: Group, *, alive: AbstractSet[str], policy: GroupPolicy)
 
 
 def newcomers(group: Group, *, alive: AbstractSet[str], policy: GroupPolicy) -> tuple[Node, ...]:
-    """Waiting nodes that a new generation would admit beside the live members of this open one; a spare is not among them."""
+    """The waiting nodes that a new generation would admit beside all live members of the open one.
+
+    A spare beyond `max_nodes` or `max_workers` is not among them: to close the generation for it
+    would be in vain. Nor is anyone while the members are partitioned, because the generation is
+    about to close.
+    """
     if not group.open or is_partitioned(group, alive=alive):
         return ()
     stay = tuple(node for node in group.members if node.id in alive)
@@ -204,7 +273,7 @@ def newcomers(group: Group, *, alive: AbstractSet[str], policy: GroupPolicy) -> 
 
 
 def join(group: Group, node: Node) -> Group:
-    """`node` has no workers and wants to be in the next generation."""
+    """`node` has no running workers and waits for the next generation."""
     is_in = group.open and node.id in group.member_ids
     if group.ended is not None or is_in or node in group.waiting:
         return group
@@ -212,7 +281,7 @@ def join(group: Group, node: Node) -> Group:
 
 
 def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: GroupPolicy) -> Group:
-    """Open the next generation with all who are waiting, alive and admitted; the rest of the living stay as spares."""
+    """Open the next generation with the admitted live nodes; the other waiting nodes are spares."""
     members = _next_members(group, alive=alive, policy=policy)
     if group.open or group.ended is not None or len(members) < policy.min_nodes:
         return group
@@ -235,10 +304,15 @@ def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: GroupP
 def close(
     group: Group, *, generation: int, cause: str, step: int, counts: bool, failure: Failure | None = None
 ) -> Group:
-    """End the open generation, if it is still `generation`. `step`: the last that the caller's workers finished.
+    """End the open generation if it is still `generation`.
 
-    `counts`: a failure, which uses up a restart; a change of membership does not. The first to close decides; a later
-    one only adds the failure if none was told yet, because a victim may be quicker than the culprit.
+    `step`: the last one that the caller's workers finished. `counts`: the cause is a failure, which
+    uses up a restart; a change of membership does not. A step above `high_step` is progress and
+    sets the count of restarts back first.
+
+    The first close decides. A later one adds its failure if none is known yet: when a worker dies,
+    the workers of other nodes fail in their collectives, and the agent of such a victim may be
+    faster than the agent of the culprit, which alone knows the traceback.
     """
     if generation != group.generation or group.ended is not None:
         return group
@@ -257,7 +331,7 @@ def close(
 
 
 def evict(group: Group, *, alive: AbstractSet[str], step: int = 0) -> Group:
-    """Forget waiting nodes that no longer answer, and what they said; close the open generation if one of its members does not."""
+    """Remove dead waiting nodes and dead nodes' reports; close the generation of a dead member."""
     kept = replace(
         group,
         waiting=tuple(node for node in group.waiting if node.id in alive),
@@ -269,64 +343,70 @@ def evict(group: Group, *, alive: AbstractSet[str], step: int = 0) -> Group:
 
 
 def report_unreachable(group: Group, *, node_id: str, peers: tuple[str, ...]) -> Group:
-    """Say whom this node does not hear both ways now; none: it has no report any more."""
+    """Replace the report of `node_id`: it cannot reach these peers now. No peers: withdraw it."""
     if group.ended is not None or node_id not in group.member_ids | group.waiting_ids:
         return group
-    said = UnreachableReport(node=node_id, peers=peers)
-    if said in group.reports or (not peers and all(c.node != node_id for c in group.reports)):
+    report = UnreachableReport(node=node_id, peers=peers)
+    if report in group.reports or (not peers and all(each.node != node_id for each in group.reports)):
         return group
-    kept = tuple(report for report in group.reports if report.node != node_id)
-    return replace(group, reports=(*kept, said) if peers else kept)
+    kept = tuple(each for each in group.reports if each.node != node_id)
+    return replace(group, reports=(*kept, report) if peers else kept)
 
 
 def reported(group: Group) -> frozenset[str]:
-    """Who complains, and of whom; also those who are on their way back into the group."""
+    """All nodes that a report names, its author included.
+
+    An excluded node is neither a member nor waiting while it stops its workers; these names are how
+    the others keep watching it until it is back.
+    """
     return frozenset(name for report in group.reports for name in (report.node, *report.peers))
 
 
 def is_partitioned(group: Group, *, alive: AbstractSet[str]) -> bool:
-    """Whether live members of the open generation report_unreachable of each other."""
+    """Whether live members of the open generation have reported each other unreachable."""
     return group.open and not excluded(group, alive=alive).isdisjoint(group.member_ids)
 
 
 def close_if_partitioned(group: Group, *, alive: AbstractSet[str], step: int) -> Group:
-    """Close the open generation if live members report each other unreachable; the next one is formed without some of them."""
+    """Close a generation whose members are partitioned; the next is formed without some of them."""
     if not is_partitioned(group, alive=alive):
         return group
     return close(group, generation=group.generation, cause=NODE_LOST, step=step, counts=False)
 
 
 def leave(group: Group, node_id: str) -> Group:
-    """`node_id` goes for good; the generation it is in, if open, ends with it."""
+    """Remove `node_id` for good. An open generation that it is in is closed."""
     if node_id in group.member_ids:
         closed = close(group, generation=group.generation, cause=NODE_LEFT, step=0, counts=False)
         members = tuple(node for node in closed.members if node.id != node_id)
         group = replace(closed, members=members)
     if node_id in group.waiting_ids:
         group = replace(group, waiting=tuple(node for node in group.waiting if node.id != node_id))
-    return replace(group, reports=tuple(c for c in group.reports if c.node != node_id))
+    return replace(group, reports=tuple(report for report in group.reports if report.node != node_id))
 
 
 def done(group: Group, *, generation: int, node_id: str) -> Group:
-    """All workers of `node_id` finished; when all members have said so, the run is complete."""
+    """All workers of `node_id` finished. The last member to report it ends the run as complete."""
     current = group.open and generation == group.generation and group.ended is None
     if not current or node_id not in group.member_ids or node_id in group.done:
         return group
-    told = replace(group, done=(*group.done, node_id))
-    if group.member_ids - set(told.done):
-        return told
-    return end(told, generation=generation, run_end=RunEnd(exit_code=EXIT_COMPLETE, reason="complete"))
+    reported_done = replace(group, done=(*group.done, node_id))
+    if group.member_ids - set(reported_done.done):
+        return reported_done
+    return end(
+        reported_done, generation=generation, run_end=RunEnd(exit_code=EXIT_COMPLETE, reason="complete")
+    )
 
 
 def end(group: Group, *, generation: int, run_end: RunEnd) -> Group:
-    """The run is over for every node, if the group is still at `generation`; the first verdict stands."""
+    """The run is over for every node if `generation` is the newest; the first call counts."""
     if generation != group.generation or group.ended is not None:
         return group
     return replace(group, open=False, endpoint=None, ended=run_end)
 
 
 def reopen(group: Group) -> Group:
-    """A person starts a failed or interrupted run again; a complete one stays complete. Generations go on counting."""
+    """A person starts a failed or interrupted run again. A complete run stays complete."""
     if group.ended is None or group.ended.exit_code == EXIT_COMPLETE:
         return group
     return replace(
@@ -343,12 +423,21 @@ def reopen(group: Group) -> Group:
 
 
 def reset(group: Group) -> Group:
-    """Another run meets under the name of one that was: nothing stays but the number of generations."""
+    """Another run takes over the name of an old one. Only the number of generations stays.
+
+    If generations were counted from zero again, a process of the old run that wakes up could hold
+    the number of a new generation, and the fence would let it through.
+    """
     return replace(Group.empty(), generation=group.generation)
 
 
 def last_known_state(group: Group) -> Group:
-    """What a node goes by when the shared state is gone: the generation is over, its members go on, and whoever waits has to come again."""
+    """The part of `group` that is still true if the shared state is lost after this poll.
+
+    The generation is over, since its members can no longer find each other there. The members,
+    their rank order and the counts go on. Nodes that wait must join again: they may be dead by
+    then.
+    """
     return replace(
         group,
         open=False,
@@ -361,9 +450,15 @@ def last_known_state(group: Group) -> Group:
 
 
 def restore_lost_state(group: Group, known: Group) -> Group:
-    """`known` in the place of a group in which nothing was formed yet: the state was lost, with a store or a folder, and is begun anew by somebody who knows less.
+    """`group`, or the state `known` by this node if the shared state was lost and created again
+    empty.
 
-    So generations are not counted twice, and who was in the last one keeps its rank.
+    A store that one node serves is lost with that node, and a folder can be deleted. A node that
+    starts then finds nothing and creates an empty group, while the surviving members still know the
+    last one. Each survivor that reads such a beginning puts its own last known state in its place
+    and keeps the nodes that already wait. So no generation number is given twice, and members keep
+    their ranks. Any state in which something was formed or decided is newer than what this node
+    knows, and stays.
     """
     is_new = group.cause == START and not group.open and not group.members and group.ended is None
     if not is_new or known.ended is not None or group.generation > known.generation:

@@ -369,3 +369,104 @@ def test_what_is_remembered_replaces_a_beginning_and_nothing_else(group: Group, 
         assert (back.generation, back.members) == (known.generation, known.members)
         assert not back.open
     assert (back.waiting, back.reports) == (group.waiting, group.reports)
+
+
+def documented_actions() -> dict[tuple[str, str], set[str]]:
+    """The table of actions in the docstring of the module."""
+    _, _, table = (transitions.__doc__ or "").partition("its action")
+    rows = [line.split("|") for line in table.splitlines() if line.count("|") == 2]
+    return {(state.strip(), who.strip()): set(acts.strip().split(", ")) for state, who, acts in rows}
+
+
+def state(group: Group) -> str:
+    return "ended" if group.ended else "open" if group.open else "forming" if group.waiting_ids else "closed"
+
+
+def role(group: Group, me: str, alive: set[str]) -> tuple[str, str]:
+    """The row of the table that a node finds itself in."""
+    inside = group.member_ids if group.open else frozenset()
+    reporters = {report.node for report in group.reports}
+    if group.ended:
+        return "ended", "is any"
+    if (inside | group.waiting_ids | reporters) - alive:
+        return "not ended", "sees that another one is dead"
+    if not group.open:
+        return state(group), "waits" if me in group.waiting_ids else "has not joined"
+    waits = "waits" if me in group.waiting_ids else "has not joined"
+    return "open", "is a member" if me in inside else f"is no member and {waits}"
+
+
+some_nodes = st.lists(who, unique=True, max_size=4).map(lambda ids: tuple(node(i) for i in ids))
+some_groups = st.builds(
+    lambda group, **fields: replace(group, **fields | {"open": fields["open"] and not fields["ended"]}),
+    st.just(Group.empty()),
+    generation=st.integers(0, 3),
+    open=st.booleans(),
+    members=some_nodes,
+    waiting=some_nodes,
+    reports=st.lists(said, max_size=2).map(tuple),
+    ended=st.sampled_from(
+        [None, None, None, RunEnd(exit_code=0, reason="complete"), RunEnd(exit_code=1, reason="failed")]
+    ),
+)
+some_timings = st.builds(
+    Timing,
+    now_s=st.just(100.0),
+    closed_since_s=st.none() | st.floats(0.0, 100.0),
+    enough_since_s=st.none() | st.floats(0.0, 100.0),
+)
+
+
+def test_the_documented_table_lists_every_action_and_state() -> None:
+    """A row that nobody can be in, or an action that is missing, would make the next test empty."""
+    table = documented_actions()
+    assert set().union(*table.values()) == {action.name for action in Action}
+    assert {state for state, _ in table} == {"ended", "not ended", "closed", "forming", "open"}
+
+
+@given(some_groups, who, st.sets(who), some_timings, st.integers(1, 3))
+def test_a_node_does_what_the_documented_table_says(
+    group: Group, me: str, alive: set[str], timing: Timing, min_nodes: int
+) -> None:
+    """Any group, any node, any nodes alive, any waiting times."""
+    policy = replace(POLICY, min_nodes=min_nodes)
+    decision = transitions.decide(group, node(me), alive=alive | {me}, timing=timing, policy=policy)
+    assert decision.action.name in documented_actions()[role(group, me, alive | {me})]
+
+
+ARROWS = {
+    "join": {("closed", "forming")},
+    "form": {("forming", "open")},
+    "close": {("open", "closed"), ("open", "forming")},
+    "evict": {("open", "closed"), ("open", "forming"), ("forming", "closed")},
+    "close_if_partitioned": {("open", "closed"), ("open", "forming")},
+    "leave": {("open", "closed"), ("open", "forming"), ("forming", "closed")},
+    "done": {("open", "ended")},
+    "end": {("closed", "ended"), ("forming", "ended"), ("open", "ended")},
+    "reopen": {("ended", "closed")},
+    "reset": {("ended", "closed"), ("open", "closed"), ("forming", "closed")},
+}
+
+
+@given(some_groups, who, st.sets(who))
+def test_every_transition_follows_the_arrows_of_the_documented_diagram(
+    group: Group, me: str, alive: set[str]
+) -> None:
+    """Each transition is applied to any group; it changes nothing about the state or follows an arrow."""
+    ended = RunEnd(exit_code=1, reason="failed")
+    now = {"generation": group.generation}
+    after = {
+        "join": transitions.join(group, node(me)),
+        "form": transitions.form(group, alive=alive, endpoint="h:1", policy=POLICY),
+        "close": transitions.close(group, **now, cause=transitions.FAILURE, step=1, counts=True),
+        "evict": transitions.evict(group, alive=alive),
+        "close_if_partitioned": transitions.close_if_partitioned(group, alive=alive, step=1),
+        "leave": transitions.leave(group, me),
+        "done": transitions.done(group, **now, node_id=me),
+        "end": transitions.end(group, **now, run_end=ended),
+        "reopen": transitions.reopen(group),
+        "reset": transitions.reset(group),
+    }
+    for name, changed in after.items():
+        assert state(group) == state(changed) or (state(group), state(changed)) in ARROWS[name], name
+        assert name in (transitions.__doc__ or "") or name.upper() in (transitions.__doc__ or "")
