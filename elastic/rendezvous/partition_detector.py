@@ -1,10 +1,16 @@
-"""A node that answers in the group but is out of reach of its peers is set apart, and comes back
-once it is heard again.
+"""A live node that its peers cannot reach is excluded, and admitted again once they reach it.
 
-Silence between two nodes is judged later than silence in the group, so that a node that is simply
-gone is evicted and nobody complains. Where calls come through to nobody, as behind a firewall,
-nothing is known and nobody complains. It does not promise that a path which carries calls carries
-everything.
+A node is live while its heartbeats arrive where the group's state is kept. It is reachable while
+probes between it and this node pass in both directions over the network that workers use. Two rules
+keep the detector from harm:
+
+A node is reported unreachable later (1.5 keep-alives of silence) than it is taken for dead (one).
+So a node that simply died is evicted first, and nothing about a partition is ever reported.
+
+Where no probe has ever come through, nothing is known and nothing is reported. A firewall may drop
+UDP and pass TCP: then this protection is lost, and nothing else.
+
+It does not promise that a path which carries probes carries everything: it may drop large packets.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,17 +21,19 @@ from elastic.rendezvous import transitions
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Group, Node
 
-UNREACHABLE_AFTER = 1.5  # of a keep-alive
-SETTLED_AFTER = 0.25  # of a keep-alive: so long the first report waits for the others'
+# In keep-alives.
+UNREACHABLE_AFTER = 1.5
+SETTLED_AFTER = 0.25
 REACHABLE_WITHIN = 0.5
 
 
 class ProbeCounters(Protocol):
-    def set_peers(self, nodes: Iterable[Node]) -> None: ...
+    def set_peers(self, nodes: Iterable[Node]) -> None:
+        """Probe these nodes from now on, and no others."""
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Of each node that was heard both ways: how often."""
+        """By node id, how many of its probes arrived that said that ours arrive there."""
 
 
 class PartitionDetector:
@@ -36,12 +44,12 @@ class PartitionDetector:
         self._partitioned_s: float | None = None
 
     def observe(self, group: Group, *, now_s: float) -> None:
-        """Bring up to date who is heard; `group` says whom to call."""
+        """One poll of the probes; the nodes of `group` are probed from now on."""
         nodes = {node.id: node for node in (*group.waiting, *group.members)}
         self._probes.set_peers(nodes.values())
         counters = self._probes.counters
-        # One that is set apart leaves the group for a moment, until it has stopped its workers:
-        # that is no reason to forget its silence.
+        # An excluded node is neither a member nor waiting until it has stopped its workers. If its
+        # silence were forgotten meanwhile, it would look new, hence reachable, when it waits again.
         names = {name for name, node in nodes.items() if node.port} | transitions.reported(group)
         self._detector = self._detector.observe(
             {name: counters.get(name, NO_HEARTBEAT) for name in names}, now_s=now_s
@@ -50,37 +58,48 @@ class PartitionDetector:
             self._partitioned_s = None
 
     def report(self, group: Group, *, me: str, alive: AbstractSet[str]) -> Group:
-        """The group after this node has said whom it does not hear now."""
+        """The group with this node's report brought up to date."""
         return transitions.report_unreachable(group, node_id=me, peers=self._unreachable(group, me, alive))
 
     def report_and_close(
         self, group: Group, *, me: str, alive: AbstractSet[str], step: int, now_s: float
     ) -> Group:
-        """The same, and closed once members have complained of each other for so long that all have had time to say it."""
-        told = self.report(group, me=me, alive=alive)
+        """As `report`; and the generation is closed once its members have been partitioned for a
+        while.
+
+        The wait of a quarter of a keep-alive lets the others' reports arrive. All nodes that lost
+        the same link notice it within one interval of the probes. If the generation closed on the
+        first report, a pair would be all that is known, and of a pair the later node goes, even
+        when the earlier one has lost its links to everyone.
+        """
+        updated = self.report(group, me=me, alive=alive)
         if not transitions.is_partitioned(group, alive=alive):
             self._partitioned_s = None
-            return told
+            return updated
         if self._partitioned_s is None:
             self._partitioned_s = now_s
         is_settled = now_s - self._partitioned_s >= self._keep_alive_s * SETTLED_AFTER
-        return transitions.close_if_partitioned(told, alive=alive, step=step) if is_settled else told
+        return transitions.close_if_partitioned(updated, alive=alive, step=step) if is_settled else updated
 
     def _unreachable(self, group: Group, me: str, alive: AbstractSet[str]) -> tuple[str, ...]:
-        before = [name for report in group.reports if report.node == me for name in report.peers]
-        known = dict.fromkeys([*(node.id for node in (*group.members, *group.waiting)), *before])
+        reported = [name for report in group.reports if report.node == me for name in report.peers]
+        known = dict.fromkeys([*(node.id for node in (*group.members, *group.waiting)), *reported])
         others = [name for name in known if name != me and name in alive and name in self._detector.nodes]
-        heard = self._reachable
-        # One that was never heard may have no way for calls at all, unless they come through from
-        # elsewhere.
-        met = {name for name in others if heard or self._detector.nodes[name].counter != NO_HEARTBEAT}
-        silent = met - self._detector.alive
-        # Between the two limits a report stands if it was made.
-        return tuple(name for name in others if name in silent or (name in before and name not in heard))
+        reachable = self._reachable
+        # A node that was never reachable may be behind a firewall that drops all probes. That is
+        # ruled out once it was reachable before, or while any other node is reachable now.
+        judged = {name for name in others if reachable or self._detector.nodes[name].counter != NO_HEARTBEAT}
+        silent = judged - self._detector.alive
+        # Hysteresis: a report begins after 1.5 keep-alives of silence and ends only when a probe
+        # came within the last half. A link that loses many packets would otherwise end one
+        # generation after the other.
+        return tuple(
+            name for name in others if name in silent or (name in reported and name not in reachable)
+        )
 
     @property
     def _reachable(self) -> frozenset[str]:
-        """Those who were heard both ways a moment ago."""
+        """The nodes with a recent probe that says that ours arrive."""
         limit_s = self._keep_alive_s * REACHABLE_WITHIN
         nodes = self._detector.nodes.items()
         return frozenset(i for i, p in nodes if p.counter != NO_HEARTBEAT and p.silence.seconds <= limit_s)

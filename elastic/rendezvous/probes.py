@@ -1,11 +1,15 @@
-"""A node is heard when its datagram says that it hears us too: a path that works one way only
-counts as none.
+"""A peer counts as reachable only by probes that say that ours reach it: both directions must work.
 
-Each agent sends each other one a small datagram several times in a keep-alive, to the address where
-its workers and stores are reached, and counts what comes back; one that is heard again after a
-silence is answered at once. It does not judge: `reach` and the group do. A stranger who knows a
-node's name could pretend to be it, which keeps a lost path from being noticed and does nothing
-else.
+Each agent sends every other agent a small datagram several times in a keep-alive, to the address
+at which workers and stores are reached, and counts what comes back. Each probe says whether its
+sender receives the receiver's probes (the "I hear you" bit of bidirectional forwarding detection,
+RFC 5880). A collective needs both directions, so a path that works in one only counts as none.
+
+Datagrams, because a lost one is lost and nothing waits for it. A connection would sit in the
+kernel's retransmission for as long as the network is cut, and for a while after.
+
+It does not judge: `partition_detector` and the group do. A stranger who knows a node's id can send
+probes in its name. That hides a broken path, and can do nothing else.
 """
 
 import contextlib
@@ -21,12 +25,12 @@ from elastic.system.addresses import listen_on
 from elastic.system.untrusted import decode, encode
 
 LIMIT_BYTES = 1024
-MAX_MISSED_PROBES = 4  # so many that do not come mean that it is not heard
+MAX_MISSED_PROBES = 4  # a peer is unreachable after this many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """`hears`: whether the sender hears whom it calls."""
+    """`hears`: whether the sender receives the probes of `receiver`."""
 
     sender: str = field(metadata={"key": "from"})
     receiver: str = field(metadata={"key": "to"})
@@ -37,7 +41,7 @@ class Probe:
 
     @staticmethod
     def parse(data: bytes) -> "Probe | None":
-        """None for what is no probe; anybody can send a datagram."""
+        """None for anything else: every host can send a datagram to this port."""
         try:
             return decode(Probe, data, what="a probe")
         except ValueError:
@@ -45,10 +49,10 @@ class Probe:
 
 
 class Probes:
-    """Probes and listens on a thread of its own from the moment it is made; `port` is where."""
+    """Sends and receives probes on a thread of its own, from construction to `close`."""
 
     def __init__(self, node_id: str, address: str, every_s: float) -> None:
-        """Raises OSError when no socket can be had."""
+        """Receive on a free `port` of `address`. Raises OSError."""
         self._node_id = node_id
         self._every_s = every_s
         self._socket = listen_on(address, kind=socket.SOCK_DGRAM)
@@ -62,7 +66,7 @@ class Probes:
         self._thread.start()
 
     def set_peers(self, nodes: Iterable[Node]) -> None:
-        """Call these from now on, and nobody else; those without a port are left out."""
+        """Probe these nodes from now on, and no others; nodes without a port are left out."""
         peers = {n.id: (n.address, n.port) for n in nodes if n.port and n.id != self._node_id}
         with self._lock:
             self._peers = peers
@@ -71,13 +75,13 @@ class Probes:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Of each node that was heard both ways: how often."""
+        """By node id, how many of its probes arrived that said that ours arrive there."""
         with self._lock:
             return dict(self._counters)
 
     def close(self) -> None:
         self._is_over = True
-        # It may sleep for a long while until the next probe is due.
+        # A datagram to itself wakes the thread, which may sleep until the next probe is due.
         self._socket.sendto(b"", self._socket.getsockname())
         self._thread.join()
         self._socket.close()
@@ -90,7 +94,7 @@ class Probes:
                 self._send_all(now_s)
                 due_s = now_s + self._every_s
             self._socket.settimeout(max(0.001, due_s - now_s))
-            # A datagram that was refused comes back as an error of the next probe.
+            # The kernel reports a datagram that a host refused (ICMP) as an error of a later call.
             with contextlib.suppress(OSError):
                 self._receive(self._socket.recv(LIMIT_BYTES))
 
@@ -101,7 +105,7 @@ class Probes:
             self._send(name, where, hears=self._is_recent(heard_s.get(name), now_s))
 
     def _send(self, name: str, where: tuple[str, int], *, hears: bool) -> None:
-        # No route, no such host, a full buffer: whoever is not receiver finds out.
+        # No route, no such host, a full buffer: to the peer this is one more missed probe.
         with contextlib.suppress(OSError):
             self._socket.sendto(Probe(sender=self._node_id, receiver=name, hears=hears).to_json(), where)
 
@@ -119,8 +123,8 @@ class Probes:
             was_heard = self._is_recent(self._heard_s.get(probe.sender), now_s)
             self._heard_s[probe.sender] = now_s
         if not was_heard:
-            # Before it counts here: who takes back a complaint must not be complained of by one
-            # that waits for the next regular probe.
+            # Reply before counting the probe. Otherwise we withdraw our report while the peer,
+            # still waiting for our next regular probe, files one against us.
             self._send(probe.sender, where, hears=True)
         with self._lock:
             if probe.hears and probe.sender in self._peers:
