@@ -5,74 +5,78 @@ The interrupted code is given only where a checkpoint holds the last step that w
 
 import sys
 
+from elastic.agent.actions import Parts
 from elastic.agent.agent import NodeAgent
 from elastic.checkpoint.record import CommitRecord
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS
 from elastic.events import RunFailed, RunFinished, RunInterrupted
-from elastic.observe.log import EventLog, read_events
+from elastic.observe.log import read_events
 from elastic.system.untrusted import printable
 
 
-def report_exit(agent: NodeAgent, run: RunDir, log: EventLog) -> int:
-    """Record the end, print it, and return the exit code."""
-    newest = agent.newest_checkpoint()
-    safe = 0 if newest is None else newest.step
-    match agent.exit_code:
+def report_exit(agent: NodeAgent, parts: Parts) -> int:
+    """Record how the run ended on this node, print it, and return the exit code."""
+    uses_library = parts.settings.uses_library
+    newest = parts.final_checkpoint.newest_checkpoint() if uses_library else None
+    saved_step = 0 if newest is None else newest.step
+    match agent.end.exit_code:
         case code if code == EXIT_COMPLETE:
-            return _complete(agent, run, log, newest)
+            return _complete(parts, newest)
         case code if code == EXIT_INTERRUPTED:
-            return _interrupted(agent, run, log, safe)
+            return _interrupted(agent, parts, saved_step)
         case code:
-            log.record(RunFailed(exit_code=code, reason=agent.verdict))
-            _print_failure(agent, run, safe)
+            parts.log.record(RunFailed(exit_code=code, reason=agent.end.reason))
+            _print_failure(agent, parts.settings.run, saved_step)
             return code
 
 
-def _complete(agent: NodeAgent, run: RunDir, log: EventLog, last: CommitRecord | None) -> int:
+def _complete(parts: Parts, last: CommitRecord | None) -> int:
+    run = parts.settings.run
     started = next((e for e in reversed(read_events(run.events)) if e["event"] == "run_started"), None)
     if started is None or last is None:
-        print(f"complete; logs are in {run.local / 'logs'}")
+        print(f"complete; logs are in {run.logs}")
         return EXIT_COMPLETE
-    if agent.is_first:
-        log.record(RunFinished(steps=last.step, epochs=int(started["epochs"]), digest=last.digest))
+    if parts.peers.is_first:
+        parts.log.record(RunFinished(steps=last.step, epochs=int(started["epochs"]), digest=last.digest))
     print(
         f"complete: {last.step} steps, digest {last.digest[:16]}; elastic-train report {run.url} shows how it went"
     )
     return EXIT_COMPLETE
 
 
-def _interrupted(agent: NodeAgent, run: RunDir, log: EventLog, safe: int) -> int:
-    log.record(RunInterrupted(step=safe))
-    if not agent.uses_library and agent.last_step == 0 and agent.cut_short:
+def _interrupted(agent: NodeAgent, parts: Parts, saved_step: int) -> int:
+    run, reason = parts.settings.run, agent.end.reason
+    parts.log.record(RunInterrupted(step=saved_step))
+    if not parts.settings.uses_library and agent.last_step == 0 and agent.cut_short:
         print(
-            f"interrupted ({agent.verdict}): the script was stopped, and whatever it saved is its own",
+            f"interrupted ({reason}): the script was stopped, and whatever it saved is its own",
             file=sys.stderr,
         )
         return EXIT_FAILED
-    if agent.last_step > safe:
+    if agent.last_step > saved_step:
         print(
-            f"interrupted ({agent.verdict}) after step {agent.last_step}, but step {safe} is the newest that is saved; "
-            f"the same command resumes there and trains {agent.last_step - safe} steps again",
+            f"interrupted ({reason}) after step {agent.last_step}, but step {saved_step} is the newest that is saved; "
+            f"the same command resumes there and trains {agent.last_step - saved_step} steps again",
             file=sys.stderr,
         )
         return EXIT_FAILED
     print(
-        f"interrupted ({agent.verdict}); step {safe} is saved in {run.url}: the same command resumes",
+        f"interrupted ({reason}); step {saved_step} is saved in {run.url}: the same command resumes",
         file=sys.stderr,
     )
     return EXIT_INTERRUPTED
 
 
-def _print_failure(agent: NodeAgent, run: RunDir, safe: int) -> None:
+def _print_failure(agent: NodeAgent, run: RunDir, saved_step: int) -> None:
     failure = agent.failure
-    if agent.exit_code == EXIT_NOTHING_LOADS:
+    if agent.end.exit_code == EXIT_NOTHING_LOADS:
         print(f"elastic-train verify {run.url} lists the damage", file=sys.stderr)
     print(
-        f"training failed: {printable(agent.verdict)}. Step {safe} is the newest that is saved; logs are in {run.local / 'logs'}",
+        f"training failed: {printable(agent.end.reason)}. Step {saved_step} is the newest that is saved; logs are in {run.logs}",
         file=sys.stderr,
     )
     if failure is not None:
-        # It may come from another node.
+        # All of it may come from another node.
         print(printable(f"first failing worker: rank {failure.rank} on {failure.node}"), file=sys.stderr)
         print(printable(failure.traceback.rstrip() or failure.message), file=sys.stderr)

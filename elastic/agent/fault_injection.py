@@ -48,7 +48,7 @@ class NodeFaults:
         """None where nothing in the plan is an agent's business."""
         mine = tuple(
             fault
-            for fault in parse(settings.faults or "")
+            for fault in parse(settings.options.faults or "")
             if isinstance(fault.trigger, AtNode | AtRendezvous | AtIntervals)
         )
         return NodeFaults(mine, Claims(settings.run.faults), log, clock) if mine else None

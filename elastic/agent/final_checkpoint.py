@@ -26,21 +26,21 @@ class FinalCheckpoint:
         run_id: str,
         uploader_socket: str,
         clock: Clock,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self._memory = memory
         self._store = store
         self._run_id = run_id
         self._socket = uploader_socket
         self._clock = clock
-        self._say = say
+        self._report = report
 
     def newest_checkpoint(self) -> CommitRecord | None:
         """The storage's word, and not an event's: a save may have lost its writer right after it was committed. None where there is none, or the storage does not answer."""
         try:
             records, _ = of_run(committed(self._store, self._clock), self._run_id)
         except StoreFailed as error:
-            self._say(f"the checkpoints cannot be listed: {error}")
+            self._report(f"the checkpoints cannot be listed: {error}")
             return None
         return max(records, key=lambda record: record.step, default=None)
 
@@ -55,36 +55,40 @@ class FinalCheckpoint:
         try:
             self._offer(uploads)
         except StoreFailed as error:
-            self._say(f"the state that a leaving node waits for is not saved: {error}")
+            self._report(f"the state that a leaving node waits for is not saved: {error}")
         finally:
             uploads.close()
 
-    def secure(self, *, others: bool, deadline: float, is_over: Callable[[], bool]) -> None:
+    def ensure_committed(self, *, others: bool, deadline: float, is_cancelled: Callable[[], bool]) -> None:
         """Return once a checkpoint holds the newest step in memory, or after `deadline` on the monotonic clock.
 
-        others: other nodes go on with the same state, and commit it while they train; a part of the time is theirs. `is_over` ends the waiting at once.
+        others: other nodes go on with the same state, and commit it while they train; a part of the time is theirs. `is_cancelled` ends the waiting at once.
         """
         newest = self._memory.newest
         step = 0 if newest is None else int(newest.about["step"])
         now = self._clock.monotonic()
         theirs_until = (now + deadline) / 2 if others else now
-        while (safe := self.safe_step()) < step and self._clock.monotonic() < theirs_until and not is_over():
+        while (
+            (safe := self.safe_step()) < step
+            and self._clock.monotonic() < theirs_until
+            and not is_cancelled()
+        ):
             self._clock.sleep(LOOK_S)
         if safe < step:
-            self._commit(step, deadline, is_over)
+            self._commit(step, deadline, is_cancelled)
 
-    def _commit(self, step: int, deadline: float, is_over: Callable[[], bool]) -> None:
+    def _commit(self, step: int, deadline: float, is_cancelled: Callable[[], bool]) -> None:
         uploads = UploaderClient(self._socket)
         try:
             self._offer(uploads)
-            while self._clock.monotonic() < deadline and not is_over():
+            while self._clock.monotonic() < deadline and not is_cancelled():
                 result = uploads.wait(step, LOOK_S)
                 if result is not None:
                     if result.state is not SaveState.COMMITTED:
-                        self._say(f"checkpoint step={step} is not saved: {result.reason}")
+                        self._report(f"checkpoint step={step} is not saved: {result.reason}")
                     return
         except StoreFailed as error:
-            self._say(f"checkpoint step={step} is not saved: {error}")
+            self._report(f"checkpoint step={step} is not saved: {error}")
         finally:
             uploads.close()
 

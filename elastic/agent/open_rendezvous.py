@@ -25,7 +25,7 @@ from elastic.uploader.fence import Mirror
 IN_USE_S = 30.0
 
 
-def meeting_of(options: Options, run: RunDir) -> RendezvousConfig:
+def rendezvous_config(options: Options, run: RunDir) -> RendezvousConfig:
     """The newest generation, which fences the savers of older ones, is told there and nowhere else."""
     endpoint = options.rdzv_endpoint
     if options.meets_in_objects:
@@ -39,9 +39,9 @@ def meeting_of(options: Options, run: RunDir) -> RendezvousConfig:
     )
 
 
-def open_backend(meeting: RendezvousConfig, options: Options) -> Backend:
+def open_backend(config: RendezvousConfig, options: Options) -> Backend:
     """Raises UsageError when it says no, RendezvousTimeout when it does not answer within --rdzv-timeout."""
-    backend = meeting.open(os.environ)
+    backend = config.open(os.environ)
     wait_for(
         backend,
         patience_s=options.rdzv_timeout_s,
@@ -61,17 +61,15 @@ def newest_generation(run: RunDir, clock: Clock) -> int:
     return max([0, *(record.generation for record in records), *filter(None, logs)])
 
 
-def show_generation(meeting: RendezvousConfig, backend: Backend, mirror: Path) -> Mirror | None:
+def show_generation(config: RendezvousConfig, backend: Backend, mirror: Path) -> Mirror | None:
     """What shows the newest generation to the uploader, where it cannot ask for it itself."""
-    if meeting.kind != "c10d":
+    if config.kind != "c10d":
         return None
     assert isinstance(backend, PublishesGeneration)
     return Mirror(backend.shown_generation, mirror)
 
 
-def set_aside(
-    run: RunDir, meeting: RendezvousConfig, backend: Backend | None, *, keep_alive_s: float
-) -> None:
+def set_aside(run: RunDir, config: RendezvousConfig, backend: Backend | None, *, keep_alive_s: float) -> None:
     """Rename a used run directory; nothing of it is deleted. Raises UsageError while agents are in it.
 
     backend: None for a folder, which may be a part of what is renamed.
@@ -79,7 +77,7 @@ def set_aside(
     # An agent that said goodbye is gone, however young its last beat: exit 76 advises --fresh, which must then work at once.
     gone = {event["node"] for event in read_events(run.events) if event["event"] in GOODBYES}
     there = (
-        _young_beats(Path(meeting.endpoint))
+        _young_beats(Path(config.endpoint))
         if backend is None
         else active_nodes(backend, SystemClock(), keep_alive_s=keep_alive_s)
     )
@@ -100,9 +98,9 @@ def _set_aside_objects(run: RunDir, suffix: str) -> None:
 
     files, root = fsspec.core.url_to_fs(run.url, use_listings_cache=False, skip_instance_cache=True)
     root = root.rstrip("/")
-    meeting = f"{root}/{run.rendezvous_url.removeprefix(run.url).strip('/')}/"
+    config = f"{root}/{run.rendezvous_url.removeprefix(run.url).strip('/')}/"
     try:
-        found = [path for path in files.find(root) if not path.startswith(meeting)]
+        found = [path for path in files.find(root) if not path.startswith(config)]
     except FileNotFoundError:
         return
     # What makes the run a run goes first: were this to end half-way, nothing of the rest would be taken for a part of the new one.

@@ -17,9 +17,9 @@ from elastic.system.clock import Clock
 class Peers:
     """`is_first`: rank 0 ran on this node in the last generation."""
 
-    def __init__(self, rendezvous: Rendezvous, say: Callable[[str], None], clock: Clock) -> None:
+    def __init__(self, rendezvous: Rendezvous, report: Callable[[str], None], clock: Clock) -> None:
         self._rendezvous = rendezvous
-        self._say = say
+        self._report = report
         self._clock = clock
         self._backoff = RejoinBackoff()
         self._is_reached, self._reached_s = True, clock.monotonic()
@@ -42,27 +42,27 @@ class Peers:
             watch = self._rendezvous.watch(step=step)
         except BackendFailed as error:
             if self._is_reached:
-                self._say(f"the rendezvous did not answer ({error}); training goes on")
+                self._report(f"the rendezvous did not answer ({error}); training goes on")
             self._is_reached = False
-            self._give_up_after_a_while(error, is_idle=is_idle)
+            self._raise_if_idle_too_long(error, is_idle=is_idle)
             return None
         if not self._is_reached:
-            self._say("the rendezvous answers again")
+            self._report("the rendezvous answers again")
         self._is_reached, self._reached_s = True, self._clock.monotonic()
         return watch
 
-    def lets_in(self, watch: GroupView) -> bool:
+    def admits(self, watch: GroupView) -> bool:
         """Whether the nodes that wait are to be let in now; the agent of rank 0 alone says so, for all."""
         now_s = self._clock.monotonic()
         self._backoff = self._backoff.observe(watch.newcomers, now_s=now_s)
-        return self.is_first and self._backoff.lets_in(watch.newcomers, now_s=now_s)
+        return self.is_first and self._backoff.admits(watch.newcomers, now_s=now_s)
 
     def report_done(self) -> bool:
         """Tell that all workers of this node succeeded; False when that was not heard. Raises BackendFailed as `look`."""
         try:
             self._rendezvous.done()
         except BackendFailed as error:
-            self._give_up_after_a_while(error, is_idle=True)
+            self._raise_if_idle_too_long(error, is_idle=True)
             return False
         return True
 
@@ -86,6 +86,6 @@ class Peers:
             return False
         return bool(group.members or group.waiting)
 
-    def _give_up_after_a_while(self, error: BackendFailed, *, is_idle: bool) -> None:
+    def _raise_if_idle_too_long(self, error: BackendFailed, *, is_idle: bool) -> None:
         if is_idle and self._clock.monotonic() - self._reached_s >= self._rendezvous.timeout_s:
             raise error

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from elastic.agent.open_rendezvous import meeting_of
+from elastic.agent.open_rendezvous import rendezvous_config
 from elastic.agent.workers.process import Process, ProcessStart, kill_session, spawn, wait_any_exit
 from elastic.config import environment, identity
 from elastic.config.identity import Identity
@@ -57,10 +57,10 @@ def check_command(options: Options) -> None:
         raise UsageError(f"expected at most {MAX_WORKERS} workers a node, found --nproc-per-node {nproc}")
     check_faults(options, nproc)
     run = RunDir.parse(options.run_dir)
-    meeting = meeting_of(options, run)
-    meeting.check(os.environ)
+    config = rendezvous_config(options, run)
+    config.check(os.environ)
     if options.meets_in_objects:
-        check_url(meeting.endpoint)
+        check_url(config.endpoint)
     if run.local.exists() and not run.local.is_dir():
         raise UsageError(f"expected a run directory at {run.local}, found a file; take another --run-dir")
     parent = next(folder for folder in (run.local, *run.local.parents) if folder.exists())

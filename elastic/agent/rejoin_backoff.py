@@ -37,7 +37,7 @@ class RejoinBackoff:
         """These nodes could be let in."""
         return replace(self, since_s={node.id: self.since_s.get(node.id, now_s) for node in newcomers})
 
-    def lets_in(self, newcomers: Collection[Node], *, now_s: float) -> bool:
+    def admits(self, newcomers: Collection[Node], *, now_s: float) -> bool:
         """Whether one of them has waited for as long as its address must; the others come along."""
         return any(
             now_s - self.since_s.get(node.id, now_s) >= self.wait_s(node.address) for node in newcomers

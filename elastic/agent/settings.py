@@ -1,25 +1,36 @@
-"""What an agent is told once, at its start, and never changes."""
+"""What one agent knows of its run before it starts anything; nothing in here changes while it lives."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.agent.hangs.hang_detector import HangDetector
+from elastic.config.identity import Identity
+from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
+from elastic.rendezvous.backends.select import RendezvousConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
+    """The command as it was given, and what follows from it on this node."""
+
+    options: Options
     run: RunDir
-    run_id: str  # empty where the script knows nothing of us
-    node: str
-    recipe: str
-    arguments: tuple[str, ...]
-    max_restarts: int
-    keep_alive_s: float
-    save_every: str
-    snapshot_every: str
-    faults: str | None
-    uses_library: bool  # False: the script knows nothing of us, and is asked to stop as torchrun asks
-    errors: Path  # folder for the workers' error files
-    uploader_socket: str
-    silences: HangDetector | None  # None: nobody looks for workers that hang
+    rendezvous: RendezvousConfig
+    node: str  # the id of this agent process, which no other process ever has
+    nproc: int  # workers of this node
+    declared: Identity | None  # what the recipe declared; None for a script without the library
+    is_new: bool  # the run directory held no run when this agent started
+    scratch: Path  # a folder of this process alone, removed at its end
+
+    @property
+    def uses_library(self) -> bool:
+        """False for a script that does not import the library: it is asked to stop as torchrun asks."""
+        return self.declared is not None
+
+    @property
+    def run_id(self) -> str:
+        return "" if self.declared is None else self.declared.run_id
+
+    def error_folder(self, generation: int) -> Path:
+        """Where the workers of a generation leave the errors that ended them."""
+        return self.scratch / "errors" / str(generation)

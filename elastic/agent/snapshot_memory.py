@@ -14,11 +14,11 @@ SLOTS_WITHOUT_SNAPSHOTS = 1
 
 
 class SnapshotMemory:
-    def __init__(self, page: ControlPage, slots: int, say: Callable[[str], None]) -> None:
+    def __init__(self, page: ControlPage, slots: int, report: Callable[[str], None]) -> None:
         """slots: three, so that one holds the newest state, one is written and one is lent; one where states are kept for checkpoints alone."""
         self._page = page
         self._slots = slots
-        self._say = say
+        self._report = report
         self._area: SnapshotSlots | None = None
         self._refused_bytes = 0
         self._thread: threading.Thread | None = None
@@ -37,16 +37,16 @@ class SnapshotMemory:
     def newest(self) -> Snapshot | None:
         return None if self._area is None else self._area.newest()
 
-    def show(self) -> None:
+    def publish(self) -> None:
         """To a new generation, whose page is empty."""
         self._page.area = None if self._area is None else self._area.fd
 
-    def serve(self) -> None:
+    def poll(self) -> None:
         """Make what the workers ask for; called at every look, never blocks."""
         if self._thread is not None:
             if not self._thread.is_alive():
                 self._thread = None
-                self._take_up()
+                self._adopt()
             return
         wanted = self._page.wanted_bytes
         if wanted > self._capacity_bytes and wanted != self._refused_bytes:
@@ -68,17 +68,17 @@ class SnapshotMemory:
         except OSError as error:
             self._made = error
 
-    def _take_up(self) -> None:
+    def _adopt(self) -> None:
         made, self._made = self._made, None
         if isinstance(made, SnapshotSlots):
             # The old one goes with its snapshots: workers that outgrew it are about to write a newer one. An uploader that reads from it has it open itself.
             old, self._area = self._area, made
             if old is not None:
                 old.close()
-            self.show()
+            self.publish()
             return
         self._refused_bytes = self._page.wanted_bytes
-        self._say(
+        self._report(
             f"no memory for {self._slots} snapshots of {self._refused_bytes / 1e6:.0f} MB ({made}); "
             "training goes on without, and a fault costs the steps since the newest checkpoint"
         )

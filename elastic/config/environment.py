@@ -28,8 +28,6 @@ class AgentLink:
     node: str
     run_dir: str
     generation: int
-    recipe: str
-    arguments: tuple[str, ...]
     control_page: str
     uploader: str  # path of the uploader's socket
     save_every: str

@@ -42,8 +42,6 @@ def link_without_agent(launch: Launch, world: ProcessGroups, ours: Identity) -> 
         node=socket.gethostname(),
         run_dir=run.url,
         generation=int(world.from_first(generation)),
-        recipe=sys.argv[0],
-        arguments=tuple(sys.argv[1:]),
         control_page=page.path,
         uploader=socket_path,
         save_every="auto",

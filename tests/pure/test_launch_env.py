@@ -12,10 +12,8 @@ NUMBERS = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE"
 LINK = AgentLink(
     pid=7,
     node="a",
-    run_dir="runs/x y",
+    run_dir='runs/x "y"',
     generation=3,
-    recipe="train.py",
-    arguments=("--name", 'with "quotes"', ""),
     control_page="/proc/7/fd/3",
     uploader="/run/socket",
     snapshot_every="auto",
@@ -64,7 +62,7 @@ def test_a_preflight_never_joins_a_group(bare):
 
 
 def test_what_an_agent_says_arrives_as_it_was_said(bare):
-    """Through the environment: spaces, quotes, empty arguments."""
+    """Through the environment: spaces, quotes, empty words."""
     for name, value in LINK.to_env().items():
         bare.setenv(name, value)
     bare.setenv(RUN_DIR, "runs/other")

@@ -113,10 +113,10 @@ def test_a_node_that_left_in_peace_is_told_from_one_that_is_lost(there, after, c
     assert peers.enter(generation(after, cause=cause), step=5) is left
 
 
-def test_the_agent_of_rank_0_alone_lets_in_who_waits(there):
+def test_the_agent_of_rank_0_alone_admits_who_waits(there):
     *_, peers = there
     assert not peers.is_first
     peers.enter(generation((A, B), cause="start", rank=1), step=0)
-    assert not peers.lets_in(WATCH)
+    assert not peers.admits(WATCH)
     peers.enter(generation((A, B), cause="failure", rank=0), step=0)
-    assert peers.lets_in(WATCH)
+    assert peers.admits(WATCH)

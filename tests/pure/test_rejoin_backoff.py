@@ -23,7 +23,7 @@ def visits(count: int, *, trains: bool = False) -> RejoinBackoff:
 
 def test_who_never_was_here_is_let_in_at_once():
     backoff = RejoinBackoff().entered((node("good"),), step=5).observe([node("new")], now_s=7.0)
-    assert backoff.lets_in([node("new")], now_s=7.0)
+    assert backoff.admits([node("new")], now_s=7.0)
 
 
 def test_each_visit_without_a_new_step_doubles_the_wait_up_to_a_bound():
@@ -42,16 +42,16 @@ def test_a_visit_that_brought_a_step_is_welcome_again():
 def test_who_waits_long_enough_is_let_in_and_takes_the_others_along():
     newcomer = node("bad", 9)
     backoff = visits(2).observe([newcomer], now_s=100.0)
-    assert not backoff.lets_in([newcomer], now_s=100.0 + 2 * FIRST_S - 0.1)
-    assert backoff.observe([newcomer], now_s=102.0).lets_in([newcomer], now_s=100.0 + 2 * FIRST_S)
-    assert backoff.lets_in([newcomer, node("bad", 10)], now_s=100.0 + 2 * FIRST_S)
+    assert not backoff.admits([newcomer], now_s=100.0 + 2 * FIRST_S - 0.1)
+    assert backoff.observe([newcomer], now_s=102.0).admits([newcomer], now_s=100.0 + 2 * FIRST_S)
+    assert backoff.admits([newcomer, node("bad", 10)], now_s=100.0 + 2 * FIRST_S)
 
 
 def test_whoever_stops_waiting_begins_anew():
     newcomer = node("bad", 9)
     backoff = visits(1).observe([newcomer], now_s=0.0).observe([], now_s=1.0).observe([newcomer], now_s=2.0)
-    assert not backoff.lets_in([newcomer], now_s=FIRST_S)
-    assert backoff.lets_in([newcomer], now_s=2.0 + FIRST_S)
+    assert not backoff.admits([newcomer], now_s=FIRST_S)
+    assert backoff.admits([newcomer], now_s=2.0 + FIRST_S)
 
 
 @given(
@@ -64,4 +64,4 @@ def test_nobody_is_kept_out_for_longer_than_the_bound(history, address):
         step += steps
         backoff = backoff.entered(tuple(node(a, life) for a in sorted(members)), step=step)
     newcomer = node(address, 99)
-    assert backoff.observe([newcomer], now_s=0.0).lets_in([newcomer], now_s=LONGEST_S)
+    assert backoff.observe([newcomer], now_s=0.0).admits([newcomer], now_s=LONGEST_S)

@@ -29,7 +29,7 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
 from elastic.rendezvous.backends.etcd_http import _answer
 from elastic.rendezvous.backends.tcp_store import StoredValue
-from elastic.rendezvous.group import Failure, Group, GroupDamaged, Node
+from elastic.rendezvous.group import Failure, Group, GroupDamaged, Node, RunEnd
 from elastic.rendezvous.transitions import GroupPolicy, Timing
 from elastic.report.diff import compare
 from elastic.report.report import summarise
@@ -46,8 +46,6 @@ LINK = environment.AgentLink(
     node="n",
     run_dir="/r",
     generation=1,
-    recipe="train.py",
-    arguments=("x",),
     control_page="/proc/1/fd/3",
     uploader="/tmp/u",
     save_every="auto",
@@ -184,7 +182,7 @@ def test_a_spoiled_link_is_refused_or_a_link(record):
     """The one variable that the agent adds for its workers."""
     with suppress(UsageError):
         link = environment._agent_link(json.dumps(record))
-        assert isinstance(link.arguments, tuple)
+        assert isinstance(link.run_dir, str)
 
 
 @given(junk)
@@ -314,7 +312,7 @@ def test_a_failing_worker_of_another_node_does_not_command_the_terminal(tmp_path
     from elastic.config.run_dir import RunDir
 
     failure = Failure(node="a\x07", rank=0, message="m", traceback="line 1\nValueError: \x1b]0;x\x07")
-    agent = SimpleNamespace(failure=failure, exit_code=1, verdict="\x1b[2J")
+    agent = SimpleNamespace(failure=failure, end=RunEnd(exit_code=1, reason="\x1b[2J"))
     _print_failure(agent, RunDir.parse(str(tmp_path)), 0)
     said = capsys.readouterr().err
     assert "ValueError" in said and all(each.isprintable() or each == "\n" for each in said)

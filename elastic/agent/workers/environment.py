@@ -1,7 +1,6 @@
 """What a worker is told: torchrun's variables, so that a script cannot tell the difference, and the agent's own link."""
 
 import os
-from pathlib import Path
 
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
@@ -18,30 +17,29 @@ def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
     failures: int,
     control_page: str,
     memory: str,
-    errors: Path,
+    uploader: str,
 ) -> list[WorkerStart]:
-    """How to start each worker of a generation; `errors` is the folder that their error files belong into."""
+    """How to start each worker of a generation."""
+    options = settings.options
     link = AgentLink(
         pid=os.getpid(),
         node=settings.node,
         run_dir=settings.run.url,
         generation=generation,
-        recipe=settings.recipe,
-        arguments=settings.arguments,
         control_page=control_page,
-        uploader=settings.uploader_socket,
-        save_every=settings.save_every,
-        snapshot_every=settings.snapshot_every,
+        uploader=uploader,
+        save_every=str(options.save_every),
+        snapshot_every=str(options.snapshot_every),
         memory=memory,
         failures=failures,
-        error_folder=str(errors),
-        faults=settings.faults,
+        error_folder=str(settings.error_folder(generation)),
+        faults=options.faults,
     )
     return [
         WorkerStart(
             rank=worker.global_rank,
             local_rank=worker.local_rank,
-            command=(settings.recipe, *settings.arguments),
+            command=(options.recipe, *options.recipe_args),
             env=os.environ | launcher_variables(worker_group, worker, generation) | link.to_env(),
             log=settings.run.log(generation=generation, rank=worker.global_rank),
         )

@@ -1,0 +1,182 @@
+"""What each action of decide.py does to the workers, the group and the snapshots of this node.
+
+agent.py chooses the action; a reason arrives here as text, for people. An action never waits for another node: a backend that
+does not answer delays what the other nodes learn, not what this node does.
+"""
+
+from dataclasses import dataclass
+
+from elastic.agent.fault_injection import NodeFaults
+from elastic.agent.final_checkpoint import FinalCheckpoint
+from elastic.agent.hangs.watchdog import Watchdog
+from elastic.agent.peers import Peers
+from elastic.agent.settings import Settings
+from elastic.agent.shutdown_request import ShutdownRequest
+from elastic.agent.snapshot_memory import SnapshotMemory
+from elastic.agent.workers.first_failure import WorkerError
+from elastic.agent.workers.node_workers import NodeWorkers
+from elastic.agent.workers.spawner import Spawner
+from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_PEER_LOST
+from elastic.events import DrainRequested, GenerationEnded
+from elastic.observe.console import ConsoleFollower
+from elastic.observe.log import EventLog
+from elastic.rendezvous.group import Failure, RunEnd
+from elastic.system.clock import Clock
+from elastic.system.control_page import ControlPage
+from elastic.uploader.client import UploaderProcess
+
+GROUP_POLL_S = 0.025
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of one agent, which outlive its generations; None for a part that the run does not need."""
+
+    settings: Settings
+    peers: Peers
+    shutdown: ShutdownRequest
+    spawner: Spawner
+    uploader: UploaderProcess
+    page: ControlPage
+    memory: SnapshotMemory
+    final_checkpoint: FinalCheckpoint
+    watchdog: Watchdog | None  # None: hung workers are waited for
+    faults: NodeFaults | None  # None: the fault plan has nothing for an agent
+    console: ConsoleFollower
+    log: EventLog
+    clock: Clock
+
+    @property
+    def step(self) -> int:
+        """The last step that any worker of this node finished in this generation; 0 for none."""
+        return max(self.page.step(i) for i in range(self.settings.nproc))
+
+    @property
+    def common_step(self) -> int:
+        """The last step that all workers of this node finished in this generation; 0 for none."""
+        return min(self.page.step(i) for i in range(self.settings.nproc))
+
+    def save_last_state(self, *, others: bool) -> None:
+        """See the newest state in memory committed, within the grace period.
+
+        others: other nodes go on with the same state, and are given time to commit it first.
+        """
+        if self.settings.uses_library:
+            self.final_checkpoint.ensure_committed(
+                others=others,
+                deadline=self.shutdown.deadline_s,
+                is_cancelled=lambda: self.shutdown.skips_checkpoint,
+            )
+
+
+class NodeGeneration:
+    """One generation on this node, from the start of its workers until all of them are gone."""
+
+    def __init__(self, parts: Parts, number: int, workers: NodeWorkers) -> None:
+        self.workers = workers
+        self.number = number
+        self.drain_requested = False
+        self.is_done = False  # the group knows that all workers of this node finished
+        self.failure: Failure | None = None  # set by `fail` and `end_run`
+        self._parts = parts
+        self._are_killed = False
+
+    def request_drain(self, reason: str) -> None:
+        parts = self._parts
+        self.drain_requested = True
+        # Rank 0 of each node reads the page in every step and tells the other ranks with the step's second sum: all
+        # ranks of all nodes learn of the drain in the same step, and stop after it.
+        parts.page.drain = True
+        parts.log.record(DrainRequested(reason=reason))
+        parts.console.print_line(f"{reason}: all workers finish the same step and save it")
+        if not parts.settings.uses_library:
+            # A script without the library does not read the control page.
+            self.workers.terminate()
+
+    def report_done(self) -> None:
+        """Tell the group that all workers of this node finished; a backend that does not answer is asked again."""
+        self.is_done = self._parts.peers.report_done()
+        if not self.is_done:
+            self._parts.clock.sleep(GROUP_POLL_S)
+
+    def dump_stacks(self, reason: str) -> None:
+        assert self._parts.watchdog is not None
+        self._parts.console.print_line(f"{reason}; its log has the stacks of its threads")
+        self._parts.watchdog.hear(self.workers)
+
+    def record_end(self, cause: str) -> None:
+        parts = self._parts
+        parts.console.print_line(f"generation {self.number} ends after step {parts.step}: {cause}")
+        parts.log.record(GenerationEnded(cause=cause, step=parts.step))
+
+    def close_and_end(self, cause: str, reason: str) -> None:
+        """The planned end of a generation whose workers drained; it counts no restart."""
+        self._parts.peers.close(cause, step=self._parts.step, counts=False)
+        self.record_end(reason)
+
+    def fail(self, reason: str) -> RunEnd | None:
+        """A worker of this node failed: close the generation for all nodes. Returns the end of the run if no restart is left."""
+        parts, limit = self._parts, self._parts.settings.options.max_restarts
+        self.failure = self._first_failure(reason)
+        # The group learns of the failure before this node kills its workers, which takes a moment: meanwhile the other
+        # nodes kill theirs.
+        group = parts.peers.close("failure", step=parts.step, counts=True, failure=self.failure)
+        self.kill_workers()
+        self.record_end(reason)
+        if group is None:
+            # The group's state is out of reach, perhaps because all other nodes are gone: the newest state may exist in this
+            # node's memory alone. The uploader makes it durable while this node waits in the next rendezvous.
+            parts.console.print_line(
+                "the rendezvous does not answer; the newest state is being saved, and this node waits for it"
+            )
+            if parts.settings.uses_library:
+                parts.final_checkpoint.offer_newest()
+            return None
+        # The group counts the restarts. If it went on to a newer generation, this failure came too late to count.
+        if group.generation != self.number or group.restarts <= limit:
+            return None
+        # The failure that the group recorded came first, perhaps on another node.
+        self.failure = group.failure or self.failure
+        end = RunEnd(
+            exit_code=EXIT_FAILED,
+            reason=f"{reason}; that was restart {group.restarts} of at most {limit} without a new step",
+        )
+        parts.peers.end(end)
+        return end
+
+    def end_run(self, reason: str) -> RunEnd:
+        """A worker of this node ended in a way that no restart changes: end the run on all nodes with its exit code."""
+        parts = self._parts
+        self.kill_workers()
+        self.failure = self._first_failure(reason)
+        codes = self.workers.exit_codes.values()
+        code = next(code for code in codes if code not in (EXIT_COMPLETE, EXIT_PEER_LOST))
+        end = RunEnd(exit_code=code, reason=self.failure.message)
+        if parts.peers.close("failure", step=parts.step, counts=False, failure=self.failure) is not None:
+            parts.peers.end(end)
+        return end
+
+    def leave(self, reason: str) -> None:
+        """Leave the group, and see the last state committed."""
+        self.kill_workers()
+        self.record_end(reason)
+        # This node leaves first, so that the other nodes start their next generation at once. A save that this node makes
+        # is fenced only when they have formed that generation; until then both may commit the same state.
+        self._parts.save_last_state(others=self._parts.peers.leave())
+
+    def kill_workers(self) -> None:
+        """SIGKILL: the state that counts is in the snapshot memory, which a save in progress reads as well."""
+        # Once: by the time of a second call their pids may belong to other processes.
+        if not self._are_killed:
+            self._are_killed = True
+            self.workers.kill(self._hung_worker)
+
+    def _first_failure(self, reason: str) -> Failure:
+        settings = self._parts.settings
+        errors = settings.error_folder(self.number)
+        return self.workers.record_failure(settings.node, reason, errors, self._hung_worker)
+
+    @property
+    def _hung_worker(self) -> WorkerError | None:
+        """The worker that hangs, once its stacks were dumped: it is to blame for what the others report."""
+        return None if self._parts.watchdog is None else self._parts.watchdog.told
