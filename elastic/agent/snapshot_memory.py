@@ -39,7 +39,7 @@ class SnapshotMemory:
 
     def publish(self) -> None:
         """To a new generation, whose page is empty."""
-        self._page.area = None if self._area is None else self._area.fd
+        self._page.slots_fd = None if self._area is None else self._area.fd
 
     def poll(self) -> None:
         """Make what the workers ask for; called at every look, never blocks."""

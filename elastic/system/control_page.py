@@ -1,29 +1,35 @@
-"""One page of memory shared by an agent and its workers: a few words each way, no message, no lock.
+"""An agent and its workers share one page of memory; each word of it is read whole, old or new.
 
-The agent writes the drain request and where the memory for snapshots is; workers write how much of it they want, and each its own step and pulse. A word is
-written whole (aligned, 64 bits), so a reader sees the old value or the new one; several words are not read at one instant. The page vanishes with the agent.
-It needs Linux (memfd, /proc).
+Words are aligned and have 64 bits, so no lock is needed. Several words are not read at one instant.
+The agent writes the drain request and where the memory for snapshots is. Workers write how much of
+that memory they want, and each worker its own heartbeat. The page vanishes with the agent. It needs
+Linux (memfd, /proc).
 """
 
 import mmap
 import os
 from dataclasses import dataclass
 
-from elastic.system.phase import Place
+from elastic.system.phase import Phase
 
 SIZE_BYTES = 4096
 WORD_BYTES = 8
-DRAIN, WANTED_BYTES, AREA, FIRST_OF_WORKERS = 0, 1, 2, 8
-STEP, PLACE, BEATS, WORDS_PER_WORKER = 0, 1, 2, 4
+# Word 0 to 2 belong to the node; from word 8 on, each worker has four of its own.
+DRAIN, WANTED_BYTES, SLOTS_FD, FIRST_OF_WORKERS = 0, 1, 2, 8
+STEP, PHASE, BEATS, WORDS_PER_WORKER = 0, 1, 2, 4
 MAX_WORKERS = (SIZE_BYTES // WORD_BYTES - FIRST_OF_WORKERS) // WORDS_PER_WORKER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
-    """What one worker shows: the last step that it finished in this generation (0 before), where it is, and a count that grows while it moves."""
+class Heartbeat:
+    """What one worker shows of itself.
+
+    `step` is the last step that it finished in this generation (0 before its first); `beats` is a
+    counter that grows while it moves.
+    """
 
     step: int
-    place: Place
+    phase: Phase
     beats: int
 
 
@@ -31,12 +37,13 @@ class ControlPage:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._page = mmap.mmap(fd, SIZE_BYTES)
-        # A memoryview of native words stores each with one instruction; struct in a fixed byte order would go byte by byte.
+        # A memoryview of native words stores each word with one instruction. struct with a fixed
+        # byte order would store byte by byte, and a reader could see half of a word.
         self._words = memoryview(self._page).cast("q")
 
     @staticmethod
     def create() -> "ControlPage":
-        """Made by the agent; workers open `path`."""
+        """A page of this process, for an agent; its workers open `path`."""
         fd = os.memfd_create("elastic-control", os.MFD_CLOEXEC)
         os.ftruncate(fd, SIZE_BYTES)
         return ControlPage(fd)
@@ -47,11 +54,12 @@ class ControlPage:
 
     @property
     def path(self) -> str:
-        """Where other processes of this machine open it, while the agent lives."""
+        """Where other processes of this machine open the page, while the agent lives."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     @property
     def drain(self) -> bool:
+        """Whether the agent asks its workers for a drain."""
         return self._words[DRAIN] != 0
 
     @drain.setter
@@ -60,7 +68,7 @@ class ControlPage:
 
     @property
     def wanted_bytes(self) -> int:
-        """How large a slot for snapshots the workers ask for; 0 while they ask for none."""
+        """The size of a snapshot slot that the workers ask for; 0 while they ask for none."""
         return self._words[WANTED_BYTES]
 
     @wanted_bytes.setter
@@ -68,40 +76,41 @@ class ControlPage:
         self._words[WANTED_BYTES] = size
 
     @property
-    def area(self) -> int | None:
-        """Descriptor, in the agent's process, of the memory for snapshots; None while there is none."""
-        word = self._words[AREA]
+    def slots_fd(self) -> int | None:
+        """Descriptor of the snapshot slots in the agent's process; None while there are none."""
+        word = self._words[SLOTS_FD]
         return None if word == 0 else word - 1
 
-    @area.setter
-    def area(self, fd: int | None) -> None:
-        self._words[AREA] = 0 if fd is None else fd + 1
+    @slots_fd.setter
+    def slots_fd(self, fd: int | None) -> None:
+        # A fresh page is all zeros, and 0 is a descriptor.
+        self._words[SLOTS_FD] = 0 if fd is None else fd + 1
 
     def step(self, local_rank: int) -> int:
         """The last step that this worker finished in this generation; 0 before its first."""
-        return self._words[_of(local_rank) + STEP]
+        return self._words[_first_word(local_rank) + STEP]
 
     def set_step(self, local_rank: int, step: int) -> None:
-        self._words[_of(local_rank) + STEP] = step
+        self._words[_first_word(local_rank) + STEP] = step
 
-    def beat(self, local_rank: int, place: Place) -> None:
-        """Show that this worker moves, and where it is."""
-        at = _of(local_rank)
-        self._words[at + PLACE] = place
-        self._words[at + BEATS] += 1
+    def beat(self, local_rank: int, phase: Phase) -> None:
+        """Show that this worker moves, and in which phase it is."""
+        first = _first_word(local_rank)
+        self._words[first + PHASE] = phase
+        self._words[first + BEATS] += 1
 
-    def pulse(self, local_rank: int) -> Pulse:
-        at = _of(local_rank)
-        return Pulse(
-            step=self._words[at + STEP],
-            place=Place(self._words[at + PLACE]),
-            beats=self._words[at + BEATS],
+    def heartbeat(self, local_rank: int) -> Heartbeat:
+        first = _first_word(local_rank)
+        return Heartbeat(
+            step=self._words[first + STEP],
+            phase=Phase(self._words[first + PHASE]),
+            beats=self._words[first + BEATS],
         )
 
     def clear(self) -> None:
-        """Before a new generation: nothing of the old one may be read in it."""
+        """Set every word to 0: a new generation must read nothing of the old one."""
         self._page[:] = bytes(SIZE_BYTES)
 
 
-def _of(local_rank: int) -> int:
+def _first_word(local_rank: int) -> int:
     return FIRST_OF_WORKERS + local_rank * WORDS_PER_WORKER

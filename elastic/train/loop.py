@@ -24,7 +24,7 @@ from elastic.reduce.gradients import Gradients
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
-from elastic.system.phase import Place
+from elastic.system.phase import Phase
 from elastic.train.buffers import Buffers
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.consistency import check_same_snapshots
@@ -108,13 +108,13 @@ class Loop:
             if self._around.snapshots is not None:
                 self._around.snapshots.before_forward()
             # Until the first sum it is the recipe's own code, which may evaluate there; the step says when it begins.
-            self._around.pulse.enter(Place.BETWEEN)
+            self._around.pulse.enter(Phase.BETWEEN)
             yield step
             self._finish(step)
         gradients.close()
         if loaded.source != "checkpoint" or loaded.step < self._order.steps:
             self._end(loaded)
-        self._around.pulse.enter(Place.AFTER)
+        self._around.pulse.enter(Phase.AFTER)
 
     def _begin(self) -> ResumePoint:
         around, diary, order = self._around, self._around.diary, self._order
@@ -212,7 +212,7 @@ class Loop:
         is_last = step.number == self._order.steps
         taken = None
         if outcome.keep or outcome.save or outcome.drain or is_last:
-            around.pulse.enter(Place.SAVE)
+            around.pulse.enter(Phase.SAVE)
             must = outcome.drain or is_last
             taken = self._keep(point, now=must or outcome.save, patient=must)
             step.reached("after-snapshot")
@@ -224,7 +224,7 @@ class Loop:
         elif outcome.save:
             self._save(taken, point, final=False)
         around.pulse.finish_step()
-        around.pulse.enter(Place.BETWEEN)
+        around.pulse.enter(Phase.BETWEEN)
 
     def _line(self, step: Step, outcome: StepOutcome) -> dict[str, Any]:
         seconds = self._around.clock.monotonic() - self._started_at
@@ -317,7 +317,7 @@ class Loop:
 
     def _end(self, loaded: ResumePoint) -> None:
         """See the last state committed, which this generation trained or found in memory."""
-        self._around.pulse.enter(Place.SAVE)
+        self._around.pulse.enter(Phase.SAVE)
         if self._final is None:
             assert loaded.step == self._order.steps
             found = StepRecord(

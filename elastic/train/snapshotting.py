@@ -45,7 +45,7 @@ class AgentSlots:
 
     def lend(self, size_bytes: int) -> SnapshotSlots | None:
         """An area whose slots hold `size_bytes`; None until there is one."""
-        fd = self._page.area
+        fd = self._page.slots_fd
         if fd is not None and fd != self._fd:
             self._area, self._fd = SnapshotSlots.open(f"/proc/{self._agent_pid}/fd/{fd}"), fd
         if self._area is not None and self._area.capacity_bytes >= size_bytes:

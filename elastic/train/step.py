@@ -19,7 +19,7 @@ from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.reduce.tree import Block, Stack
-from elastic.system.phase import Place
+from elastic.system.phase import Phase
 from elastic.train.buffers import Buffers
 from elastic.worker.heartbeat import HeartbeatSender, Unread
 
@@ -149,7 +149,7 @@ class Step:
         direct = self._direct_gradients(loss if scaler is None else scaler.scale(loss))
         gradients.begin()
         for batch in self._batches:
-            self._shards.pulse.enter(Place.STEP)
+            self._shards.pulse.enter(Phase.STEP)
             outputs = [
                 (out[batch.shard], total.grad) for total, out in self._sums if out[batch.shard].requires_grad
             ]
@@ -199,7 +199,7 @@ class Step:
         self._passes += 1
         seed, buffers = self._shards.seed, self._shards.buffers
         for batch in self._batches:
-            self._shards.pulse.enter(Place.STEP)
+            self._shards.pulse.enter(Phase.STEP)
             random_streams.enter(seed, "shard", self.number, batch.shard, self._passes)
             buffers.load(self._after.get(batch.shard))
             self.reached("forward")
@@ -246,4 +246,4 @@ class Step:
             keep=keep > 0,
             save=save > 0,
         )
-        shards.pulse.enter(Place.BETWEEN)
+        shards.pulse.enter(Phase.BETWEEN)

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from elastic.system.phase import Place
+from elastic.system.phase import Phase
 
 # All ranks are there together, for as long as the slowest needs: loading, say, or a store that does not answer. Waiting there is no part of a step.
-TOGETHER = frozenset({Place.START, Place.SAVE, Place.AFTER})
+TOGETHER = frozenset({Phase.START, Phase.SAVE, Phase.AFTER})
 
 # Compilers work in the first step, optimizers build their state in it, and a rank that has finished it may wait in the second for one that has not: all of
 # that counts as starting.
@@ -22,13 +22,13 @@ WARMUP_STEPS = 2
 
 
 class Page(Protocol):
-    def beat(self, local_rank: int, place: Place) -> None: ...
+    def beat(self, local_rank: int, place: Phase) -> None: ...
 
 
 class Unread:
     """A page that nobody reads, for parts that run without an agent around them."""
 
-    def beat(self, local_rank: int, place: Place) -> None:
+    def beat(self, local_rank: int, place: Phase) -> None:
         pass
 
 
@@ -36,13 +36,13 @@ class HeartbeatSender:
     def __init__(self, page: Page, local_rank: int) -> None:
         self._page = page
         self._local_rank = local_rank
-        self._place = Place.START
+        self._place = Phase.START
         self._finished_steps = 0
 
-    def enter(self, place: Place) -> None:
+    def enter(self, place: Phase) -> None:
         self._place = place
-        is_cold = self._finished_steps < WARMUP_STEPS and place is not Place.AFTER
-        self._page.beat(self._local_rank, Place.START if is_cold else place)
+        is_cold = self._finished_steps < WARMUP_STEPS and place is not Phase.AFTER
+        self._page.beat(self._local_rank, Phase.START if is_cold else place)
 
     def finish_step(self) -> None:
         self._finished_steps += 1
@@ -51,7 +51,7 @@ class HeartbeatSender:
     def waiting(self) -> Iterator[None]:
         """Around whatever ends only when other ranks do their part; afterwards this worker is where it was."""
         before = self._place
-        self.enter(before if before in TOGETHER else Place.WAIT)
+        self.enter(before if before in TOGETHER else Phase.WAIT)
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""What one process writes on the page another one reads, each word on its own."""
+"""Each word that one process writes to the page is read by the others, and no other word changes."""
 
 import subprocess
 import sys
@@ -6,7 +6,8 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.system.control_page import MAX_WORKERS, ControlPage
+from elastic.system.control_page import MAX_WORKERS, ControlPage, Heartbeat
+from elastic.system.phase import Phase
 
 WORKER = """
 import sys
@@ -17,14 +18,14 @@ page.set_step(1, 2**40 + page.drain)
 
 
 def test_a_fresh_page_asks_for_nothing():
-    """A worker that read a drain here would stop after its first step."""
+    """A worker that read a drain request here would stop after its first step."""
     page = ControlPage.create()
     assert not page.drain
     assert {page.step(rank) for rank in range(MAX_WORKERS)} == {0}
 
 
-def test_another_process_reads_the_request_and_its_step_is_read_here():
-    """A real process opens the page by its path, sees the drain and writes its step."""
+def test_a_worker_reads_the_drain_request_and_the_agent_reads_its_step():
+    """A real process opens the page by its path, reads the request and writes its step."""
     page = ControlPage.create()
     page.drain = True
     subprocess.run([sys.executable, "-c", WORKER, page.path], check=True, timeout=60)
@@ -32,8 +33,8 @@ def test_another_process_reads_the_request_and_its_step_is_read_here():
 
 
 @given(st.dictionaries(st.integers(0, MAX_WORKERS - 1), st.integers(0, 2**63 - 1)), st.booleans())
-def test_words_do_not_touch_each_other(steps, drain):
-    """The first and the last worker, and the request beside them, with the largest numbers."""
+def test_writing_one_word_changes_no_other(steps, drain):
+    """The first and the last worker, and the request beside them, with the largest steps."""
     page = ControlPage.create()
     page.drain = drain
     for rank, step in steps.items():
@@ -42,8 +43,8 @@ def test_words_do_not_touch_each_other(steps, drain):
     assert all(page.step(rank) == steps.get(rank, 0) for rank in {0, 1, MAX_WORKERS - 1, *steps})
 
 
-def test_a_cleared_page_has_nothing_of_the_old_generation():
-    """Seen from a second opening, as a new worker sees it."""
+def test_a_cleared_page_keeps_nothing_of_the_old_generation():
+    """Read through a second mapping, as a new worker reads it."""
     page = ControlPage.create()
     page.drain = True
     page.set_step(3, 7)
@@ -59,3 +60,15 @@ def test_a_withdrawn_request_is_gone():
     page.drain = True
     page.drain = False
     assert not ControlPage.open(page.path).drain
+
+
+@given(st.sampled_from(Phase), st.integers(1, 9), st.none() | st.integers(0, 99))
+def test_heartbeats_and_the_descriptor_of_the_slots_are_read_back(phase, beats, fd):
+    """Descriptor 0 is not the same as none."""
+    page = ControlPage.create()
+    page.slots_fd = fd
+    for _ in range(beats):
+        page.beat(1, phase)
+    assert page.slots_fd == fd
+    assert page.heartbeat(1) == Heartbeat(step=0, phase=phase, beats=beats)
+    assert page.heartbeat(0) == page.heartbeat(2) == Heartbeat(step=0, phase=Phase.START, beats=0)

@@ -24,7 +24,7 @@ from elastic.errors import (
     EXIT_PEER_LOST,
     EXIT_USAGE,
 )
-from elastic.system.phase import Place
+from elastic.system.phase import Phase
 
 TRAINING = Observation(
     workers=2,
@@ -45,7 +45,7 @@ TRAINING = Observation(
     drain_requested=False,
     skips_drain=False,
 )
-HUNG = Hung(rank=5, place=Place.STEP, silence_s=12.0, limit_s=10.0, reason="rank 5 hangs")
+HUNG = Hung(rank=5, place=Phase.STEP, silence_s=12.0, limit_s=10.0, reason="rank 5 hangs")
 OVER, LATE = {"leaving": "SIGTERM", "leaving_age_s": 30.1}, 2.0 * VICTIM_PATIENCE_KEEP_ALIVES + 0.1
 
 

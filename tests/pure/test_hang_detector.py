@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.agent.hangs.hang_detector import ENOUGH, LONGEST_S, SHORTEST_S, TIMES, HangDetector, WorkerSample
-from elastic.system.phase import Place
+from elastic.system.phase import Phase
 from elastic.worker.heartbeat import WARMUP_STEPS, HeartbeatSender
 
 FOREVER_S = 1e6
@@ -18,11 +18,11 @@ FOREVER_S = 1e6
 class Life:
     """A worker's stretches, one after another, in the real places; a step is finished at the end of each SAVE or BETWEEN that follows a WAIT."""
 
-    def __init__(self, *stretches, begins=Place.BETWEEN):
+    def __init__(self, *stretches, begins=Phase.BETWEEN):
         self.changes = [(0.0, WorkerSample(step=0, place=begins, beats=0, is_stopped=False))]
         at, step, before = 0.0, 0, begins
         for beats, (place, length_s) in enumerate(stretches, start=1):
-            step += before is Place.WAIT
+            step += before is Phase.WAIT
             self.changes.append((at, WorkerSample(step=step, place=place, beats=beats, is_stopped=False)))
             at, before = at + length_s, place
         self.end_s = at
@@ -32,7 +32,7 @@ class Life:
 
 
 def steps(count, *, step_s=0.5, wait_s=0.1, between_s=0.1):
-    return [(Place.STEP, step_s), (Place.WAIT, wait_s), (Place.BETWEEN, between_s)] * count
+    return [(Phase.STEP, step_s), (Phase.WAIT, wait_s), (Phase.BETWEEN, between_s)] * count
 
 
 def watch(lives, *, until_s, every_s=0.25, fixed_s=None, silences=None):
@@ -48,18 +48,18 @@ def watch(lives, *, until_s, every_s=0.25, fixed_s=None, silences=None):
 
 def test_a_step_that_hangs_is_blamed_by_what_earlier_steps_took():
     """Steps of 3 s, then one that never ends: ten times three, not more than a few looks later; who waits for it is left alone."""
-    life = Life(*steps(5, step_s=3.0), (Place.STEP, FOREVER_S))
-    peer = Life(*steps(5, step_s=2.9, wait_s=0.2), (Place.STEP, 2.9), (Place.WAIT, FOREVER_S))
+    life = Life(*steps(5, step_s=3.0), (Phase.STEP, FOREVER_S))
+    peer = Life(*steps(5, step_s=2.9, wait_s=0.2), (Phase.STEP, 2.9), (Phase.WAIT, FOREVER_S))
     began_s = life.changes[-1][0]
     hung, when_s = watch({0: peer, 1: life}, until_s=5000, every_s=0.5)
-    assert (hung.rank, hung.place) == (1, Place.STEP)
+    assert (hung.rank, hung.place) == (1, Phase.STEP)
     assert 30.0 <= hung.limit_s <= 40.0
     assert hung.limit_s < when_s - began_s < hung.limit_s + 2.0
     assert "rank 1 hangs: no progress for" in hung.reason
     assert "--hang-timeout" in hung.reason
 
 
-@pytest.mark.parametrize("place", [Place.BETWEEN, Place.SAVE, Place.WAIT, Place.START])
+@pytest.mark.parametrize("place", [Phase.BETWEEN, Phase.SAVE, Phase.WAIT, Phase.START])
 def test_an_evaluation_or_a_save_that_is_far_longer_than_any_step_is_not_a_hang(place):
     """A thousand steps of a second teach a limit of ten; then the first evaluation takes 25 minutes, and the others wait for it."""
     life = Life(*steps(1000), (place, 1500.0), *steps(2))
@@ -70,21 +70,21 @@ def test_an_evaluation_or_a_save_that_is_far_longer_than_any_step_is_not_a_hang(
 
 def test_after_the_last_step_a_recipe_may_take_as_long_as_it_likes():
     """The last step is saved; the recipe then trains a probe for a week."""
-    assert watch({0: Life(*steps(5), (Place.AFTER, FOREVER_S))}, until_s=600_000, every_s=60.0)[0] is None
+    assert watch({0: Life(*steps(5), (Phase.AFTER, FOREVER_S))}, until_s=600_000, every_s=60.0)[0] is None
 
 
 def test_all_who_wait_for_nobody_are_blamed_at_last_but_not_while_a_culprit_may_still_be_found():
     """All workers of this node wait, as when a network swallows messages: twice what a peer may take."""
-    lives = {rank: Life(*steps(5), (Place.WAIT, FOREVER_S)) for rank in range(2)}
+    lives = {rank: Life(*steps(5), (Phase.WAIT, FOREVER_S)) for rank in range(2)}
     hung, when_s = watch(lives, until_s=5000, every_s=1.0, fixed_s=60.0)
-    assert (hung.rank, hung.place, hung.limit_s) == (0, Place.WAIT, 120.0)
+    assert (hung.rank, hung.place, hung.limit_s) == (0, Phase.WAIT, 120.0)
     assert when_s > 120.0
 
 
 def test_a_stopped_process_is_blamed_wherever_it_stands_and_before_those_who_are_silent_for_longer():
     """Rank 1 is stopped while it waits; rank 0 has been evaluating for much longer."""
-    evaluating = WorkerSample(step=9, place=Place.BETWEEN, beats=7, is_stopped=False)
-    waiting = WorkerSample(step=9, place=Place.WAIT, beats=7, is_stopped=False)
+    evaluating = WorkerSample(step=9, place=Phase.BETWEEN, beats=7, is_stopped=False)
+    waiting = WorkerSample(step=9, place=Phase.WAIT, beats=7, is_stopped=False)
     silences = HangDetector(fixed_s=None)
     for now_s in range(1200):
         stopped = replace(waiting, is_stopped=now_s >= 1100)
@@ -98,7 +98,7 @@ def test_a_process_that_was_continued_begins_anew():
     """Stopped for 9 s of the 10 it may be, again and again."""
     silences, sight = (
         HangDetector(fixed_s=None),
-        WorkerSample(step=0, place=Place.START, beats=0, is_stopped=False),
+        WorkerSample(step=0, place=Phase.START, beats=0, is_stopped=False),
     )
     for now_s in range(100):
         silences = silences.look({0: replace(sight, is_stopped=now_s % 10 != 0)}, now_s=float(now_s))
@@ -108,9 +108,9 @@ def test_a_process_that_was_continued_begins_anew():
 def test_the_first_stretches_of_a_generation_are_not_judged_by_what_the_last_one_taught():
     """Learned: steps of half a second. The new generation's first stretches take two minutes each, as when kernels are built; the fourth is judged by them."""
     _, learned = watch({0: Life(*steps(50))}, until_s=30)
-    slow = Life(*steps(ENOUGH, step_s=120.0), (Place.STEP, FOREVER_S))
+    slow = Life(*steps(ENOUGH, step_s=120.0), (Phase.STEP, FOREVER_S))
     hung, _ = watch({0: slow}, until_s=5000, silences=learned.anew())
-    assert hung.place is Place.STEP
+    assert hung.place is Phase.STEP
     assert 1200.0 <= hung.limit_s <= LONGEST_S
     # And what the last one taught is kept: nobody measured the fast steps again.
     assert learned.anew().longest_step_s == learned.longest_step_s > 0
@@ -125,17 +125,17 @@ def test_a_slow_worker_is_not_judged_by_a_fast_one():
 
 def test_a_step_too_short_to_be_seen_is_known_all_the_same():
     """Each step's own part lasts a millisecond of the ten seconds between two looks' worth of evaluation; hanging is then found at the lower limit."""
-    life = Life(*steps(20, step_s=0.001, wait_s=0.001, between_s=7.0), (Place.STEP, FOREVER_S))
+    life = Life(*steps(20, step_s=0.001, wait_s=0.001, between_s=7.0), (Phase.STEP, FOREVER_S))
     hung, when_s = watch({0: life}, until_s=1000, every_s=0.25)
-    assert hung.place is Place.STEP
+    assert hung.place is Phase.STEP
     assert when_s - life.changes[-1][0] < SHORTEST_S + 1.0
 
 
 stretches = st.one_of(
-    st.tuples(st.just(Place.STEP), st.floats(0.001, SHORTEST_S)),
-    st.tuples(st.sampled_from([Place.START, Place.BETWEEN, Place.SAVE]), st.floats(0.001, LONGEST_S)),
-    st.tuples(st.just(Place.WAIT), st.floats(0.001, 2 * LONGEST_S)),
-    st.tuples(st.just(Place.AFTER), st.floats(0.001, 10 * LONGEST_S)),
+    st.tuples(st.just(Phase.STEP), st.floats(0.001, SHORTEST_S)),
+    st.tuples(st.sampled_from([Phase.START, Phase.BETWEEN, Phase.SAVE]), st.floats(0.001, LONGEST_S)),
+    st.tuples(st.just(Phase.WAIT), st.floats(0.001, 2 * LONGEST_S)),
+    st.tuples(st.just(Phase.AFTER), st.floats(0.001, 10 * LONGEST_S)),
 )
 gaps = st.one_of(st.floats(0.01, 2.0), st.floats(2.0, 3000.0))
 
@@ -158,7 +158,7 @@ def test_nobody_is_blamed_within_the_limits_of_his_place_however_the_observer_lo
 @given(st.floats(1.0, 3600.0), st.floats(0.05, 10.0), st.integers(1, 3), st.floats(0.0, 1e5))
 def test_an_observer_who_was_away_looks_four_times_before_it_blames(fixed_s, every_s, before, away_s):
     """The agent was stopped with its workers, or the machine slept: the first looks afterwards may not blame, however long it was."""
-    sight = WorkerSample(step=3, place=Place.STEP, beats=40, is_stopped=False)
+    sight = WorkerSample(step=3, place=Phase.STEP, beats=40, is_stopped=False)
     silences, now_s = HangDetector(fixed_s=fixed_s), 100.0
     for _ in range(before):
         silences, now_s = silences.look({0: sight}, now_s=now_s), now_s + min(every_s, fixed_s / 100)
@@ -182,7 +182,7 @@ eighths = st.integers(1, 32).map(lambda number: number / 8)  # sums of these are
 sights = st.builds(
     WorkerSample,
     step=st.integers(0, 1),
-    place=st.sampled_from([Place.STEP, Place.WAIT, Place.BETWEEN]),
+    place=st.sampled_from([Phase.STEP, Phase.WAIT, Phase.BETWEEN]),
     beats=st.integers(0, 1),
     is_stopped=st.booleans(),
 )
@@ -204,10 +204,10 @@ def test_with_a_fixed_limit_the_blame_is_that_of_the_dumb_twin(story):
             history.append((now_s, seen))
             over = []
             for rank, sight in seen.items():
-                limit_s = 10.0 if sight.place is Place.WAIT and not sight.is_stopped else 5.0
+                limit_s = 10.0 if sight.place is Phase.WAIT and not sight.is_stopped else 5.0
                 silence_s = dumb_silence_s([(at, sights[rank]) for at, sights in history], limit_s)
                 if silence_s > limit_s:
-                    kind = 0 if sight.is_stopped else 2 if sight.place is Place.WAIT else 1
+                    kind = 0 if sight.is_stopped else 2 if sight.place is Phase.WAIT else 1
                     over.append((kind, -silence_s / limit_s, rank))
             hung = silences.hung
             assert (None if hung is None else hung.rank) == (min(over)[2] if over else None)
@@ -223,7 +223,7 @@ def test_no_step_within_ten_times_the_longest_before_it_is_blamed_and_one_that_n
     for ratio in ratios:
         lengths.append(ratio * max(lengths))
     own = [part for length_s in lengths for part in steps(1, step_s=length_s)]
-    life = Life((Place.START, 5.0), *own, (Place.STEP, FOREVER_S), begins=Place.START)
+    life = Life((Phase.START, 5.0), *own, (Phase.STEP, FOREVER_S), begins=Phase.START)
     began_s = life.changes[-1][0]
     hung, when_s = watch({4: life}, until_s=began_s + 2 * LONGEST_S, every_s=1.0)
     assert hung.rank == 4
@@ -245,17 +245,17 @@ def test_a_worker_counts_as_starting_until_its_second_step_is_done_and_as_waitin
     page = Recording()
     pulse = HeartbeatSender(page, 0)
     for _ in range(WARMUP_STEPS):
-        pulse.enter(Place.STEP)
+        pulse.enter(Phase.STEP)
         with pulse.waiting():
-            pulse.enter(Place.SAVE)
+            pulse.enter(Phase.SAVE)
         pulse.finish_step()
-    assert set(page.places) == {Place.START}
+    assert set(page.places) == {Phase.START}
     page.places.clear()
 
-    pulse.enter(Place.STEP)
+    pulse.enter(Phase.STEP)
     with pytest.raises(RuntimeError), pulse.waiting():
         raise RuntimeError("a peer died")
-    pulse.enter(Place.SAVE)
+    pulse.enter(Phase.SAVE)
     with pulse.waiting():
         pass
-    assert page.places == [Place.STEP, Place.WAIT, Place.STEP, Place.SAVE, Place.SAVE, Place.SAVE]
+    assert page.places == [Phase.STEP, Phase.WAIT, Phase.STEP, Phase.SAVE, Phase.SAVE, Phase.SAVE]

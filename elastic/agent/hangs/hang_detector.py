@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from elastic.system.phase import Place
+from elastic.system.phase import Phase
 from elastic.system.silence import Silence, longest_gap_s
 
 SHORTEST_S = 10.0
@@ -23,12 +23,12 @@ ENOUGH = 3
 PATIENCE_OF_VICTIMS = 2.0
 
 _DOING = {
-    Place.START: "starting, restoring or in its first steps",
-    Place.STEP: "in its own part of a step",
-    Place.WAIT: "waiting for other ranks, of whom none is known to hang",
-    Place.BETWEEN: "in the recipe's own code or its data",
-    Place.SAVE: "saving or comparing its state",
-    Place.AFTER: "after the last step",
+    Phase.START: "starting, restoring or in its first steps",
+    Phase.STEP: "in its own part of a step",
+    Phase.WAIT: "waiting for other ranks, of whom none is known to hang",
+    Phase.BETWEEN: "in the recipe's own code or its data",
+    Phase.SAVE: "saving or comparing its state",
+    Phase.AFTER: "after the last step",
 }
 
 
@@ -37,7 +37,7 @@ class WorkerSample:
     """What one look shows of one worker; two that are equal are silence."""
 
     step: int  # the last that it finished
-    place: Place
+    place: Phase
     beats: int
     is_stopped: bool  # by a signal, as SIGSTOP
 
@@ -45,7 +45,7 @@ class WorkerSample:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hung:
     rank: int
-    place: Place
+    place: Phase
     silence_s: float
     limit_s: float
     reason: str
@@ -113,9 +113,9 @@ class HangDetector:
     def _ended(self, last: WorkerHistory, sight: WorkerSample, now_s: float) -> float | None:
         """Length, rounded up, of a stretch of a step's own part that ended since the last look."""
         was_away = now_s - self.looked_s > longest_gap_s(self._limit_s(last))
-        if was_away or not last.is_whole or sight.is_stopped or last.sight.place is Place.START:
+        if was_away or not last.is_whole or sight.is_stopped or last.sight.place is Phase.START:
             return None
-        if last.sight.place is Place.STEP and sight.beats != last.sight.beats:
+        if last.sight.place is Phase.STEP and sight.beats != last.sight.beats:
             return now_s - last.since_s
         # A step that is finished had parts that came and went unseen.
         return now_s - self.looked_s if sight.step > last.sight.step else None
@@ -139,15 +139,15 @@ class HangDetector:
         if seen.sight.is_stopped:  # wherever it is, it does not work
             return SHORTEST_S if self.fixed_s is None else steady_s
         match seen.sight.place:
-            case Place.AFTER:
+            case Phase.AFTER:
                 return inf
-            case Place.START | Place.SAVE:
+            case Phase.START | Phase.SAVE:
                 return max(steady_s, LONGEST_S)
-            case Place.STEP:
+            case Phase.STEP:
                 return self._learned_s(seen) if self.fixed_s is None else steady_s
-            case Place.BETWEEN:
+            case Phase.BETWEEN:
                 return steady_s
-            case Place.WAIT:
+            case Phase.WAIT:
                 # Rank 0 may evaluate while all others wait for it in the next step: what a peer may take, those who wait may.
                 return PATIENCE_OF_VICTIMS * steady_s
 
@@ -158,12 +158,12 @@ class HangDetector:
 
     def _guilt(self, rank: int, seen: WorkerHistory) -> tuple[int, float, int]:
         """The smallest is to blame."""
-        kind = 0 if seen.sight.is_stopped else 2 if seen.sight.place is Place.WAIT else 1
+        kind = 0 if seen.sight.is_stopped else 2 if seen.sight.place is Phase.WAIT else 1
         return kind, -seen.silence.seconds / self._limit_s(seen), rank
 
     def _reason(self, rank: int, seen: WorkerHistory) -> str:
         where = "in a process that a signal stopped" if seen.sight.is_stopped else _DOING[seen.sight.place]
-        is_learned = seen.sight.place is Place.STEP and not seen.sight.is_stopped and self.fixed_s is None
+        is_learned = seen.sight.place is Phase.STEP and not seen.sight.is_stopped and self.fixed_s is None
         known = f", the longest before took {self.longest_step_s:.2g} s" if is_learned else ""
         return (
             f"rank {rank} hangs: no progress for {seen.silence.seconds:.3g} s {where} "

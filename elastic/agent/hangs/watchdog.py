@@ -38,11 +38,11 @@ class Watchdog:
         self._looked_s = now_s
         sights = {}
         for rank, plan in workers.running.items():
-            pulse = self._page.pulse(plan.local_rank)
+            heartbeat = self._page.heartbeat(plan.local_rank)
             sights[rank] = WorkerSample(
-                step=pulse.step,
-                place=pulse.place,
-                beats=pulse.beats,
+                step=heartbeat.step,
+                place=heartbeat.phase,
+                beats=heartbeat.beats,
                 is_stopped=is_stopped(workers.pid(rank)),
             )
         self._silences = self._silences.look(sights, now_s=now_s)
