@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.observe.log import as_record, read_lines
-from elastic.system.files import open_regular
+from elastic.system.files import open_regular, replace_whole
 from elastic.system.growing_file import last_lines
 from elastic.system.untrusted import fits
 
@@ -59,17 +59,9 @@ class Metrics:
         with suppress(FileNotFoundError), open_regular(self._path) as written:
             data = written.read()
         cut, highest = _cut(data, step)
-        fresh = self._path.with_name(f"{self._path.name}.{os.getpid()}.rewound")
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Whatever has that name is not ours to write through: this process has made none yet.
-        with suppress(FileNotFoundError):
-            fresh.unlink()
-        with fresh.open("xb") as file:
-            file.write(data[:cut])
-            file.flush()
-            os.fsync(file.fileno())
-        # A new file under the old name: whoever still holds a descriptor of the old one can no longer spoil the record.
-        fresh.replace(self._path)
+        # A new file under the old name: a writer that still has the old one open can no longer spoil the record.
+        replace_whole(self._path, data[:cut], fsync=True)
         self.close()
         return highest
 

@@ -4,9 +4,7 @@ Nothing outside of the folder is read or written: links below it are followed on
 fsync without doing it, nor against somebody who makes links there in the very moment.
 """
 
-import errno
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,9 +18,7 @@ from elastic.storage.store import (
     StoreUnavailable,
     as_store_failure,
 )
-from elastic.system.files import NotRegularFile, open_regular
-
-_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}
+from elastic.system.files import NoHardLinks, NotRegularFile, create_whole, open_regular, write_all
 
 
 class LocalStore:
@@ -55,18 +51,10 @@ class LocalStore:
 
     def create(self, name: str, data: bytes) -> bool:
         path = self._inside(name)
-        # A dot-file with no meaning to any reader; a crash may leave it behind, never anything half-written at `path`.
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         with _classified(f"creating {path}"):
             self._make_folders(path.parent)
-            try:
-                _write_small(draft, data)
-                # A hard link appears whole, or fails if the name is taken; a rename would replace.
-                _link(draft, path)
-            except FileExistsError:
+            if not create_whole(path, data, fsync=True):
                 return False
-            finally:
-                draft.unlink(missing_ok=True)
             self._sync_folders(path.parent)
         return True
 
@@ -132,6 +120,10 @@ def _classified(doing: str) -> Iterator[None]:
         yield
     except NotRegularFile as error:
         raise OutsideStore(f"{doing} failed: {error}; remove it") from error
+    except NoHardLinks as error:
+        raise StoreFailed(
+            f"{error.filename} cannot be created: its file system has no hard links ({error}); put the run directory on one that has, or in an object store"
+        ) from error
     except FileNotFoundError as error:
         if doing.startswith("reading"):
             raise as_store_failure(doing, error) from error
@@ -149,32 +141,9 @@ def _write_new(path: Path, payload: Payload, midway: Callable[[], None]) -> int:
         for number, chunk in enumerate(payload.chunks(chunk_bytes)):
             if number == middle:
                 midway()
-            _write_all(file.fileno(), chunk)
+            write_all(file.fileno(), chunk)
         os.fsync(file.fileno())
         return os.fstat(file.fileno()).st_size
-
-
-def _write_small(path: Path, data: bytes) -> None:
-    with path.open("xb", buffering=0) as file:
-        _write_all(file.fileno(), data)
-        os.fsync(file.fileno())
-
-
-def _link(draft: Path, path: Path) -> None:
-    try:
-        os.link(draft, path)
-    except OSError as error:
-        if error.errno in _NO_LINKS:
-            raise StoreFailed(
-                f"{path} cannot be created: its file system has no hard links ({error}); put the run directory on one that has, or in an object store"
-            ) from error
-        raise
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
 
 
 def _sync(folder: Path) -> None:

@@ -16,6 +16,7 @@ from elastic.errors import StoreFailed, UsageError
 from elastic.storage.local import LocalStore
 from elastic.storage.objects import quick_failure
 from elastic.storage.store import CHUNK_BYTES, Payload, Store, StoredObject, as_store_failure
+from elastic.system.files import write_all
 
 _REQUEST_BYTES = 4 * CHUNK_BYTES
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -110,9 +111,7 @@ def _as_file(payload: Payload) -> Iterator[str]:
     fd = os.memfd_create("elastic-upload", os.MFD_CLOEXEC)
     try:
         for chunk in payload.chunks():
-            rest = memoryview(chunk)
-            while rest:
-                rest = rest[os.write(fd, rest) :]
+            write_all(fd, chunk)
         yield f"/dev/fd/{fd}"
     finally:
         os.close(fd)

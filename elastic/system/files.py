@@ -1,21 +1,34 @@
-"""Opening a file that somebody else may have put there ends at once, whatever it is, and what is read of it is bounded.
+"""A small file is put in place whole or not at all, and opening a foreign file never waits and never follows a planted link.
 
-It does not promise that the content means anything.
+It does not promise that what is read means anything, nor that a new name survives a power cut: for that the caller
+syncs the folder as well.
 """
 
 import errno
 import os
+import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}
+
 
 class NotRegularFile(OSError):  # noqa: N818 - it says what is wrong
-    """A link, where none is followed, a pipe, a device, a folder, or a file that is larger than what belongs there."""
+    """A link where none is followed, a pipe, a device, a folder, or a file larger than what belongs there."""
+
+
+class NoHardLinks(OSError):  # noqa: N818 - as above
+    """The file system cannot give a file a second name."""
 
 
 def open_regular(path: Path, *, follow: bool = False) -> BinaryIO:
-    """For reading. Raises NotRegularFile (opening a pipe would wait for ever, a device may have no end), or OSError."""
+    """For reading; follow: also through links. Raises NotRegularFile, or OSError.
+
+    Opening a pipe would wait for its writer, and a device may have no end.
+    """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         fd = os.open(path, flags)
@@ -29,10 +42,67 @@ def open_regular(path: Path, *, follow: bool = False) -> BinaryIO:
     return os.fdopen(fd, "rb")
 
 
-def read_small(path: Path, limit_bytes: int) -> bytes:
+def read_regular(path: Path, limit_bytes: int) -> bytes:
     """The whole content. Raises NotRegularFile, also for more than `limit_bytes`, or OSError."""
     with open_regular(path) as file:
         data = file.read(limit_bytes + 1)
     if len(data) > limit_bytes:
         raise NotRegularFile(errno.EFBIG, f"expected at most {limit_bytes} bytes", str(path))
     return data
+
+
+def create_whole(path: Path, data: bytes, *, fsync: bool, draft: Path | None = None) -> bool:
+    """Make `path` a file with this content unless the name is taken; False when it is.
+
+    The data goes into `draft`, a new file in the same folder, and gets its name by a hard link: a
+    link appears whole and fails if the name is taken, where a rename would replace. A crash may
+    leave the draft behind. fsync: the data is on the disk before the name exists.
+
+    Raises NoHardLinks, or OSError.
+    """
+    with _written(path, data, fsync=fsync, draft=draft) as written:
+        try:
+            os.link(written, path)
+        except FileExistsError:
+            # NFS repeats a request whose answer was lost, and then reports that the name is taken: by us. Two names
+            # for one file mean that the link is ours.
+            return written.stat().st_nlink == 2
+        except OSError as error:
+            if error.errno in _NO_LINKS:
+                raise NoHardLinks(error.errno, error.strerror, str(path)) from error
+            raise
+    return True
+
+
+def replace_whole(path: Path, data: bytes, *, fsync: bool, draft: Path | None = None) -> None:
+    """Make `path` a file with this content, in place of what had the name. Raises OSError.
+
+    It is always a new file: a process that has the old one open can no longer change what the name
+    stands for. `draft` and fsync are those of `create_whole`.
+    """
+    with _written(path, data, fsync=fsync, draft=draft) as written:
+        written.replace(path)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """`os.write` until nothing is left of `data`."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+@contextmanager
+def _written(path: Path, data: bytes, *, fsync: bool, draft: Path | None) -> Iterator[Path]:
+    """A draft of `path` beside it, which is gone afterwards."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}") if draft is None else draft
+    # Another user who may write to the folder could put a link under the draft's name if that can be guessed. The link
+    # itself is removed, and an exclusive open does not follow one that comes in the very next moment.
+    draft.unlink(missing_ok=True)
+    try:
+        with draft.open("xb", buffering=0) as file:
+            write_all(file.fileno(), data)
+            if fsync:
+                os.fsync(file.fileno())
+        yield draft
+    finally:
+        draft.unlink(missing_ok=True)

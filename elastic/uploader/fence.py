@@ -15,7 +15,6 @@ import contextlib
 import os
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +24,7 @@ from elastic.rendezvous.backends.backend import Backend, BackendFailed, Publishe
 from elastic.rendezvous.group import Group
 from elastic.storage.store import StoreUnavailable, retrying
 from elastic.system.clock import Clock, SystemClock
-from elastic.system.files import read_small
+from elastic.system.files import read_regular, replace_whole
 from elastic.system.untrusted import parse_number
 
 FRESH_S = 1.0
@@ -164,9 +163,7 @@ class Mirror:
             self._write()
 
     def _write(self) -> None:
-        temporary = self._path.with_name(f"{self._path.name}-{uuid.uuid4().hex}")
-        temporary.write_text(f"{self._generation} {int(_awake_s() * 1e9)}")
-        temporary.replace(self._path)
+        replace_whole(self._path, f"{self._generation} {int(_awake_s() * 1e9)}".encode(), fsync=False)
 
 
 def _awake_s() -> float:
@@ -176,7 +173,7 @@ def _awake_s() -> float:
 
 def _read(path: Path) -> str:
     try:
-        return read_small(path, _LIMIT_BYTES).decode(errors="replace")
+        return read_regular(path, _LIMIT_BYTES).decode(errors="replace")
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -38,6 +38,7 @@ from elastic.errors import (
     PeerLost,
     UsageError,
 )
+from elastic.system.files import replace_whole
 from elastic.system.processes import die_with_parent
 from elastic.worker.heartbeat import show_stacks_on_request
 
@@ -140,9 +141,7 @@ def write_error_file(agent: AgentLink | None, rank: int, error: BaseException) -
         "time": time.time(),
     }
     try:
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(record))
-        part.replace(path)
+        replace_whole(path, json.dumps(record).encode(), fsync=False)
     except OSError as problem:  # a full disk: the log, or the terminal, still has the traceback
         print(f"error not written to {path}: {problem}", file=sys.stderr)
 

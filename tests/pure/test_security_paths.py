@@ -195,11 +195,12 @@ def test_nothing_is_appended_through_a_link(tmp_path, outside, name, capsys):
     assert "not written" in capsys.readouterr().err
 
 
-def test_nothing_is_written_through_a_link_under_the_name_of_the_new_metrics(tmp_path, outside):
-    """The name of the file that will replace the metrics can be guessed."""
+def test_nothing_is_written_through_a_link_under_the_name_of_a_draft(tmp_path, outside, monkeypatch):
+    """The random name of the file that will replace the metrics was guessed."""
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n')
-    path.with_name(f"{path.name}.{os.getpid()}.rewound").symlink_to(outside / "precious")
+    monkeypatch.setattr("elastic.system.files.secrets.token_hex", lambda size: "guessed")
+    path.with_name(f".{path.name}.guessed").symlink_to(outside / "precious")
     assert metrics.Metrics(path).rewind(1) == 2
     assert [line["step"] for line in metrics.read(path)] == [1]
 

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 
 from elastic.errors import UsageError
 from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES, BackendFailed
-from elastic.system.files import NotRegularFile, read_small
+from elastic.system.files import NotRegularFile, create_whole, read_regular, replace_whole
 from elastic.system.untrusted import parse_number
 
 KEPT_VERSIONS = 16
@@ -55,7 +55,7 @@ class DirectoryBackend:
                     return None
                 # The file can be gone only if 16 newer ones came since the listing: list again.
                 with contextlib.suppress(FileNotFoundError):
-                    self._newest = version, read_small(self._state(version), VALUE_LIMIT_BYTES)
+                    self._newest = version, read_regular(self._state(version), VALUE_LIMIT_BYTES)
                     return self._newest
         raise BackendFailed(
             f"state files in {self._path} vanish faster than they can be read, {READ_TRIES} times in a row"
@@ -90,7 +90,7 @@ class DirectoryBackend:
             for name in self._names():
                 if name.startswith(_BEAT):
                     with contextlib.suppress(FileNotFoundError, NotRegularFile):
-                        counter = parse_number(read_small(self._path / name, _NUMBER_LIMIT_BYTES))
+                        counter = parse_number(read_regular(self._path / name, _NUMBER_LIMIT_BYTES))
                         if counter is not None:
                             found[unquote(name.removeprefix(_BEAT))] = counter
         return found
@@ -105,7 +105,7 @@ class DirectoryBackend:
             return read_generation(self._path)
 
     def _prepare(self) -> None:
-        probe = self._path / f"{_TEMPORARY}{uuid.uuid4().hex}"
+        probe = self._draft()
         try:
             self._path.mkdir(parents=True, exist_ok=True)
             probe.touch()
@@ -144,24 +144,16 @@ class DirectoryBackend:
 
     def _link(self, target: Path, value: bytes) -> bool:
         """Create `target` with this content, whole; False if it exists."""
-        temporary = self._path / f"{_TEMPORARY}{uuid.uuid4().hex}"
         try:
-            temporary.write_bytes(value)
-            os.link(temporary, target)
-            return True
-        except (FileExistsError, FileNotFoundError):
-            # NFS may answer "exists" to its own repeated request; two names for one file mean that the link is ours.
-            return temporary.exists() and temporary.stat().st_nlink == 2
-        finally:
-            temporary.unlink(missing_ok=True)
+            return create_whole(target, value, fsync=False, draft=self._draft())
+        except FileNotFoundError:
+            return False
 
     def _replace(self, target: Path, text: str) -> None:
-        temporary = self._path / f"{_TEMPORARY}{uuid.uuid4().hex}"
-        try:
-            temporary.write_text(text)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_whole(target, text.encode(), fsync=False, draft=self._draft())
+
+    def _draft(self) -> Path:
+        return self._path / f"{_TEMPORARY}{uuid.uuid4().hex}"
 
     @contextlib.contextmanager
     def _failures(self, what: str) -> Iterator[None]:
@@ -177,7 +169,7 @@ class DirectoryBackend:
 def read_generation(path: Path) -> int:
     """The newest generation shown in the rendezvous folder `path`; 0 before the first."""
     try:
-        text = read_small(path / "generation", _NUMBER_LIMIT_BYTES)
+        text = read_regular(path / "generation", _NUMBER_LIMIT_BYTES)
     except (FileNotFoundError, NotRegularFile):
         return 0
     return parse_number(text) or 0

@@ -1,0 +1,66 @@
+"""A small file appears whole under its name or not at all."""
+
+import errno
+import os
+
+import pytest
+
+from elastic.system import files
+from elastic.system.files import NoHardLinks, create_whole, replace_whole
+
+
+def names(folder):
+    return [path.name for path in folder.iterdir()]
+
+
+def test_a_file_is_created_once_and_replaced_often(tmp_path):
+    """No draft stays beside it."""
+    path = tmp_path / "file"
+    assert create_whole(path, b"first", fsync=True)
+    assert not create_whole(path, b"second", fsync=True)
+    assert path.read_bytes() == b"first"
+    for data in (b"third", b""):
+        replace_whole(path, data, fsync=False)
+        assert path.read_bytes() == data
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_link_that_the_server_made_twice_counts_as_ours(tmp_path, monkeypatch):
+    """NFS repeats a request whose answer was lost, and reports that the name is taken."""
+    link = os.link
+
+    def twice(source, target):
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(files.os, "link", twice)
+    assert create_whole(tmp_path / "file", b"ours", fsync=False)
+    assert not create_whole(tmp_path / "file", b"theirs", fsync=False)
+    assert (tmp_path / "file").read_bytes() == b"ours"
+
+
+def test_a_file_system_without_hard_links_is_reported_as_such(tmp_path, monkeypatch):
+    """And nothing is left behind."""
+
+    def refuse(source, target):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(files.os, "link", refuse)
+    with pytest.raises(NoHardLinks):
+        create_whole(tmp_path / "file", b"x", fsync=False)
+    assert names(tmp_path) == []
+
+
+def test_a_disk_that_fills_up_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):
+    """The write fails after the draft was opened."""
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def full(fd, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        replace_whole(path, b"new", fsync=False)
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["file"]
