@@ -1,7 +1,9 @@
-"""A group is one frozen value, its generation number only grows, and its JSON form reads back as
-the same value or not at all.
+"""A group is one frozen value, and its JSON form reads back as the same value or not at all.
 
-It does not promise that a value is current: whoever read it may be holding yesterday's.
+It is all that the nodes of a run share: the members of the newest generation, the nodes that wait
+for the next, and how the run stands. Its generation number only grows.
+
+It does not promise that a value is current: another node may have replaced it since it was read.
 """
 
 import json
@@ -27,13 +29,16 @@ _Name = Annotated[
 ]
 
 
-class GroupDamaged(ElasticError):  # noqa: N818 - the name says what is wrong, as elsewhere in the tree of errors
-    """The shared state of the rendezvous cannot be read: stop; a person removes it, which loses no training state."""
+class GroupDamaged(ElasticError):  # noqa: N818
+    """The group's state cannot be read: stop. A person removes it, which loses no training state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One agent process. `id` belongs to that process alone; `nproc` is the number of its workers; `port` is where it can be called, 0 for nowhere."""
+    """One agent process: `id` is unique to it, so a restarted agent is another node.
+
+    `nproc`: the number of its workers. `port`: the UDP port for probes, 0 if it takes none.
+    """
 
     id: _Name
     address: _Name
@@ -43,9 +48,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What the first failing worker of a generation said, for the agents that print it last.
+    """The error of the first worker that failed in a generation; every agent prints it last.
 
-    `from_outside`: it was ended by SIGKILL, which nothing that it computed can have done.
+    `from_outside`: SIGKILL ended the worker, so its state is not to blame.
     """
 
     node: str
@@ -55,7 +60,7 @@ class Failure:
     from_outside: bool = False
 
     def __post_init__(self) -> None:
-        # The end of a traceback names the error; its beginning is only the way there.
+        # The state must stay small. The end of a traceback names the error, so the end is kept.
         tail = self.traceback.encode(errors="replace")[-TRACEBACK_LIMIT_BYTES:].decode(errors="ignore")
         object.__setattr__(self, "traceback", tail)
         object.__setattr__(self, "message", self.message[:MESSAGE_LIMIT])
@@ -73,12 +78,15 @@ class RunEnd:
 class Group:
     """The whole shared state.
 
-    While `open`, `members` (in rank order) train as `generation` and meet at `endpoint`,
-    "host:port" of its TCPStore. While not open, `members` are those of the generation that was
-    closed, less those who left, and `waiting` are those who stopped their workers, in order of
-    arrival. `restarts` counts consecutive failures without a step above `high_step`. `cause` says
-    why this generation exists (open) or why it ended (not open). `reports` say which nodes that
-    answer here are out of reach of each other now.
+    While `open`: `members`, in rank order, train as `generation`; `endpoint` is "host:port" of its
+    TCPStore; `waiting` are newcomers and spares; `cause` says why the generation was formed.
+
+    While not open: `members` are those of the closed generation, less the nodes that left;
+    `waiting` are the nodes that have stopped their workers, in order of arrival; `cause` says why
+    the generation was closed.
+
+    `done`: ids of members whose workers have all finished. `restarts`: consecutive failures without
+    a step above `high_step`. `reports`: which live nodes cannot reach each other now.
     """
 
     format: Annotated[int, exactly(FORMAT)] = FORMAT
@@ -98,7 +106,7 @@ class Group:
 
     @staticmethod
     def empty() -> "Group":
-        """Before anybody came; generation 0 is never open."""
+        """Before the first node joins; generation 0 is never open."""
         return Group(
             generation=0,
             open=False,

@@ -1,9 +1,11 @@
-"""A node acts for a generation only while its last look at the group found it there: fenced is seen
-before anything is done.
+"""A node acts for a generation only while its last poll found the node in it, and is fenced first.
 
-One object is one node's live view. Its own thread only beats; everything else happens in the
-caller's thread, one poll at a time. It does not start or stop workers, and does not decide how
-often a run may fail.
+A `Rendezvous` is one node's live view of the group, over a backend. Its own thread only sends
+heartbeats. Everything else happens in the caller's thread, one poll at a time: read the group,
+judge who is alive, compute a transition, try to get it through compare-and-set. A transition that
+loses against another node's is not repeated; the next poll reads the new state and decides again.
+
+It does not start or stop workers, and does not decide how often a run may fail.
 """
 
 import threading
@@ -28,7 +30,10 @@ CHANGE_TRIES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """The generation that this node is in; `base_rank` is the rank of its first worker, `world_size` counts all workers."""
+    """The generation that this node has entered.
+
+    `world_size` counts the workers of all members, `base_rank` is the rank of this node's first.
+    """
 
     number: int
     members: tuple[Node, ...]
@@ -42,11 +47,12 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
-    """One look at the generation that this node entered last.
+    """What one poll saw of the generation that this node entered last.
 
-    `fenced`: the group went on without it; stop the workers and join. `newcomers` could be admitted
-    now. `lost` stopped answering. `cause` and `failure` tell why it was closed, once `open` is
-    False and `fenced` is not True.
+    `fenced`: the group went on without this node, which must stop its workers and join.
+    `newcomers`: waiting nodes that a new generation would admit. `lost`: ids of members that were
+    found dead. `cause` and `failure`: why the generation was closed, if neither `open` nor
+    `fenced`.
     """
 
     open: bool
@@ -72,10 +78,12 @@ class Rendezvous:
         min_generation: int = 0,
         probes: ProbeCounters | None = None,
     ) -> None:
-        """`open_endpoint` starts a fresh TCPStore on this node and gives its "host:port"; `notify`
-        takes each new reason, and whether a person should know it because something is waited for
-        or wrong. `min_generation`: the newest generation that the run is known to have had; a group
-        that begins anew counts on from it. `probes`: who reaches whom, where that is known.
+        """`open_endpoint` starts a fresh TCPStore on this node and returns its "host:port".
+
+        `notify` is called with each new reason, and with True if a person should read it because
+        the node waits or something is wrong. `min_generation`: the newest generation known from the
+        run directory; a group whose state was lost counts on from it. `probes`: where nodes can
+        probe each other. Raises UsageError if this node has more workers than the run has shards.
         """
         if policy.max_workers is not None and me.nproc > policy.max_workers:
             raise UsageError(
@@ -87,86 +95,92 @@ class Rendezvous:
         self._policy = policy
         self._clock = clock
         self._open_endpoint = open_endpoint
-        self._notify_node = notify
+        self._notify = notify
         self._publish = backend.publish_generation if isinstance(backend, PublishesGeneration) else None
         self._keep_alive_s = keep_alive_s
         self._failure_detector = FailureDetector(keep_alive_s=keep_alive_s)
         self._partition_detector = None if probes is None else PartitionDetector(probes, keep_alive_s)
         self._timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
-        # What holds where the shared state is lost. Looks before the first join do not count: what
-        # they see may be about to be forgotten on purpose.
+        # Put back if the shared state is lost. States that `reopen` and `reset` read before the
+        # first join are not kept here: they may be removed on purpose a moment later.
         self._last_known = replace(Group.empty(), generation=min_generation)
         self._entered = 0
         self._reason = ""
-        self._waits = True
+        self._is_waiting = True
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._beat_problem = ""  # why the last beat failed
 
     @property
     def timeout_s(self) -> float:
-        """How long a group that cannot form, or cannot be reached, is waited for."""
+        """How long a node waits for a group that cannot form or cannot be reached."""
         return self._policy.timeout_s
 
     def join(self, interrupted: Callable[[], bool]) -> Generation:
-        """Block, polling, until a new generation has this node; its workers must be stopped.
+        """Block until a new generation has this node, whose workers must be stopped, as a member.
 
-        Raises GroupEnded, RendezvousTimeout after `policy.timeout_s` in a group that cannot form,
-        Interrupted as soon as `interrupted()`, and BackendFailed if the backend could not be used
-        for `policy.timeout_s`. This node has left the group then, except after BackendFailed.
+        Raises GroupEnded; RendezvousTimeout after `policy.timeout_s` in a group that cannot form;
+        Interrupted as soon as `interrupted()`; BackendFailed if the backend could not be reached
+        for `policy.timeout_s`. After all but the last, this node has left the group.
         """
         self._start_beating()
         self._timing = replace(self._timing, closed_since_s=None)
-        began_s = worked_s = self._clock.monotonic()
+        began_s = reached_s = self._clock.monotonic()
         while not interrupted():
             try:
                 generation = self.poll_join()
-                worked_s = self._clock.monotonic()
+                reached_s = self._clock.monotonic()
             except BackendFailed as error:
-                self._tell(str(error))
-                if self._clock.monotonic() - worked_s > self._policy.timeout_s:
+                self._notify_once(str(error))
+                if self._clock.monotonic() - reached_s > self._policy.timeout_s:
                     raise
-                generation, self._waits = None, True
+                generation, self._is_waiting = None, True
             if generation is not None:
                 return generation
-            if self._waits:  # after an action of its own the next one is often possible at once
-                # Those who trained a moment ago are about to come.
+            # After an action of this node its next one is often possible at once: no pause then. In
+            # the first two seconds the others are about to come, because they just stopped
+            # training.
+            if self._is_waiting:
                 is_short = self._clock.monotonic() - began_s < SHORT_WAIT_S
                 self._clock.sleep(QUICK_POLL_S if is_short else POLL_S)
         try:
             group = self.leave()
         except BackendFailed:
-            # Nobody can be told; whoever is left finds out by silence, and what this node has it
-            # saves as if alone.
+            # The other nodes cannot be told and will notice the silence. Whether there are any is
+            # unknown, so this node must save its state as if it were the last.
             raise Interrupted(others=False) from None
         raise Interrupted(others=bool(group.members or group.waiting))
 
     def poll_join(self) -> Generation | None:
-        """One look and one action of `join`; None means not yet. Raises what `join` raises, but never Interrupted."""
-        version, group = self._look()
+        """One poll and one action of `join`; None: not yet. Raises what `join` raises."""
+        version, group = self._poll()
         self._last_known = transitions.last_known_state(group)
         alive = self._alive
         if self._partition_detector is not None:
-            told = self._partition_detector.report(group, me=self._me.id, alive=alive)
-            if told != group:
-                self._set(version, told)
+            updated = self._partition_detector.report(group, me=self._me.id, alive=alive)
+            if updated != group:
+                self._set(version, updated)
                 return None
         if group.open and group.generation == self._entered and self._me.id in group.member_ids:
-            # The backend was out of reach when this node stopped its workers: it says so now.
+            # This node stopped its workers while the backend was out of reach, so it could not
+            # close the generation. It must do so now: `decide` would let it ENTER the old one
+            # again.
             closed = transitions.close(
                 group, generation=self._entered, cause=transitions.NODE_LOST, step=0, counts=False
             )
             self._set(version, closed)
             return None
         decision = transitions.decide(group, self._me, alive=alive, timing=self._timing, policy=self._policy)
-        self._tell(decision.reason, aloud=decision.action in (Action.WAIT, Action.EVICT, Action.GIVE_UP))
-        self._waits = decision.action is Action.WAIT
+        self._notify_once(
+            decision.reason, aloud=decision.action in (Action.WAIT, Action.EVICT, Action.GIVE_UP)
+        )
+        self._is_waiting = decision.action is Action.WAIT
         match decision.action:
             case Action.WAIT:
                 pass
             case Action.JOIN:
-                # The first beat goes before the name, so that nobody meets a member that never
-                # beat.
+                # Heartbeat first, then the name: otherwise the others could see a node without a
+                # heartbeat and count its silence.
                 self._backend.beat(self._me.id)
                 self._set(version, transitions.join(group, self._me))
             case Action.EVICT:
@@ -187,12 +201,12 @@ class Rendezvous:
         return None
 
     def watch(self, *, step: int = 0) -> GroupView:
-        """One cheap poll, which also evicts members that stopped answering; `step` is the last that
-        own workers finished.
+        """One cheap poll in a generation, which also evicts dead nodes and reports broken links.
 
-        Raises BackendFailed: nothing was learned, the workers may go on, look again.
+        `step`: the last one that the workers of this node finished. Raises BackendFailed: nothing
+        was learned; the workers go on and the next poll tries again.
         """
-        version, group = self._look()
+        version, group = self._poll()
         self._last_known = transitions.last_known_state(group)
         alive = self._alive
         lost = transitions.lost_members(group, alive=alive)
@@ -205,7 +219,7 @@ class Rendezvous:
             )
             group = judged if judged != group and self._set(version, judged) else group
         mine = group.generation == self._entered and self._me.id in group.member_ids
-        watch = GroupView(
+        view = GroupView(
             open=mine and group.open,
             fenced=not mine,
             newcomers=transitions.newcomers(group, alive=alive, policy=self._policy),
@@ -214,11 +228,14 @@ class Rendezvous:
             cause=group.cause,
             failure=group.failure,
         )
-        self._tell(_watch_reason(watch, self._entered), aloud=bool(lost))
-        return watch
+        self._notify_once(_view_reason(view, self._entered), aloud=bool(lost))
+        return view
 
     def close(self, cause: str, *, step: int, counts: bool, failure: Failure | None = None) -> Group:
-        """End the generation that this node entered last, and give the group as it is then; a newer one stays untouched."""
+        """Close the generation that this node entered last; returns the group after that.
+
+        A newer generation stays untouched. Raises BackendFailed, as all that follow.
+        """
         entered = self._entered
         return self._change(
             lambda group: transitions.close(
@@ -227,7 +244,7 @@ class Rendezvous:
         )
 
     def leave(self) -> Group:
-        """Go for good; ends the open generation if this node is in it."""
+        """Leave for good; closes the open generation if this node is in it."""
         return self._change(lambda group: transitions.leave(group, self._me.id))
 
     def done(self) -> Group:
@@ -241,10 +258,9 @@ class Rendezvous:
         return self._change(lambda group: transitions.end(group, generation=self._entered, run_end=run_end))
 
     def reopen(self, *, is_new: bool = False) -> Group:
-        """Before the first join: let a failed or interrupted run form again because a person
-        started it again.
+        """Before the first join: a person started a failed or interrupted run again.
 
-        is_new: the run directory is empty, so what ended was another run of the same name.
+        is_new: the run directory is empty, so the state is that of another run of the same name.
         """
         return self._change(
             lambda group: (
@@ -253,16 +269,16 @@ class Rendezvous:
         )
 
     def reset(self) -> Group:
-        """Before the first join, and only when nobody is in the group: forget it."""
+        """Before the first join, while no node is in the group: make it empty."""
         return self._change(transitions.reset)
 
     def stop(self) -> None:
-        """End the beat thread; others take this node for dead after their keep-alive, unless it left."""
+        """End the heartbeats. A node that has not left counts as dead a keep-alive later."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
 
-    def _look(self) -> tuple[int | None, Group]:
+    def _poll(self) -> tuple[int | None, Group]:
         found = self._backend.read()
         version, there = (None, Group.empty()) if found is None else (found[0], Group.parse(found[1]))
         group = transitions.restore_lost_state(there, self._last_known)
@@ -273,8 +289,8 @@ class Rendezvous:
         if isinstance(self._backend, TracksNodes):
             self._backend.track_nodes(others)
         beats = self._backend.beats()
-        # Where this node cannot beat, on a full disk for example, the others most likely cannot
-        # either.
+        # If this node cannot send heartbeats (the disk that they share is full), the others most
+        # likely cannot either, and their silence must not count.
         counters = {i: beats.get(i, NO_HEARTBEAT) for i in others}
         self._failure_detector = self._failure_detector.observe(
             counters, now_s=now_s, counts=not self._beat_problem
@@ -313,9 +329,9 @@ class Rendezvous:
         return is_set
 
     def _change(self, transition: Callable[[Group], Group]) -> Group:
-        """Get `transition` through against all who write at the same time; raises BackendFailed after many tries."""
+        """Try `transition` until its compare-and-set wins; BackendFailed after CHANGE_TRIES."""
         for _ in range(CHANGE_TRIES):
-            version, group = self._look()
+            version, group = self._poll()
             changed = transition(group)
             if changed == group or self._set(version, changed):
                 return changed
@@ -338,28 +354,28 @@ class Rendezvous:
                 self._backend.beat(self._me.id)
                 self._beat_problem = ""
             except Exception as error:
-                # This is the thread's edge: were it to die of one failed write, the others would
-                # take a healthy node for dead some seconds later, with nothing in this node's log.
-                if self._beat_problem != str(error) and self._notify_node is not None:
-                    self._notify_node(f"heartbeat failed: {error}", True)
+                # The thread's edge: if one failed write ended it, the others would take a healthy
+                # node for dead some seconds later, with nothing in this node's log.
+                if self._beat_problem != str(error) and self._notify is not None:
+                    self._notify(f"heartbeat failed: {error}", True)
                 self._beat_problem = str(error)
 
-    def _tell(self, reason: str, *, aloud: bool = True) -> None:
+    def _notify_once(self, reason: str, *, aloud: bool = True) -> None:
         if reason != self._reason:
             self._reason = reason
-            if self._notify_node is not None:
-                self._notify_node(reason, aloud)
+            if self._notify is not None:
+                self._notify(reason, aloud)
 
 
-def _watch_reason(watch: GroupView, generation: int) -> str:
-    if watch.ended is not None:
-        return f"the run has ended: {watch.ended.reason}"
-    if watch.fenced:
+def _view_reason(view: GroupView, generation: int) -> str:
+    if view.ended is not None:
+        return f"the run has ended: {view.ended.reason}"
+    if view.fenced:
         return f"generation {generation} is over and the group went on without this node"
-    if watch.lost:
-        return f"{', '.join(watch.lost)} of generation {generation} stopped answering"
-    if not watch.open:
-        return f"generation {generation} was closed: {watch.cause}"
-    if watch.newcomers:
-        return f"{', '.join(n.id for n in watch.newcomers)} can be admitted to the next generation after {generation}"
+    if view.lost:
+        return f"{', '.join(view.lost)} of generation {generation} stopped answering"
+    if not view.open:
+        return f"generation {generation} was closed: {view.cause}"
+    if view.newcomers:
+        return f"{', '.join(n.id for n in view.newcomers)} can be admitted to the next generation after {generation}"
     return f"generation {generation} is training"

@@ -1,10 +1,14 @@
-"""Each generation's TCPStore is a fresh server on the agent of rank 0, so nothing of an older
-generation can be read in it.
+"""Each generation has a fresh TCPStore, so no process can read what an older generation wrote.
 
-This is torch's RendezvousHandler over our rendezvous: for our agent, and for `torchrun
---rdzv-backend elastic --rdzv-endpoint DIR`. Under torchrun it does not know steps or the number of
-workers of a node, so there it neither counts progress nor limits workers, and membership changes
-stop the workers as torchrun does, at once.
+torch's own handler keeps one store for all generations. There a worker can read the address that a
+worker of the generation before it had left, and its process group hangs until a timeout. It also
+keeps the first master address it saw, after the node of rank 0 has changed. Here the agent of rank
+0 serves a new store for each generation, and its address is part of the generation.
+
+This is torch's RendezvousHandler over our `Rendezvous`: for our agent, and for `torchrun
+--rdzv-backend elastic --rdzv-endpoint DIR`. torchrun does not tell it steps, nor the number of
+workers of a node. So there it does not count progress or limit workers, and a change of membership
+stops the workers at once, as in torchrun.
 """
 
 import contextlib
@@ -29,7 +33,7 @@ from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, GroupEnded, RendezvousTim
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.group import Node, RunEnd
-from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
+from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.transitions import FAILURE, NODE_JOINED, NODE_LOST, GroupPolicy
 from elastic.system.addresses import HIGHEST_PORT, listen_on, new_node_id, node_address
 from elastic.system.clock import SystemClock
@@ -43,25 +47,28 @@ DEFAULT_LAST_CALL_S = 2.0
 DEFAULT_JOIN_TIMEOUT_S = 600.0
 DEFAULT_KEEP_ALIVE_S = 2.0
 
-# torch's agent counts itself off in the generation's store when its workers succeeded; the last one
-# sets this key.
+# torch's agents count down in the generation's store as their workers succeed; the last sets this.
 _ALL_SUCCEEDED_KEY = "torchelastic/agent/terminal_state/last_member"
 
 
-class RunEnded(GroupEnded, RendezvousClosedError):  # noqa: N818 - named as its parents are
-    """GroupEnded in the words of both libraries."""
+class RunEnded(GroupEnded, RendezvousClosedError):  # noqa: N818 - as its parents
+    """Our GroupEnded and torch's RendezvousClosedError."""
 
 
-class JoinTimedOut(RendezvousTimeout, RendezvousTimeoutError):  # noqa: N818 - named as its parents are
-    """RendezvousTimeout in the words of both libraries."""
+class JoinTimedOut(RendezvousTimeout, RendezvousTimeoutError):  # noqa: N818 - as its parents
+    """Our RendezvousTimeout and torch's RendezvousTimeoutError."""
 
 
-class HostUnreachable(RendezvousTimeout, RendezvousConnectionError):  # noqa: N818 - named as its parents are
-    """The nodes that form generations cannot be reached from here, in the words of both libraries."""
+class HostUnreachable(RendezvousTimeout, RendezvousConnectionError):  # noqa: N818 - as its parents
+    """The group's state can be reached from here, but not the TCPStores of its generations."""
 
 
 class EndpointHost:
-    """Serves the TCPStores of the generations that this node forms; the newest, and the one entered last until the next is entered."""
+    """Serves TCPStores: of the generation entered last, and of the newest that this node formed.
+
+    The store of the last generation stays until the next is entered, because `shutdown` may still
+    ask it whether all nodes succeeded.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -69,7 +76,7 @@ class EndpointHost:
         self._stores: dict[str, TCPStore] = {}
 
     def open(self) -> str:
-        """Start a server on a free port of the address that this node publishes and give its "host:port"."""
+        """Serve a fresh store on a free port of the node's address; returns "host:port"."""
         listener = listen_on(self.address)
         port = listener.getsockname()[1]
         store = TCPStore(
@@ -81,15 +88,17 @@ class EndpointHost:
             master_listen_fd=listener.detach(),
         )
         endpoint = f"{self.address}:{store.port}"
-        # One that was opened for a generation which somebody else then formed is of no use to
-        # anybody.
+        # A store for a generation that another node then formed instead is of no use: drop it.
         self._stores = {name: old for name, old in self._stores.items() if name == self._entered} | {
             endpoint: store
         }
         return endpoint
 
     def enter(self, endpoint: str) -> TCPStore:
-        """The store at `endpoint`, own or another node's; servers of other generations end here. Raises torch's DistError, or ValueError for what is no endpoint."""
+        """The store at `endpoint`, on this node or another. Stores of other generations are closed.
+
+        Raises torch's DistError, a RuntimeError, or ValueError for an endpoint of the wrong form.
+        """
         own = self._stores.get(endpoint)
         self._entered = endpoint
         self._stores = {} if own is None else {endpoint: own}
@@ -113,7 +122,7 @@ class ElasticRendezvous(RendezvousHandler):
         run_id: str,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`host.open` must be the `open_endpoint` of `rendezvous`; `interrupted` is asked while waiting."""
+        """`host.open` must be the `open_endpoint` of `rendezvous`; `interrupted()` ends a wait."""
         self._rendezvous = rendezvous
         self._host = host
         self._run_id = run_id
@@ -132,11 +141,11 @@ class ElasticRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Close the generation that this node is in, if nobody did, and wait for the next; its
-        workers must be stopped.
+        """Close this node's generation if it is still open, and wait for the next.
 
-        Raises RunEnded, JoinTimedOut, elastic's Interrupted and BackendFailed, and HostUnreachable
-        if the store of three generations in a row could not be reached.
+        The node's workers must be stopped. Raises RunEnded, JoinTimedOut, our Interrupted and
+        BackendFailed, and HostUnreachable if the stores of three generations in a row could not be
+        reached.
         """
         self._close_own()
         for _ in range(CONNECT_TRIES):
@@ -144,8 +153,9 @@ class ElasticRendezvous(RendezvousHandler):
             try:
                 store = self._host.enter(generation.endpoint)
             except (RuntimeError, ValueError):
-                # The node of rank 0 died before its keep-alive told; those who did reach it will
-                # see this and follow.
+                # The node of rank 0 probably died after it formed the generation, and its
+                # keep-alive is not over yet. Nodes that did reach its store see the close and join
+                # again.
                 self._rendezvous.close(NODE_LOST, step=0, counts=False)
                 continue
             return self._entered(generation, store)
@@ -156,13 +166,17 @@ class ElasticRendezvous(RendezvousHandler):
         )
 
     def num_nodes_waiting(self) -> int:
-        """How many reasons there are to meet again: nodes that can be admitted, or one for a generation that is over."""
-        watch = self._rendezvous.watch()
-        if watch.ended is not None:
-            return 0 if watch.ended.exit_code == EXIT_COMPLETE else 1
-        if watch.lost or watch.fenced or not watch.open:
-            return max(1, len(watch.lost))
-        return len(watch.newcomers)
+        """How many reasons there are to restart: admissible newcomers, else lost nodes.
+
+        torch's agent restarts its workers when this is above 0. torch's own handler counts
+        newcomers only, so its agents never notice that a node died.
+        """
+        view = self._rendezvous.watch()
+        if view.ended is not None:
+            return 0 if view.ended.exit_code == EXIT_COMPLETE else 1
+        if view.lost or view.fenced or not view.open:
+            return max(1, len(view.lost))
+        return len(view.newcomers)
 
     def is_closed(self) -> bool:
         return self._rendezvous.watch().ended is not None
@@ -171,7 +185,10 @@ class ElasticRendezvous(RendezvousHandler):
         self._rendezvous.end(RunEnd(exit_code=EXIT_FAILED, reason="closed by the launcher"))
 
     def shutdown(self) -> bool:
-        """End the run if the workers of all nodes succeeded, else only leave it; the others go on."""
+        """End the run if the workers of all nodes succeeded, else leave it: the others go on.
+
+        torch's own handler closes the run for all nodes as soon as one agent ends without success.
+        """
         if not self.is_closed():
             if self._all_succeeded():
                 self._rendezvous.end(RunEnd(exit_code=EXIT_COMPLETE, reason="complete"))
@@ -189,14 +206,14 @@ class ElasticRendezvous(RendezvousHandler):
             raise JoinTimedOut(str(error)) from error
 
     def _close_own(self) -> None:
-        """Tell the others that this node stopped; torch's agent does not say why, what the group looks like does."""
+        """Close the generation that this node's workers were in; torch's agent does not say why."""
         if self.generation is None:
             return
-        # Out of reach, it is told by `join`, as soon as it can be.
+        # If the backend is out of reach, `join` closes the generation as soon as it is back.
         with contextlib.suppress(BackendFailed):
-            watch: GroupView = self._rendezvous.watch()
-            if watch.open and not watch.fenced:
-                cause = NODE_JOINED if watch.newcomers else FAILURE
+            view = self._rendezvous.watch()
+            if view.open and not view.fenced:
+                cause = NODE_JOINED if view.newcomers else FAILURE
                 self._rendezvous.close(cause, step=0, counts=cause == FAILURE)
 
     def _entered(self, generation: Generation, store: TCPStore) -> RendezvousInfo:
@@ -210,7 +227,9 @@ class ElasticRendezvous(RendezvousHandler):
         try:
             return self._store is not None and self._store.check([_ALL_SUCCEEDED_KEY])
         except RuntimeError:
-            return False  # Its server went with rank 0; had all succeeded, that node would have ended the run first.
+            # The store went with the node of rank 0. If all had succeeded, that node would have
+            # ended the run before it left.
+            return False
 
 
 def creator() -> Callable[[RendezvousParameters], RendezvousHandler]:
