@@ -30,7 +30,7 @@ _Name = Annotated[
 
 
 class GroupDamaged(ElasticError):  # noqa: N818
-    """The group's state cannot be read: stop. A person removes it, which loses no training state."""
+    """The group's state cannot be read: stop; a person removes it, which loses no training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
