@@ -102,7 +102,7 @@ class NodeGeneration:
     def dump_stacks(self, reason: str) -> None:
         assert self._parts.watchdog is not None
         self._parts.console.print_line(f"{reason}; its log has the stacks of its threads")
-        self._parts.watchdog.hear(self.workers)
+        self._parts.watchdog.record_hang(self.workers)
 
     def record_end(self, cause: str) -> None:
         parts = self._parts
@@ -179,4 +179,4 @@ class NodeGeneration:
     @property
     def _hung_worker(self) -> WorkerError | None:
         """The worker that hangs, once its stacks were dumped: it is to blame for what the others report."""
-        return None if self._parts.watchdog is None else self._parts.watchdog.told
+        return None if self._parts.watchdog is None else self._parts.watchdog.error

@@ -145,7 +145,7 @@ class NodeAgent(LocalElasticAgent):
         parts, workers = self._parts, generation.workers
         parts.memory.poll()
         if parts.watchdog is not None:
-            parts.watchdog.look(workers)
+            parts.watchdog.poll(workers)
         if parts.faults is not None:
             pids = {rank: workers.pid(rank) for rank in workers.running}
             targets = Targets(pids, parts.uploader.pid, parts.spawner.fork_server_pid)
@@ -168,7 +168,7 @@ class NodeAgent(LocalElasticAgent):
             is_done=generation.is_done,
             keep_alive_s=settings.options.keep_alive_s,
             hung=None if watchdog is None else watchdog.hung,
-            stacks_dumped=watchdog is not None and watchdog.told is not None,
+            stacks_dumped=watchdog is not None and watchdog.error is not None,
             group_ended=view.ended.reason if view is not None and view.ended is not None else None,
             fenced=view is not None and view.fenced,
             closed=view.cause if view is not None and not view.open else None,
@@ -214,7 +214,7 @@ class NodeAgent(LocalElasticAgent):
         parts.page.clear()
         parts.memory.publish()
         if parts.watchdog is not None:
-            parts.watchdog.begin()
+            parts.watchdog.start_generation()
         self._report_start(entered)
         # The group counts all failures and starts from 0 at a new step; those that may lie in the state are some of them.
         self._suspect_failures = min(self._suspect_failures, entered.restarts)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from elastic.agent.hangs.hang_detector import Hung
+from elastic.agent.hangs.hang_detector import HungWorker
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS, EXIT_PEER_LOST, EXIT_USAGE
 from elastic.rendezvous.partition_detector import SETTLED_AFTER, UNREACHABLE_AFTER
 
@@ -61,7 +61,7 @@ class Observation:
     first_exit_age_s: float  # since the first of them was seen
     is_done: bool  # the group knows that all workers of this node finished
     keep_alive_s: float
-    hung: Hung | None  # a worker of this node
+    hung: HungWorker | None  # a worker of this node
     stacks_dumped: bool  # the hung worker was asked for its stacks
     group_ended: str | None  # why the run has ended, once it has
     fenced: bool  # the group went on to a newer generation without this node

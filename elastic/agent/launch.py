@@ -238,7 +238,7 @@ def _parts(  # noqa: PLR0913 - what was started, and is put together here
             clock=_CLOCK,
             report=report,
         ),
-        watchdog=Watchdog(HangDetector(fixed_s=options.hang_timeout.value or None), page, log, _CLOCK)
+        watchdog=Watchdog(HangDetector(fixed_limit_s=options.hang_timeout.value or None), page, log, _CLOCK)
         if watches
         else None,
         faults=NodeFaults.of(settings, log, _CLOCK),

@@ -1,8 +1,13 @@
-"""A worker shows its agent that it moves and where it is; only its main thread does, so the place is always that of one thread.
+"""A worker's heartbeat shows its agent that the main thread moves, and which phase of its work that thread is in.
 
-The thread that exchanges gradients beside backward never beats: while it waits for peers the main thread still computes, and when that has nothing left to do it waits for
-the exchange itself, and says so. What a silence means is the agent's business. A beat is a few stores to a page of memory, well under 5 µs.
-It does not promise that a place is exact on a GPU: kernels run behind the host, which notices them, and peers behind nccl, where it next needs a number.
+Only the main thread beats. The thread that exchanges gradients during backward never does: while it
+waits for peers the main thread still computes, and when that has nothing left to compute it waits for
+the exchange itself and enters WAIT. So the phase is always that of one thread. One beat is a few
+stores to a page of memory and takes less than 5 µs. What a silence means is decided by the agent
+(agent/hangs/hang_detector.py).
+
+On a GPU the phase is not exact. Kernels run behind the host, so the host shows a kernel that hangs, or
+a peer that nccl waits for, in the phase in which it next needs a result.
 """
 
 import faulthandler
@@ -13,22 +18,25 @@ from typing import Protocol
 
 from elastic.system.phase import Phase
 
-# All ranks are there together, for as long as the slowest needs: loading, say, or a store that does not answer. Waiting there is no part of a step.
-TOGETHER = frozenset({Phase.START, Phase.SAVE, Phase.AFTER})
+# All ranks are in these phases together, for as long as the slowest of them needs, for example to load
+# or to reach a store. A rank that waits there stays in the phase: WAIT is for peers in a step, and
+# with `--hang-timeout` its limit is far shorter.
+COLLECTIVE_PHASES = frozenset({Phase.START, Phase.SAVE, Phase.AFTER})
 
-# Compilers work in the first step, optimizers build their state in it, and a rank that has finished it may wait in the second for one that has not: all of
-# that counts as starting.
+# Steps at the beginning of a generation that count as starting. Compilers work in the first step, and
+# optimizers build their state in it. A rank that has finished it may wait in the second step for a
+# rank that has not.
 WARMUP_STEPS = 2
 
 
 class Page(Protocol):
-    def beat(self, local_rank: int, place: Phase) -> None: ...
+    def beat(self, local_rank: int, phase: Phase) -> None: ...
 
 
 class Unread:
     """A page that nobody reads, for parts that run without an agent around them."""
 
-    def beat(self, local_rank: int, place: Phase) -> None:
+    def beat(self, local_rank: int, phase: Phase) -> None:
         pass
 
 
@@ -36,22 +44,23 @@ class HeartbeatSender:
     def __init__(self, page: Page, local_rank: int) -> None:
         self._page = page
         self._local_rank = local_rank
-        self._place = Phase.START
+        self._phase = Phase.START
         self._finished_steps = 0
 
-    def enter(self, place: Phase) -> None:
-        self._place = place
-        is_cold = self._finished_steps < WARMUP_STEPS and place is not Phase.AFTER
-        self._page.beat(self._local_rank, Phase.START if is_cold else place)
+    def enter(self, phase: Phase) -> None:
+        """Beat, in this phase from now on."""
+        self._phase = phase
+        is_warmup = self._finished_steps < WARMUP_STEPS and phase is not Phase.AFTER
+        self._page.beat(self._local_rank, Phase.START if is_warmup else phase)
 
     def finish_step(self) -> None:
         self._finished_steps += 1
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around whatever ends only when other ranks do their part; afterwards this worker is where it was."""
-        before = self._place
-        self.enter(before if before in TOGETHER else Phase.WAIT)
+        """Around an operation that ends only when other ranks do their part; the phase before it is entered again afterwards."""
+        before = self._phase
+        self.enter(before if before in COLLECTIVE_PHASES else Phase.WAIT)
         try:
             yield
         finally:
@@ -59,5 +68,5 @@ class HeartbeatSender:
 
 
 def show_stacks_on_request() -> None:
-    """From now on SIGQUIT writes the stacks of all threads to stderr, whatever the main thread does; the agent asks a worker that hangs."""
+    """From now on SIGQUIT writes the stacks of all threads to stderr, whatever the main thread does (agent/hangs/stack_dump.py)."""
     faulthandler.register(signal.SIGQUIT, all_threads=True, chain=False)

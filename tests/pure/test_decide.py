@@ -15,7 +15,7 @@ from elastic.agent.decide import (
     WorkerExit,
     decide,
 )
-from elastic.agent.hangs.hang_detector import Hung
+from elastic.agent.hangs.hang_detector import HungWorker
 from elastic.errors import (
     EXIT_COMPLETE,
     EXIT_FAILED,
@@ -45,7 +45,7 @@ TRAINING = Observation(
     drain_requested=False,
     skips_drain=False,
 )
-HUNG = Hung(rank=5, place=Phase.STEP, silence_s=12.0, limit_s=10.0, reason="rank 5 hangs")
+HUNG = HungWorker(rank=5, phase=Phase.STEP, silence_s=12.0, limit_s=10.0, reason="rank 5 hangs")
 OVER, LATE = {"leaving": "SIGTERM", "leaving_age_s": 30.1}, 2.0 * VICTIM_PATIENCE_KEEP_ALIVES + 0.1
 
 

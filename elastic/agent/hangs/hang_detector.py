@@ -1,11 +1,26 @@
-"""A worker is called hung only after a silence that its place in the work does not explain, by the observer's own attention.
+"""A worker is called hung only after a silence that its phase does not explain.
 
-Only a step's own part is short and much like the last one, so only its limit is learned: ten times the longest that was seen to end on this node, within 10 s and 1800 s,
-and 1800 s until the worker has ended three. The recipe's own code (an evaluation comes once in a thousand steps), starting, saving and a generation's first steps (which
-compile) tell nothing about how long they take the next time; they get 1800 s.
+A worker is silent while its heartbeat does not change. How long a silence is normal depends on what
+the worker is doing:
 
-`elastic.system.silence` says why an observer that was itself stopped or starved does not blame a worker at its first look.
-It does not promise to be right: what takes longer than ever before is taken for hung. Nor does it know of other nodes; each judges its own workers.
+- Its own part of a step takes about as long as in the steps before. Only this limit is learned: ten
+  times the longest part that this node has seen, at least 10 s and at most 1800 s. Until a worker has
+  ended three such parts itself, its limit is 1800 s.
+- The recipe's own code, starting, saving, and the first steps of a generation give no hint of how long
+  they will take the next time. An evaluation may come once in a thousand steps, and the first steps
+  compile. Their limit is 1800 s.
+- A process that a signal stopped makes no progress in any phase. Its limit is 10 s.
+- Waiting for other ranks explains itself, as long as one of them works. A waiting rank is blamed last:
+  the rank that it waits for normally exceeds its own limit first. Only if none does, on any node, is
+  something wrong with the waiting itself, for example a network that swallows messages. So the limit
+  of a waiting rank is twice that of the recipe's own code, in which a peer may be while others wait
+  for it; and of several workers over their limits, a waiting one is chosen only if all of them wait.
+
+`--hang-timeout` sets one limit for steps and for the recipe's own code instead.
+
+elastic/system/silence.py says why an observer that was itself stopped or starved does not blame a
+worker when it comes back. The detector does not promise to be right: a step that takes far longer
+than every step before it is taken for hung. Each agent judges its own workers and knows of no others.
 """
 
 from collections.abc import Mapping
@@ -15,12 +30,11 @@ from math import inf
 from elastic.system.phase import Phase
 from elastic.system.silence import Silence, longest_gap_s
 
-SHORTEST_S = 10.0
-LONGEST_S = 1800.0
-TIMES = 10.0
-ENOUGH = 3
-# Who waits is a victim of somebody whose own limit ends first; only where nobody was found is there something wrong with the waiting itself.
-PATIENCE_OF_VICTIMS = 2.0
+MIN_LIMIT_S = 10.0
+MAX_LIMIT_S = 1800.0
+STEP_FACTOR = 10.0
+MIN_TIMED_STEPS = 3
+WAITING_FACTOR = 2.0
 
 _DOING = {
     Phase.START: "starting, restoring or in its first steps",
@@ -34,18 +48,18 @@ _DOING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSample:
-    """What one look shows of one worker; two that are equal are silence."""
+    """One worker at one moment. While its samples are equal, the worker is silent."""
 
     step: int  # the last that it finished
-    place: Phase
+    phase: Phase
     beats: int
-    is_stopped: bool  # by a signal, as SIGSTOP
+    is_stopped: bool  # by a signal such as SIGSTOP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hung:
+class HungWorker:
     rank: int
-    place: Phase
+    phase: Phase
     silence_s: float
     limit_s: float
     reason: str
@@ -53,119 +67,137 @@ class Hung:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerHistory:
-    """What is known of one worker of this generation."""
+    """What is known of one worker of this generation.
 
-    sight: WorkerSample
-    since_s: float  # no later than the stretch began in which it is
+    A stretch is the time between two changes of the worker's heartbeat.
+    """
+
+    sample: WorkerSample
+    since_s: float  # the current stretch began then or later
     silence: Silence
-    is_whole: bool  # nothing but its work explains the length of the stretch
-    steps: int  # stretches of steps' own parts that it has ended
+    is_measurable: bool  # the length of the stretch is due to the worker alone
+    timed_steps: int  # ended stretches of its own part of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangDetector:
-    """What one agent has seen of its workers so far; start with an empty one.
+    """What one agent has seen of its workers so far.
 
-    `fixed_s`: the limit for a step and for the recipe's own code; None where it is to be learned.
+    `fixed_limit_s`: the limit for a step and for the recipe's own code; None where it is learned.
     """
 
-    fixed_s: float | None
-    looked_s: float = 0.0
-    longest_step_s: float = 0.0  # stretch of a step's own part that ended
+    fixed_limit_s: float | None
+    observed_s: float = 0.0  # time of the last observation
+    longest_step_s: float = 0.0  # longest ended stretch of a worker's own part of a step
     workers: Mapping[int, WorkerHistory] = field(default_factory=dict)
 
-    def anew(self) -> "HangDetector":
-        """For the workers of a new generation; what was learned stays."""
+    def for_new_generation(self) -> "HangDetector":
+        """Forget the workers and keep what was learned."""
         return replace(self, workers={})
 
-    def look(self, sights: Mapping[int, WorkerSample], *, now_s: float) -> "HangDetector":
-        """`sights`: of every worker that runs, by rank; those that are not named are forgotten."""
+    def observe(self, samples: Mapping[int, WorkerSample], *, now_s: float) -> "HangDetector":
+        """samples: one for every worker that runs, by rank. Workers without one are forgotten."""
         workers, longest_s = {}, self.longest_step_s
-        for rank, sight in sights.items():
+        for rank, sample in samples.items():
             last = self.workers.get(rank)
             if last is None:
+                # It may have been in this phase for any time before the first observation.
                 workers[rank] = WorkerHistory(
-                    sight=sight, since_s=now_s, silence=Silence(), is_whole=False, steps=0
+                    sample=sample, since_s=now_s, silence=Silence(), is_measurable=False, timed_steps=0
                 )
                 continue
-            length_s = self._ended(last, sight, now_s)
+            length_s = self._ended_step_s(last, sample, now_s)
             longest_s = max(longest_s, length_s or 0.0)
-            workers[rank] = self._see(last, sight, now_s, steps=last.steps + (length_s is not None))
-        return replace(self, looked_s=now_s, longest_step_s=longest_s, workers=workers)
+            workers[rank] = self._extend(last, sample, now_s, last.timed_steps + (length_s is not None))
+        return replace(self, observed_s=now_s, longest_step_s=longest_s, workers=workers)
 
     @property
-    def hung(self) -> Hung | None:
-        """The first to blame: a stopped process, then one at work, then one that waits."""
+    def hung(self) -> HungWorker | None:
+        """The worker to blame; None while every silence is within its limit."""
         over = [
-            (rank, seen) for rank, seen in self.workers.items() if seen.silence.seconds > self._limit_s(seen)
+            (rank, worker)
+            for rank, worker in self.workers.items()
+            if worker.silence.seconds > self._limit_s(worker)
         ]
         if not over:
             return None
-        rank, seen = min(over, key=lambda found: self._guilt(*found))
-        return Hung(
+        rank, worker = min(over, key=lambda found: self._blame_order(*found))
+        return HungWorker(
             rank=rank,
-            place=seen.sight.place,
-            silence_s=seen.silence.seconds,
-            limit_s=self._limit_s(seen),
-            reason=self._reason(rank, seen),
+            phase=worker.sample.phase,
+            silence_s=worker.silence.seconds,
+            limit_s=self._limit_s(worker),
+            reason=self._reason(rank, worker),
         )
 
-    def _ended(self, last: WorkerHistory, sight: WorkerSample, now_s: float) -> float | None:
-        """Length, rounded up, of a stretch of a step's own part that ended since the last look."""
-        was_away = now_s - self.looked_s > longest_gap_s(self._limit_s(last))
-        if was_away or not last.is_whole or sight.is_stopped or last.sight.place is Phase.START:
+    def _ended_step_s(self, last: WorkerHistory, sample: WorkerSample, now_s: float) -> float | None:
+        """The length of a worker's own part of a step, rounded up, if one ended since the last observation."""
+        was_away = now_s - self.observed_s > longest_gap_s(self._limit_s(last))
+        if was_away or not last.is_measurable or sample.is_stopped or last.sample.phase is Phase.START:
             return None
-        if last.sight.place is Phase.STEP and sight.beats != last.sight.beats:
+        if last.sample.phase is Phase.STEP and sample.beats != last.sample.beats:
             return now_s - last.since_s
-        # A step that is finished had parts that came and went unseen.
-        return now_s - self.looked_s if sight.step > last.sight.step else None
+        # The step was finished, so its own part began and ended between the two observations.
+        return now_s - self.observed_s if sample.step > last.sample.step else None
 
-    def _see(self, last: WorkerHistory, sight: WorkerSample, now_s: float, *, steps: int) -> WorkerHistory:
-        elapsed_s, limit_s = now_s - self.looked_s, self._limit_s(last)
-        is_whole = elapsed_s <= longest_gap_s(limit_s) and not (sight.is_stopped or last.sight.is_stopped)
-        if sight != last.sight:
-            # It may have begun right after the last look.
+    def _extend(
+        self, last: WorkerHistory, sample: WorkerSample, now_s: float, timed_steps: int
+    ) -> WorkerHistory:
+        elapsed_s, limit_s = now_s - self.observed_s, self._limit_s(last)
+        # If the observer was away or the worker was stopped, the length of a stretch says nothing
+        # about how long the work takes, and must not be learned.
+        was_stopped = sample.is_stopped or last.sample.is_stopped
+        is_measurable = elapsed_s <= longest_gap_s(limit_s) and not was_stopped
+        if sample != last.sample:
             return WorkerHistory(
-                sight=sight, since_s=self.looked_s, silence=Silence(), is_whole=is_whole, steps=steps
+                sample=sample,
+                since_s=self.observed_s,  # it may have changed right after the last observation
+                silence=Silence(),
+                is_measurable=is_measurable,
+                timed_steps=timed_steps,
             )
         return replace(
             last,
             silence=last.silence.grow(elapsed_s, limit_s=limit_s),
-            is_whole=is_whole and last.is_whole,
+            is_measurable=is_measurable and last.is_measurable,
         )
 
-    def _limit_s(self, seen: WorkerHistory) -> float:
-        steady_s = LONGEST_S if self.fixed_s is None else self.fixed_s
-        if seen.sight.is_stopped:  # wherever it is, it does not work
-            return SHORTEST_S if self.fixed_s is None else steady_s
-        match seen.sight.place:
+    def _limit_s(self, worker: WorkerHistory) -> float:
+        usual_s = MAX_LIMIT_S if self.fixed_limit_s is None else self.fixed_limit_s
+        if worker.sample.is_stopped:
+            return MIN_LIMIT_S if self.fixed_limit_s is None else usual_s
+        match worker.sample.phase:
             case Phase.AFTER:
                 return inf
             case Phase.START | Phase.SAVE:
-                return max(steady_s, LONGEST_S)
+                return max(usual_s, MAX_LIMIT_S)
             case Phase.STEP:
-                return self._learned_s(seen) if self.fixed_s is None else steady_s
+                return self._learned_limit_s(worker) if self.fixed_limit_s is None else usual_s
             case Phase.BETWEEN:
-                return steady_s
+                return usual_s
             case Phase.WAIT:
-                # Rank 0 may evaluate while all others wait for it in the next step: what a peer may take, those who wait may.
-                return PATIENCE_OF_VICTIMS * steady_s
+                # Rank 0 may evaluate while all others already wait for it in the next step, so the
+                # limit of a step does not apply: a waiting rank has at least the time of its peer.
+                return WAITING_FACTOR * usual_s
 
-    def _learned_s(self, seen: WorkerHistory) -> float:
-        if seen.steps < ENOUGH:  # of its own: others may have less to do
-            return LONGEST_S
-        return min(max(TIMES * self.longest_step_s, SHORTEST_S), LONGEST_S)
+    def _learned_limit_s(self, worker: WorkerHistory) -> float:
+        # Each worker must have ended some steps itself: another worker may have less to do, and the
+        # first steps of a new worker may compile although earlier generations were quick.
+        if worker.timed_steps < MIN_TIMED_STEPS:
+            return MAX_LIMIT_S
+        return min(max(STEP_FACTOR * self.longest_step_s, MIN_LIMIT_S), MAX_LIMIT_S)
 
-    def _guilt(self, rank: int, seen: WorkerHistory) -> tuple[int, float, int]:
-        """The smallest is to blame."""
-        kind = 0 if seen.sight.is_stopped else 2 if seen.sight.place is Phase.WAIT else 1
-        return kind, -seen.silence.seconds / self._limit_s(seen), rank
+    def _blame_order(self, rank: int, worker: WorkerHistory) -> tuple[int, float, int]:
+        """Stopped processes come first, then those at work, then those that wait; the longest over its limit first."""
+        kind = 0 if worker.sample.is_stopped else 2 if worker.sample.phase is Phase.WAIT else 1
+        return kind, -worker.silence.seconds / self._limit_s(worker), rank
 
-    def _reason(self, rank: int, seen: WorkerHistory) -> str:
-        where = "in a process that a signal stopped" if seen.sight.is_stopped else _DOING[seen.sight.place]
-        is_learned = seen.sight.place is Phase.STEP and not seen.sight.is_stopped and self.fixed_s is None
+    def _reason(self, rank: int, worker: WorkerHistory) -> str:
+        sample = worker.sample
+        doing = "in a process that a signal stopped" if sample.is_stopped else _DOING[sample.phase]
+        is_learned = sample.phase is Phase.STEP and not sample.is_stopped and self.fixed_limit_s is None
         known = f", the longest before took {self.longest_step_s:.2g} s" if is_learned else ""
         return (
-            f"rank {rank} hangs: no progress for {seen.silence.seconds:.3g} s {where} "
-            f"(limit {self._limit_s(seen):.4g} s{known}; --hang-timeout sets another)"
+            f"rank {rank} hangs: no progress for {worker.silence.seconds:.3g} s {doing} "
+            f"(limit {self._limit_s(worker):.4g} s{known}; --hang-timeout sets another)"
         )

@@ -1,68 +1,69 @@
-"""Of the workers of one node at most one is accused of hanging, once a generation, and it is heard before it is killed.
+"""At most one worker of a node is called hung in a generation, and its stacks are recorded before it is killed.
 
-It looks at pulses and processes and lets hang_detector.py judge; what follows from an accusation is decided in decide.py. Where nothing beats (a script without the library) or
-hangs are to be waited out there is no vigil.
+The watchdog samples heartbeats and processes, and hang_detector.py judges the samples. What follows is
+decided in decide.py. There is no watchdog where nothing sends heartbeats (a script that does not use
+this library), nor with `--hang-timeout off`.
 """
 
-from elastic.agent.hangs.hang_detector import HangDetector, Hung, WorkerSample
-from elastic.agent.hangs.stack_dump import ask_for_stacks, is_stopped
+from elastic.agent.hangs.hang_detector import HangDetector, HungWorker, WorkerSample
+from elastic.agent.hangs.stack_dump import dump_stacks
 from elastic.agent.workers.first_failure import WorkerError
 from elastic.agent.workers.node_workers import NodeWorkers
 from elastic.events import HangDetected
 from elastic.observe.log import EventLog
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
+from elastic.system.processes import is_stopped
 
-LOOK_EVERY_S = 0.2  # limits are of seconds, and a look reads a file of the kernel's for each worker
+POLL_EVERY_S = 0.2  # limits are seconds long, and a sample of a worker reads a file of /proc
 
 
 class Watchdog:
-    def __init__(self, silences: HangDetector, page: ControlPage, log: EventLog, clock: Clock) -> None:
-        self._silences = silences
+    def __init__(self, detector: HangDetector, page: ControlPage, log: EventLog, clock: Clock) -> None:
+        self._detector = detector
         self._page = page
         self._log = log
         self._clock = clock
-        self._looked_s = 0.0
-        self.hung: Hung | None = None
-        self.told: WorkerError | None = None  # by the worker that hangs, once it was heard
+        self._polled_s = 0.0
+        self.hung: HungWorker | None = None
+        self.error: WorkerError | None = None  # of the hung worker, with its stacks
 
-    def begin(self) -> None:
-        """A new generation's workers start."""
-        self._silences = self._silences.anew()
-        self.hung = self.told = None
+    def start_generation(self) -> None:
+        self._detector = self._detector.for_new_generation()
+        self.hung = self.error = None
 
-    def look(self, workers: NodeWorkers) -> None:
+    def poll(self, workers: NodeWorkers) -> None:
         now_s = self._clock.monotonic()
-        if self.hung is not None or now_s - self._looked_s < LOOK_EVERY_S:
+        if self.hung is not None or now_s - self._polled_s < POLL_EVERY_S:
             return
-        self._looked_s = now_s
-        sights = {}
-        for rank, plan in workers.running.items():
-            heartbeat = self._page.heartbeat(plan.local_rank)
-            sights[rank] = WorkerSample(
+        self._polled_s = now_s
+        samples = {}
+        for rank, start in workers.running.items():
+            heartbeat = self._page.heartbeat(start.local_rank)
+            samples[rank] = WorkerSample(
                 step=heartbeat.step,
-                place=heartbeat.phase,
+                phase=heartbeat.phase,
                 beats=heartbeat.beats,
                 is_stopped=is_stopped(workers.pid(rank)),
             )
-        self._silences = self._silences.look(sights, now_s=now_s)
-        self.hung = self._silences.hung
+        self._detector = self._detector.observe(samples, now_s=now_s)
+        self.hung = self._detector.hung
 
-    def hear(self, workers: NodeWorkers) -> None:
-        """Record the accusation, and have the worker show its stacks in its log."""
+    def record_hang(self, workers: NodeWorkers) -> None:
+        """Record the hung worker, and have it write its stacks into its log."""
         hung = self.hung
         assert hung is not None
         self._log.record(
             HangDetected(
                 rank=hung.rank,
-                place=hung.place.name.lower(),
+                place=hung.phase.name.lower(),
                 silence_s=hung.silence_s,
                 limit_s=hung.limit_s,
                 reason=hung.reason,
             )
         )
-        plan = workers.running.get(hung.rank)
-        stacks = "" if plan is None else ask_for_stacks(workers.pid(hung.rank), plan.log, self._clock)
-        self.told = WorkerError(
+        start = workers.running.get(hung.rank)
+        stacks = "" if start is None else dump_stacks(workers.pid(hung.rank), start.log, self._clock)
+        self.error = WorkerError(
             rank=hung.rank, message=hung.reason, traceback=stacks, time=self._clock.wall()
         )
