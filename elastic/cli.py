@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import unquote
 
 from elastic.config import environment, identity
 from elastic.config.options import COMMANDS, Inspection, asks_for, options_help, parse, parse_inspection
@@ -163,22 +162,16 @@ def _report(wanted: Inspection, run: RunDir) -> int:
 def _status(wanted: Inspection, run: RunDir) -> int:
     from elastic.observe.log import read_events
     from elastic.observe.metrics import newest
+    from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
     from elastic.report.status import status
     from elastic.report.tables import status_tables
 
     now = SystemClock().wall()
-    value = status(read_events(run.events), newest(run.metrics), _beat_ages_s(run, now), now)
+    value = status(
+        read_events(run.events), newest(run.metrics), heartbeat_ages_s(run.rendezvous_url, now=now), now
+    )
     _show(wanted, value, status_tables(run.url, value))
     return EXIT_COMPLETE
-
-
-def _beat_ages_s(run: RunDir, now: float) -> dict[str, float]:
-    ages_s = {}
-    for beat in run.rendezvous.glob("beat-*"):
-        # A file may be taken away between our two looks.
-        with contextlib.suppress(FileNotFoundError):
-            ages_s[unquote(beat.name.removeprefix("beat-"))] = now - beat.stat().st_mtime
-    return ages_s
 
 
 def _diff(wanted: Inspection, a: RunDir, b: RunDir) -> int:

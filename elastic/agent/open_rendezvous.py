@@ -6,7 +6,6 @@ It does not decide who takes part: that is the group's.
 import os
 import time
 from pathlib import Path
-from urllib.parse import unquote
 
 from elastic.checkpoint.catalog import committed
 from elastic.config.identity import NAME
@@ -16,6 +15,7 @@ from elastic.errors import StoreFailed, UsageError
 from elastic.events import GOODBYES
 from elastic.observe.log import read_events
 from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
+from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.rendezvous.backends.select import RendezvousConfig, active_nodes, wait_for
 from elastic.storage.remote import open_store
 from elastic.system.clock import Clock, SystemClock
@@ -76,12 +76,12 @@ def set_aside(run: RunDir, config: RendezvousConfig, backend: Backend | None, *,
     """
     # An agent that said goodbye is gone, however young its last beat: exit 76 advises --fresh, which must then work at once.
     gone = {event["node"] for event in read_events(run.events) if event["event"] in GOODBYES}
-    there = (
-        _young_beats(Path(config.endpoint))
-        if backend is None
-        else active_nodes(backend, SystemClock(), keep_alive_s=keep_alive_s)
-    )
-    if set(there) - gone:
+    if backend is None:
+        ages_s = heartbeat_ages_s(config.endpoint, now=SystemClock().wall())
+        active = {node for node, age_s in ages_s.items() if age_s < IN_USE_S}
+    else:
+        active = set(active_nodes(backend, SystemClock(), keep_alive_s=keep_alive_s))
+    if active - gone:
         raise UsageError(
             f"{run.url} is in use, or was until {IN_USE_S:.0f} s ago; stop its agents before --fresh, and give --fresh to one of them only"
         )
@@ -106,8 +106,3 @@ def _set_aside_objects(run: RunDir, suffix: str) -> None:
     # What makes the run a run goes first: were this to end half-way, nothing of the rest would be taken for a part of the new one.
     for path in sorted(found, key=lambda path: (path != f"{root}/{NAME}", not path.endswith(".json"), path)):
         files.mv(path, f"{root}{suffix}{path.removeprefix(root)}")
-
-
-def _young_beats(folder: Path) -> list[str]:
-    beats = (path for path in folder.glob("beat-*") if time.time() - path.stat().st_mtime < IN_USE_S)
-    return [unquote(path.name.removeprefix("beat-")) for path in beats]

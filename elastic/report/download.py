@@ -4,7 +4,6 @@ It does not promise the newest seconds, which may not have been carried yet.
 """
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,12 +17,11 @@ from elastic.events import is_event
 from elastic.observe import upload_parts
 from elastic.observe.log import as_record
 from elastic.observe.metrics import is_step
-from elastic.storage.objects import Listed, Objects, ObjectsFailed
+from elastic.storage.objects import Objects, ObjectsFailed
 
 Record = dict[str, Any]
 
 CALL_LIMIT_S = 120.0
-_BEATS = "rendezvous/beats"
 
 
 @contextmanager
@@ -58,7 +56,6 @@ def _download(objects: Objects, run: RunDir) -> None:
     run.events.mkdir(parents=True)
     _write(run.events / "all.jsonl", upload_parts.with_losses(events, lost))
     _write(run.metrics, kept)
-    _show_beats(objects.listed(_BEATS), run.rendezvous)
 
 
 def _records(data: Mapping[str, bytes]) -> list[Record]:
@@ -69,13 +66,3 @@ def _records(data: Mapping[str, bytes]) -> list[Record]:
 
 def _write(path: Path, records: list[Record]) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-def _show_beats(listed: Mapping[str, Listed], folder: Path) -> None:
-    """As the `dir` backend leaves them: a file for each node, changed when it beat last."""
-    folder.mkdir()
-    for name, about in listed.items():
-        if about.changed is not None:
-            beat = folder / f"beat-{name.rpartition('/')[2]}"
-            beat.touch()
-            os.utime(beat, (about.changed, about.changed))

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import threading
 
 import pytest
@@ -14,6 +15,8 @@ from elastic.observe import metrics, upload
 from elastic.observe.log import EventLog, read_events
 from elastic.observe.metrics import Metrics
 from elastic.observe.upload import FilesUpload, LogUploader, MetricsUpload
+from elastic.rendezvous.backends.directory import DirectoryBackend
+from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
 from elastic.storage.objects import Objects, ObjectsFailed
 from elastic.system.clock import SystemClock
@@ -215,14 +218,27 @@ def test_logs_are_carried_too(node, s3_bucket):
     assert [objects.read(name) for name in names] == [b"first\n", b"second\n"]
 
 
-def test_the_age_of_a_nodes_last_beat_is_that_of_its_object(node):
-    """status asks how long a node has been silent."""
+def test_the_age_of_a_nodes_newest_heartbeat_is_that_of_its_object(node):
+    """`status` shows it; the node's id has a character that object names do not."""
+    run = node("a")
+    Objects(run.url).write("rendezvous/beats/a%20b", b"7")
+    ages_s = heartbeat_ages_s(run.rendezvous_url, now=SystemClock().wall())
+    assert ages_s.keys() == {"a b"}
+    assert abs(ages_s["a b"]) < 3600
+
+
+def test_the_age_of_a_nodes_newest_heartbeat_is_that_of_its_file(tmp_path):
+    backend = DirectoryBackend(tmp_path)
+    backend.beat("a b")
+    os.utime(tmp_path / "beat-a%20b", (1000.0, 1000.0))
+    assert heartbeat_ages_s(str(tmp_path), now=1007.0) == {"a b": 7.0}
+    assert heartbeat_ages_s(str(tmp_path / "gone"), now=1007.0) == {}
+
+
+def test_a_downloaded_run_is_removed_with_its_context(node):
     run = node("a")
     restored(run, "a", 1, 0)
     uploaded(run, "a")
-    Objects(run.url).write("rendezvous/beats/a%20b", b"7")
     with readable(run) as there:
-        (beat,) = there.rendezvous.iterdir()
-        assert beat.name == "beat-a%20b"
-        assert abs(beat.stat().st_mtime - SystemClock().wall()) < 3600
+        assert there.local.exists()
     assert not there.local.exists()

@@ -1,0 +1,46 @@
+"""How long ago each node sent its newest heartbeat, for a process outside the group.
+
+Only the backends that keep heartbeats in files or objects show this: directory.py and object_store.py. An age compares the storage's
+clock with the reader's, which may differ by seconds. That is good enough to tell a person whether a run is alive; the group itself never
+compares clocks (failure_detector.py).
+"""
+
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote
+
+from elastic.errors import StoreFailed
+
+LIST_LIMIT_S = 120.0
+
+
+def heartbeat_ages_s(url: str, *, now: float) -> dict[str, float]:
+    """Seconds by node id; empty where no group keeps its state in this folder or at this URL.
+
+    now: seconds since 1970. Raises StoreFailed when an object store does not answer.
+    """
+    changed = _of_objects(url) if "://" in url else _of_folder(Path(url))
+    return {unquote(name): now - changed_s for name, changed_s in changed.items()}
+
+
+def _of_folder(folder: Path) -> dict[str, float]:
+    changed = {}
+    for path in folder.glob("beat-*"):
+        with suppress(FileNotFoundError):  # removed since it was listed
+            changed[path.name.removeprefix("beat-")] = path.stat().st_mtime
+    return changed
+
+
+def _of_objects(url: str) -> dict[str, float]:
+    from elastic.storage.objects import (  # starts a thread, which a folder does not need
+        Objects,
+        ObjectsFailed,
+    )
+
+    try:
+        listed = Objects(url, limit_s=LIST_LIMIT_S).listed("beats")
+    except ObjectsFailed as error:
+        raise StoreFailed(str(error)) from error
+    return {
+        name.rpartition("/")[2]: each.changed for name, each in listed.items() if each.changed is not None
+    }
