@@ -3,7 +3,6 @@
 It neither trains nor decides: it puts the parts of one node together around its agent.
 """
 
-import os
 import signal
 import sys
 import tempfile
@@ -36,6 +35,7 @@ from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, SnapshotMemory
 from elastic.agent.workers.spawner import Spawner
+from elastic.config import environment
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, UsageError
@@ -77,11 +77,11 @@ def launch(options: Options, spawner: Spawner) -> int:
     config = rendezvous_config(options, run)
     backend = None if config.kind == "dir" else open_backend(config, options)
     if options.fresh:
-        set_aside(run, config, backend, keep_alive_s=options.keep_alive_s)
+        set_aside(run, config, backend, keep_alive_s=options.keep_alive_s, clock=_CLOCK)
     min_generation = 0
     if backend is None:
         # Opening a folder creates it. It may lie in the run directory, which was set aside only now.
-        backend = config.open(os.environ)
+        backend = config.open(environment.variables())
     elif backend.read() is None:
         # The backend is new or has lost its state. Were generations to begin at 1 again, a process that is left from an
         # earlier generation would no longer be fenced.
@@ -107,7 +107,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
     console = ConsoleFollower(run, node, open_screen(sys.stdout), _CLOCK)
     shutdown = ShutdownRequest(options.grace_s, _CLOCK)
     with ExitStack() as stack:
-        host = EndpointHost(options.local_addr or node_address(os.environ))
+        host = EndpointHost(options.local_addr or node_address(environment.variables()))
         probes = _open_probes(settings, host.address)
         stack.callback(probes.close)
         rendezvous = _rendezvous(settings, backend, min_generation, host, probes, console)
@@ -146,7 +146,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
 
 def _open_probes(settings: Settings, address: str) -> Probes:
     try:
-        return Probes(settings.node, address, settings.options.keep_alive_s / PROBES_PER_KEEP_ALIVE)
+        return Probes(settings.node, address, settings.options.keep_alive_s / PROBES_PER_KEEP_ALIVE, _CLOCK)
     except OSError as error:
         raise UsageError(
             f"expected an address of this machine that the other nodes reach, found {address!r} ({error}); correct --local-addr"

@@ -3,11 +3,10 @@
 It does not decide who takes part: that is the group's.
 """
 
-import os
-import time
 from pathlib import Path
 
 from elastic.checkpoint.catalog import committed
+from elastic.config import environment
 from elastic.config.identity import NAME
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
@@ -18,7 +17,7 @@ from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.rendezvous.backends.select import RendezvousConfig, active_nodes, wait_for
 from elastic.storage.remote import open_store
-from elastic.system.clock import Clock, SystemClock
+from elastic.system.clock import Clock, SystemClock, timestamp
 from elastic.system.untrusted import parse_number
 from elastic.uploader.fence import Mirror
 
@@ -41,7 +40,7 @@ def rendezvous_config(options: Options, run: RunDir) -> RendezvousConfig:
 
 def open_backend(config: RendezvousConfig, options: Options) -> Backend:
     """Raises UsageError when it says no, RendezvousTimeout when it does not answer within --rdzv-timeout."""
-    backend = config.open(os.environ)
+    backend = config.open(environment.variables())
     wait_for(
         backend,
         patience_s=options.rdzv_timeout_s,
@@ -69,7 +68,9 @@ def show_generation(config: RendezvousConfig, backend: Backend, mirror: Path) ->
     return Mirror(backend.shown_generation, mirror)
 
 
-def set_aside(run: RunDir, config: RendezvousConfig, backend: Backend | None, *, keep_alive_s: float) -> None:
+def set_aside(
+    run: RunDir, config: RendezvousConfig, backend: Backend | None, *, keep_alive_s: float, clock: Clock
+) -> None:
     """Rename a used run directory; nothing of it is deleted. Raises UsageError while agents are in it.
 
     backend: None for a folder, which may be a part of what is renamed.
@@ -77,15 +78,15 @@ def set_aside(run: RunDir, config: RendezvousConfig, backend: Backend | None, *,
     # An agent that said goodbye is gone, however young its last beat: exit 76 advises --fresh, which must then work at once.
     gone = {event["node"] for event in read_events(run.events) if event["event"] in GOODBYES}
     if backend is None:
-        ages_s = heartbeat_ages_s(config.endpoint, now=SystemClock().wall())
+        ages_s = heartbeat_ages_s(config.endpoint, now=clock.wall())
         active = {node for node, age_s in ages_s.items() if age_s < IN_USE_S}
     else:
-        active = set(active_nodes(backend, SystemClock(), keep_alive_s=keep_alive_s))
+        active = set(active_nodes(backend, clock, keep_alive_s=keep_alive_s))
     if active - gone:
         raise UsageError(
             f"{run.url} is in use, or was until {IN_USE_S:.0f} s ago; stop its agents before --fresh, and give --fresh to one of them only"
         )
-    suffix = time.strftime(".aside-%Y%m%d-%H%M%S")
+    suffix = f".aside-{timestamp(clock.wall())}"
     if run.local.exists():
         run.local.rename(run.local.with_name(run.local.name + suffix))
     if run.is_remote:

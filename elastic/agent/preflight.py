@@ -58,7 +58,7 @@ def check_command(options: Options) -> None:
     check_faults(options, nproc)
     run = RunDir.parse(options.run_dir)
     config = rendezvous_config(options, run)
-    config.check(os.environ)
+    config.check(environment.variables())
     if options.meets_in_objects:
         check_url(config.endpoint)
     if run.local.exists() and not run.local.is_dir():
@@ -89,7 +89,7 @@ def declared_identity(
     """
     with tempfile.TemporaryDirectory(prefix="elastic-preflight-") as folder, tempfile.TemporaryFile() as out:
         answer = Path(folder) / "run.json"
-        env = os.environ | {environment.PREFLIGHT: str(answer)}
+        env = environment.variables() | {environment.PREFLIGHT: str(answer)}
         sys.stderr.flush()
         child = start(
             ProcessStart(command=(str(recipe), *arguments), env=env, stdout=out.fileno(), stderr=_STDERR)

@@ -1,12 +1,15 @@
-"""The only door to the environment: the launcher's variables become one value, and nothing else reads them.
+"""The only door to the environment: no other module of the package reads or changes a variable.
 
-torchrun's variables say who this worker is. `ELASTIC_AGENT`, one JSON object, says what our own agent adds; without it the process runs
-under plain python or torchrun. `ELASTIC_PREFLIGHT` is set where the agent only asks what the recipe is going to do.
+torchrun's variables say who this worker is. `ELASTIC_AGENT`, one JSON object, is what our own agent
+adds; a process without it runs under plain python or torchrun. `ELASTIC_PREFLIGHT` is set where an
+agent only asks what the recipe declares. Code outside this package (torch, gloo, OpenMP, NCCL)
+reads its own variables; `variables` hands them on to the processes and clients that need them.
 """
 
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -50,24 +53,34 @@ class Launch:
     agent: AgentLink | None
     preflight: str | None  # path that the recipe's declaration is written to
     run_dir: str | None
-
-    @property
-    def is_distributed(self) -> bool:
-        return "MASTER_ADDR" in os.environ and self.preflight is None
+    is_distributed: bool
 
 
 def read() -> Launch:
     """Raises UsageError for a variable that is not what the launcher sets."""
-    link = os.environ.get(AGENT)
+    link, preflight = os.environ.get(AGENT), os.environ.get(PREFLIGHT)
     return Launch(
         rank=_number("RANK", 0),
         world_size=_number("WORLD_SIZE", 1),
         local_rank=_number("LOCAL_RANK", 0),
         local_world_size=_number("LOCAL_WORLD_SIZE", 1),
         agent=None if link is None else _agent_link(link),
-        preflight=os.environ.get(PREFLIGHT),
+        preflight=preflight,
         run_dir=os.environ.get(RUN_DIR),
+        # An agent that a launcher started passes that launcher's variables on to its preflight.
+        is_distributed="MASTER_ADDR" in os.environ and preflight is None,
     )
+
+
+def variables() -> dict[str, str]:
+    """A copy of all variables, for what has its own names for some: etcdctl, gloo, a child process."""
+    return dict(os.environ)
+
+
+def replace(by: Mapping[str, str]) -> None:
+    """Take the environment of another process, as if this one had been started with it."""
+    os.environ.clear()
+    os.environ.update(by)
 
 
 def _agent_link(text: str) -> AgentLink:

@@ -16,12 +16,12 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from elastic.rendezvous.group import Node
 from elastic.system.addresses import listen_on
+from elastic.system.clock import Clock
 from elastic.system.untrusted import decode, encode
 
 LIMIT_BYTES = 1024
@@ -51,10 +51,11 @@ class Probe:
 class Probes:
     """Sends and receives probes on a thread of its own, from construction to `close`."""
 
-    def __init__(self, node_id: str, address: str, every_s: float) -> None:
+    def __init__(self, node_id: str, address: str, every_s: float, clock: Clock) -> None:
         """Receive on a free `port` of `address`. Raises OSError."""
         self._node_id = node_id
         self._every_s = every_s
+        self._clock = clock
         self._socket = listen_on(address, kind=socket.SOCK_DGRAM)
         self.port: int = self._socket.getsockname()[1]
         self._lock = threading.Lock()
@@ -87,9 +88,9 @@ class Probes:
         self._socket.close()
 
     def _run(self) -> None:
-        due_s = time.monotonic()
+        due_s = self._clock.monotonic()
         while not self._is_over:
-            now_s = time.monotonic()
+            now_s = self._clock.monotonic()
             if now_s >= due_s:
                 self._send_all(now_s)
                 due_s = now_s + self._every_s
@@ -113,7 +114,7 @@ class Probes:
         return heard_s is not None and now_s - heard_s < MAX_MISSED_PROBES * self._every_s
 
     def _receive(self, data: bytes) -> None:
-        probe, now_s = Probe.parse(data), time.monotonic()
+        probe, now_s = Probe.parse(data), self._clock.monotonic()
         if probe is None or probe.receiver != self._node_id:
             return
         with self._lock:

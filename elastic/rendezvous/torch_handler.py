@@ -12,7 +12,6 @@ stops the workers at once, as in torchrun.
 """
 
 import contextlib
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +28,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from elastic.config import environment
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, GroupEnded, RendezvousTimeout, UsageError
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
@@ -250,7 +250,7 @@ def _from_torchrun(params: RendezvousParameters) -> RendezvousHandler:
         last_call_s=float(params.get("last_call_timeout", DEFAULT_LAST_CALL_S)),
         timeout_s=float(params.get("join_timeout", DEFAULT_JOIN_TIMEOUT_S)),
     )
-    address = params.local_addr or node_address(os.environ)
+    address = params.local_addr or node_address(environment.variables())
     host = EndpointHost(address)
     rendezvous = Rendezvous(
         DirectoryBackend(Path(params.endpoint) / quote(params.run_id, safe="")),

@@ -1,4 +1,9 @@
-"""The only door to time: decisions take `now` as an argument, and shells ask a Clock for it."""
+"""The only door to time: no other module of the package reads a clock or sleeps.
+
+Decisions take `now` as an argument. Loops take a Clock, so that a test can move it. Waiting for a
+socket, a lock or a process with a timeout is no sleep. The one exception is `faults/pause.py`, a
+script that runs without this package while the process that it paused stands still.
+"""
 
 import time
 from typing import Protocol
@@ -23,3 +28,21 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+def since_boot_s() -> float:
+    """Seconds on a clock that all processes of this machine share and that only goes forward.
+
+    It goes on while a process is stopped and while the machine sleeps.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def processor_s() -> float:
+    """Seconds of processor time that this process has used."""
+    return time.process_time()
+
+
+def timestamp(wall_s: float) -> str:
+    """Local time as 20250131-235959, for names of files."""
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(wall_s))

@@ -9,7 +9,6 @@ import inspect
 import json
 import multiprocessing
 import tempfile
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+
+from elastic.system.clock import SystemClock
 
 CALL_S = 120.0
 # Optimizers import torch._dynamo at their first step, which takes seconds; the server of the forks does it once for all.
@@ -101,10 +102,11 @@ class Ranks:
 
     def _answers(self, pipes: list[Connection]) -> list[Any]:
         found: dict[Connection, Any] = {}
-        deadline = time.monotonic() + CALL_S
+        clock = SystemClock()
+        deadline = clock.monotonic() + CALL_S
         while len(found) < len(pipes):
             missing = [pipe for pipe in pipes if pipe not in found]
-            ready = wait(missing, deadline - time.monotonic())
+            ready = wait(missing, deadline - clock.monotonic())
             assert ready, f"no answer from {len(missing)} of {len(pipes)} ranks within {CALL_S:.0f} s"
             for pipe in ready:
                 assert isinstance(pipe, Connection)

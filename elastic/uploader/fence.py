@@ -12,18 +12,17 @@ it saw last counts, and the store's exclusive commit is what finally fences.
 """
 
 import contextlib
-import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from elastic.config import environment
 from elastic.errors import StoreFailed, UsageError
 from elastic.rendezvous.backends.backend import Backend, BackendFailed, PublishesGeneration
 from elastic.rendezvous.group import Group
 from elastic.storage.store import StoreUnavailable, retrying
-from elastic.system.clock import Clock, SystemClock
+from elastic.system.clock import Clock, SystemClock, since_boot_s
 from elastic.system.files import read_regular, replace_whole
 from elastic.system.untrusted import parse_number
 
@@ -55,7 +54,7 @@ def open_fence(text: str | None) -> Fence:
             from elastic.rendezvous.backends.etcd_http import Access
 
             group, _, endpoints = where.partition(" ")
-            return ShownFence(EtcdBackend(endpoints, group, Access.from_environment(os.environ)))
+            return ShownFence(EtcdBackend(endpoints, group, Access.from_environment(environment.variables())))
         case "objects":
             from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
 
@@ -93,7 +92,7 @@ class MirrorFence:
         while True:
             number, _, written = self._text().partition(" ")
             generation = _number(number, self._path)
-            age_s = _awake_s() - _number(written, self._path) / 1e9
+            age_s = since_boot_s() - _number(written, self._path) / 1e9
             if age_s < FRESH_S or self._clock.monotonic() > deadline:
                 return generation
             self._clock.sleep(_LOOK_S)
@@ -163,12 +162,7 @@ class Mirror:
             self._write()
 
     def _write(self) -> None:
-        replace_whole(self._path, f"{self._generation} {int(_awake_s() * 1e9)}".encode(), fsync=False)
-
-
-def _awake_s() -> float:
-    """Seconds on a clock that all processes of the machine share and that nobody sets; it runs on while they are stopped or the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+        replace_whole(self._path, f"{self._generation} {int(since_boot_s() * 1e9)}".encode(), fsync=False)
 
 
 def _read(path: Path) -> str:

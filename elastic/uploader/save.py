@@ -5,7 +5,6 @@ It does not promise to return in time: a storage call that hangs holds its threa
 
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +16,7 @@ from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
 from elastic.snapshot import checksum, safetensors_header
 from elastic.snapshot.slots import SnapshotSlots
 from elastic.storage.store import Payload, Store
-from elastic.system.clock import Clock
+from elastic.system.clock import Clock, processor_s
 from elastic.uploader.fence import open_fence
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
 
@@ -57,7 +56,7 @@ class Saver:
 
     def save(self, offer: Offer, slots: SnapshotSlots) -> SaveResult:
         """slots: where the snapshot lies, with a lease that the caller holds."""
-        began_at, cpu_began_s = self._clock.monotonic(), time.process_time()
+        began_at, cpu_began_s = self._clock.monotonic(), processor_s()
         try:
             done = self._commit(offer, slots, began_at)
         except Fenced as error:
@@ -75,7 +74,7 @@ class Saver:
             is_ours=done.is_ours,
             seconds=self._clock.monotonic() - began_at,
             digest=done.record.digest,
-            cpu_s=time.process_time() - cpu_began_s,
+            cpu_s=processor_s() - cpu_began_s,
         )
 
     def _commit(self, offer: Offer, slots: SnapshotSlots, began_at: float) -> Committed:

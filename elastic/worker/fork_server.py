@@ -40,6 +40,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from elastic.config import environment
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
 from elastic.system.fork_protocol import (
     REQUEST_LIMIT_BYTES,
@@ -154,8 +155,7 @@ def become_worker(request: ForkRequest, outputs: list[int], import_output: bytes
         os.close(descriptor)
     with suppress(OSError):  # a preflight's terminal may be gone
         os.write(2, import_output)  # as if this process had done the importing
-    os.environ.clear()
-    os.environ.update(request.env)
+    environment.replace(request.env)
     reseed()
     recipe, *arguments = request.command
     run_recipe(recipe, arguments)

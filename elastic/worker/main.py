@@ -22,7 +22,6 @@ import runpy
 import signal
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -38,6 +37,7 @@ from elastic.errors import (
     PeerLost,
     UsageError,
 )
+from elastic.system.clock import SystemClock
 from elastic.system.files import replace_whole
 from elastic.system.processes import die_with_parent
 from elastic.worker.heartbeat import show_stacks_on_request
@@ -138,7 +138,7 @@ def write_error_file(agent: AgentLink | None, rank: int, error: BaseException) -
         "rank": rank,
         "message": f"{type(error).__name__}: {error}",
         "traceback": traceback_of(error),
-        "time": time.time(),
+        "time": SystemClock().wall(),
     }
     try:
         replace_whole(path, json.dumps(record).encode(), fsync=False)

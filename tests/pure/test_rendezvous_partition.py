@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from elastic.rendezvous.group import Node
 from elastic.rendezvous.partition import UnreachableReport, nodes_to_exclude
 from elastic.rendezvous.probes import Probe, Probes
+from elastic.system.clock import SystemClock
 
 ORDER = tuple("abcdef")
 reports = st.lists(
@@ -73,7 +74,7 @@ def opened():
     found = []
 
     def make(name):
-        found.append(Probes(name, "127.0.0.1", 0.01))
+        found.append(Probes(name, "127.0.0.1", 0.01, SystemClock()))
         return found[-1]
 
     yield make
@@ -107,7 +108,7 @@ def test_two_hear_each_other_and_a_path_of_one_direction_is_none(opened):
 def test_who_is_heard_again_is_told_before_that_counts_and_not_at_the_next_regular_call():
     """Regular calls are an hour apart: a node takes its report back with its own count, and by then the other one must know."""
     with (
-        contextlib.closing(Probes("a", "127.0.0.1", 3600.0)) as calls,
+        contextlib.closing(Probes("a", "127.0.0.1", 3600.0, SystemClock())) as calls,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
     ):
         other.bind(("127.0.0.1", 0))
@@ -125,7 +126,7 @@ def test_who_is_heard_again_is_told_before_that_counts_and_not_at_the_next_regul
 @pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1"])
 def test_whoever_calls_once_an_hour_ends_at_once(address):
     """An address of its own, and one that is not, behind which it listens on all."""
-    Probes("a", address, 3600.0).close()
+    Probes("a", address, 3600.0, SystemClock()).close()
 
 
 def test_garbage_and_lies_do_not_end_the_calls(opened):

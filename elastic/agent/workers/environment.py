@@ -6,7 +6,7 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
 from elastic.agent.settings import Settings
 from elastic.agent.workers.node_workers import WorkerStart
-from elastic.config.environment import AgentLink
+from elastic.config.environment import AgentLink, variables
 
 
 def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
@@ -40,7 +40,7 @@ def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
             rank=worker.global_rank,
             local_rank=worker.local_rank,
             command=(options.recipe, *options.recipe_args),
-            env=os.environ | launcher_variables(worker_group, worker, generation) | link.to_env(),
+            env=variables() | launcher_variables(worker_group, worker, generation) | link.to_env(),
             log=settings.run.log(generation=generation, rank=worker.global_rank),
         )
         for worker in worker_group.workers
@@ -66,5 +66,5 @@ def launcher_variables(worker_group: WorkerGroup, worker: Worker, generation: in
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
         "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": variables().get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }

@@ -22,6 +22,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # public by
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.tcp_store_client import TcpStoreClient, is_own_address
 from elastic.system.addresses import split_endpoint
+from elastic.system.clock import SystemClock
 from elastic.system.untrusted import parse_json, parse_number
 
 DEFAULT_PORT = 29400  # torchrun's
@@ -72,7 +73,7 @@ class TcpStoreBackend:
         """`endpoint`: `HOST[:PORT]`; `group`: any text, the name under which nodes meet. Raises UsageError for what is no address."""
         host, port = split_endpoint(endpoint, DEFAULT_PORT)
         host = host.strip("[]")
-        self._client = TcpStoreClient(host, port, may_host=is_own_address(host))
+        self._client = TcpStoreClient(host, port, may_host=is_own_address(host), clock=SystemClock())
         self._prefix = f"elastic/{quote(group, safe='')}/"
         self._lock = threading.Lock()
         self._seen: StoredValue | None = None

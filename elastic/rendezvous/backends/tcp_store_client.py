@@ -10,7 +10,6 @@ import os
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # public by
 
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.system.addresses import listen_on
+from elastic.system.clock import Clock
 
 CONNECT_S = 0.5
 ANSWER_S = 1.0
@@ -31,11 +31,12 @@ _TIMEVAL = struct.Struct("@ll")  # seconds and microseconds, as the kernel takes
 class TcpStoreClient:
     """One connection at a time, for one caller at a time; others wait for their turn."""
 
-    def __init__(self, host: str, port: int, *, may_host: bool) -> None:
+    def __init__(self, host: str, port: int, *, may_host: bool, clock: Clock) -> None:
         """may_host: whether this process serves the store if nobody else on this machine does; it then does so to its end."""
         self._host = host
         self._port = port
         self._may_host = may_host
+        self._clock = clock
         self._lock = threading.RLock()
         self._server: TCPStore | None = None
         self._client: TCPStore | None = None
@@ -68,7 +69,7 @@ class TcpStoreClient:
     def _connected(self, what: str) -> TCPStore:
         if self._client is not None:
             return self._client
-        if self._failed is not None and time.monotonic() - self._failed[0] < RETRY_S:
+        if self._failed is not None and self._clock.monotonic() - self._failed[0] < RETRY_S:
             # Polls come many times a second, and each would wait for the host.
             raise self._failure(what, self._failed[1], is_new=False)
         if self._may_host and self._server is None:
@@ -83,7 +84,7 @@ class TcpStoreClient:
 
     def _failure(self, what: str, reason: str, *, is_new: bool = True) -> BackendFailed:
         if is_new:
-            self._failed = time.monotonic(), reason
+            self._failed = self._clock.monotonic(), reason
         return BackendFailed(
             f"could not {what}: the store at {self._host}:{self._port} should answer within {ANSWER_S:g} s, but did not ({reason});"
             f" does the agent on that host run? This one goes on by itself when it is back"

@@ -1,0 +1,81 @@
+"""Time and environment are each read in one module: a value that comes from elsewhere is an argument."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import elastic
+
+LIBRARY = Path(elastic.__file__).parent
+MODULES = sorted(str(path.relative_to(LIBRARY)) for path in LIBRARY.rglob("*.py"))
+# pause.py is a script of the standard library alone: it wakes a process while the package stands still.
+MAY_READ_TIME = {"system/clock.py", "faults/pause.py"}
+MAY_READ_ENVIRONMENT = {"config/environment.py"}
+TIME = {"now", "utcnow", "today"}
+ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv", "expandvars", "expanduser"}
+
+
+def reads_time(tree: ast.AST) -> list[str]:
+    """Imports of `time`, and what tells the time without it: datetime.now() and its like."""
+    found = [name for name in imported(tree) if name.split(".")[0] == "time"]
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="datetime" | "date"), attr=name)) if (
+                name in TIME
+            ):
+                found.append(name)
+            case ast.Call(func=ast.Attribute(attr="times" as name, value=ast.Name(id="os"))):
+                found.append(name)
+            case _:
+                pass
+    return found
+
+
+def reads_environment(tree: ast.AST) -> list[str]:
+    found = [name for name in imported(tree) if name.split(".")[-1] in ENVIRONMENT]
+    return found + [
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT
+    ]
+
+
+def imported(tree: ast.AST) -> list[str]:
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [each.name for each in node.names]
+        if isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{each.name}" for each in node.names]
+    return found
+
+
+def test_only_the_clock_reads_time_or_sleeps():
+    """Looks at every module; the pause of a fault is the one exception."""
+    assert {name for name in MODULES if reads_time(parsed(name))} == MAY_READ_TIME
+
+
+def test_only_one_module_reads_or_changes_the_environment():
+    """Looks at every module."""
+    assert {name for name in MODULES if reads_environment(parsed(name))} == MAY_READ_ENVIRONMENT
+
+
+def parsed(name: str) -> ast.AST:
+    return ast.parse((LIBRARY / name).read_text())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import time", "from time import sleep as rest", "datetime.now()", "x = date.today()", "os.times()"],
+)
+def test_the_search_finds_a_module_that_reads_time(text):
+    """Each line would make a decision depend on when it is taken."""
+    assert reads_time(ast.parse(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["os.environ['X']", "import os\nos.getenv('X')", "from os import environ as e", "path.expanduser()"],
+)
+def test_the_search_finds_a_module_that_reads_the_environment(text):
+    """HOME among it: expanduser reads it."""
+    assert reads_environment(ast.parse(text))
