@@ -65,7 +65,7 @@ class FinalCheckpoint:
         others: other nodes go on with the same state, and commit it while they train; a part of the time is theirs. `is_cancelled` ends the waiting at once.
         """
         newest = self._memory.newest
-        step = 0 if newest is None else int(newest.about["step"])
+        step = 0 if newest is None else newest.info.step
         now = self._clock.monotonic()
         theirs_until = (now + deadline) / 2 if others else now
         while (

@@ -1,8 +1,9 @@
-"""Shards of samples in step order, from any step on; a sample's augmentation draws from its own stream.
+"""A shard's samples depend on seed, epoch and step: not on loading processes, world size or resumes.
 
-`dataset[i]` runs with torch's, Python's and NumPy's global generators keyed by (seed, epoch, i), in this process or in a data-loading process
-alike, so that neither the number of loading processes nor the world size is seen in the data. A dataset that keeps generators of its own is
-outside of this promise. Tensors in memory (TensorDataset) draw nothing and are indexed whole.
+`dataset[i]` runs with torch's, Python's and NumPy's global generators keyed by (seed, epoch, i), in this
+process or in a data-loading process alike. Tensors in memory (TensorDataset) draw nothing and are indexed
+whole. It does not reach generators that a dataset keeps for itself: their draws depend on what was loaded
+before.
 """
 
 import atexit
@@ -10,6 +11,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -30,93 +32,122 @@ class Batch:
     epoch: int
     shard: int
     seed: int
-    drawn: int = 0
+    drawn: int = 0  # numbers that `uniform` has given per sample
 
     def __iter__(self) -> Iterator[Any]:
         """x, y = batch unpacks the data."""
         return iter(self.data)
 
     def uniform(self, count: int) -> Tensor:
-        """float32 [n, count] in [0, 1), in host memory: the next draws of each sample's own stream, keyed by (seed, epoch, sample)."""
+        """float32 [n, count] in [0, 1), in host memory: the next draws of each sample's own stream.
+
+        The stream is keyed by (seed, epoch, sample), so a sample has the same numbers in any batch.
+        """
         words = uniform(key(self.seed, "batch", self.epoch), self.indices.numpy(), self.drawn, count)
         self.drawn += count
         return torch.from_numpy(words)
 
 
-class Keyed(Dataset[Any]):
-    """A map-style dataset whose samples are drawn under their own streams; asked by (epoch, sample)."""
+class KeyedDataset(Dataset[Any]):
+    """A map-style dataset, indexed by (epoch, sample), that loads each sample under its own stream."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset = dataset
         self._seed = seed
 
-    def __getitem__(self, place: tuple[int, int]) -> Any:
-        epoch, sample = place
+    def __getitem__(self, index: tuple[int, int]) -> Any:
+        epoch, sample = index
         random_streams.enter(self._seed, "sample", epoch, sample)
         return self._dataset[sample]
 
 
-def _outlive_requests(_number: int) -> None:
-    """A request to stop that a scheduler sends to every process is the trainer's business: the step under way still needs its data."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """Loads the shards of one rank.
+
+    workers: data-loading processes, 0 to load in this one. collate: list of samples → batch.
+    """
+
+    dataset: Any
+    order: Order
+    device: torch.device
+    workers: int = 0
+    collate: Callable[[list[Any]], Any] = default_collate
+
+    def steps(self, shards: range, first_step: int) -> Iterator[list[Batch]]:
+        """The batches of `shards`, in order, for each step from `first_step` to the last."""
+        batches = self._batches(shards, first_step)
+        while batch := list(islice(batches, len(shards))):
+            yield batch
+
+    def _batches(self, shards: range, first_step: int) -> Iterator[Batch]:
+        slices = self._slices(shards, first_step)
+        if isinstance(self.dataset, TensorDataset):
+            for epoch, shard, indices in slices:
+                data = tuple(tensor[indices] for tensor in self.dataset.tensors)
+                yield self._batch(data, epoch, shard, indices)
+            return
+        keyed = KeyedDataset(self.dataset, self.order.seed)
+        if self.workers == 0:
+            for epoch, shard, indices in slices:
+                data = self.collate([keyed[epoch, i] for i in indices.tolist()])
+                yield self._batch(data, epoch, shard, indices)
+            return
+        requests = (
+            [(epoch, i) for i in indices.tolist()] for epoch, _, indices in self._slices(shards, first_step)
+        )
+        # Registered after multiprocessing's own handler, so it runs before that one, which would send
+        # SIGTERM to the data-loading processes, which ignore it, and wait for them forever.
+        atexit.register(_kill_loading_processes)
+        loader = DataLoader(
+            keyed,
+            batch_sampler=requests,
+            num_workers=self.workers,
+            collate_fn=self.collate,
+            worker_init_fn=_ignore_stop_signals,
+        )
+        for (epoch, shard, indices), data in zip(slices, loader, strict=True):
+            yield self._batch(data, epoch, shard, indices)
+
+    def _slices(self, shards: range, first_step: int) -> Iterator[tuple[int, int, Tensor]]:
+        """(epoch, shard, int64 [n] samples) of each batch."""
+        permutation, of_epoch = None, -1
+        for step in range(first_step, self.order.steps + 1):
+            epoch, batch_in_epoch = self.order.position(step)
+            if permutation is None or epoch != of_epoch:
+                permutation, of_epoch = self.order.permutation(epoch), epoch
+            batch = self.order.batch(permutation, batch_in_epoch)
+            for shard in shards:
+                yield epoch, shard, torch.from_numpy(self.order.shard(batch, shard))
+
+    def _batch(self, data: Any, epoch: int, shard: int, indices: Tensor) -> Batch:
+        moved = to_device(data, self.device)
+        return Batch(data=moved, indices=indices, epoch=epoch, shard=shard, seed=self.order.seed)
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """The value with all tensors in its tuples, lists and dicts on `device`; the rest stays as it is."""
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(to_device(item, device) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(to_device(item, device) for item in value)
+    if isinstance(value, dict):
+        return {name: to_device(item, device) for name, item in value.items()}
+    return value
+
+
+def _ignore_stop_signals(_number: int) -> None:
+    """In a data-loading process: a scheduler may signal every process of a job to ask for a stop.
+
+    The trainer handles that request, and the step under way still needs its data.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _end_loaders() -> None:
+def _kill_loading_processes() -> None:
     for process in multiprocessing.active_children():
         if process.daemon:
             process.kill()
-
-
-class Loader:
-    """Loads the shards of one rank."""
-
-    def __init__(
-        self, dataset: Any, order: Order, *, workers: int, collate: Callable[[list[Any]], Any] | None
-    ) -> None:
-        self._dataset = dataset
-        self._order = order
-        self._workers = workers
-        self._collate = collate or default_collate
-
-    def load(self, shards: range, first_step: int) -> Iterator[Batch]:
-        """Batches in step order, within a step in shard order, from `first_step` to the last."""
-        places = self._places(shards, first_step)
-        if isinstance(self._dataset, TensorDataset):
-            for epoch, shard, indices in places:
-                data = tuple(tensor[indices] for tensor in self._dataset.tensors)
-                yield self._batch(data, epoch, shard, indices)
-            return
-        keyed = Keyed(self._dataset, self._order.seed)
-        if self._workers == 0:
-            for epoch, shard, indices in places:
-                data = self._collate([keyed[epoch, i] for i in indices.tolist()])
-                yield self._batch(data, epoch, shard, indices)
-            return
-        asked = (
-            [(epoch, i) for i in indices.tolist()] for epoch, _, indices in self._places(shards, first_step)
-        )
-        # Registered after multiprocessing's own, so it runs before that asks the processes, by SIGTERM, and waits for them.
-        atexit.register(_end_loaders)
-        loader = DataLoader(
-            keyed,
-            batch_sampler=asked,
-            num_workers=self._workers,
-            collate_fn=self._collate,
-            worker_init_fn=_outlive_requests,
-        )
-        for (epoch, shard, indices), data in zip(places, loader, strict=True):
-            yield self._batch(data, epoch, shard, indices)
-
-    def _places(self, shards: range, first_step: int) -> Iterator[tuple[int, int, Tensor]]:
-        permutation, of_epoch = None, -1
-        for step in range(first_step, self._order.steps + 1):
-            epoch, place = self._order.place(step)
-            if permutation is None or epoch != of_epoch:
-                permutation, of_epoch = self._order.permutation(epoch), epoch
-            batch = self._order.batch(permutation, place)
-            for shard in shards:
-                yield epoch, shard, torch.from_numpy(self._order.shard(batch, shard))
-
-    def _batch(self, data: Any, epoch: int, shard: int, indices: Tensor) -> Batch:
-        return Batch(data=data, indices=indices, epoch=epoch, shard=shard, seed=self._order.seed)

@@ -1,8 +1,10 @@
-"""Which samples are trained at which step is a pure function of (seed, epoch, step): no world size, no history, no cursor to save.
+"""Which samples a step trains is a pure function of (seed, epoch, step).
 
-Each epoch is one permutation of all samples, cut into global batches. The tail that does not fill a batch is left out (`drop`: up to
-B - 1 samples of each epoch are not trained, other ones each time) or filled up from the start of the same permutation (`pad`: up to B - 1
-samples are trained twice). Every other sample is trained exactly once per epoch.
+No world size, no history and no cursor enter it, so nothing of it needs saving. Each epoch is one
+permutation of all samples, cut into global batches. The tail that does not fill a batch is left out
+(`drop`: up to B - 1 samples of each epoch are not trained, other ones in each epoch) or filled up from the
+start of the same permutation (`pad`: up to B - 1 samples are trained twice). Every other sample is trained
+exactly once per epoch.
 """
 
 from dataclasses import dataclass
@@ -35,21 +37,25 @@ class Order:
 
     @property
     def steps(self) -> int:
+        """Of the whole run."""
         return self.epochs * self.steps_per_epoch
 
-    def place(self, step: int) -> tuple[int, int]:
+    def position(self, step: int) -> tuple[int, int]:
         """(epoch, batch within it), both from 0, of a step counted from 1."""
         assert 1 <= step <= self.steps
         return divmod(step - 1, self.steps_per_epoch)
 
     def permutation(self, epoch: int) -> NDArray[np.int64]:
-        """int64 [samples]. Sorting by keyed hashes, ties by index: the same on every version of every library."""
+        """int64 [samples]: the samples in the order of their keyed hashes, ties by index.
+
+        A shuffle by a library's generator would change with the library's version; this one does not.
+        """
         words = bits(key(self.seed, "order", epoch), np.arange(self.samples, dtype=np.uint64))
         return np.argsort(words, kind="stable").astype(np.int64)
 
-    def batch(self, permutation: NDArray[np.int64], place_in_epoch: int) -> NDArray[np.int64]:
+    def batch(self, permutation: NDArray[np.int64], batch_in_epoch: int) -> NDArray[np.int64]:
         """int64 [global_batch]: the samples of one step, from its epoch's permutation."""
-        positions = np.arange(place_in_epoch * self.global_batch, (place_in_epoch + 1) * self.global_batch)
+        positions = np.arange(batch_in_epoch * self.global_batch, (batch_in_epoch + 1) * self.global_batch)
         return permutation[positions % self.samples]
 
     def shard(self, batch: NDArray[np.int64], shard: int) -> NDArray[np.int64]:

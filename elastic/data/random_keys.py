@@ -1,6 +1,7 @@
-"""A key is a pure function of what it is for: the same words and numbers give the same 64 bits on every machine and version.
+"""A key is a pure function of its purpose: the same words and numbers give the same 64 bits everywhere.
 
-The mixing is SplitMix64's finaliser (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014), chained over the parts.
+It depends on no machine and on no version of any library. The mixing is SplitMix64's finaliser (Steele,
+Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014), chained over the parts.
 It does not promise anything cryptographic.
 """
 
@@ -14,13 +15,17 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix(value: int) -> int:
+    """SplitMix64's finaliser: a bijection of 64-bit numbers."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & MASK
     return value ^ (value >> 31)
 
 
 def key(*parts: int | str) -> int:
-    """64 bits for a purpose, such as (seed, "order", epoch). Order and number of parts matter."""
+    """64 bits for a purpose, such as (seed, "order", epoch). Order and number of parts matter.
+
+    Words enter by their sha256, numbers modulo 2**64.
+    """
     state = 0
     for part in parts:
         number = (
@@ -43,8 +48,11 @@ def bits(base: NDArray[np.uint64] | int, counters: NDArray[np.uint64]) -> NDArra
 
 
 def uniform(base: int, samples: NDArray[np.int64], first_draw: int, count: int) -> NDArray[np.float32]:
-    """float32 [len(samples), count] in [0, 1): draws first_draw.. of each sample's own stream under `base`."""
+    """float32 [len(samples), count] in [0, 1), from each sample's own stream under the key `base`.
+
+    first_draw: how many numbers of each stream were drawn before.
+    """
     streams = bits(base, samples.astype(np.uint64))[:, None]
     words = bits(streams, np.arange(first_draw, first_draw + count, dtype=np.uint64)[None, :])
-    # 24 bits are what a float32 holds exactly, so that no value rounds up to 1.
+    # A float32 holds 24 bits exactly; with more a value could round up to 1.
     return (words >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)

@@ -1,10 +1,21 @@
 """Every rank gets the root of the tree sum, bit for bit the same at every world size.
 
-Where each rank holds exactly one subtree of equal size (world size a power of two that divides the shards evenly) partners exchange halves,
-neighbours first, so that the levels of the exchange are the levels of the tree; otherwise each rank finishes the tree for
-its own chunk. Both move 2·(W-1)/W of the vector per rank and block. A world of two is one plain all-reduce: a sum of two is exact in either order.
+There are three ways, and each performs exactly the additions of the tree (tree.py):
 
-It does not promise to survive the death of a peer: that raises PeerLost, and the agent starts a new generation.
+- A world of two, each rank with one block of equal size: one plain all-reduce. A sum of two numbers is
+  the same in either order, whatever algorithm the library takes.
+- A power-of-two world in which each rank holds one block of equal size: recursive halving and doubling
+  (Rabenseifner 2004; Thakur et al. 2005). Neighbours swap halves first, so the levels of the exchange
+  are the levels of the tree.
+- Any other world: each rank receives its chunk of every block (all-to-all), folds the tree for that
+  chunk, and all gather the finished chunks.
+
+The library's own all-reduce is not used for more than two ranks: the order in which it adds depends on
+the world size, the algorithm and the vector's length. Each way moves 2·(W-1)/W of the vector per rank
+and block, as a ring all-reduce does.
+
+It does not promise to survive the death of a peer: that raises PeerLost, and the agent starts a new
+generation.
 """
 
 from collections.abc import Iterator
@@ -15,12 +26,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from elastic.errors import PeerLost
-from elastic.reduce.tree import Block, blocks, fold, span
+from elastic.reduce.tree import Block, Stack, blocks, fold, span
 
 
 @contextmanager
 def peers_may_die(what: str) -> Iterator[None]:
-    """Collectives report a dead peer as RuntimeError; this turns it into the error that says who is to blame."""
+    """Turns a collective's RuntimeError, which is how torch reports a dead peer, into PeerLost."""
     try:
         yield
     except RuntimeError as error:
@@ -42,16 +53,32 @@ class Exchange:
         self._halves = one_each and len(sizes) == 1 and world_size & (world_size - 1) == 0
         self._is_gloo = world_size > 1 and dist.get_backend(group) == "gloo"
 
+    def sum_leaves(self, of_leaf: dict[int, Tensor], what: str) -> Tensor:
+        """The tree sum of one tensor per own leaf, in leaf order: of the same shape, on every rank.
+
+        All tensors have one shape, dtype and device; they are overwritten. `what` names the sum in an
+        error. Raises PeerLost when another rank is gone.
+        """
+        stack: Stack[Tensor] = Stack(Tensor.add_)
+        for leaf, value in of_leaf.items():
+            stack.push(Block(leaf, 1), value.reshape(-1))
+        total = self.sum(stack.parts, what)
+        if self.world_size > 1 and total.device.type == "cuda":
+            # nccl only queues the sum. Without this wait the host would stop for other ranks later,
+            # in the middle of the recipe's code, where the agent takes a long stop for a hang.
+            torch.cuda.current_stream(total.device).synchronize()
+        return total.view(next(iter(of_leaf.values())).shape)
+
     def sum(self, parts: dict[Block, Tensor], what: str) -> Tensor:
-        """The root of the tree over all ranks' parts.
+        """The root of the tree over all ranks' parts: a vector, on the parts' device.
 
         parts: one contiguous vector per own block, all of one length and dtype; they are overwritten.
-        Raises PeerLost when another rank is gone.
+        `what` names the sum in an error. Raises PeerLost when another rank is gone.
         """
         if self.world_size == 1:
             return fold(parts, self.shards, Tensor.add_)
         device = next(iter(parts.values())).device
-        if self._is_gloo and device.type != "cpu":  # gloo sends from host memory
+        if self._is_gloo and device.type != "cpu":  # gloo sends from and receives into host memory
             parts = {block: part.cpu() for block, part in parts.items()}
         with peers_may_die(what):
             total = self._sum(parts)
@@ -67,7 +94,14 @@ class Exchange:
         return self._by_halves(vector)
 
     def _by_halves(self, vector: Tensor) -> Tensor:
-        """Recursive halving, then doubling; chunks of a length that world_size does not divide are padded with zeros."""
+        """Recursive halving, then doubling, over a vector that is padded with zeros to W equal chunks.
+
+        At distance d a rank swaps with the rank whose number differs in bit d: it sends the half that
+        the partner keeps and adds the half that it keeps itself. After log2(W) rounds each rank holds
+        one finished chunk. The same path backwards gathers the chunks.
+        For its half each partner adds the same two subtrees, one as left + right and the other as
+        right + left, which gives the same bits.
+        """
         length = vector.numel()
         padded = torch.nn.functional.pad(vector, (0, -length % self.world_size))
         low, high = 0, padded.numel()
@@ -97,7 +131,11 @@ class Exchange:
             work.wait()
 
     def _by_chunks(self, parts: dict[Block, Tensor]) -> Tensor:
-        """Each rank receives its chunk of every block of every rank, finishes the tree for it, and all gather the chunks."""
+        """Each rank receives its chunk of all blocks, folds the tree for that chunk, and all gather.
+
+        The vector is cut into W chunks of equal length, the last one padded with zeros. Padding costs
+        no bits: zeros are added to zeros and cut off at the end.
+        """
         mine = self._blocks[self.rank]
         length = parts[mine[0]].numel()
         chunk = -(-length // self.world_size)

@@ -1,9 +1,17 @@
-"""Gradients of all shards, summed in the fixed tree, land in `.grad` of every rank bit for bit the same; overlapped with the last backward.
+"""`.grad` of every rank holds the tree sum of all shards' gradients, bit for bit the same on each rank.
 
-Each bucket is one flat vector per dtype and device. A shard's gradients are copied into it as they come, and `.grad` then points there, so that
-autograd itself adds up aligned pairs of shards (the tree's first level). Buckets follow the parameters backwards, because that is the order in which
-backward finishes them; they are exchanged in that one order on every rank, by one thread, while backward goes on.
-A parameter that no shard on any rank used keeps `.grad = None`, as in plain PyTorch.
+Parameters are grouped into buckets, as in DistributedDataParallel: each bucket is one flat vector of one
+dtype on one device. A shard's gradients are copied into the vector as autograd produces them, and `.grad`
+then points into it, so that autograd itself adds the second shard of an aligned pair (the first level of
+the tree, see tree.py). During the backward of the last shard, each bucket that is complete goes to the
+other ranks at once, while backward computes the gradients of the next bucket.
+
+Buckets follow the parameters in reverse order, because backward finishes the last layers first. They are
+exchanged in that one order on every rank, by one thread: two ranks that start collectives in different
+orders wait for each other forever.
+
+A parameter that no shard on any rank used keeps `.grad = None`, as in plain PyTorch. A zero instead would
+let weight decay and momentum change it.
 """
 
 from collections.abc import Iterable
@@ -30,8 +38,8 @@ class Bucket:
         self._views: dict[nn.Parameter, Tensor] = {}
         self.stack: Stack[Tensor] = Stack(self._add)
 
-    def begin(self) -> None:
-        """Take a vector for the next shards' gradients, and let autograd put the first of them wherever it likes."""
+    def begin_pair(self) -> None:
+        """Take a vector for the next pair of shards. `.grad = None` until a gradient comes."""
         self._flat = (
             self._free.pop()
             if self._free
@@ -41,37 +49,38 @@ class Bucket:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def keep(self, parameter: nn.Parameter) -> None:
-        """After autograd gave `parameter` a gradient: have it in the vector."""
+    def collect(self, parameter: nn.Parameter) -> None:
+        """Move the gradient that autograd just gave `parameter` into the vector.
+
+        Only the first shard of a pair needs the copy: autograd puts its gradient wherever it likes,
+        and from then on adds to `.grad` in place, which is the vector. One copy is cheaper than
+        zeroing the vector beforehand and adding to it.
+        """
         view = self._views[parameter]
         if parameter.grad is not view:
-            # One copy is cheaper than zeros to begin with and an addition.
             assert parameter.grad is not None
             view.copy_(parameter.grad)
             parameter.grad = view
 
-    def fill(self) -> None:
-        """After a shard's backward: what it gave no gradient counts as zero."""
+    def fill_missing(self) -> None:
+        """After a shard's backward: a parameter without a gradient counts as zero."""
         for parameter, view in self._views.items():
             if parameter.grad is not view:
                 parameter.grad = view.zero_()
 
-    def point(self, flat: Tensor) -> None:
+    def point_grads(self, flat: Tensor) -> None:
+        """Let each `.grad` be a view of `flat` [length]."""
         for parameter, view in zip(self.parameters, self._cut(flat), strict=True):
             parameter.grad = view
 
-    def _cut(self, flat: Tensor) -> list[Tensor]:
-        parts = torch.split(flat, [p.numel() for p in self.parameters])
-        return [part.view_as(p) for part, p in zip(parts, self.parameters, strict=True)]
-
-    def end(self, block: Block) -> None:
-        """What `.grad` holds is the sum of this block's shards."""
+    def end_pair(self, block: Block) -> None:
+        """The vector holds the sum of this block's shards: hand it to the stack."""
         assert self._flat is not None
         self.stack.push(block, self._flat)
         self._flat = None
 
-    def reset(self) -> None:
-        """The vectors of the last step may be used again: whoever wants its gradients has them no longer."""
+    def recycle(self) -> None:
+        """Take back the vectors of the last step. Its gradients, views of them, are not needed any more."""
         self._free += self.stack.parts.values()
         self.stack = Stack(self._add)
 
@@ -80,110 +89,128 @@ class Bucket:
         self._free.append(right)
         return left
 
+    def _cut(self, flat: Tensor) -> list[Tensor]:
+        parts = torch.split(flat, [p.numel() for p in self.parameters])
+        return [part.view_as(p) for part, p in zip(parts, self.parameters, strict=True)]
+
 
 class Gradients:
-    """The gradients of one training step of `parameters` (those that require grad)."""
+    """The gradients of `parameters` (those that require grad), from one training step to the next.
+
+    Call, in each step: `begin_step`; around each own shard's backward `before_backward` and
+    `after_backward`, shards in order; `wait` for the sums; `assign` them to `.grad`.
+    """
 
     def __init__(self, parameters: Iterable[nn.Parameter], exchange: Exchange) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self._exchange = exchange
-        self._groups = pairs(exchange.leaves)
+        self._pairs = pairs(exchange.leaves)
         self._buckets = _buckets(self.parameters)
         self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket.parameters}
         self._missing = [0] * len(self._buckets)
         self._next = 0
         self._is_last = False
-        self._is_open = False  # between `before` and `after`; other backwards are not ours
+        self._is_open = False  # inside a shard's backward; a backward of the recipe's own is not ours
         self._used: set[nn.Parameter] = set()
         self._sums: list[Future[Tensor] | Tensor] = []
-        # A thread of its own, one: collectives must start in the same order on every rank.
+        # One thread: collectives must start in the same order on every rank.
         self._thread = ThreadPoolExecutor(1, "exchange") if exchange.world_size > 1 else None
         hook = self._accumulated
         self._hooks = [p.register_post_accumulate_grad_hook(hook) for p in self.parameters]  # type: ignore[no-untyped-call]
 
-    def begin(self) -> None:
-        """Before the first backward of a step."""
+    def begin_step(self) -> None:
+        """Before the first backward of a step; `.grad` of the step before becomes invalid."""
         for bucket in self._buckets:
-            bucket.reset()
+            bucket.recycle()
         self._used.clear()
         self._sums = []
         self._next = 0
         self._is_last = False
 
-    def before(self, leaf: int) -> None:
+    def before_backward(self, leaf: int) -> None:
         """Before the backward of one own shard; shards come in order."""
-        group = self._group(leaf)
-        if leaf == group.start:
+        if leaf == self._pair_of(leaf).start:
             for bucket in self._buckets:
-                bucket.begin()
+                bucket.begin_pair()
         self._is_open = True
         if leaf == self._exchange.leaves[-1]:
             self._missing = [len(bucket.parameters) for bucket in self._buckets]
             self._is_last = True
 
-    def after(self, leaf: int) -> None:
-        """After the backward of one own shard. After the last one, what is not under way yet is sent."""
-        group = self._group(leaf)
+    def after_backward(self, leaf: int) -> None:
+        """After the backward of one own shard. After the last one, send the buckets that still wait.
+
+        A bucket still waits when it, or one before it, has a parameter that the last shard did not use.
+        """
         self._is_open = False
         if leaf == self._exchange.leaves[-1]:
             self._is_last = False
             while self._next < len(self._buckets):
                 self._send()
             return
+        pair = self._pair_of(leaf)
         for bucket in self._buckets:
-            bucket.fill()
-            if leaf == group[-1]:
-                bucket.end(Block(group.start, len(group)))
+            bucket.fill_missing()
+            if leaf == pair[-1]:
+                bucket.end_pair(Block(pair.start, len(pair)))
 
     def used(self) -> Tensor:
-        """float64 [parameters]: 1 where this rank's shards gave a gradient."""
+        """float64 [parameters]: 1 where this rank's shards gave a gradient, else 0."""
         return torch.tensor([p in self._used for p in self.parameters], dtype=torch.float64)
 
     def wait(self) -> list[Tensor]:
-        """The flat sums, once all are there; for norms over all gradients. Raises PeerLost when another rank is gone."""
+        """The summed flat vector of each bucket, once all are there.
+
+        Raises PeerLost when another rank is gone.
+        """
         return [pending.result() if isinstance(pending, Future) else pending for pending in self._sums]
 
-    def place(self, flats: list[Tensor], used: Tensor) -> None:
-        """Put the sums into `.grad`; `used`, [parameters], is above 0 where any rank gave a gradient."""
+    def assign(self, flats: list[Tensor], used: Tensor) -> None:
+        """Put the sums into `.grad`.
+
+        used: [parameters], the sum of all ranks' `used()`; where it is 0, `.grad` becomes None.
+        """
         for bucket, flat in zip(self._buckets, flats, strict=True):
-            bucket.point(flat)
+            bucket.point_grads(flat)
         for parameter, count in zip(self.parameters, used.tolist(), strict=True):
             if count == 0:
                 parameter.grad = None
 
     def close(self) -> None:
+        """Remove the hooks: a recipe may train something else with these parameters after the run."""
         for hook in self._hooks:
             hook.remove()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _group(self, leaf: int) -> range:
-        return next(group for group in self._groups if leaf in group)
+    def _pair_of(self, leaf: int) -> range:
+        return next(pair for pair in self._pairs if leaf in pair)
 
     def _accumulated(self, parameter: nn.Parameter) -> None:
+        """Autograd's hook: `parameter.grad` holds this shard's gradient, or the pair's sum."""
         if not self._is_open:
             return
         self._used.add(parameter)
-        place = self._bucket_of[parameter]
-        self._buckets[place].keep(parameter)
+        index = self._bucket_of[parameter]
+        self._buckets[index].collect(parameter)
         if not self._is_last:
             return
-        self._missing[place] -= 1
+        self._missing[index] -= 1
+        # Send in bucket order only: a bucket that is complete early waits for those before it.
         while self._next < len(self._buckets) and self._missing[self._next] == 0:
             self._send()
 
     def _send(self) -> None:
         bucket = self._buckets[self._next]
         self._next += 1
-        group = self._groups[-1]
-        bucket.fill()
-        bucket.end(Block(group.start, len(group)))
+        pair = self._pairs[-1]
+        bucket.fill_missing()
+        bucket.end_pair(Block(pair.start, len(pair)))
+        arguments = bucket.stack.parts, "the sum of gradients"
         if self._thread is None:
-            self._sums.append(self._exchange.sum(bucket.stack.parts, "the sum of gradients"))
+            self._sums.append(self._exchange.sum(*arguments))
         else:
-            self._sums.append(
-                self._thread.submit(self._exchange.sum, bucket.stack.parts, "the sum of gradients")
-            )
+            self._sums.append(self._thread.submit(self._exchange.sum, *arguments))
 
 
 def _buckets(parameters: list[nn.Parameter]) -> list[Bucket]:

@@ -1,9 +1,20 @@
-"""A sum over S leaves is one fixed binary tree of additions, whoever holds which leaves.
+"""A sum over S leaves is one fixed binary tree of additions, whichever rank holds which leaves.
 
-The tree is the perfect binary tree over the next power of two; a node whose right half has no leaves passes its left half through.
-A rank holds a contiguous span of leaves, adds up the maximal aligned subtrees (blocks) inside it, and the blocks of all ranks fold
-to the root. Addition of two IEEE numbers commutes, so the value depends on the tree alone: bit for bit the same for every grouping.
-It does not promise that the sum is more accurate than another order; only that it is always the same one.
+The tree is the perfect binary tree over the next power of two. A node whose right half has no leaves
+passes its left half through. A rank holds a contiguous span of leaves, adds up the maximal aligned
+subtrees (blocks) inside it, and the blocks of all ranks fold to the root. Addition of two IEEE 754
+numbers commutes but does not associate, so the value depends on the tree alone: bit for bit the same
+for every grouping of leaves into ranks.
+
+Numbers of different shards are added in five places and nowhere else: autograd adds an aligned pair
+in `.grad` (gradients.py), `Stack` adds the blocks of one rank, `Exchange` adds the blocks of all
+ranks (by recursive halving, by chunks, or by one all-reduce of two; exchange.py), the step's second
+sum sends the losses and the buffers through the same two (train/step.py, train/buffers.py), and the
+gradients of a penalty, which are equal on every rank, are added once to the finished sum
+(`Step.backward`).
+
+It does not promise that the sum is more accurate than another order; only that it is always the same.
+Which of two NaNs an addition passes on is left open by IEEE 754: all NaNs count as one.
 """
 
 from collections.abc import Callable
@@ -23,6 +34,8 @@ class Block:
 
     @property
     def is_left(self) -> bool:
+        # The start of a right child has the bit of its size set: its left sibling covers the
+        # `size` leaves before it, and together they are aligned to 2 * size.
         return self.start & self.size == 0
 
     @property
@@ -35,7 +48,10 @@ class Block:
 
 
 def span(shards: int, world_size: int, rank: int) -> range:
-    """The leaves of `rank`: contiguous, in rank order, sizes differ by at most one; world_size need not divide shards."""
+    """The leaves of `rank`: contiguous, in rank order; sizes differ by at most one.
+
+    world_size need not divide shards.
+    """
     assert 0 <= rank < world_size <= shards
     return range(rank * shards // world_size, (rank + 1) * shards // world_size)
 
@@ -45,6 +61,7 @@ def blocks(leaves: range) -> tuple[Block, ...]:
     found = []
     start = leaves.start
     while start < leaves.stop:
+        # The largest power of two that divides start; any power of two divides 0.
         size = start & -start or 1 << (leaves.stop - 1).bit_length()
         while start + size > leaves.stop:
             size //= 2
@@ -54,7 +71,10 @@ def blocks(leaves: range) -> tuple[Block, ...]:
 
 
 def fold(parts: dict[Block, T], shards: int, add: Add[T]) -> T:
-    """The root of the tree from blocks that together cover all leaves exactly once. `add` may reuse its first argument."""
+    """The root of the tree, from blocks that together cover all leaves exactly once.
+
+    `add` may reuse its first argument.
+    """
     known = dict(parts)
     top = 1 << (shards - 1).bit_length()
     size = 1
@@ -73,6 +93,9 @@ def fold(parts: dict[Block, T], shards: int, add: Add[T]) -> T:
 class Stack(Generic[T]):
     """Adds up a span's leaves as they come, left to right, and holds at most log2 of them at once.
 
+    This is a binary counter: a value waits until its sibling of the same size is complete, then the
+    two merge, and the merged value may merge again. What is left in `parts` after the last leaf is
+    exactly `blocks(span)`, so that ranks know each other's blocks without asking.
     `add` may reuse its first argument; the second is not used again.
     """
 
@@ -88,9 +111,11 @@ class Stack(Generic[T]):
 
 
 def pairs(leaves: range) -> tuple[range, ...]:
-    """The span cut into aligned pairs of leaves, and singles where a partner belongs to another rank.
+    """The span cut into aligned pairs of leaves, and singles whose partner another rank holds.
 
-    The two leaves of a pair may be added up in place, for instance by autograd in `.grad`: it is the tree's first level.
+    The two leaves of a pair may be added in place, for instance by autograd in `.grad`: that addition
+    is a node of the tree's first level. A third leaf on top would not be, because `.grad` would hold
+    (a + b) + c where the tree has (a + b) + (c + d).
     """
     cut = []
     leaf = leaves.start

@@ -1,7 +1,19 @@
-"""Two images, or two tensors, with the same checksum are the same, unless somebody made them differ on purpose.
+"""Two images, or two tensors, with equal checksums are equal, unless the difference was made on purpose.
 
-Sums of 64-bit words, which an optimizer step does not notice where sha256 would cost a tenth of it: one pass at the speed of memory. Each of some 64 stretches is summed by
-itself, so that parts which changed places are noticed. What is stored for good has a sha256 instead. It imports no torch: the uploader uses it too.
+A state has three fingerprints, each for one question:
+
+- The *digest* (safetensors_header.py): sha256 of the state in a canonical order, wherever its tensors lie in
+  an image. It stands in commit records and tells whether two runs ended with the same state.
+- The checksum of an *image* (`of_image`, `ImageChecksum`, here): one pass over an image as it lies in a slot.
+  It tells whether a snapshot is still what was written, and whether two nodes hold the same one.
+- The checksum of a *state* (`checksum_of`, train/state.py), entry by entry, over `tensor_sums` (here). It
+  tells whether two ranks train the same state, and which entry differs first.
+
+A payload in storage has the sha256 of its bytes besides, because storage may be written by anyone.
+
+Checksums are sums of 64-bit words: one pass at the speed of memory, where sha256 would cost a tenth of a
+step. Each of some 64 stretches is summed by itself, so that parts that changed places are noticed. It imports
+no torch: the uploader uses it too.
 """
 
 import hashlib
@@ -13,15 +25,16 @@ from numpy.typing import NDArray
 STRETCHES = 64
 WORD_BYTES = 8
 SMALL_BYTES = 4096
-# What is summed right before it is copied is read from memory once; larger pieces do not stay in the cache, smaller ones cost a call each.
+# A block is summed right before it is copied, so that it is read from memory once. A larger block does not
+# stay in the processor's cache, a smaller one costs a call more.
 LARGEST_BLOCK_BYTES = 1 << 22
 _WORDS = 1 << 64
 
 Bytes = NDArray[np.uint8]
 
 
-class ImageSum:
-    """The checksum of an image of which one piece after the other is added, in any order, each once."""
+class ImageChecksum:
+    """The checksum of an image whose pieces are added in any order, each once."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
@@ -30,7 +43,7 @@ class ImageSum:
         self._sums = [0] * (size_bytes // self._block_bytes + 1)
 
     def pieces(self, offset: int, data: Bytes) -> Iterator[tuple[int, Bytes]]:
-        """`data`, which belongs at `offset`, cut where blocks of the image begin."""
+        """(offset, piece) of `data`, which belongs at `offset`, cut where blocks of the image begin."""
         at = 0
         while at < data.nbytes:
             end = at + self._block_bytes - (offset + at) % self._block_bytes
@@ -38,14 +51,16 @@ class ImageSum:
             at = end
 
     def add(self, offset: int, piece: Bytes) -> None:
-        """One of `pieces`. offset: a multiple of 8 bytes; whole words, but for the end of the image."""
+        """Add one of `pieces`. Its offset is a multiple of 8 bytes; it has whole words, except at the
+        end of the image.
+        """
         end = piece.nbytes // WORD_BYTES * WORD_BYTES
         words = int(np.add.reduce(piece[:end].view(np.uint64)))  # wraps around
         rest = int.from_bytes(piece[end:].tobytes(), "little")
         block = offset // self._block_bytes
         self._sums[block] = (self._sums[block] + words + rest) % _WORDS
 
-    def digest(self) -> str:
+    def hexdigest(self) -> str:
         """64 hexadecimal digits."""
         words = (*self._sums, self._size_bytes)
         return hashlib.sha256(b"".join(each.to_bytes(WORD_BYTES, "little") for each in words)).hexdigest()
@@ -53,14 +68,14 @@ class ImageSum:
 
 def of_image(image: memoryview) -> str:
     """64 hexadecimal digits."""
-    found = ImageSum(image.nbytes)
+    found = ImageChecksum(image.nbytes)
     for offset, piece in found.pieces(0, np.frombuffer(image, dtype=np.uint8)):
         found.add(offset, piece)
-    return found.digest()
+    return found.hexdigest()
 
 
-def sums(data: memoryview) -> bytes:
-    """What stands for the bytes: themselves where there are few, else the sums of their stretches and the few bytes after them."""
+def tensor_sums(data: memoryview) -> bytes:
+    """The bytes themselves if they are few, else the sums of their stretches and the bytes after them."""
     size = data.nbytes
     if size <= SMALL_BYTES:
         return bytes(data)
@@ -71,6 +86,6 @@ def sums(data: memoryview) -> bytes:
 
 
 def stretch_words(size_bytes: int) -> tuple[int, int]:
-    """(words of one stretch, bytes of all of them)."""
+    """(words of one stretch, bytes of all stretches)."""
     words = size_bytes // (STRETCHES * WORD_BYTES)
     return words, words * STRETCHES * WORD_BYTES

@@ -1,7 +1,10 @@
-"""A training state as one byte image that any safetensors reader opens: tensors as they are, the rest as JSON in the header, no pickle.
+"""A training state as one byte image that any safetensors reader opens, and that needs no pickle.
 
-Layout: 8 bytes header length, header (JSON, padded with spaces so that the data starts on a page), tensor bytes one after the other: first those of whole
-64-bit words, then the others, each time those with the largest elements first. So each lies on a multiple of its element's size and can be used where it is.
+Tensors are stored as they are, the rest as JSON in the header. Layout: 8 bytes header length; header (JSON,
+padded with spaces so that the data starts on a page); the tensors' bytes without gaps. First come the
+tensors of whole 64-bit words, then the others, each time those with the largest elements first. So every
+tensor lies on a multiple of its element's size, and can be used where it is, without a copy.
+
 The image does not protect itself: its checksum stands beside the snapshot, its sha256 in the commit record.
 """
 
@@ -17,7 +20,7 @@ from torch import Tensor
 
 from elastic.errors import CheckpointDamaged, StateNotSavable
 from elastic.snapshot import safetensors_header
-from elastic.snapshot.checksum import WORD_BYTES, Bytes, ImageSum
+from elastic.snapshot.checksum import WORD_BYTES, Bytes, ImageChecksum
 from elastic.snapshot.safetensors_header import DOCUMENT, LENGTH, METADATA, TIES, Buffer, TensorEntry
 
 PAGE = 4096
@@ -29,9 +32,10 @@ DTYPES = {dtype: name for name, dtype in NAMES.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """An image before it is written: its first bytes, and each tensor with the offset in the image at which its bytes belong, in this order.
+    """An image before it is written.
 
-    broken_at: where the tensors begin, if there are any, whose bytes are no whole 64-bit words.
+    head: its first bytes. places: (offset in the image, tensor), in the order of the offsets.
+    broken_at: the offset of the first tensor whose bytes are no whole 64-bit words, or of the end.
     """
 
     head: bytes
@@ -41,7 +45,10 @@ class Layout:
 
 
 def layout(tensors: Mapping[str, Tensor], document: Any) -> Layout:
-    """Raises StateNotSavable with the name of the entry that the format does not know."""
+    """Where everything goes in an image of these tensors and this JSON document.
+
+    Raises StateNotSavable with the name of a tensor whose dtype or layout the format does not know.
+    """
     plan = _plan(tuple((name, _Form.of(tensor)) for name, tensor in tensors.items()))
     head = _head(plan, {DOCUMENT: json.dumps(document), TIES: plan.ties})
     places = tuple((len(head) + start, tensors[name]) for name, start in plan.starts)
@@ -54,8 +61,11 @@ def layout(tensors: Mapping[str, Tensor], document: Any) -> Layout:
 
 
 def copy_into(laid_out: Layout, body: bytearray | memoryview) -> str:
-    """Write the image into the first `size_bytes` of a body, whose start must be aligned to 8 bytes; returns the image's checksum."""
-    found = ImageSum(laid_out.size_bytes)
+    """Write the image into the first `size_bytes` of a body; returns the image's checksum.
+
+    The body's start must be aligned to 8 bytes.
+    """
+    found = ImageChecksum(laid_out.size_bytes)
     target = np.frombuffer(body, dtype=np.uint8, count=laid_out.size_bytes)
     _copy(found, target, 0, np.frombuffer(laid_out.head, dtype=np.uint8))
     for offset, tensor in laid_out.places:
@@ -66,14 +76,17 @@ def copy_into(laid_out: Layout, body: bytearray | memoryview) -> str:
             target[offset : offset + data.nbytes] = data
     for offset, piece in found.pieces(laid_out.broken_at, target[laid_out.broken_at :]):
         found.add(offset, piece)
-    return found.digest()
+    return found.hexdigest()
 
 
-def _copy(found: ImageSum, target: Bytes, offset: int, data: Bytes) -> None:
-    """Sum and copy, a piece at a time: where two processes do it at once this takes three quarters of what it takes one after the other.
+def _copy(found: ImageChecksum, target: Bytes, offset: int, data: Bytes) -> None:
+    """Sum and copy, a piece at a time, by one thread.
 
-    By one thread: torch's several wait for each other, and where other processes use the processors, as ranks of one node do, that costs twenty
-    times what they win (90 MB: 8 ms by one; by two 6 ms alone, 200 ms among others). numpy lets other threads run Python meanwhile.
+    A piece that was just summed is still in the processor's cache. If two ranks of a node do it at the
+    same time, this takes three quarters of the time of a pass for each.
+    torch's copy would take several threads, which wait for each other. When the other ranks of a node use
+    the processors, that costs twenty times what it wins (90 MB: 8 ms by one thread; by two threads 6 ms
+    on an idle machine, 200 ms beside another rank). numpy lets other Python threads run meanwhile.
     """
     for at, piece in found.pieces(offset, data):
         found.add(at, piece)
@@ -81,9 +94,11 @@ def _copy(found: ImageSum, target: Bytes, offset: int, data: Bytes) -> None:
 
 
 def read(image: Buffer, *, copy: bool = True) -> tuple[dict[str, Tensor], Any]:
-    """Tensors (host memory) and document of an image, each tensor with memory of its own. Raises CheckpointDamaged when it is none.
+    """Tensors (in host memory) and document of an image.
 
-    copy=False: the tensors are views of the image, which must be writable and stay; writing to one changes it, and those that are tied to it.
+    copy: each tensor gets memory of its own. Otherwise the tensors are views of the image, which must be
+    writable and outlive them; writing to one changes the image, and the tensors that are tied to it.
+    Raises CheckpointDamaged when it is no image.
     """
     found, view = safetensors_header.parse(image), memoryview(image)
     try:
@@ -96,13 +111,16 @@ def read(image: Buffer, *, copy: bool = True) -> tuple[dict[str, Tensor], Any]:
 
 
 def tensor_bytes(tensor: Tensor) -> Tensor:
-    """uint8 [n]: the bytes of a tensor in row-major order, in host memory, without a copy where that is possible."""
+    """uint8 [n]: the bytes of a tensor in row-major order, in host memory; a view where possible."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return plain.reshape(-1).view(torch.uint8)
 
 
 class _Form(NamedTuple):
-    """What of a tensor decides where its bytes go. A tuple, because a state has hundreds and each snapshot compares them all."""
+    """The properties of a tensor that decide where its bytes go.
+
+    A tuple, because each snapshot hashes and compares those of all tensors of a state, hundreds of them.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -122,7 +140,10 @@ class _Form(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """Where everything of an image goes that has tensors of these forms, counted from the end of the header. starts: of those that have bytes."""
+    """Where everything goes in an image of tensors of these forms, counted from the end of the header.
+
+    entries, ties: JSON of the header. starts: of the tensors that have bytes.
+    """
 
     entries: str
     ties: str
@@ -131,7 +152,7 @@ class _Plan:
     size_bytes: int
 
 
-# From one step to the next the forms stay and only the values change.
+# From one step to the next the forms stay and only the values change: one plan serves the whole run.
 @lru_cache(maxsize=1)
 def _plan(forms: tuple[tuple[str, _Form], ...]) -> _Plan:
     for name, form in forms:
@@ -144,7 +165,7 @@ def _plan(forms: tuple[tuple[str, _Form], ...]) -> _Plan:
     stored = [(name, form) for name, form in forms if name not in ties]
     sizes = {name: form.size_bytes for name, form in stored}
     starts, offset = {}, 0
-    for name, form in sorted(stored, key=_place_in_line):
+    for name, form in sorted(stored, key=_sort_key):
         starts[name] = offset
         offset += form.size_bytes
     entries = {
@@ -164,13 +185,13 @@ def _plan(forms: tuple[tuple[str, _Form], ...]) -> _Plan:
     )
 
 
-def _place_in_line(named: tuple[str, _Form]) -> tuple[bool, int]:
+def _sort_key(named: tuple[str, _Form]) -> tuple[bool, int]:
     _, form = named
     return form.size_bytes % WORD_BYTES != 0, -form.dtype.itemsize
 
 
 def _ties(forms: Iterable[tuple[str, _Form]]) -> dict[str, str]:
-    """Names of tensors that share all their memory with one named before: they are written once."""
+    """(name: first name) of tensors that share all their memory with an earlier one: written once."""
     first_at: dict[_Form, str] = {}
     ties = {}
     for name, form in forms:
@@ -181,7 +202,7 @@ def _ties(forms: Iterable[tuple[str, _Form]]) -> dict[str, str]:
 
 
 def _head(plan: _Plan, metadata: dict[str, str]) -> bytes:
-    """The header, its length word included, padded so that it ends on a page."""
+    """The header and its length word, padded so that it ends on a page."""
     first = json.dumps({METADATA: metadata}, separators=(",", ":"))
     text = (first if plan.entries == "{}" else f"{first[:-1]},{plan.entries[1:]}").encode()
     text += b" " * (-(len(text) + LENGTH.size) % PAGE)
@@ -192,9 +213,9 @@ def _tensor(entry: TensorEntry, view: memoryview, *, copy: bool) -> Tensor:
     dtype = NAMES[entry.dtype]
     if entry.start == entry.end:
         return torch.empty(entry.shape, dtype=dtype)
-    # Only other writers of the format put a tensor where its elements do not begin on a multiple of their size.
+    # Other writers of the format may put a tensor at any byte; ours put it on a multiple of its element.
     is_usable_in_place = not entry.start % dtype.itemsize
-    # bytearray: torch wants memory of its own that may be written to.
+    # torch.frombuffer shares the memory that it is given, and wants it writable: hence bytearray.
     data = (
         view[entry.start : entry.end]
         if is_usable_in_place and not copy

@@ -1,7 +1,10 @@
-"""What an image says of itself is believed only where its bytes bear it out, and the digest of a state is computed from its bytes alone.
+"""A header is believed only as far as the image's bytes bear it out.
 
-An image is a safetensors file: 8 bytes header length, header (JSON), tensor bytes. Tensors that share their memory are stored once; `ties` names the others.
-It needs no torch, so that whoever stores an image can say which state it holds. It does not promise that the bytes are those that were written.
+An image is a safetensors file: 8 bytes header length, header (JSON), tensor bytes. Tensors that share their
+memory are stored once; `ties` names the others. The digest of a state is computed here from an image's bytes
+alone, without torch, so that the uploader can say which state it stores.
+
+It does not promise that the bytes are those that were written.
 """
 
 import hashlib
@@ -47,7 +50,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """`ties`: names of further tensors, each with the name in `entries` whose bytes it shares."""
+    """ties: names of further tensors, each with the name in `entries` whose bytes it shares."""
 
     entries: dict[str, TensorEntry]
     ties: dict[str, str]
@@ -65,7 +68,7 @@ def parse(image: Buffer) -> Header:
         header = json.loads(bytes(view[LENGTH.size : data_at]))
         metadata = header.pop(METADATA)
         document = json.loads(metadata[DOCUMENT])
-        entries = {name: _entry(said, data_at, len(view)) for name, said in header.items()}
+        entries = {name: _entry(fields, data_at, len(view)) for name, fields in header.items()}
         ties = json.loads(metadata[TIES])
         for name, first in ties.items():
             if name in entries or first not in entries:
@@ -76,15 +79,17 @@ def parse(image: Buffer) -> Header:
 
 
 def digest(image: Buffer) -> str:
-    """sha256 of the whole state in a canonical order, in hexadecimal; the same wherever the tensors lie in the image.
+    """sha256 of the whole state in a canonical order, 64 hexadecimal digits.
 
-    The state is in the document under "state". Raises CheckpointDamaged.
+    It is computed from the sha256 of each entry, sorted by name: of each tensor (name, dtype, shape and
+    bytes, tied ones included), and of the other values of each object. Where the tensors lie in the image
+    does not count. The state is in the document under "state". Raises CheckpointDamaged.
     """
-    contents, view = parse(image), memoryview(image)
-    values = contents.document.get("state") if isinstance(contents.document, dict) else None
+    header, view = parse(image), memoryview(image)
+    values = header.document.get("state") if isinstance(header.document, dict) else None
     if not isinstance(values, dict):
         raise CheckpointDamaged("the payload is not a training state: its document lacks a state")
-    named = contents.entries | {name: contents.entries[first] for name, first in contents.ties.items()}
+    named = header.entries | {name: header.entries[first] for name, first in header.ties.items()}
     digests = {name: _digest_of(name, entry, view) for name, entry in named.items()}
     for name, value in values.items():
         digests[f"{name} (values)"] = hashlib.sha256(json.dumps(value).encode()).hexdigest()
@@ -94,13 +99,14 @@ def digest(image: Buffer) -> str:
 def _digest_of(name: str, entry: TensorEntry, view: memoryview) -> str:
     dtype, _ = DTYPES[entry.dtype]
     found = hashlib.sha256(f"{name} {dtype} {list(entry.shape)}\n".encode())
-    # In one call: hashlib lets other threads run only while it is at work on a large piece.
+    # One call for all bytes: hashlib lets other threads run only during a call with a large piece.
     found.update(view[entry.start : entry.end])
     return found.hexdigest()
 
 
-def _entry(said: dict[str, Any], data_at: int, image_bytes: int) -> TensorEntry:
-    dtype, shape, (start, end) = said["dtype"], said["shape"], said["data_offsets"]
+def _entry(fields: dict[str, Any], data_at: int, image_bytes: int) -> TensorEntry:
+    """Raises ValueError, KeyError or TypeError unless shape, dtype and bytes agree."""
+    dtype, shape, (start, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
     _, element_bytes = DTYPES[dtype]
     if not isinstance(shape, list) or not all(type(each) is int and 0 <= each < 2**63 for each in shape):
         raise ValueError(f"a tensor cannot have the shape {shape!r:.80}")

@@ -1,7 +1,11 @@
-"""Every shard's forward starts from the step's opening buffers, and a step ends with the mean over shards of what they became.
+"""Each shard's forward starts from the step's opening buffers; a step ends with the mean over shards.
 
-For BatchNorm's running averages that is exactly one update with the mean of the shards' statistics. Integer buffers, such as the number of batches
-seen, are taken from shard 0. A buffer that no forward changed keeps its bits.
+The mean is that of what the buffers became on each shard. For BatchNorm's running averages this is exactly
+one update with the mean of the shards' statistics. Integer buffers, such as the number of batches seen, are
+taken from shard 0. A buffer that no forward changed keeps its bits.
+
+It does not make BatchNorm's forward see the global batch: within a step each shard normalises by its own
+statistics, so that they do not depend on which rank holds it.
 """
 
 from collections.abc import Iterable
@@ -13,12 +17,16 @@ HALF_BITS = 32
 
 
 class Buffers:
+    """The buffers of some modules, from one training step to the next; complex ones as pairs of reals."""
+
     def __init__(self, modules: Iterable[nn.Module], shards: int, device: torch.device) -> None:
         unique = {id(b): b for module in modules for b in module.buffers() if b is not None}
         real = [torch.view_as_real(b) if b.is_complex() else b for b in unique.values()]
         self._floats = [b for b in real if b.is_floating_point()]
         self._ints = [b for b in real if not b.is_floating_point()]
-        # The mean of equal values is exact in float64 for every narrower dtype, not for float64 itself.
+        # The sum is float64. There the mean of S equal float32 (or narrower) values is that value,
+        # exactly: the product S·x fits into 53 bits. For float64 buffers it may round, so a flag says
+        # whether any shard changed one.
         self._wide = [b for b in self._floats if b.dtype == torch.float64]
         self._shards = shards
         self._device = device
@@ -26,12 +34,12 @@ class Buffers:
 
     @property
     def length(self) -> int:
-        """Numbers that a shard contributes."""
+        """Numbers that a shard contributes to the step's second sum."""
         return _count(self._floats) + 2 * _count(self._ints) + len(self._wide)
 
-    def open(self) -> None:
-        """A step begins: what the buffers hold now is where each of its shards starts."""
-        self._opening = [b.detach().clone() for b in self._all]
+    def begin_step(self) -> None:
+        """Take what the buffers hold now as the start of each of the step's shards."""
+        self._opening = self.save()
 
     def save(self) -> list[Tensor]:
         return [b.detach().clone() for b in self._all]
@@ -39,15 +47,20 @@ class Buffers:
     def load(self, values: list[Tensor] | None = None) -> None:
         """Give the buffers these values, by default the opening ones."""
         for buffer, value in zip(self._all, self._opening if values is None else values, strict=True):
-            # .data keeps autograd's version counter: graphs of earlier shards that saved this buffer stay valid, and in
-            # training mode none of them reads it in its backward.
+            # Writing through .data leaves autograd's version counter alone. With a plain copy_ the
+            # backward of an earlier shard would refuse to run, because a buffer that its graph saved
+            # has changed. It is safe: in training mode no backward reads the running averages.
             buffer.data.copy_(value)
 
     def contribution(self, values: list[Tensor], shard: int) -> Tensor:
-        """float64 [length]: what one shard adds to the sum: floats, then the halves of integers, then which wide floats changed."""
+        """float64 [length]: what one shard adds to the step's second sum.
+
+        Floats, then the high halves of shard 0's integers, then their low halves, then 1 for each
+        float64 buffer that this shard changed.
+        """
         split = len(self._floats)
         floats, ints = _flat(values[:split], torch.float64), _flat(values[split:], torch.int64)
-        # One float64 does not hold every int64; its high and low 32 bits do.
+        # A float64 does not hold every int64 exactly; its high and low 32 bits do fit.
         high = ints >> HALF_BITS
         halves = torch.cat([high, ints - (high << HALF_BITS)]).double() * (shard == 0)
         changed = [
@@ -57,8 +70,8 @@ class Buffers:
         ]
         return torch.cat([part.to(self._device) for part in [floats, halves, *changed]])
 
-    def close(self, total: Tensor) -> None:
-        """A step ends: set every buffer from the sum over all shards, float64 [length]."""
+    def end_step(self, total: Tensor) -> None:
+        """Set every buffer from the sum of all shards' contributions, float64 [length]."""
         changed = dict(
             zip(map(id, self._wide), total[total.numel() - len(self._wide) :].tolist(), strict=True)
         )

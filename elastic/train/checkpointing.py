@@ -1,7 +1,8 @@
-"""Rank 0 says when a snapshot is to become a checkpoint, hands it to the uploader and trains on; what became of it comes back later.
+"""A snapshot becomes a checkpoint without stopping training: rank 0 offers it to the uploader and goes on.
 
-One save is under way at a time: a later one that is due waits for its answer, because a slot that is being uploaded cannot be written. A save that fails is reported and never
-stops training. It does not retry: that is the uploader's business.
+One save is under way at a time. A later one that is due waits for its answer, because the slot that is
+being uploaded cannot be written. A failed save is reported and never stops training. It does not retry:
+the uploader does.
 """
 
 import os
@@ -10,74 +11,85 @@ from dataclasses import dataclass
 from elastic.config.durations import Every
 from elastic.errors import StoreFailed
 from elastic.system.clock import Clock
-from elastic.train.save_policy import is_due
+from elastic.train.schedule import is_save_due
 from elastic.train.snapshotting import PublishedSnapshot
 from elastic.uploader.client import UploaderClient
 from elastic.uploader.protocol import SaveResult, SaveState
 
 FINAL_SAVE_S = 600.0
-GUESSED_COST_S = 0.03  # until a generation that goes on from memory has saved once: an interval of ten seconds, so that uploads do not compete with a recovery
+# Until a generation that resumed from memory has saved once. It makes an interval of ten seconds, so that
+# uploads do not compete with a recovery.
+GUESSED_COST_S = 0.03
 
 
 @dataclass(slots=True, kw_only=True)
-class Cost:
-    """What the last save took: seconds of training, and of the uploader's processor."""
+class SaveCost:
+    """What the last save took: seconds of training, and processor seconds of the uploader."""
 
     training_s: float
     uploader_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        # On a machine whose processors are all busy, each second of the uploader's is taken from one of them.
+        # If all processors of a machine are busy, training loses the uploader's seconds on one of them.
         return self.training_s + self.uploader_s / (os.cpu_count() or 1)
 
 
 class Checkpointing:
-    def __init__(self, uploads: UploaderClient, every: Every, clock: Clock) -> None:
-        self._uploads = uploads
+    def __init__(self, uploader: UploaderClient, every: Every, clock: Clock) -> None:
+        self._uploader = uploader
         self._every = every
         self._clock = clock
-        self.resumed_from: int | None = None  # step of the checkpoint that this generation went on from
-        self.digest = ""  # of the last one that was committed
+        self.resumed_from: int | None = None  # step of the checkpoint that this generation resumed from
+        self.digest = ""  # of the state that was committed last
         self._last_at = clock.monotonic()
-        self._cost: Cost | None = None
+        self._cost: SaveCost | None = None
         self._under_way: int | None = None
         self._is_overdue = False
 
-    def resume(self, *, has_checkpoint: bool, resumed_from: int | None) -> None:
-        """A young run saves at its first step, to have something to fall back to; one that goes on from its memory has time."""
+    def resume(self, *, from_memory: bool, resumed_from: int | None) -> None:
+        """from_memory: the state came from a snapshot. The first save then has time; a young run saves
+        at its first step, because it has no checkpoint yet. resumed_from: step of the checkpoint that
+        was loaded, which must not be deleted yet.
+        """
         self.resumed_from = resumed_from
-        if has_checkpoint:
-            self._cost = Cost(training_s=GUESSED_COST_S)
+        if from_memory:
+            self._cost = SaveCost(training_s=GUESSED_COST_S)
 
     def is_due(self, step: int) -> bool:
-        self._hear()
+        self._receive_results()
         since_s = self._clock.monotonic() - self._last_at
         cost_s = None if self._cost is None else self._cost.total_s
-        self._is_overdue |= is_due(self._every, step=step, since_s=since_s, cost_s=cost_s)
+        self._is_overdue |= is_save_due(self._every, step=step, since_s=since_s, cost_s=cost_s)
         return self._is_overdue and self._under_way is None
 
     def save(
-        self, taken: PublishedSnapshot | None, step: int, *, began_at: float, final: bool = False
+        self, published: PublishedSnapshot | None, step: int, *, began_at: float, final: bool = False
     ) -> None:
-        """Offer a snapshot. `began_at`, on the monotonic clock: when this save began to cost training time."""
-        self._hear()
+        """Offer a snapshot to the uploader.
+
+        published: None when there was no memory for a snapshot. began_at: when this save began to cost
+        training time, on the monotonic clock. final: no other save may take its place.
+        """
+        self._receive_results()
         self._last_at, self._is_overdue = began_at, False
         try:
-            if taken is None:
+            if published is None:
                 raise StoreFailed("there is no memory for a copy of the state")
-            self._uploads.offer(taken.area, taken.snapshot, resumed_from=self.resumed_from, final=final)
+            self._uploader.offer(
+                published.slots, published.snapshot, resumed_from=self.resumed_from, final=final
+            )
             self._under_way = step
         except (OSError, StoreFailed) as error:
             print(f"checkpoint step={step} is not saved: {error}; training goes on")
-        self._cost = Cost(training_s=self._clock.monotonic() - began_at)
+        self._cost = SaveCost(training_s=self._clock.monotonic() - began_at)
 
     def wait(self, step: int) -> str:
         """Wait for the save of `step`; returns what went wrong, or nothing when it is committed."""
         if self._under_way != step:
             return "it could not be handed to the uploader"
         self._under_way = None
-        result = self._uploads.wait(step, FINAL_SAVE_S)
+        result = self._uploader.wait(step, FINAL_SAVE_S)
         if result is None:
             return f"no answer from the uploader within {FINAL_SAVE_S:.0f} s"
         if result.state is not SaveState.COMMITTED:
@@ -85,8 +97,8 @@ class Checkpointing:
         self.digest = result.digest
         return ""
 
-    def _hear(self) -> None:
-        for result in self._uploads.poll():
+    def _receive_results(self) -> None:
+        for result in self._uploader.poll():
             self._take(result)
 
     def _take(self, result: SaveResult) -> None:

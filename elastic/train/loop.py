@@ -1,8 +1,9 @@
-"""The loop hides resume, snapshots, saves and drains behind an iterator: the recipe sees one step after another and nothing else.
+"""A recipe sees one step after another; resume, snapshots, saves and drains hide behind the iterator.
 
-After each step every rank knows the same: the loss, whether to keep the state, whether to save it, whether to stop. What a step leaves behind, in this order: its line in the
-metrics, the snapshot, its number on the control page, the offer to the uploader. A drain ends the process with the interrupted exit code once the state of its last step
-is in the agent's memory; committing it, where the run ends with it, is the agent's business.
+After each step every rank knows the same: the loss, and whether to take a snapshot, to save, to drain. A
+step leaves behind, in this order: its line in the metrics, its snapshot, its number on the control page, the
+offer to the uploader. A drain ends the process with the interrupted exit code once the state of its last
+step is in the agent's memory. It does not commit that state: the agent does, if the run ends there.
 """
 
 import hashlib
@@ -12,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from elastic.config.environment import AgentLink
 from elastic.data.loader import Batch, Loader
-from elastic.data.order import Order
 from elastic.errors import EXIT_INTERRUPTED, StoreFailed, UsageError
 from elastic.events import Drained, FirstStep, Restored, RunStarted, SnapshotInterval
 from elastic.faults.inject import WorkerFaults
@@ -29,12 +30,11 @@ from elastic.train.buffers import Buffers
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.consistency import check_same_snapshots
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.restore import LocalSnapshot, ResumePoint, restore
-from elastic.train.snapshot_policy import SnapshotSchedule
+from elastic.train.restore import LocalSnapshot, Restorer, ResumePoint
+from elastic.train.schedule import SnapshotSchedule
 from elastic.train.snapshotting import PublishedSnapshot, Snapshotting, StepRecord
 from elastic.train.state import State
-from elastic.train.step import Requests, Shards, Step, StepOutcome
-from elastic.train.to_device import on_device
+from elastic.train.step import Requests, Step, StepOutcome, StepParts
 from elastic.worker.heartbeat import HeartbeatSender
 
 FINAL_TRIES = 3
@@ -42,299 +42,300 @@ FINAL_TRIES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank0Output:
-    """What rank 0 alone writes."""
+    """What rank 0 alone writes, and decides for all ranks."""
 
     log: EventLog
     metrics: Metrics
-    saving: Checkpointing
-    interval: SnapshotSchedule
+    checkpointing: Checkpointing
+    schedule: SnapshotSchedule
+
+    def write_step(self, record: StepRecord, seconds: float, *, is_new: bool) -> None:
+        self.metrics.append(record.line)
+        self.schedule.add_step(seconds)
+        if is_new:
+            self.log.record(FirstStep(step=record.step))
+
+    def add_snapshot_cost(self, cost_s: float) -> None:
+        schedule = self.schedule
+        if schedule.add_cost(cost_s) and schedule.interval is not None:
+            every, median_s, step_s = schedule.interval, schedule.cost_s, schedule.step_s
+            self.log.record(SnapshotInterval(every=every, cost_s=median_s, step_s=step_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopParts:
-    """What the loop stands in.
+    """What the loop is made of in one generation.
 
-    `diary` is None on every rank but the first, `snapshots` on every worker of a node but one, `faults` without a plan. `failures`: consecutive ones without a new step that may lie in the state.
+    output: on rank 0 alone. metrics_copy: kept where nodes share no folder, by each other node.
+    snapshotting: on one worker of each node. faults: None without a plan. commits_drains: there is no
+    agent that would.
     """
 
-    world: ProcessGroups
+    groups: ProcessGroups
+    link: AgentLink
     run_id: str
     store: Store
     clock: Clock
-    generation: int
-    failures: int
-    commits_drains: bool  # there is no agent that would
-    diary: Rank0Output | None
-    copy: Metrics | None  # of the metrics, kept by a node that is not the one of rank 0
     page: ControlPage
-    pulse: HeartbeatSender
-    kept: LocalSnapshot
-    snapshots: Snapshotting | None
+    heartbeat: HeartbeatSender
+    local_snapshot: LocalSnapshot
+    output: Rank0Output | None
+    metrics_copy: Metrics | None
+    snapshotting: Snapshotting | None
     faults: WorkerFaults | None
+    commits_drains: bool
 
 
 class Loop:
-    def __init__(self, around: LoopParts, order: Order, loader: Loader, state: State) -> None:
-        world = around.world
-        self._around = around
-        self._order = order
+    def __init__(self, parts: LoopParts, loader: Loader, state: State) -> None:
+        groups = parts.groups
+        self._parts = parts
+        self._order = loader.order
         self._loader = loader
         self._state = state
         self._exchange = Exchange(
-            shards=order.shards, world_size=world.size, rank=world.rank, group=world.group
+            shards=self._order.shards, world_size=groups.world_size, rank=groups.rank, group=groups.gradients
         )
         self._chain = ""
         self._started_at = 0.0
         self._first_new = 0  # the first step that no generation has trained before; rank 0 knows it
-        self._final: tuple[StepRecord, PublishedSnapshot | None] | None = None
+        self._last: tuple[StepRecord, PublishedSnapshot | None] | None = None
         self.digest = ""  # of the checkpoint of the last step, once it is committed
 
     def run(self) -> Iterator[Step]:
-        """The steps that are left. Raises SystemExit at a drain; StoreFailed when the last state cannot be saved."""
-        loaded = self._begin()
+        """The steps that are left.
+
+        Raises SystemExit at a drain; StoreFailed when the last state cannot be saved.
+        """
+        parts = self._parts
+        resumed = self._resume()
         gradients = Gradients(self._state.trained, self._exchange)
-        shards = Shards(
+        step_parts = StepParts(
             exchange=self._exchange,
             gradients=gradients,
-            buffers=Buffers(self._state.modules, self._order.shards, self._around.world.device),
-            device=self._around.world.device,
+            buffers=Buffers(self._state.modules, self._order.shards, parts.groups.device),
+            device=parts.groups.device,
+            heartbeat=parts.heartbeat,
             seed=self._order.seed,
-            pulse=self._around.pulse,
+            steps=self._order.steps,
+            global_batch=self._order.global_batch,
         )
-        batches = self._loader.load(self._exchange.leaves, loaded.step + 1)
-        self._started_at = self._around.clock.monotonic()
-        for number in range(loaded.step + 1, self._order.steps + 1):
-            step = self._step(number, shards, batches)
-            if self._around.snapshots is not None:
-                self._around.snapshots.before_forward()
-            # Until the first sum it is the recipe's own code, which may evaluate there; the step says when it begins.
-            self._around.pulse.enter(Phase.BETWEEN)
+        batches = self._loader.steps(self._exchange.leaves, resumed.step + 1)
+        self._started_at = parts.clock.monotonic()
+        for number in range(resumed.step + 1, self._order.steps + 1):
+            step = self._step(number, step_parts, next(batches))
+            if parts.snapshotting is not None:
+                parts.snapshotting.before_forward()
+            # Until its first sum the step is the recipe's own code, which may evaluate a model there.
+            parts.heartbeat.enter(Phase.BETWEEN)
             yield step
             self._finish(step)
         gradients.close()
-        if loaded.source != "checkpoint" or loaded.step < self._order.steps:
-            self._end(loaded)
-        self._around.pulse.enter(Phase.AFTER)
+        if resumed.source != "checkpoint" or resumed.step < self._order.steps:
+            self._commit_last(resumed)
+        parts.heartbeat.enter(Phase.AFTER)
 
-    def _begin(self) -> ResumePoint:
-        around, diary, order = self._around, self._around.diary, self._order
-        began_at = around.clock.monotonic()
-        if diary is not None:
-            about = {"steps": order.steps, "epochs": order.epochs, "seed": order.seed}
-            diary.log.record(RunStarted(**about, global_batch=order.global_batch, shards=order.shards))
-        loaded = restore(
-            around.world,
-            around.store,
-            around.kept,
-            self._state,
-            run_id=around.run_id,
-            failures=around.failures,
-            log=diary.log if diary is not None else None,
-            clock=around.clock,
-            reached=around.faults.at_restore if around.faults is not None else None,
-        )
-        self._chain = loaded.chain
-        around.page.set_step(around.world.local_rank, loaded.step)
-        if around.copy is not None:
-            self._rewind(around.copy, loaded)
-        if diary is not None:
-            lost = self._take_up(diary, loaded)
-            seconds = around.clock.monotonic() - began_at
-            diary.log.record(
-                Restored(step=loaded.step, source=loaded.source, lost_steps=lost, seconds=seconds)
+    def _resume(self) -> ResumePoint:
+        parts, output, order = self._parts, self._parts.output, self._order
+        began_at = parts.clock.monotonic()
+        if output is not None:
+            sizes = {"global_batch": order.global_batch, "shards": order.shards}
+            output.log.record(RunStarted(steps=order.steps, epochs=order.epochs, seed=order.seed, **sizes))
+        resumed = Restorer(
+            groups=parts.groups,
+            store=parts.store,
+            local=parts.local_snapshot,
+            state=self._state,
+            run_id=parts.run_id,
+            failures=parts.link.failures,
+            log=None if output is None else output.log,
+            clock=parts.clock,
+            faults=parts.faults,
+        ).restore()
+        self._chain = resumed.chain
+        parts.page.set_step(parts.groups.local_rank, resumed.step)
+        if parts.metrics_copy is not None:
+            _rewind(parts.metrics_copy, resumed)
+        if output is not None:
+            output.checkpointing.resume(
+                from_memory=resumed.source in ("snapshot", "peer"),
+                resumed_from=resumed.step if resumed.source == "checkpoint" else None,
             )
-        return loaded
+            self._first_new = max(resumed.step, _rewind(output.metrics, resumed)) + 1
+            lost_steps, seconds = self._first_new - 1 - resumed.step, parts.clock.monotonic() - began_at
+            output.log.record(
+                Restored(step=resumed.step, source=resumed.source, lost_steps=lost_steps, seconds=seconds)
+            )
+        return resumed
 
-    def _take_up(self, diary: Rank0Output, loaded: ResumePoint) -> int:
-        """Make the metrics those of the steps up to the loaded one; returns how many were done that will be done again."""
-        diary.saving.resume(
-            has_checkpoint=loaded.source in ("snapshot", "peer"),
-            resumed_from=loaded.step if loaded.source == "checkpoint" else None,
-        )
-        written = self._rewind(diary.metrics, loaded)
-        self._first_new = max(loaded.step, written) + 1
-        return self._first_new - 1 - loaded.step
-
-    def _rewind(self, metrics: Metrics, loaded: ResumePoint) -> int:
-        """Returns the highest step that was written there before."""
-        written = metrics.rewind(loaded.step)
-        if loaded.line is not None and written == loaded.step - 1:
-            # Rank 0 died between this step's sums and its line; the snapshot of another node has it.
-            metrics.append(loaded.line)
-        return written
-
-    def _step(self, number: int, shards: Shards, batches: Iterator[Batch]) -> Step:
-        own: list[Batch] = []
-        for _ in self._exchange.leaves:
-            batch = next(batches)
-            batch.data = on_device(batch.data, shards.device)
-            own.append(batch)
-        step = Step(
-            number=number,
-            steps=self._order.steps,
-            epoch=self._order.place(number)[0],
-            shards=shards,
-            batches=own,
-            requests=lambda: self._requests(number),
-            global_batch=self._order.global_batch,
-        )
-        if self._around.faults is not None:
-            step.reached = self._around.faults.at_step(number)
+    def _step(self, number: int, step_parts: StepParts, batches: list[Batch]) -> Step:
+        epoch, _ = self._order.position(number)
+        step = Step(number, epoch, step_parts, batches, lambda: self._requests(number))
+        if self._parts.faults is not None:
+            step.fault_point = self._parts.faults.at_step(number)
         return step
 
     def _requests(self, number: int) -> Requests:
-        diary = self._around.diary
-        if self._around.snapshots is not None:
-            self._around.snapshots.before_update()
+        output = self._parts.output
+        if self._parts.snapshotting is not None:
+            self._parts.snapshotting.before_update()
         is_last = number == self._order.steps
-        save = diary is not None and not is_last and diary.saving.is_due(number)
-        keep = diary is not None and not is_last and diary.interval.is_due(number)
-        return Requests(drain=self._around.page.drain, keep=keep, save=save)
+        return Requests(
+            drain=self._parts.page.drain,
+            snapshot=output is not None and not is_last and output.schedule.is_due(number),
+            save=output is not None and not is_last and output.checkpointing.is_due(number),
+        )
 
     def _finish(self, step: Step) -> None:
-        around, outcome = self._around, step.outcome
+        """After the recipe's optimizer: leave behind what the step leaves behind, in order."""
+        parts, outcome = self._parts, step.outcome
         if outcome is None:
             raise UsageError(
                 f"step {step.number} ended without gradients: expected step.backward(loss) or step.mean_loss(...) in the body of the loop"
             )
-        step.reached("optimizer")
-        # Of an earlier step, where it was copied beside this one.
-        self._finish_snapshot()
-        self._chain = _link(self._chain, outcome)
-        point = StepRecord(
-            step=step.number, epoch=step.epoch, chain=self._chain, line=self._line(step, outcome)
-        )
-        if around.diary is not None:
-            self._write_down(around.diary, point)
-        if around.copy is not None:
-            around.copy.append(point.line)
-        self._started_at = around.clock.monotonic()
+        step.fault_point("optimizer")
+        if parts.snapshotting is not None:
+            # Of an earlier step, if its copy from the GPU ran beside this one.
+            self._add_cost(parts.snapshotting.finish())
+        record = self._record(step, outcome)
         is_last = step.number == self._order.steps
-        taken = None
-        if outcome.keep or outcome.save or outcome.drain or is_last:
-            around.pulse.enter(Phase.SAVE)
-            must = outcome.drain or is_last
-            taken = self._keep(point, now=must or outcome.save, patient=must)
-            step.reached("after-snapshot")
-        around.page.set_step(around.world.local_rank, step.number)
+        published = None
+        if outcome.snapshot or outcome.save or outcome.drain or is_last:
+            parts.heartbeat.enter(Phase.SAVE)
+            ends = outcome.drain or is_last
+            published = self._take_snapshot(record, wait=ends or outcome.save, patient=ends)
+            step.fault_point("after-snapshot")
+        parts.page.set_step(parts.groups.local_rank, step.number)
         if is_last:
-            self._final = point, taken
+            self._last = record, published
         elif outcome.drain:
-            self._drain(point, taken)
+            self._drain(record, published)
         elif outcome.save:
-            self._save(taken, point, final=False)
-        around.pulse.finish_step()
-        around.pulse.enter(Phase.BETWEEN)
+            self._save(record, published, final=False)
+        parts.heartbeat.finish_step()
+        parts.heartbeat.enter(Phase.BETWEEN)
 
-    def _line(self, step: Step, outcome: StepOutcome) -> dict[str, Any]:
-        seconds = self._around.clock.monotonic() - self._started_at
-        return step.logged | {
+    def _record(self, step: Step, outcome: StepOutcome) -> StepRecord:
+        """Write the step's line into the metrics."""
+        parts = self._parts
+        self._chain = _next_chain(self._chain, outcome)
+        seconds = parts.clock.monotonic() - self._started_at
+        line: dict[str, Any] = step.logged | {
             "step": step.number,
             "epoch": step.epoch,
             "loss": outcome.loss,
             "chain": self._chain[:16],
-            "world_size": self._around.world.size,
-            "generation": self._around.generation,
-            "time": self._around.clock.wall(),
+            "world_size": parts.groups.world_size,
+            "generation": parts.link.generation,
+            "time": parts.clock.wall(),
             "seconds": seconds,
         }
+        record = StepRecord(step=step.number, epoch=step.epoch, chain=self._chain, line=line)
+        if parts.output is not None:
+            parts.output.write_step(record, seconds, is_new=step.number == self._first_new)
+        if parts.metrics_copy is not None:
+            parts.metrics_copy.append(line)
+        self._started_at = parts.clock.monotonic()
+        return record
 
-    def _write_down(self, diary: Rank0Output, point: StepRecord) -> None:
-        diary.metrics.append(point.line)
-        diary.interval.took_step(point.line["seconds"])
-        if point.step == self._first_new:
-            diary.log.record(FirstStep(step=point.step))
-
-    def _keep(self, point: StepRecord, *, now: bool, patient: bool) -> PublishedSnapshot | None:
-        """Begin a snapshot; `now`: and finish it."""
-        snapshots, diary = self._around.snapshots, self._around.diary
-        if diary is not None:
-            diary.interval.took_snapshot(point.step)
-        faults = self._around.faults
-        halfway = None if faults is None else faults.in_snapshot(point.step)
-        if snapshots is None:
+    def _take_snapshot(self, record: StepRecord, *, wait: bool, patient: bool) -> PublishedSnapshot | None:
+        parts = self._parts
+        if parts.output is not None:
+            parts.output.schedule.requested(record.step)
+        halfway = None if parts.faults is None else parts.faults.in_snapshot(record.step)
+        if parts.snapshotting is None:
             if halfway is not None:  # another worker of this node copies
                 halfway()
             return None
-        is_at_once = self._around.world.device.type == "cpu"  # the copy from host memory
-        late = frozenset[int]() if is_at_once else self._state.updated_addresses
-        snapshots.start(self._state.flatten(), point, late=late, patient=patient, halfway=halfway)
-        return self._finish_snapshot() if now or is_at_once else None
+        return self._add_cost(
+            parts.snapshotting.take(
+                self._state.flatten(),
+                record,
+                late=self._state.updated_addresses,
+                wait=wait,
+                patient=patient,
+                halfway=halfway,
+            )
+        )
 
-    def _finish_snapshot(self) -> PublishedSnapshot | None:
-        snapshots, diary = self._around.snapshots, self._around.diary
-        taken = None if snapshots is None else snapshots.finish()
-        if taken is None or snapshots is None or diary is None:
-            return taken
-        interval = diary.interval
-        if interval.learn(snapshots.cost_s) and interval.steps is not None:
-            every, cost_s, step_s = interval.steps, interval.cost_s, interval.step_s
-            diary.log.record(SnapshotInterval(every=every, cost_s=cost_s, step_s=step_s))
-        return taken
+    def _add_cost(self, published: PublishedSnapshot | None) -> PublishedSnapshot | None:
+        if published is not None and self._parts.output is not None:
+            self._parts.output.add_snapshot_cost(published.cost_s)
+        return published
 
-    def _save(self, taken: PublishedSnapshot | None, point: StepRecord, *, final: bool) -> None:
-        began_at = self._around.clock.monotonic()
-        self._agree(point, taken)
-        if self._around.diary is not None:
-            # The metrics of a step must not be lost where its checkpoint is kept.
-            self._around.diary.metrics.sync()
-            self._around.diary.saving.save(taken, point.step, began_at=began_at, final=final)
+    def _save(self, record: StepRecord, published: PublishedSnapshot | None, *, final: bool) -> None:
+        began_at = self._parts.clock.monotonic()
+        self._check_same(record, published)
+        output = self._parts.output
+        if output is not None:
+            # A step whose checkpoint exists must not be missing in the metrics.
+            output.metrics.sync()
+            output.checkpointing.save(published, record.step, began_at=began_at, final=final)
 
-    def _agree(self, point: StepRecord, taken: PublishedSnapshot | None) -> None:
-        kept = None if taken is None else str(taken.snapshot.about["checksum"])
-        check_same_snapshots(self._around.world, kept, self._state.flatten, f"after step {point.step}")
+    def _check_same(self, record: StepRecord, published: PublishedSnapshot | None) -> None:
+        checksum = None if published is None else published.snapshot.info.checksum
+        check_same_snapshots(self._parts.groups, checksum, self._state.flatten, f"after step {record.step}")
 
-    def _drain(self, point: StepRecord, taken: PublishedSnapshot | None) -> None:
-        around = self._around
-        problem = ""
-        if around.commits_drains:
-            problem = self._save_and_wait(point, taken)
+    def _drain(self, record: StepRecord, published: PublishedSnapshot | None) -> None:
+        parts, problem = self._parts, ""
+        if parts.commits_drains:
+            problem = self._save_and_wait(record, published)
         else:
-            self._agree(point, taken)
-            if around.diary is not None:
-                around.diary.metrics.sync()
-        if around.diary is not None:
-            committed = around.commits_drains and not problem
-            around.diary.log.record(Drained(step=point.step, committed=committed))
+            self._check_same(record, published)
+            if parts.output is not None:
+                parts.output.metrics.sync()
+        if parts.output is not None:
+            committed = parts.commits_drains and not problem
+            parts.output.log.record(Drained(step=record.step, committed=committed))
         if problem:
-            raise StoreFailed(f"stopped after step {point.step}, which could not be saved: {problem}")
+            raise StoreFailed(f"stopped after step {record.step}, which could not be saved: {problem}")
         raise SystemExit(EXIT_INTERRUPTED)
 
-    def _save_and_wait(self, point: StepRecord, taken: PublishedSnapshot | None) -> str:
-        """Save what no later save will make good, and see it committed; returns what went wrong, or nothing."""
-        problem = ""
+    def _save_and_wait(self, record: StepRecord, published: PublishedSnapshot | None) -> str:
+        """Save a state after which no other follows, and wait until it is committed.
+
+        Returns what went wrong, or nothing; the same on every rank.
+        """
+        output, problem = self._parts.output, ""
         for _ in range(FINAL_TRIES):
-            self._save(taken, point, final=True)
-            problem = self._commit(point.step)
+            self._save(record, published, final=True)
+            found = "" if output is None else output.checkpointing.wait(record.step)
+            problem = self._parts.groups.from_rank0(found)
             if not problem:
                 break
         return problem
 
-    def _commit(self, number: int) -> str:
-        """Every rank learns whether rank 0's save of this step is committed; returns what went wrong."""
-        diary = self._around.diary
-        return str(self._around.world.from_first(diary.saving.wait(number) if diary is not None else ""))
-
-    def _end(self, loaded: ResumePoint) -> None:
-        """See the last state committed, which this generation trained or found in memory."""
-        self._around.pulse.enter(Phase.SAVE)
-        if self._final is None:
-            assert loaded.step == self._order.steps
-            found = StepRecord(
-                step=loaded.step, epoch=self._order.epochs - 1, chain=loaded.chain, line=loaded.line or {}
+    def _commit_last(self, resumed: ResumePoint) -> None:
+        """Save the state of the last step, which this generation trained or found in memory."""
+        parts = self._parts
+        parts.heartbeat.enter(Phase.SAVE)
+        if self._last is None:
+            assert resumed.step == self._order.steps
+            last_epoch, _ = self._order.position(resumed.step)
+            record = StepRecord(
+                step=resumed.step, epoch=last_epoch, chain=resumed.chain, line=resumed.line or {}
             )
-            self._final = found, self._keep(found, now=True, patient=True)
-        last, taken = self._final
-        problem = self._save_and_wait(last, taken)
+            self._last = record, self._take_snapshot(record, wait=True, patient=True)
+        record, published = self._last
+        problem = self._save_and_wait(record, published)
         if problem:
-            raise StoreFailed(f"trained to the last step, {last.step}, which could not be saved: {problem}")
-        if self._around.diary is not None:
-            self.digest = self._around.diary.saving.digest
+            raise StoreFailed(f"trained to the last step, {record.step}, which could not be saved: {problem}")
+        if parts.output is not None:
+            self.digest = parts.output.checkpointing.digest
 
 
-def _link(chain: str, outcome: StepOutcome) -> str:
-    """The next value of the chain: sha256 over the one before, the loss and the gradient norms, as bits."""
-    # One NaN, whatever bits it has: which of two is kept by an addition depends on their order.
+def _rewind(metrics: Metrics, resumed: ResumePoint) -> int:
+    """Cut the metrics back to the step that training resumes from; returns the highest step before."""
+    written = metrics.rewind(resumed.step)
+    if resumed.line is not None and written == resumed.step - 1:
+        # Rank 0 died between this step's sums and its line. Another node's snapshot has the line.
+        metrics.append(resumed.line)
+    return written
+
+
+def _next_chain(chain: str, outcome: StepOutcome) -> str:
+    """sha256 over the chain so far, the loss and the gradient norms, as bits."""
+    # All NaNs become one: which of two NaNs an addition passes on depends on their order.
     numbers = [
         math.nan if math.isnan(number) else number for number in (outcome.loss, *outcome.gradient_norms)
     ]

@@ -1,12 +1,17 @@
-"""The newest state that anybody has wins, in memory or in storage alike; states that should be the same and are not are refused, all of them.
+"""The newest state that any node has wins, in memory or in storage alike.
 
-A function of what the ranks say that they have. It does not load anything: a candidate that turns out not to load makes way for the next.
+The order is a function of what the ranks report as available. Snapshots of one step that should be equal
+and are not are all refused: nothing says which of them is right. A state from which training never made a
+new step gives way to the next older one.
+
+It does not load anything: a candidate that turns out not to load makes way for the next.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+
+from elastic.checkpoint.record import CommitRecord
 
 RESTORES_OF_ONE_STATE = 3
 
@@ -17,27 +22,36 @@ class Tier(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AvailableStates:
-    """What one rank has: a whole snapshot in its node's memory, and, on rank 0 alone, the commit records of the storage, newest first.
+class DamagedRecord:
+    """A commit record that cannot be used."""
 
-    `damaged`: (step, reason) of commit records that cannot be read.
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AvailableStates:
+    """What one rank can restore from.
+
+    step, checksum: of the snapshot in its node's memory, None without one. records: the storage's commit
+    records, newest first, on rank 0 alone.
     """
 
     step: int | None = None
     checksum: str | None = None
-    records: tuple[dict[str, Any], ...] = ()
-    damaged: tuple[tuple[int, str], ...] = ()
+    records: tuple[CommitRecord, ...] = ()
+    damaged: tuple[DamagedRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A state that training may go on from; `ranks` have it, `record` is the storage's."""
+    """A state that training may resume from; `ranks` have it, `record` is the storage's."""
 
     step: int
     tier: Tier
     ranks: tuple[int, ...]
     checksum: str | None = None
-    record: dict[str, Any] | None = None
+    record: CommitRecord | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,26 +62,30 @@ class RejectedState:
 
 
 def order_candidates(
-    claims: Sequence[AvailableStates], failures: int
+    available: Sequence[AvailableStates], failures: int
 ) -> tuple[list[Candidate], list[RejectedState]]:
-    """(what to try, best first; what is refused), from every rank's claim, in rank order.
+    """(what to try, best first; what is refused), from what each rank has, in rank order.
 
-    failures: consecutive ones without a new step, kills from outside aside. A state that was restored three times without one is poison: the next older one is tried, and so on;
-    the oldest is never passed over, and the number of restarts is somebody else's limit.
+    failures: consecutive failures without a new step, SIGKILLs excluded. A state that was restored three
+    times without a new step may itself be the cause, so it is skipped in favour of the next older one,
+    and so on. The oldest is never skipped: a start from the seed would lose the run silently, and
+    `--max-restarts` bounds the attempts.
     """
-    candidates, rejected = _snapshots(claims)
-    for claim in claims:
+    candidates, rejected = _snapshots(available)
+    for of_rank in available:
         rejected += [
-            RejectedState(step=step, tier=Tier.STORAGE, reason=reason) for step, reason in claim.damaged
+            RejectedState(step=each.step, tier=Tier.STORAGE, reason=each.reason) for each in of_rank.damaged
         ]
         candidates += [
-            Candidate(step=record["step"], tier=Tier.STORAGE, ranks=(0,), record=record)
-            for record in claim.records
+            Candidate(step=record.step, tier=Tier.STORAGE, ranks=(0,), record=record)
+            for record in of_rank.records
         ]
-    # Of two at the same step the one in memory is nearer. The sort is stable: records of one step keep the storage's order.
+    # Of two at the same step the one in memory is nearer. The sort is stable, so records of one step keep
+    # the storage's order (the latest replacement first).
     candidates.sort(key=lambda each: (-each.step, each.tier is Tier.STORAGE))
     steps = sorted({each.step for each in candidates}, reverse=True)
-    poison = steps[: min(max(0, failures - 1) // RESTORES_OF_ONE_STATE, len(steps) - 1)] if steps else []
+    num_skipped = min(max(0, failures - 1) // RESTORES_OF_ONE_STATE, max(0, len(steps) - 1))
+    skipped = steps[:num_skipped]
     rejected += [
         RejectedState(
             step=each.step,
@@ -75,16 +93,17 @@ def order_candidates(
             reason=f"it was restored {RESTORES_OF_ONE_STATE} times and no new step followed",
         )
         for each in candidates
-        if each.step in poison
+        if each.step in skipped
     ]
-    return [each for each in candidates if each.step not in poison], rejected
+    return [each for each in candidates if each.step not in skipped], rejected
 
 
-def _snapshots(claims: Sequence[AvailableStates]) -> tuple[list[Candidate], list[RejectedState]]:
+def _snapshots(available: Sequence[AvailableStates]) -> tuple[list[Candidate], list[RejectedState]]:
+    """One candidate per step whose snapshots are all equal; the others are rejected."""
     holders: dict[int, dict[str, list[int]]] = {}
-    for rank, claim in enumerate(claims):
-        if claim.step is not None and claim.checksum is not None:
-            holders.setdefault(claim.step, {}).setdefault(claim.checksum, []).append(rank)
+    for rank, of_rank in enumerate(available):
+        if of_rank.step is not None and of_rank.checksum is not None:
+            holders.setdefault(of_rank.step, {}).setdefault(of_rank.checksum, []).append(rank)
     candidates, rejected = [], []
     for step, by_checksum in holders.items():
         if len(by_checksum) == 1:
@@ -96,7 +115,7 @@ def _snapshots(claims: Sequence[AvailableStates]) -> tuple[list[Candidate], list
             RejectedState(
                 step=step,
                 tier=Tier.MEMORY,
-                reason=f"the nodes' snapshots of it differ (as ranks {groups} have them); one of these machines computes or remembers wrongly",
+                reason=f"the nodes' snapshots of it differ (ranks {groups}); the memory or the arithmetic of one of these machines is faulty",
             )
         )
     return candidates, rejected

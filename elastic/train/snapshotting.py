@@ -1,32 +1,39 @@
-"""After a step that is to be kept, its state lies whole in memory that outlives this process, before the step is reported as done.
+"""The state of a step that is kept lies whole in memory that outlives this process.
 
-One worker of a node, its local rank 0, writes for all. From a GPU the copy goes on beside the next step, and is whole before that one is reported as done. It does not make a state durable: the uploader takes checkpoints from the same memory.
+Local rank 0 writes the node's snapshot, for all workers of the node. From host memory the copy completes
+before the step is reported as done. From a GPU it overlaps the next step, and completes before that one is
+reported as done. It does not make a state durable: the uploader makes checkpoints of snapshots.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from elastic.snapshot import image
-from elastic.snapshot.copy_to_slot import SlotCopy
-from elastic.snapshot.slots import ABOUT_LIMIT_BYTES, Snapshot, SnapshotSlots
+from elastic.snapshot.copy_to_slot import Addresses, SlotCopy
+from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
 from elastic.train.state import FlatState
 
-# What a state may grow by (a longer history in some state_dict) before other memory is needed.
+# By how much a state may grow (a longer history in some state_dict) before it needs larger slots.
 SLACK = 1.05
 SLACK_BYTES = 1 << 20
 PATIENCE_S = 30.0
 FIRST_PATIENCE_S = 5.0
-LOOK_S = 0.002
+POLL_S = 0.002
 
-Lend = Callable[[int], SnapshotSlots | None]
+SlotsFor = Callable[[int], SnapshotSlots | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """A place in the run whose state is kept; `chain` is that of all steps up to it, `line` its line of the metrics."""
+    """What is kept beside the state of a finished step.
+
+    chain: of all steps up to it. line: its line of the metrics.
+    """
 
     step: int
     epoch: int
@@ -35,35 +42,35 @@ class StepRecord:
 
 
 class AgentSlots:
-    """The area that this node's agent made, or makes when it is asked through the control page."""
+    """The slots that this node's agent made. The agent makes them when the control page asks for them."""
 
     def __init__(self, page: ControlPage, agent_pid: int) -> None:
         self._page = page
         self._agent_pid = agent_pid
         self._fd: int | None = None
-        self._area: SnapshotSlots | None = None
+        self._slots: SnapshotSlots | None = None
 
-    def lend(self, size_bytes: int) -> SnapshotSlots | None:
-        """An area whose slots hold `size_bytes`; None until there is one."""
+    def of_size(self, size_bytes: int) -> SnapshotSlots | None:
+        """Slots that hold `size_bytes` each; None until there are."""
         fd = self._page.slots_fd
         if fd is not None and fd != self._fd:
-            self._area, self._fd = SnapshotSlots.open(f"/proc/{self._agent_pid}/fd/{fd}"), fd
-        if self._area is not None and self._area.capacity_bytes >= size_bytes:
-            return self._area
+            self._slots, self._fd = SnapshotSlots.open(f"/proc/{self._agent_pid}/fd/{fd}"), fd
+        if self._slots is not None and self._slots.capacity_bytes >= size_bytes:
+            return self._slots
         self._page.wanted_bytes = with_slack(size_bytes)
         return None
 
 
 class OwnSlots:
-    """Without an agent the process itself holds one slot, from which checkpoints are taken; nothing survives it."""
+    """Without an agent this process holds one slot, from which checkpoints are made. It dies with it."""
 
     def __init__(self) -> None:
-        self._area: SnapshotSlots | None = None
+        self._slots: SnapshotSlots | None = None
 
-    def lend(self, size_bytes: int) -> SnapshotSlots | None:
-        if self._area is None or self._area.capacity_bytes < size_bytes:
-            self._area = SnapshotSlots.create(with_slack(size_bytes), 1)
-        return self._area
+    def of_size(self, size_bytes: int) -> SnapshotSlots | None:
+        if self._slots is None or self._slots.capacity_bytes < size_bytes:
+            self._slots = SnapshotSlots.create(with_slack(size_bytes), 1)
+        return self._slots
 
 
 def with_slack(size_bytes: int) -> int:
@@ -72,108 +79,126 @@ def with_slack(size_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedSnapshot:
-    """A snapshot, and the area that it lies in."""
+    """A snapshot, the slots that it lies in, and the seconds of training that it cost."""
 
-    area: SnapshotSlots
+    slots: SnapshotSlots
     snapshot: Snapshot
+    cost_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _UnderWay:
-    area: SnapshotSlots
+class _Pending:
+    slots: SnapshotSlots
     slot: int
     size_bytes: int
-    point: StepRecord
+    record: StepRecord
+    cost_s: float
 
 
 class Snapshotting:
-    def __init__(self, lend: Lend, transfer: SlotCopy, clock: Clock, facts: dict[str, Any]) -> None:
-        """facts: what is kept beside each state: generation, world_size, torch."""
-        self._lend = lend
-        self._transfer = transfer
+    def __init__(
+        self, slots_for: SlotsFor, copy: SlotCopy, clock: Clock, *, generation: int, world_size: int
+    ) -> None:
+        self._slots_for = slots_for
+        self._copy = copy
         self._clock = clock
-        self._facts = facts
-        self._asked = False
-        self._under_way: _UnderWay | None = None
-        self.cost_s = 0.0  # of the last one
+        self._generation = generation
+        self._world_size = world_size
+        self._is_first = True
+        self._pending: _Pending | None = None
 
-    def start(
+    def take(
         self,
-        parts: FlatState,
-        point: StepRecord,
+        state: FlatState,
+        record: StepRecord,
         *,
-        late: Collection[int],
+        late: Addresses = frozenset,
+        wait: bool = True,
         patient: bool = False,
         halfway: Callable[[], None] | None = None,
-    ) -> bool:
-        """Begin to keep this state; False when there is no memory for it, or every slot is in use, now or (patient) for half a minute.
+    ) -> PublishedSnapshot | None:
+        """Copy this state into a slot, and publish it.
 
-        late: addresses of the tensors that nothing changes before the next update. halfway: called with half of the tensors in the slot, where a fault can be injected.
+        late: gives the addresses of tensors that nothing changes before the next update. wait: else a
+        copy from a GPU stays under way, None is returned, and `finish` publishes it. halfway: called
+        with half of the tensors in the slot, where a fault can be injected.
+        Returns None as well when there is no memory, or when every slot is in use (patient: for half a
+        minute).
         """
-        assert self._under_way is None, "the one before is finished first"
-        document = {"state": parts.document, "step": point.step, "epoch": point.epoch, "chain": point.chain}
+        assert self._pending is None, "the one before is finished first"
+        document = {
+            "state": state.document,
+            "step": record.step,
+            "epoch": record.epoch,
+            "chain": record.chain,
+        }
         began_at = self._clock.monotonic()
-        layout = image.layout(parts.tensors, document)
-        laid_out_s = self._clock.monotonic() - began_at
-        place = self._place(layout.size_bytes, patient=patient)
-        if place is None:
-            return False
-        area, slot = place
+        layout = image.layout(state.tensors, document)
+        layout_s = self._clock.monotonic() - began_at
+        found = self._free_slot(layout.size_bytes, patient=patient)
+        if found is None:
+            return None
+        slots, slot = found
         if halfway is not None:
             half = replace(layout, places=layout.places[: len(layout.places) // 2])
-            self._transfer.start(half, area.body(slot), ())
-            self._transfer.wait()
+            self._copy.start(half, slots.body(slot), frozenset)
+            self._copy.wait()
             halfway()
         began_at = self._clock.monotonic()
-        self._transfer.start(layout, area.body(slot), late)
-        self._under_way = _UnderWay(area=area, slot=slot, size_bytes=layout.size_bytes, point=point)
-        self.cost_s = laid_out_s + self._clock.monotonic() - began_at
-        return True
+        self._copy.start(layout, slots.body(slot), late)
+        # Waiting for a free slot is no part of the cost: it does not come with every snapshot.
+        cost_s = layout_s + self._clock.monotonic() - began_at
+        self._pending = _Pending(
+            slots=slots, slot=slot, size_bytes=layout.size_bytes, record=record, cost_s=cost_s
+        )
+        return self.finish() if wait or not self._copy.is_asynchronous else None
 
     def finish(self) -> PublishedSnapshot | None:
-        """Wait for the copy that was begun, and publish it, before the next step is reported as done; None when none is under way, or the state changed under it."""
-        if self._under_way is None:
+        """Wait for the copy that is under way, and publish it.
+
+        None when none is under way, or when the recipe changed the state during the copy.
+        """
+        if self._pending is None:
             return None
         began_at = self._clock.monotonic()
-        it, self._under_way = self._under_way, None
-        found = self._transfer.wait()
+        pending, self._pending = self._pending, None
+        found = self._copy.wait()
         if found is None:
             print(
-                f"the snapshot of step {it.point.step} is thrown away: parameters were changed before the next step's sum"
+                f"the snapshot of step {pending.record.step} is thrown away: parameters were changed before the next step's sum"
             )
             return None
-        about = self._facts | {
-            "step": it.point.step,
-            "epoch": it.point.epoch,
-            "chain": it.point.chain,
-            "checksum": found,
-        }
-        snapshot = it.area.publish(it.slot, size_bytes=it.size_bytes, about=_with_line(about, it.point.line))
-        self.cost_s += self._clock.monotonic() - began_at
-        return PublishedSnapshot(area=it.area, snapshot=snapshot)
+        record = pending.record
+        info = SnapshotInfo(
+            step=record.step,
+            epoch=record.epoch,
+            generation=self._generation,
+            world_size=self._world_size,
+            torch=torch.__version__,
+            chain=record.chain,
+            checksum=found,
+            line=record.line,
+        )
+        snapshot = pending.slots.publish(pending.slot, size_bytes=pending.size_bytes, info=info)
+        cost_s = pending.cost_s + self._clock.monotonic() - began_at
+        return PublishedSnapshot(slots=pending.slots, snapshot=snapshot, cost_s=cost_s)
 
     def before_forward(self) -> None:
-        self._transfer.before_forward()
+        self._copy.before_forward()
 
     def before_update(self) -> None:
-        self._transfer.before_update()
+        self._copy.before_update()
 
-    def _place(self, size_bytes: int, *, patient: bool) -> tuple[SnapshotSlots, int] | None:
-        # The very first snapshot of a process waits for the agent to make the memory; later ones are taken when it is there.
-        patience_s = PATIENCE_S if patient else 0.0 if self._asked else FIRST_PATIENCE_S
-        self._asked = True
+    def _free_slot(self, size_bytes: int, *, patient: bool) -> tuple[SnapshotSlots, int] | None:
+        # The very first snapshot of a process waits until the agent has made the slots.
+        patience_s = PATIENCE_S if patient else FIRST_PATIENCE_S if self._is_first else 0.0
+        self._is_first = False
         deadline = self._clock.monotonic() + patience_s
         while True:
-            area = self._lend(size_bytes)
-            slot = None if area is None else area.begin()
-            if area is not None and slot is not None:
-                return area, slot
+            slots = self._slots_for(size_bytes)
+            slot = None if slots is None else slots.begin()
+            if slots is not None and slot is not None:
+                return slots, slot
             if self._clock.monotonic() >= deadline:
                 return None
-            self._clock.sleep(LOOK_S)
-
-
-def _with_line(about: dict[str, Any], line: dict[str, Any]) -> dict[str, Any]:
-    """With the step's line of the metrics, unless the recipe logs so much that it does not fit."""
-    whole = about | {"line": line}
-    return whole if len(repr(whole)) * 2 < ABOUT_LIMIT_BYTES else about
+            self._clock.sleep(POLL_S)

@@ -1,6 +1,7 @@
-"""Without an agent (plain python, or torchrun) a recipe runs all the same: rank 0 owns the uploader, each worker its own control page.
+"""Without an agent (plain python, or torchrun) a recipe runs all the same.
 
-There is nobody to restart workers here but torchrun, and no memory tier. SIGTERM and the first Ctrl-C ask for a drain.
+Rank 0 owns the uploader, and each worker its own control page. SIGTERM and the first Ctrl-C ask for a drain.
+Nothing but torchrun restarts workers here, and no snapshot survives them.
 """
 
 import atexit
@@ -27,12 +28,12 @@ from elastic.uploader.protocol import UploaderConfig
 KEEP = 3
 
 
-def link_without_agent(launch: Launch, world: ProcessGroups, ours: Identity) -> AgentLink:
-    """What an agent would have told this worker, from defaults and ELASTIC_RUN_DIR."""
+def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity) -> AgentLink:
+    """The link that an agent would have passed to this worker, from defaults and ELASTIC_RUN_DIR."""
     run = RunDir.parse(launch.run_dir or f"runs/{Path(ours.recipe).stem}")
     page = ControlPage.create()
     generation, socket_path = 0, ""
-    if world.rank == 0:
+    if groups.rank == 0:
         records, _ = committed(open_store(run.checkpoints_url), SystemClock())
         generation = 1 + max((record.generation for record in records), default=0)
         socket_path = _own_uploader(run, ours)
@@ -41,7 +42,7 @@ def link_without_agent(launch: Launch, world: ProcessGroups, ours: Identity) -> 
         pid=os.getpid(),
         node=socket.gethostname(),
         run_dir=run.url,
-        generation=int(world.from_first(generation)),
+        generation=groups.from_rank0(generation),
         control_page=page.path,
         uploader=socket_path,
         save_every="auto",

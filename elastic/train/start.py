@@ -1,7 +1,8 @@
-"""`start` fixes what the result of a run is a function of, before anything is written, drawn or sent.
+"""`start` fixes what a run's result depends on before anything is written, drawn or sent.
 
-Seed, global batch and shards come from the recipe; the launcher adds recipe, arguments and threads. A run directory that holds another run is
-refused with what differs. When the agent only asks (preflight), the answer is written down and the process ends here.
+Seed, global batch and shards come from the recipe; the launcher adds recipe, arguments and threads. A run
+directory that holds another run is refused with what differs. If the agent only asks what the recipe
+declares (preflight), the answer is written down and the process ends here.
 """
 
 import atexit
@@ -32,10 +33,12 @@ from elastic.train.standalone import link_without_agent
 def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None = None) -> Run:
     """Begin or resume the run of this recipe.
 
-    seed: of everything random. global_batch: samples of one step, over all workers. shards: how many slices a global batch is cut into; the
-    largest world size there can be, and part of the result (another number is another trajectory). backend: nccl or gloo for gradients;
-    None takes nccl where every worker has its own GPU.
-    Deterministic kernels are switched on; a recipe that needs an operation without one may switch them off after this call.
+    seed: of everything random. global_batch: samples of one step, over all workers. shards: how many
+    slices a global batch is cut into; the largest possible world size, and part of the result (another
+    number is another trajectory). backend: nccl or gloo for gradients; None takes nccl where every
+    worker has its own GPU.
+    Deterministic kernels are switched on. A recipe that needs an operation without one may switch them
+    off after this call.
     Raises UsageError when the numbers do not fit, or when the run directory holds another run.
     """
     launch = environment.read()
@@ -55,28 +58,30 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
         Path(launch.preflight).write_bytes(ours.to_json())
         raise SystemExit(0)
     _be_deterministic(ours.threads)
-    world = open_process_groups(launch, backend)
+    groups = open_process_groups(launch, backend)
     if launch.agent is None:
-        # Before the interpreter finalizes, which gloo's threads would not survive. An agent's workers end without that.
-        atexit.register(world.close)
-    link = launch.agent or link_without_agent(launch, world, ours)
-    _claim(world, ours, link.run_dir)
-    events = RunDir.parse(link.run_dir).events / f"{link.node}-{link.generation:06d}-rank{world.rank}.jsonl"
+        # Before the interpreter finalizes, which gloo's threads would not survive. An agent's workers
+        # end by os._exit, without finalization.
+        atexit.register(groups.close)
+    link = launch.agent or link_without_agent(launch, groups, ours)
+    _claim_run_dir(groups, ours, link.run_dir)
+    events = RunDir.parse(link.run_dir).events / f"{link.node}-{link.generation:06d}-rank{groups.rank}.jsonl"
     log = EventLog(events, node=link.node, clock=SystemClock())
     log.generation = link.generation
     random_streams.enter(seed, "start")
-    return Run(world, link, ours, log)
+    return Run(groups, link, ours, log)
 
 
 def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Under plain python or torchrun: the library's errors end the process with their sentence and exit code."""
+    """Under plain python or torchrun: this library's errors end the process with their message and code."""
     if not isinstance(error, ElasticError):
         sys.__excepthook__(kind, error, trace)
         return
     print(f"error: {printable(str(error))}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads may wait for peers that are gone; nothing else could set the exit code from here either.
+    # A normal exit would wait for threads that wait for peers that are gone, and an excepthook cannot
+    # set the exit code otherwise.
     os._exit(error.exit_code)
 
 
@@ -100,22 +105,26 @@ def _be_deterministic(threads: int) -> None:
     if "torch._inductor.config" in sys.modules:
         torch.use_deterministic_algorithms(mode=True)
     else:
-        # The same, less the import of torch's compiler (seconds at every start), which reads its part from the environment.
+        # The same without importing torch's compiler, which takes seconds at every start. The compiler
+        # reads its own setting from the environment (environment.pin_threads).
         torch._C._set_deterministic_algorithms(True, warn_only=False)  # noqa: SLF001
-    # Filling fresh memory with NaN finds reads of it, which is a debugging aid and costs a pass over every tensor.
+    # Filling fresh memory with NaN helps to find reads of it, and costs a pass over every tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
 
 
-def _claim(world: ProcessGroups, ours: Identity, run_dir: str) -> None:
-    """Write the identity down if nobody did; every rank compares itself with what is there."""
-    there = None
-    if world.rank == 0:
+def _claim_run_dir(groups: ProcessGroups, ours: Identity, run_dir: str) -> None:
+    """Rank 0 writes the identity down if there is none; every rank compares itself with what is there.
+
+    Raises UsageError for another run's directory.
+    """
+    there = ""
+    if groups.rank == 0:
         store = open_store(RunDir.parse(run_dir).url)
         there = create_or_read(store, identity.NAME, ours.to_json(), SystemClock()).decode(errors="replace")
-    found = identity.parse(world.from_first(there).encode())
+    found = identity.parse(groups.from_rank0(there).encode())
     identity.check(found, ours, run_dir)
-    if world.rank == 0 and found.recipe_sha256 != ours.recipe_sha256:
+    if groups.rank == 0 and found.recipe_sha256 != ours.recipe_sha256:
         print(
             f"{ours.recipe} was edited since this run began: what follows is no longer the trajectory of its first version",
             file=sys.stderr,

@@ -1,7 +1,9 @@
-"""State is everything that must survive: objects with `state_dict`, taken apart into tensors and JSON, and put together again exactly.
+"""State is everything that must survive; what is flattened and loaded again is exactly the same.
 
-Taking a state apart draws no random numbers and changes nothing. Ranks hold identical states, which checksums show. What cannot be kept
-without pickle is refused with the name of the entry.
+It is a set of objects with `state_dict`, flattened into tensors and one JSON document. Flattening draws no
+random numbers and changes nothing. What cannot be kept without pickle is refused with the name of the entry.
+
+It does not promise that ranks hold the same state: they compare checksums (consistency.py).
 """
 
 import hashlib
@@ -28,7 +30,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatState:
-    """A state taken apart: tensors by name, and the rest as one JSON value that refers to them."""
+    """A flattened state: tensors by name, and the rest as one JSON value that refers to them."""
 
     tensors: dict[str, Tensor]
     document: Any
@@ -37,8 +39,8 @@ class FlatState:
 class State:
     """The objects whose state is saved, restored and compared, each under its keyword's name.
 
-    Models, optimizers, schedulers, EMA copies, GradScalers, and whatever else has `state_dict` and `load_state_dict`.
-    Raises UsageError for an object that has not.
+    Models, optimizers, schedulers, EMA copies, GradScalers: any object with `state_dict` and
+    `load_state_dict`. Raises UsageError for an object without them.
     """
 
     def __init__(self, **objects: Stateful) -> None:
@@ -61,9 +63,9 @@ class State:
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """The parameters whose gradients count, in the order of the modules: those that an optimizer of this state updates.
+        """The parameters that an optimizer of this state updates, in the order of the modules.
 
-        Without an optimizer among the objects, all; an EMA copy's are not among them.
+        Without an optimizer among the objects, all parameters. Those of an EMA copy are not among them.
         """
         owned = [p for module in self.modules for p in module.parameters()]
         if not self._optimizers:
@@ -71,34 +73,39 @@ class State:
         updated = {p: None for o in self._optimizers for group in o.param_groups for p in group["params"]}
         return list(dict.fromkeys([*(p for p in owned if p in updated), *updated]))
 
-    @property
     def updated_addresses(self) -> set[int]:
-        """Where that lies which only an optimizer's step changes: trained parameters, and what optimizers keep of them."""
-        kept = [held for optimizer in self._optimizers for held in optimizer.state.values()]
-        tensors = [value for held in kept for value in held.values() if isinstance(value, Tensor)]
+        """Addresses of the tensors that only `optimizer.step()` changes.
+
+        They are those of trained parameters and of optimizer state.
+        """
+        states = [of_parameter for o in self._optimizers for of_parameter in o.state.values()]
+        tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
         return {tensor.data_ptr() for tensor in [*self.trained, *tensors]}
 
     def flatten(self) -> FlatState:
-        """Tensors are references, not copies. Raises StateNotSavable with the name of the entry that needs pickle."""
+        """Tensors are references, not copies.
+
+        Raises StateNotSavable with the name of the entry that needs pickle.
+        """
         tensors: dict[str, Tensor] = {}
         document = {
             name: _encode(thing.state_dict(), name, tensors) for name, thing in sorted(self.objects.items())
         }
         return FlatState(tensors=dict(sorted(tensors.items())), document=document)
 
-    def load(self, parts: FlatState) -> None:
-        """Load every object; each copies onto its own device (torch's map_location, done by load_state_dict).
+    def load(self, flat: FlatState) -> None:
+        """Load every object. Each one's load_state_dict copies onto the object's own device.
 
-        Raises CheckpointDamaged when the parts belong to other objects.
+        Raises CheckpointDamaged when the state is that of other objects.
         """
-        if not isinstance(parts.document, dict) or parts.document.keys() != self.objects.keys():
+        if not isinstance(flat.document, dict) or flat.document.keys() != self.objects.keys():
             raise CheckpointDamaged(
-                f"expected the state of {sorted(self.objects)}, found that of {_names(parts.document)}; "
+                f"expected the state of {sorted(self.objects)}, found that of {_names(flat.document)}; "
                 "the recipe's State must have the same entries as when the run began"
             )
         for name, thing in self.objects.items():
             try:
-                self._load(name, thing, parts)
+                self._load(name, thing, flat)
             except (
                 RuntimeError,
                 LookupError,
@@ -109,14 +116,18 @@ class State:
             ) as error:
                 raise CheckpointDamaged(f"{name} does not take the saved state: {error}") from error
 
-    def _load(self, name: str, thing: Stateful, parts: FlatState) -> None:
-        """The parts may lie in memory that is written again soon, so nobody may keep them. A module copies them into its own tensors; it is looked at whether it did."""
-        saved = parts.document[name]
+    def _load(self, name: str, thing: Stateful, flat: FlatState) -> None:
+        """`flat` may hold views of a snapshot slot that will be overwritten, so no object may keep them.
+
+        Modules copy on load. That is verified, because a module may keep what it is given (as extra
+        state, for instance). Every other object gets copies: optimizers do keep what they are given.
+        """
+        saved = flat.document[name]
         if isinstance(thing, nn.Module):
-            thing.load_state_dict(cast("dict[str, Any]", _decode(saved, parts.tensors)))
-            if not _keeps_any(thing, parts.tensors):
+            thing.load_state_dict(cast("dict[str, Any]", _decode(saved, flat.tensors)))
+            if not _keeps_any(thing, flat.tensors):
                 return
-        thing.load_state_dict(cast("dict[str, Any]", _decode(saved, _Copies(parts.tensors))))
+        thing.load_state_dict(cast("dict[str, Any]", _decode(saved, _Copies(flat.tensors))))
 
 
 def _names(document: object) -> str:
@@ -127,8 +138,10 @@ def _keeps_any(thing: Stateful, given: Mapping[str, Tensor]) -> bool:
     """Whether its state now holds memory that it was given."""
     held: dict[str, Tensor] = {}
     _encode(thing.state_dict(), "", held)
-    theirs = {tensor.untyped_storage().data_ptr() for tensor in held.values() if tensor.numel()}
-    return any(tensor.untyped_storage().data_ptr() in theirs for tensor in given.values() if tensor.numel())
+    addresses = {tensor.untyped_storage().data_ptr() for tensor in held.values() if tensor.numel()}
+    return any(
+        tensor.untyped_storage().data_ptr() in addresses for tensor in given.values() if tensor.numel()
+    )
 
 
 class _Copies(Mapping[str, Tensor]):
@@ -147,22 +160,30 @@ class _Copies(Mapping[str, Tensor]):
         return len(self._tensors)
 
 
-def checksums(parts: FlatState) -> tuple[str, dict[str, str]]:
-    """(checksum of the whole state, checksum of each entry), in hexadecimal; the same on every device."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateChecksum:
+    """Of the whole state and of each entry, in hexadecimal; checksum.py says what it is for."""
+
+    whole: str
+    entries: dict[str, str]
+
+
+def checksum_of(flat: FlatState) -> StateChecksum:
+    """The same on every device, for every stride and address of the tensors."""
     entries = {}
-    for name, tensor in parts.tensors.items():
+    for name, tensor in flat.tensors.items():
         head = f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode()
         entries[name] = hashlib.sha256(head + _sums(tensor)).hexdigest()
-    for name, value in parts.document.items():
+    for name, value in flat.document.items():
         entries[f"{name} (values)"] = hashlib.sha256(json.dumps(value).encode()).hexdigest()
     whole = hashlib.sha256("".join(f"{k} {v}\n" for k, v in sorted(entries.items())).encode()).hexdigest()
-    return whole, entries
+    return StateChecksum(whole=whole, entries=entries)
 
 
 def _sums(tensor: Tensor) -> bytes:
-    """As checksum.sums, of a tensor's bytes; a large one is summed where it is."""
+    """`checksum.tensor_sums` of a tensor's bytes. On a GPU the same sums are computed there."""
     if tensor.device.type == "cpu" or tensor.nbytes <= checksum.SMALL_BYTES:
-        return checksum.sums(tensor_bytes(tensor).numpy().data)
+        return checksum.tensor_sums(tensor_bytes(tensor).numpy().data)
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     words, cut = checksum.stretch_words(flat.numel())
     stretches = flat[:cut].view(torch.int64).view(checksum.STRETCHES, words).sum(1)
@@ -182,7 +203,8 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
                 raise StateNotSavable(
                     f"state entry {path}: expected str or int keys, found {type(name).__name__}"
                 )
-        # Sorted, so that the digest does not depend on the order of insertion; ints before strings.
+        # Sorted (ints before strings), so that the digest does not depend on the order of insertion,
+        # which a resume changes.
         names = sorted(value, key=lambda name: (isinstance(name, str), name))
         return {"dict": [[name, _encode(value[name], f"{path}.{name}", tensors)] for name in names]}
     if isinstance(value, list | tuple):
@@ -195,7 +217,10 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _name(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> str:
-    """Give the tensor a name of its own: its path, marked where two paths read alike ("a.b" in one dict, or "b" in "a")."""
+    """Register the tensor under its path; marked with ' where two paths read alike.
+
+    "a.b" in one dict and "b" in "a" do, and so do 0 and "0".
+    """
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise StateNotSavable(
             f"state entry {path}: expected a dense tensor, found {tensor.layout}; convert it in state_dict"

@@ -1,8 +1,10 @@
-"""One optimizer update as the recipe sees it: a loss is a function of sums over the global batch, and every sum is the fixed tree's.
+"""One optimizer update is a function of (state, seed, step), whatever the world size.
 
-Per shard: its own random stream, the step's opening buffers, kernels of one shape. Across shards: sums, nothing else. So the result is
-a function of (state, seed, step) and not of the world size or of which rank computed which shard.
-It does not clip, scale or step: the recipe does that with plain PyTorch on the gradients that it finds in `.grad`.
+A loss is a function of sums over the global batch. Each shard is computed by itself: under its own random
+stream, from the step's opening buffers, with kernels of one shape. Ranks exchange sums and nothing else,
+and each sum is the fixed tree's (reduce/tree.py). So it does not show which rank computed which shard.
+
+It does not clip, scale or step: the recipe does that with plain PyTorch on the gradients in `.grad`.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,98 +20,90 @@ from elastic.data.loader import Batch
 from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
-from elastic.reduce.tree import Block, Stack
 from elastic.system.phase import Phase
 from elastic.train.buffers import Buffers
-from elastic.worker.heartbeat import HeartbeatSender, Unread
+from elastic.worker.heartbeat import HeartbeatSender
 
 Scaler = torch.amp.GradScaler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
-    """What one rank asks of all; rides in the step's sum, so that every rank decides the same at the same step."""
+    """What one rank asks of all ranks.
+
+    It rides in the step's second sum, so that every rank decides the same at the same step.
+    """
 
     drain: bool
-    keep: bool  # a snapshot
-    save: bool  # a checkpoint, of a snapshot
+    snapshot: bool
+    save: bool  # a snapshot that becomes a checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What all ranks know, identically, when a step's sums are done."""
+    """What a step ends with, identical on all ranks."""
 
     loss: float
     gradient_norms: tuple[float, ...]  # of each bucket
     drain: bool
-    keep: bool
+    snapshot: bool
     save: bool
 
 
-class Shards:
-    """What steps share: this rank's shards, their data, and the sums across ranks."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """What all steps of a generation share."""
 
-    def __init__(
-        self,
-        *,
-        exchange: Exchange,
-        gradients: Gradients,
-        buffers: Buffers,
-        device: torch.device,
-        seed: int,
-        pulse: HeartbeatSender | None = None,
-    ) -> None:
-        self.exchange = exchange
-        self.gradients = gradients
-        self.buffers = buffers
-        self.device = device
-        self.seed = seed
-        self.pulse = HeartbeatSender(Unread(), 0) if pulse is None else pulse
+    exchange: Exchange
+    gradients: Gradients
+    buffers: Buffers
+    device: torch.device
+    heartbeat: HeartbeatSender
+    seed: int
+    steps: int
+    global_batch: int
 
-    def sum(self, of_leaf: dict[int, Tensor], what: str) -> Tensor:
-        """Tree sum of equally shaped tensors, one per own shard; they are overwritten."""
-        stack: Stack[Tensor] = Stack(Tensor.add_)
-        for leaf, value in of_leaf.items():
-            stack.push(Block(leaf, 1), value.reshape(-1))
-        shape = next(iter(of_leaf.values())).shape
-        with self.pulse.waiting():
-            total = self.exchange.sum(stack.parts, what)
-            if self.exchange.world_size > 1 and total.device.type == "cuda":
-                # nccl only queues the sum: without this the host would wait for other ranks in the middle of the recipe's code.
-                torch.cuda.current_stream(total.device).synchronize()
-        return total.view(shape)
+
+def _pass(_point: str) -> None:
+    """No fault strikes here."""
 
 
 class Step:
-    """A step of the loop. Call `sum` and `backward`, or `mean_loss`; then the optimizer; then `log`."""
+    """A step of the loop. Call `sum` and `backward`, or `mean_loss`; then the optimizer; then `log`.
 
-    def __init__(  # noqa: PLR0913 - the loop alone makes one
+    number: from 1. steps: of the whole run. epoch: from 0. global_batch: samples of this step, over all
+    ranks.
+    """
+
+    def __init__(
         self,
-        *,
         number: int,
-        steps: int,
         epoch: int,
-        shards: Shards,
+        parts: StepParts,
         batches: list[Batch],
         requests: Callable[[], Requests],
-        global_batch: int,
+        *,
+        fault_point: Callable[[str], None] = _pass,
     ) -> None:
+        """requests: asked once, when the gradients are summed. fault_point: called at each point of a
+        step at which a fault plan can strike, with the point's name.
+        """
         self.number = number
-        self.steps = steps
+        self.steps = parts.steps
         self.epoch = epoch
-        self.global_batch = global_batch
+        self.global_batch = parts.global_batch
         self.logged: dict[str, Any] = {}
         self.outcome: StepOutcome | None = None
-        self.reached: Callable[[str], None] = lambda _point: None
-        self._shards = shards
+        self.fault_point = fault_point
+        self._parts = parts
         self._batches = batches
         self._requests = requests
         self._sums: list[tuple[Tensor, dict[int, Tensor]]] = []
-        self._after: dict[int, list[Tensor]] = {}
+        self._buffers_after: dict[int, list[Tensor]] = {}
         self._passes = 0
-        shards.buffers.open()
-        # What the recipe draws before its first sum must not depend on what loading this rank's shards has drawn.
-        random_streams.enter(shards.seed, "step", number, 0)
+        parts.buffers.begin_step()
+        # The recipe's draws before its first sum must not depend on what loading this rank's shards drew.
+        random_streams.enter(parts.seed, "step", number, 0)
 
     @property
     def fraction(self) -> float:
@@ -124,126 +118,147 @@ class Step:
     def sum(self, function: Callable[[Batch], Tensor]) -> Tensor:
         """The exact sum over all shards of function(batch), called once per own shard.
 
-        function returns a tensor of the same shape and floating dtype for every shard (float64 is worth its price for statistics);
-        the result is a leaf that requires grad, the same on every rank. The graphs of all own shards are kept until `backward`.
+        function returns a tensor of the same shape and floating dtype for every shard (float64 is worth
+        its price for statistics). The result is a leaf that requires grad, the same on every rank. The
+        graphs of all own shards are kept until `backward`.
         Raises PeerLost when another rank is gone.
         """
         outputs = {batch.shard: output for batch, output in self._forward(function)}
-        total = self._shards.sum(
-            {leaf: out.detach().clone() for leaf, out in outputs.items()}, "a sum over shards"
-        )
+        copies = {shard: output.detach().clone() for shard, output in outputs.items()}
+        with self._parts.heartbeat.waiting():
+            total = self._parts.exchange.sum_leaves(copies, "a sum over shards")
         total.requires_grad_(True)
         self._sums.append((total, outputs))
         return total
 
     def backward(self, loss: Tensor, scaler: Scaler | None = None) -> None:
-        """Gradients of a loss that is a function of this step's sums, exactly summed over all shards, into `.grad` on every rank.
+        """Gradients of a loss that is a function of this step's sums, into `.grad` on every rank.
 
-        loss: scalar, computed alike on every rank. The loss may also depend on parameters directly (a penalty, say).
+        loss: scalar, computed alike on every rank. It may also depend on parameters directly, as a
+        penalty does. scaler: scales the loss before its gradients are taken.
+
+        By the chain rule the gradient is the sum over shards of (d loss / d sum) · (d f(shard) / d p),
+        plus the direct gradient of a penalty. The first factor is the same on every rank, so no rank
+        needs another one's graph. Raises UsageError without a sum, PeerLost when another rank is gone.
         """
         if not self._sums:
             raise UsageError(
                 "expected step.sum(...) before step.backward(loss); for a mean loss use step.mean_loss(...)"
             )
-        gradients = self._shards.gradients
+        gradients, heartbeat = self._parts.gradients, self._parts.heartbeat
         direct = self._direct_gradients(loss if scaler is None else scaler.scale(loss))
-        gradients.begin()
+        gradients.begin_step()
         for batch in self._batches:
-            self._shards.pulse.enter(Phase.STEP)
+            heartbeat.enter(Phase.STEP)
             outputs = [
                 (out[batch.shard], total.grad) for total, out in self._sums if out[batch.shard].requires_grad
             ]
-            gradients.before(batch.shard)
+            gradients.before_backward(batch.shard)
             if outputs:  # a sum for the metrics alone may have no graph
                 torch.autograd.backward([out for out, _ in outputs], [gradient for _, gradient in outputs])
-            self.reached("backward")
-            gradients.after(batch.shard)
-        with self._shards.pulse.waiting():  # nccl: sums that are on their way may stand before it
+            self.fault_point("backward")
+            gradients.after_backward(batch.shard)
+        with heartbeat.waiting():  # with nccl, gradient sums that are under way may come before it
             known = float(loss.detach())
-        self._finish(known, dict.fromkeys(self._own, 0.0))
+        self._finish(known, dict.fromkeys(self._shards, 0.0))
+        # Equal on every rank: added once, after the sum over shards.
         for parameter, gradient in direct.items():
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         self._sums = []
 
     def mean_loss(self, function: Callable[[Batch], Tensor], scaler: Scaler | None = None) -> float:
-        """One call for losses that are means over samples: forward and backward shard by shard, one graph alive at a time.
+        """One call for losses that are means over samples: forward and backward shard by shard.
 
-        function(batch) returns the mean loss of one shard, a scalar. The gradient of the global mean is in `.grad` afterwards;
-        returns the global mean.
+        function(batch) returns the mean loss of one shard, a scalar. Only one shard's graph is alive at
+        a time. Returns the global mean; its gradient is in `.grad` afterwards.
+        Raises PeerLost when another rank is gone.
         """
-        gradients = self._shards.gradients
+        gradients, heartbeat = self._parts.gradients, self._parts.heartbeat
         for parameter in gradients.parameters:
             parameter.grad = None
-        gradients.begin()
+        gradients.begin_step()
         losses: dict[int, float] = {}
         for batch, loss in self._forward(function):
-            gradients.before(batch.shard)
+            gradients.before_backward(batch.shard)
             scaled = loss if scaler is None else scaler.scale(loss)
-            (scaled / self._shards.exchange.shards).backward()  # type: ignore[no-untyped-call]
-            self.reached("backward")
-            gradients.after(batch.shard)
-            # After the last shard the sums are on their way, and with nccl the host stands behind them here.
-            is_last = batch.shard == self._own[-1]
-            with self._shards.pulse.waiting() if is_last else nullcontext():
+            (scaled / self._parts.exchange.shards).backward()  # type: ignore[no-untyped-call]
+            self.fault_point("backward")
+            gradients.after_backward(batch.shard)
+            # After the last shard the gradient sums are under way, and with nccl the host waits for
+            # them where it reads the loss.
+            is_last = batch.shard == self._shards[-1]
+            with heartbeat.waiting() if is_last else nullcontext():
                 losses[batch.shard] = float(loss.detach())
-        self._finish(None, losses)
-        assert self.outcome is not None
-        return self.outcome.loss
+        return self._finish(None, losses).loss
 
     @property
-    def _own(self) -> list[int]:
+    def _shards(self) -> list[int]:
         return [batch.shard for batch in self._batches]
 
     def _forward(self, function: Callable[[Batch], Tensor]) -> Iterator[tuple[Batch, Tensor]]:
-        """Each own shard's output, under its own stream, from its own buffers; afterwards the step's common stream again."""
+        """Each own shard's output, under its own stream, from its own buffers.
+
+        The first pass starts each shard from the step's opening buffers; a second one starts it from
+        what its own first pass left. Afterwards the step's common stream is entered again, so that the
+        recipe's next draws are the same on every rank.
+        """
         self._passes += 1
-        seed, buffers = self._shards.seed, self._shards.buffers
+        seed, buffers = self._parts.seed, self._parts.buffers
         for batch in self._batches:
-            self._shards.pulse.enter(Phase.STEP)
+            self._parts.heartbeat.enter(Phase.STEP)
             random_streams.enter(seed, "shard", self.number, batch.shard, self._passes)
-            buffers.load(self._after.get(batch.shard))
-            self.reached("forward")
+            buffers.load(self._buffers_after.get(batch.shard))
+            self.fault_point("forward")
             output = function(batch)
-            self._after[batch.shard] = buffers.save()
+            self._buffers_after[batch.shard] = buffers.save()
             yield batch, output
         random_streams.enter(seed, "step", self.number, self._passes)
 
     def _direct_gradients(self, loss: Tensor) -> dict[torch.nn.Parameter, Tensor]:
-        for parameter in self._shards.gradients.parameters:
+        """Gradients that reach parameters without passing a sum; d loss / d sum is left in `sum.grad`."""
+        for parameter in self._parts.gradients.parameters:
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
-        found = {p: p.grad for p in self._shards.gradients.parameters if p.grad is not None}
+        found = {p: p.grad for p in self._parts.gradients.parameters if p.grad is not None}
         for total, _ in self._sums:
             if total.grad is None:
                 total.grad = torch.zeros_like(total)
         return found
 
-    def _finish(self, loss: float | None, losses: dict[int, float]) -> None:
-        """The step's second sum: the loss, who asks for what, which gradients exist, and the buffers."""
-        shards, buffers = self._shards, self._shards.buffers
-        with shards.pulse.waiting():
-            flats = shards.gradients.wait()
-        self.reached("mid-sum")
-        asked = self._requests()
-        mine = torch.tensor([asked.drain, asked.keep, asked.save], dtype=torch.float64)
-        mine = torch.cat([mine, shards.gradients.used()]).to(shards.device)
+    def _finish(self, loss: float | None, losses: dict[int, float]) -> StepOutcome:
+        """The step's second sum: loss, requests, which gradients exist, and buffers, in one vector.
+
+        loss: known to every rank already, or None where it is the mean of `losses`, which are those of
+        the own shards. The vector of each shard is float64: [1] its loss, [3] drain, snapshot and save,
+        [parameters] whether a gradient exists, [buffers.length] its buffers.
+        """
+        parts = self._parts
+        with parts.heartbeat.waiting():
+            flats = parts.gradients.wait()
+        self.fault_point("mid-sum")
+        requests = self._requests()
+        of_rank = torch.tensor([requests.drain, requests.snapshot, requests.save], dtype=torch.float64)
+        of_rank = torch.cat([of_rank, parts.gradients.used()]).to(parts.device)
         contributions = {}
-        for place, leaf in enumerate(self._own):
-            # A rank's own word counts once, whatever the number of its shards.
-            head = torch.cat(
-                [torch.tensor([losses[leaf]], dtype=torch.float64, device=shards.device), mine * (place == 0)]
+        for index, shard in enumerate(self._shards):
+            own_loss = torch.tensor([losses[shard]], dtype=torch.float64, device=parts.device)
+            # A rank's requests count once, whatever the number of its shards.
+            head = torch.cat([own_loss, of_rank * (index == 0)])
+            contributions[shard] = torch.cat(
+                [head, parts.buffers.contribution(self._buffers_after[shard], shard)]
             )
-            contributions[leaf] = torch.cat([head, buffers.contribution(self._after[leaf], leaf)])
-        total = shards.sum(contributions, "the end of a step")
-        known, used, changed = torch.split(total, [4, mine.numel() - 3, buffers.length])
-        mean, drain, keep, save = known.tolist()
-        shards.gradients.place(flats, used)
-        buffers.close(changed)
+        with parts.heartbeat.waiting():
+            total = parts.exchange.sum_leaves(contributions, "the end of a step")
+        known, used, buffers = torch.split(total, [4, of_rank.numel() - 3, parts.buffers.length])
+        loss_sum, drain, snapshot, save = known.tolist()
+        parts.gradients.assign(flats, used)
+        parts.buffers.end_step(buffers)
         self.outcome = StepOutcome(
-            loss=loss if loss is not None else mean / shards.exchange.shards,
+            loss=loss if loss is not None else loss_sum / parts.exchange.shards,
             gradient_norms=tuple(float(torch.linalg.vector_norm(flat)) for flat in flats),
             drain=drain > 0,
-            keep=keep > 0,
+            snapshot=snapshot > 0,
             save=save > 0,
         )
-        shards.pulse.enter(Phase.BETWEEN)
+        parts.heartbeat.enter(Phase.BETWEEN)
+        return self.outcome

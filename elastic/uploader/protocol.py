@@ -97,17 +97,17 @@ class Offer:
 
     @staticmethod
     def of(snapshot: Snapshot, *, resumed_from: int | None, is_final: bool) -> "Offer":
-        about = snapshot.about
+        info = snapshot.info
         return Offer(
-            step=about["step"],
-            epoch=about["epoch"],
-            generation=about["generation"],
+            step=info.step,
+            epoch=info.epoch,
+            generation=info.generation,
             slot=snapshot.slot,
             seq=snapshot.seq,
             offset=snapshot.offset,
             size_bytes=snapshot.size_bytes,
-            world_size=about["world_size"],
-            torch=about["torch"],
+            world_size=info.world_size,
+            torch=info.torch,
             resumed_from=resumed_from,
             is_final=is_final,
         )

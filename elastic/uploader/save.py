@@ -82,8 +82,8 @@ class Saver:
         if snapshot is None or (snapshot.offset, snapshot.size_bytes) != (offer.offset, offer.size_bytes):
             raise StoreFailed(OVERWRITTEN.format(step=offer.step))
         image = slots.body(offer.slot)[: offer.size_bytes]
-        expected = snapshot.about.get("checksum")
-        if expected is not None and expected != checksum.of_image(image):
+        expected = snapshot.info.checksum
+        if expected and expected != checksum.of_image(image):
             raise StoreFailed(f"the snapshot of step {offer.step} changed in memory before it was saved")
         save = Save(
             run_id=self._config.run_id,

@@ -33,13 +33,6 @@ class Page(Protocol):
     def beat(self, local_rank: int, phase: Phase) -> None: ...
 
 
-class Unread:
-    """A page that nobody reads, for parts that run without an agent around them."""
-
-    def beat(self, local_rank: int, phase: Phase) -> None:
-        pass
-
-
 class HeartbeatSender:
     def __init__(self, page: Page, local_rank: int) -> None:
         self._page = page

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,7 @@ def test_snapshots_that_disagree_are_refused_and_the_checkpoint_is_used(drill, u
     area.body(slot)[: newest.size_bytes] = area.body(newest.slot)[: newest.size_bytes]
     area.body(slot)[newest.size_bytes - 1] ^= 1
     changed = checksum.of_image(area.body(slot)[: newest.size_bytes])
-    area.publish(slot, size_bytes=newest.size_bytes, about=newest.about | {"checksum": changed})
+    area.publish(slot, size_bytes=newest.size_bytes, info=replace(newest.info, checksum=changed))
     os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
     drill.happens("restored", generation=2)
     drill.open(7)

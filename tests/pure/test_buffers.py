@@ -23,13 +23,13 @@ def holder(**tensors):
 def step(module, shards, forward=lambda _shard: None):
     """One step of a world of one: every shard from the opening values, then the sum."""
     buffers = Buffers([module], shards, CPU)
-    buffers.open()
+    buffers.begin_step()
     contributions = []
     for shard in range(shards):
         buffers.load()
         forward(shard)
         contributions.append(buffers.contribution(buffers.save(), shard))
-    buffers.close(reduce(torch.add, contributions))
+    buffers.end_step(reduce(torch.add, contributions))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -87,17 +87,17 @@ def test_a_buffer_of_two_modules_is_one_buffer():
 def test_modules_without_buffers_contribute_nothing():
     """A plain linear model: the sum at the end of a step has no place for buffers."""
     buffers = Buffers([nn.Linear(2, 2)], 8, CPU)
-    buffers.open()
+    buffers.begin_step()
     assert buffers.length == 0
     assert buffers.contribution(buffers.save(), 0).shape == (0,)
-    buffers.close(torch.zeros(0, dtype=torch.float64))
+    buffers.end_step(torch.zeros(0, dtype=torch.float64))
 
 
 def test_loading_buffers_keeps_graphs_of_earlier_shards_valid():
     """In the form with sums, shard 0's graph is alive while shard 1's buffers are put in place; autograd must not object."""
     norm = nn.BatchNorm1d(3)
     buffers = Buffers([norm], 2, CPU)
-    buffers.open()
+    buffers.begin_step()
     outputs = []
     for _ in range(2):
         buffers.load()

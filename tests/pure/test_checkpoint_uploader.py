@@ -17,7 +17,7 @@ from elastic.checkpoint.catalog import committed, read_payload
 from elastic.errors import StoreFailed, UsageError
 from elastic.observe.log import EventLog, read_events
 from elastic.snapshot import checksum, safetensors_header
-from elastic.snapshot.slots import _LEASES, SnapshotSlots
+from elastic.snapshot.slots import _LEASES, SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 from elastic.system.json_lines import JsonLines, to_line
@@ -63,8 +63,8 @@ def area():
     area.close()
 
 
-def about(step, generation=1):
-    return {"step": step, "epoch": 0, "generation": generation, "world_size": 1, "torch": "2"}
+def info(step, generation=1):
+    return SnapshotInfo(step=step, epoch=0, generation=generation, world_size=1, torch="2")
 
 
 def image_of(step, data_bytes=64):
@@ -82,7 +82,7 @@ def keep(area, step, data=None, generation=1):
     data = image_of(step) if data is None else data
     slot = area.begin()
     area.body(slot)[: len(data)] = data
-    return area.publish(slot, size_bytes=len(data), about=about(step, generation))
+    return area.publish(slot, size_bytes=len(data), info=info(step, generation))
 
 
 def hand_over(uploads, area, step, data=None, *, final=False, generation=1):
@@ -93,7 +93,8 @@ def hand_over(uploads, area, step, data=None, *, final=False, generation=1):
 
 def meta_of(step, generation=1):
     where = {"slot": 0, "seq": 2, "offset": 8192, "size_bytes": 10}
-    return about(step, generation) | where | {"resumed_from": None, "is_final": False}
+    of_state = {"step": step, "epoch": 0, "generation": generation, "world_size": 1, "torch": "2"}
+    return of_state | where | {"resumed_from": None, "is_final": False}
 
 
 def committed_steps(config):
@@ -356,14 +357,14 @@ def test_a_snapshot_whose_bytes_changed_in_memory_does_not_become_a_checkpoint(c
     whole, flipped = keep(area, 1), keep(area, 2)
     for snapshot in (whole, flipped):
         body = area.body(snapshot.slot)[: snapshot.size_bytes]
-        said = snapshot.about | {"checksum": checksum.of_image(body)}
+        said = replace(snapshot.info, checksum=checksum.of_image(body))
         slot = area.begin()
         area.body(slot)[: snapshot.size_bytes] = body
-        kept = area.publish(slot, size_bytes=snapshot.size_bytes, about=said)
+        kept = area.publish(slot, size_bytes=snapshot.size_bytes, info=said)
         if snapshot is flipped:
             area.body(slot)[kept.size_bytes - 1] ^= 1
         uploads.offer(area, kept, resumed_from=None, final=True)
-        result = uploads.wait(kept.about["step"], LIMIT_S)
+        result = uploads.wait(kept.info.step, LIMIT_S)
         assert result.state is (SaveState.FAILED if snapshot is flipped else SaveState.COMMITTED)
     assert "changed in memory" in result.reason
     assert committed_steps(config) == [1]
@@ -394,7 +395,7 @@ def test_an_offer_of_what_a_slot_does_not_hold_fails_and_leaves_the_slot_to_othe
         snapshot = hand_over(uploads, area, 2)
         assert uploader.reached.wait(LIMIT_S)
         for step in (3, 4):
-            changed = replace(snapshot, about=about(step), **change)
+            changed = replace(snapshot, info=info(step), **change)
             uploads.offer(area, changed, resumed_from=None, final=False)
         assert uploads.wait(3, LIMIT_S).state is SaveState.DROPPED
         assert area.begin() is None

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.snapshot import checksum
-from elastic.snapshot.checksum import SMALL_BYTES, STRETCHES, WORD_BYTES, ImageSum
-from elastic.train.state import FlatState, checksums
+from elastic.snapshot.checksum import SMALL_BYTES, STRETCHES, WORD_BYTES, ImageChecksum
+from elastic.train.state import FlatState, checksum_of
 
 
 def of_image(image):
@@ -17,7 +17,7 @@ def of_image(image):
 
 
 def of_state(tensors, document):
-    return checksums(FlatState(tensors=tensors, document=document))
+    return checksum_of(FlatState(tensors=tensors, document=document))
 
 
 SIZES = st.integers(1, 20_000)
@@ -49,11 +49,11 @@ def test_pieces_may_be_added_in_any_order(words, data):
     image = torch.arange(words * WORD_BYTES).to(torch.uint8).numpy()
     cuts = sorted({0, words, *data.draw(st.lists(st.integers(0, words), max_size=5))})
     parts = [(a * WORD_BYTES, image[a * WORD_BYTES : b * WORD_BYTES]) for a, b in itertools.pairwise(cuts)]
-    found = ImageSum(image.nbytes)
+    found = ImageChecksum(image.nbytes)
     for offset, part in data.draw(st.permutations(parts)):
         for at, piece in found.pieces(offset, part):
             found.add(at, piece)
-    assert found.digest() == checksum.of_image(image.data)
+    assert found.hexdigest() == checksum.of_image(image.data)
 
 
 def test_a_large_image_is_cut_into_blocks_and_each_counts(monkeypatch):
@@ -84,8 +84,8 @@ def test_a_torn_copy_shows():
 
 def test_shape_dtype_name_and_values_count_and_strides_do_not():
     weight = torch.arange(6.0).view(2, 3)
-    whole, entries = of_state({"w": weight}, {"n": 1})
-    assert of_state({"w": weight.t().contiguous().t()}, {"n": 1})[0] == whole
+    found = of_state({"w": weight}, {"n": 1})
+    assert of_state({"w": weight.t().contiguous().t()}, {"n": 1}) == found
     different = [
         of_state({"w": weight.view(3, 2)}, {"n": 1}),
         of_state({"w": weight.view(torch.int32)}, {"n": 1}),
@@ -93,5 +93,6 @@ def test_shape_dtype_name_and_values_count_and_strides_do_not():
         of_state({"w": weight}, {"n": 2}),
         of_state({"w": -weight}, {"n": 1}),
     ]
-    assert whole not in [other for other, _ in different]
-    assert [name for name in entries if different[3][1][name] != entries[name]] == ["n (values)"]
+    assert found.whole not in [other.whole for other in different]
+    entries = found.entries
+    assert [name for name in entries if different[3].entries[name] != entries[name]] == ["n (values)"]

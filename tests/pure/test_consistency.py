@@ -17,10 +17,10 @@ def parts(value):
 def world_of(member):
     return ProcessGroups(
         rank=member.rank,
-        size=member.world_size,
+        world_size=member.world_size,
         local_rank=member.rank,
         device=torch.device("cpu"),
-        group=member.group,
+        gradients=member.group,
         control=member.group,
     )
 

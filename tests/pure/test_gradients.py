@@ -17,12 +17,12 @@ def alone():
 
 def one_step(gradients, backward):
     """backward(leaf) for every leaf, then the sums into `.grad`."""
-    gradients.begin()
+    gradients.begin_step()
     for leaf in range(SHARDS):
-        gradients.before(leaf)
+        gradients.before_backward(leaf)
         backward(leaf)
-        gradients.after(leaf)
-    gradients.place(gradients.wait(), gradients.used())
+        gradients.after_backward(leaf)
+    gradients.assign(gradients.wait(), gradients.used())
 
 
 def mixed():
@@ -97,7 +97,7 @@ def test_a_closed_sum_leaves_the_parameters_alone():
     parameter = nn.Parameter(torch.ones(2))
     gradients = Gradients([parameter], alone())
     gradients.close()
-    gradients.begin()
+    gradients.begin_step()
     parameter.sum().backward()
     assert gradients.used().tolist() == [0.0]
 
@@ -111,14 +111,14 @@ def order_of_sums(member):
     sent = []
     send = gradients._send
     gradients._send = lambda: (sent.append(gradients._next), send())
-    gradients.begin()
+    gradients.begin_step()
     for leaf in exchange.leaves:
-        gradients.before(leaf)
+        gradients.before_backward(leaf)
         # Rank 1 does not use the layer whose bucket goes first: it must still send that one first, as the others do.
         output = first(torch.ones(3))
         (output if member.rank == 1 else second(output)).sum().backward()
-        gradients.after(leaf)
-    gradients.place(gradients.wait(), torch.ones(2))
+        gradients.after_backward(leaf)
+    gradients.assign(gradients.wait(), torch.ones(2))
     gradients.close()
     return [sent, first.weight.grad.abs().sum().item() > 0]
 

@@ -26,9 +26,13 @@ class Augmented(Dataset):
         return {"sample": sample, "noise": [torch.rand(2), random.random(), np.random.rand()]}  # noqa: NPY002
 
 
-def loaded(shards=range(ORDER.shards), first_step=1, *, workers=0, dataset=None, collate=None):
-    loader = Loader(dataset or Augmented(), ORDER, workers=workers, collate=collate)
-    return [plain(batch) for batch in loader.load(shards, first_step)]
+def batches_of(dataset, shards=range(ORDER.shards), first_step=1, **options):
+    loader = Loader(dataset=dataset, order=ORDER, device=torch.device("cpu"), **options)
+    return [batch for step in loader.steps(shards, first_step) for batch in step]
+
+
+def loaded(shards=range(ORDER.shards), first_step=1, *, workers=0, dataset=None):
+    return [plain(batch) for batch in batches_of(dataset or Augmented(), shards, first_step, workers=workers)]
 
 
 def plain(batch):
@@ -84,18 +88,14 @@ def test_tensors_in_memory_are_the_same_batches_as_sample_by_sample():
         def __getitem__(self, sample):
             return tensors[sample]
 
-    short = Loader(tensors, ORDER, workers=0, collate=None).load(range(4), 1)
-    long = Loader(Hidden(), ORDER, workers=0, collate=None).load(range(4), 1)
-    for one, other in zip(short, long, strict=True):
+    for one, other in zip(batches_of(tensors), batches_of(Hidden()), strict=True):
         x, y = one
         assert torch.equal(x, other.data[0]) and torch.equal(y, other.data[1]) and torch.equal(y, one.indices)
 
 
 def test_own_collate_gets_the_samples_of_one_shard():
     """A recipe's collate sees lists of samples, in the order of the shard's indices."""
-    batches = Loader(Augmented(), ORDER, workers=0, collate=lambda items: [i["sample"] for i in items]).load(
-        range(4), 1
-    )
+    batches = batches_of(Augmented(), collate=lambda items: [i["sample"] for i in items])
     assert all(batch.data == batch.indices.tolist() for batch in batches)
 
 

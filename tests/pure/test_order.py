@@ -30,8 +30,8 @@ def orders(draw, tail=None):
 
 def global_batch(order, step):
     """The samples of one step, asked for afresh."""
-    epoch, place = order.place(step)
-    return order.batch(order.permutation(epoch), place)
+    epoch, batch_in_epoch = order.position(step)
+    return order.batch(order.permutation(epoch), batch_in_epoch)
 
 
 def trained(order, steps, world_size):

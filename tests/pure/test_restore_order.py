@@ -1,12 +1,25 @@
 """Attacks on the choice of a state to go on from."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
+from records import RECORD
 
-from elastic.train.restore_order import RESTORES_OF_ONE_STATE, AvailableStates, Tier, order_candidates
+from elastic.train.restore_order import (
+    RESTORES_OF_ONE_STATE,
+    AvailableStates,
+    DamagedRecord,
+    Tier,
+    order_candidates,
+)
 
 STEPS = st.integers(1, 6)
 CHECKSUMS = st.sampled_from(["a", "b"])
+
+
+def record(step):
+    return replace(RECORD, step=step)
 
 
 @st.composite
@@ -16,8 +29,12 @@ def claims(draw) -> list[AvailableStates]:
     found = []
     for rank in range(ranks):
         step = draw(st.none() | STEPS)
-        records = tuple({"step": s} for s in draw(st.lists(STEPS, max_size=3))) if rank == 0 else ()
-        damaged = tuple((s, "torn") for s in draw(st.lists(STEPS, max_size=2))) if rank == 0 else ()
+        records = tuple(record(s) for s in draw(st.lists(STEPS, max_size=3))) if rank == 0 else ()
+        damaged = (
+            tuple(DamagedRecord(step=s, reason="torn") for s in draw(st.lists(STEPS, max_size=2)))
+            if rank == 0
+            else ()
+        )
         checksum = None if step is None else draw(CHECKSUMS)
         found.append(AvailableStates(step=step, checksum=checksum, records=records, damaged=damaged))
     return found
@@ -29,7 +46,7 @@ def twin(found: list[AvailableStates], failures: int) -> list[tuple[int, Tier]]:
     for step in range(10, 0, -1):
         sums = {c.checksum for c in found if c.step == step}
         here = [(step, Tier.MEMORY)] if len(sums) == 1 else []
-        here += [(step, Tier.STORAGE) for c in found for r in c.records if r["step"] == step]
+        here += [(step, Tier.STORAGE) for c in found for r in c.records if r.step == step]
         if here:
             usable.append(here)
     skip = 0
@@ -63,13 +80,13 @@ def test_nothing_that_anybody_has_vanishes_without_a_word(found, failures):
     told = {(c.step, c.tier) for c in candidates} | {(r.step, r.tier) for r in rejected}
     for claim in found:
         assert claim.step is None or (claim.step, Tier.MEMORY) in told
-        assert all((record["step"], Tier.STORAGE) in told for record in claim.records)
-        assert all((step, Tier.STORAGE) in told for step, _ in claim.damaged)
+        assert all((each.step, Tier.STORAGE) in told for each in claim.records)
+        assert all((each.step, Tier.STORAGE) in told for each in claim.damaged)
 
 
 def test_snapshots_that_differ_are_refused_by_name_and_storage_is_used():
     found = [
-        AvailableStates(step=9, checksum="a", records=({"step": 5},)),
+        AvailableStates(step=9, checksum="a", records=(record(5),)),
         AvailableStates(step=9, checksum="b"),
         AvailableStates(step=9, checksum="a"),
     ]

@@ -1,22 +1,28 @@
 """Attacks on the memory for snapshots: whoever is killed at whatever moment, what is found is whole and the newest."""
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from elastic.snapshot.slots import ABOUT_LIMIT_BYTES, MAGIC, PAGE, SnapshotSlots
+from elastic.snapshot.slots import INFO_LIMIT_BYTES, MAGIC, PAGE, SnapshotInfo, SnapshotSlots
 from elastic.system.memory_limit import available_bytes
 
 SIZES = st.integers(1, 2 * PAGE)
 SLOTS = st.integers(0, 2)
+
+
+def info(step, **fields):
+    return SnapshotInfo(step=step, epoch=0, generation=1, world_size=1, torch="2", **fields)
 
 
 class AreaAndItsTwin(RuleBasedStateMachine):
@@ -29,7 +35,7 @@ class AreaAndItsTwin(RuleBasedStateMachine):
     def make(self, slots):
         self.writer = self.owner = SnapshotSlots.create(2 * PAGE, slots)
         self.reader = SnapshotSlots.open(self.owner.path)
-        self.published = []  # (slot, seq, bytes, about), the last one last
+        self.published = []  # (slot, seq, bytes, info), the last one last
         self.gone = []  # (slot, seq) that were published once
         self.leases = [0] * slots
         self.writing = None
@@ -63,10 +69,10 @@ class AreaAndItsTwin(RuleBasedStateMachine):
     @rule(size=SIZES)
     def write_all_and_publish(self, size):
         self.count += 1
-        data, about = bytes([self.count % 256]) * size, {"step": self.count}
+        data, said = bytes([self.count % 256]) * size, info(self.count)
         self.writer.body(self.writing)[:size] = data
-        snapshot = self.writer.publish(self.writing, size_bytes=size, about=about)
-        self.published.append((self.writing, snapshot.seq, data, about))
+        snapshot = self.writer.publish(self.writing, size_bytes=size, info=said)
+        self.published.append((self.writing, snapshot.seq, data, said))
         self.writing = None
 
     @rule()
@@ -96,16 +102,16 @@ class AreaAndItsTwin(RuleBasedStateMachine):
         self.leases = [0] * len(self.leases)
 
     @rule(slot=SLOTS)
-    def forget(self, slot):
+    def invalidate(self, slot):
         if slot < len(self.leases) and slot != self.writing:
-            self.writer.forget(slot)
+            self.writer.invalidate(slot)
             self.lose(slot)
 
     @invariant()
     def what_is_found_is_what_was_published(self):
         found = self.reader.whole()
-        assert [(each.slot, each.seq, each.about) for each in found] == [
-            (slot, seq, about) for slot, seq, _, about in reversed(self.published)
+        assert [(each.slot, each.seq, each.info) for each in found] == [
+            (slot, seq, said) for slot, seq, _, said in reversed(self.published)
         ]
         for snapshot, (_, _, data, _) in zip(found, reversed(self.published), strict=True):
             assert bytes(self.reader.body(snapshot.slot)[: snapshot.size_bytes]) == data
@@ -124,10 +130,10 @@ test_any_order_of_events_keeps_the_newest_published_whole = AreaAndItsTwin.TestC
 WRITER = """
 import sys
 from pathlib import Path
-from elastic.snapshot.slots import SnapshotSlots
+from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 area, rounds = SnapshotSlots.open(sys.argv[1]), int(sys.argv[2])
 newest = area.newest()
-value = newest.about["value"] if newest else 0
+value = newest.info.step if newest else 0
 while True:
     value += 1
     body = area.body(slot := area.begin())
@@ -135,7 +141,8 @@ while True:
         body[start : start + 4096] = bytes([value % 256]) * 4096
         if rounds == 0 and start == 4096:
             print("copying", flush=True)
-    area.publish(slot, size_bytes=len(body), about={"value": value})
+    info = SnapshotInfo(step=value, epoch=0, generation=1, world_size=1, torch="2")
+    area.publish(slot, size_bytes=len(body), info=info)
     rounds -= 1
 """
 
@@ -153,9 +160,9 @@ def test_a_writer_that_is_killed_in_its_copy_leaves_the_one_before():
         least += rounds
         newest = area.newest()
         if least:
-            assert newest.about["value"] >= least
-            assert set(area.body(newest.slot)) == {newest.about["value"] % 256}
-        least = newest.about["value"] if newest else 0
+            assert newest.info.step >= least
+            assert set(area.body(newest.slot)) == {newest.info.step % 256}
+        least = newest.info.step if newest else 0
         whole = {each.slot for each in area.whole()}
         torn += sum(len(set(area.body(slot))) > 1 for slot in range(3) if slot not in whole)
     assert torn, "no kill struck a copy: this test would prove nothing"
@@ -265,15 +272,15 @@ def test_a_header_that_was_changed_in_memory_is_not_read_as_a_snapshot():
     area = SnapshotSlots.create(PAGE, 3)
     for value in (1, 2):
         slot = area.begin()
-        area.publish(slot, size_bytes=value, about={"value": value})
+        area.publish(slot, size_bytes=value, info=info(value))
     newest = area.newest()
     at = newest.offset - PAGE
     os.pwrite(area.fd, words(2**40), at + 16)
-    assert area.newest().about == {"value": 1}
+    assert area.newest().info == info(1)
     os.pwrite(area.fd, words(2), at + 16)
     assert area.newest() == newest
     os.pwrite(area.fd, b"x", at + 32)
-    assert area.newest().about == {"value": 1}
+    assert area.newest().info == info(1)
     area.close()
 
 
@@ -281,11 +288,11 @@ def test_what_is_said_of_a_snapshot_has_a_bound():
     """One byte more than fits would reach into the body."""
     area = SnapshotSlots.create(PAGE, 1)
     slot = area.begin()
-    frame = len('{"line": ""}')
+    room = INFO_LIMIT_BYTES - len(info(1).to_json())
     with pytest.raises(ValueError, match="expected at most"):
-        area.publish(slot, size_bytes=1, about={"line": "x" * (ABOUT_LIMIT_BYTES - frame + 1)})
+        area.publish(slot, size_bytes=1, info=info(1, chain="x" * (room + 1)))
     area.body(slot)[:1] = b"!"
-    area.publish(slot, size_bytes=1, about={"line": "x" * (ABOUT_LIMIT_BYTES - frame)})
+    area.publish(slot, size_bytes=1, info=info(1, chain="x" * room))
     assert bytes(area.body(slot)[:1]) == b"!"
     area.close()
 
@@ -297,3 +304,12 @@ def test_a_body_outlives_the_closing():
     body[:3] = b"abc"
     area.close()
     assert bytes(body[:3]) == b"abc"
+
+
+@given(st.integers(0, 5000), st.none() | st.booleans() | st.floats() | st.text(max_size=9))
+def test_a_line_of_the_metrics_is_kept_if_it_fits_and_nothing_else_suffers(length, value):
+    """Any JSON, numbers that are not finite included: without its line a snapshot is as good."""
+    said = info(3, checksum="c", line={"x" * length: value})
+    found = SnapshotInfo.parse(said.to_json())
+    fits = len(json.dumps(asdict(said))) <= INFO_LIMIT_BYTES
+    assert repr(found) == repr(said if fits else replace(said, line=None))

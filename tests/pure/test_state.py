@@ -14,7 +14,7 @@ from torch import nn
 
 from elastic.errors import CheckpointDamaged, StateNotSavable, UsageError
 from elastic.snapshot import image
-from elastic.train.state import FlatState, State, checksums
+from elastic.train.state import FlatState, State, checksum_of
 
 
 class Holder:
@@ -105,14 +105,14 @@ def test_taking_apart_changes_nothing_and_draws_nothing(value):
     """A draw at a save would make the trajectory depend on how often it is saved."""
     before = copy.deepcopy(value)
     drawn = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
-    checksums(State(thing=Holder(value)).flatten())
+    checksum_of(State(thing=Holder(value)).flatten())
     after = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
     assert torch.equal(drawn[0], after[0]) and drawn[1:] == after[1:]
     assert is_same(value, before)
 
 
 def digest_of(**objects):
-    return checksums(State(**objects).flatten())[0]
+    return checksum_of(State(**objects).flatten()).whole
 
 
 @given(states, st.randoms(use_true_random=False))
@@ -156,11 +156,13 @@ def test_digest_sees_the_smallest_difference(one, other):
 
 def test_digest_names_each_entry():
     """A difference between ranks is told by the entry; the entries are all there is."""
-    whole, entries = checksums(State(net=nn.Linear(2, 2), other=Holder({"n": 3})).flatten())
-    assert set(entries) == {"net.weight", "net.bias", "net (values)", "other (values)"}
-    _, changed = checksums(State(net=nn.Linear(2, 2), other=Holder({"n": 4})).flatten())
-    assert {name for name in entries if entries[name] != changed[name]} == set(entries) - {"net (values)"}
-    assert len(whole) == 64
+    found = checksum_of(State(net=nn.Linear(2, 2), other=Holder({"n": 3})).flatten())
+    assert set(found.entries) == {"net.weight", "net.bias", "net (values)", "other (values)"}
+    changed = checksum_of(State(net=nn.Linear(2, 2), other=Holder({"n": 4})).flatten())
+    assert {name for name in found.entries if found.entries[name] != changed.entries[name]} == set(
+        found.entries
+    ) - {"net (values)"}
+    assert len(found.whole) == 64
 
 
 class Opaque:
@@ -228,7 +230,7 @@ def test_digest_does_not_depend_on_what_shares_memory():
     saved = State(thing=Holder({"now": rate, "last": rate})).flatten()
     loaded = State(thing=Holder(None))
     loaded.load(through_bytes(saved))
-    assert checksums(loaded.flatten())[0] == checksums(saved)[0]
+    assert checksum_of(loaded.flatten()).whole == checksum_of(saved).whole
 
 
 def test_equal_tensors_of_their_own_are_kept_apart():
@@ -315,4 +317,4 @@ def test_nothing_that_was_loaded_lies_in_memory_that_is_written_again(make):
     loaded = State(thing=make())
     loaded.load(FlatState(tensors=tensors, document=document["state"]))
     slot[len(layout.head) :] = b"\xff" * (len(slot) - len(layout.head))
-    assert checksums(loaded.flatten()) == checksums(saved)
+    assert checksum_of(loaded.flatten()) == checksum_of(saved)

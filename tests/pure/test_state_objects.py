@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
 from elastic.snapshot import image
-from elastic.train.state import FlatState, State, checksums
+from elastic.train.state import FlatState, State, checksum_of
 
 
 def through_bytes(parts):
@@ -88,10 +88,10 @@ def test_real_objects_go_on_as_if_never_interrupted(optimizer, scheduler):
     for _ in range(3):
         other_step()
     other.load(saved)
-    assert checksums(other.flatten()) == checksums(saved)
+    assert checksum_of(other.flatten()) == checksum_of(saved)
     other_draw.set_state(place)
     other_step(), other_step()
-    assert checksums(other.flatten()) == checksums(state.flatten())
+    assert checksum_of(other.flatten()) == checksum_of(state.flatten())
 
 
 def test_chained_schedulers_with_a_tensor_as_learning_rate_resume():
@@ -101,7 +101,7 @@ def test_chained_schedulers_with_a_tensor_as_learning_rate_resume():
     saved = through_bytes(state.flatten())
     fresh, _, _ = training("adamw", "warmup")
     fresh.load(saved)
-    assert checksums(fresh.flatten()) == checksums(saved)
+    assert checksum_of(fresh.flatten()) == checksum_of(saved)
 
 
 def test_training_on_after_loading_leaves_what_was_loaded_alone():
@@ -109,10 +109,10 @@ def test_training_on_after_loading_leaves_what_was_loaded_alone():
     state, step, _ = training("adamw", "cosine")
     step()
     saved = through_bytes(state.flatten())
-    before = checksums(saved)
+    before = checksum_of(saved)
     state.load(saved)
     step()
-    assert checksums(saved) == before
+    assert checksum_of(saved) == before
 
 
 def test_tied_weights_are_kept_once_and_stay_tied():

@@ -13,8 +13,9 @@ from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.testing.ranks import Member
 from elastic.train.buffers import Buffers
-from elastic.train.state import State, checksums
-from elastic.train.step import Requests, Shards, Step
+from elastic.train.state import State, checksum_of
+from elastic.train.step import Requests, Step, StepParts
+from elastic.worker.heartbeat import HeartbeatSender
 
 CPU = torch.device("cpu")
 SAMPLES, BATCH, CLASSES = 60, 24, 3
@@ -46,6 +47,13 @@ def data():
     return torch.randn(SAMPLES, 6, generator=draw), torch.randint(CLASSES, (SAMPLES,), generator=draw)
 
 
+class NoPage:
+    """A control page that no agent reads."""
+
+    def beat(self, local_rank, place):
+        pass
+
+
 class Loop:
     """The trainer's loop without its surroundings."""
 
@@ -56,38 +64,34 @@ class Loop:
         )
         exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
         parameters = [p for module in modules for p in module.parameters()]
-        self.shards = Shards(
+        self.parts = StepParts(
             exchange=exchange,
             gradients=Gradients(parameters, exchange),
             buffers=Buffers(modules, shards, CPU),
             device=CPU,
+            heartbeat=HeartbeatSender(NoPage(), 0),
             seed=5,
+            steps=self.order.steps,
+            global_batch=BATCH,
         )
-        self.batches = Loader(TensorDataset(*data()), self.order, workers=0, collate=None).load(
-            exchange.leaves, 1
-        )
+        loader = Loader(dataset=TensorDataset(*data()), order=self.order, device=CPU)
+        self.batches = loader.steps(exchange.leaves, 1)
 
     def step(self, number):
         """The last rank, and nobody else, asks for a drain at one step; the first one for a save at the step after, and then for a snapshot."""
         is_last, is_first = self.member.rank == self.member.world_size - 1, self.member.rank == 0
-        return Step(
-            number=number,
-            steps=self.order.steps,
-            epoch=self.order.place(number)[0],
-            shards=self.shards,
-            batches=[next(self.batches) for _ in self.shards.exchange.leaves],
-            requests=lambda: Requests(
-                drain=is_last and number == DRAIN_AT,
-                save=is_first and number == DRAIN_AT + 1,
-                keep=is_first and number == DRAIN_AT + 2,
-            ),
-            global_batch=BATCH,
+        requests = Requests(
+            drain=is_last and number == DRAIN_AT,
+            save=is_first and number == DRAIN_AT + 1,
+            snapshot=is_first and number == DRAIN_AT + 2,
         )
+        epoch, _ = self.order.position(number)
+        return Step(number, epoch, self.parts, next(self.batches), lambda: requests)
 
     def steps(self):
         for number in range(1, self.order.steps + 1):
             yield self.step(number)
-        self.shards.gradients.close()
+        self.parts.gradients.close()
 
 
 def mean_form(step, net, scaler):
@@ -127,7 +131,7 @@ def train(member, shards, form, is_scaled, bucket_bytes=256):
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3) if is_scaled else None
-    seen = {"loss": [], "drain": [], "save": [], "keep": [], "scale": []}
+    seen = {"loss": [], "drain": [], "save": [], "snapshot": [], "scale": []}
     for step in Loop(member, [net], shards=shards).steps():
         FORMS[form](step, net, scaler)
         if scaler is None:
@@ -137,12 +141,12 @@ def train(member, shards, form, is_scaled, bucket_bytes=256):
             scaler.update()
             seen["scale"].append(scaler.get_scale())
         seen["loss"].append([number.hex() for number in (step.outcome.loss, *step.outcome.gradient_norms)])
-        for name in ("drain", "save", "keep"):
+        for name in ("drain", "save", "snapshot"):
             seen[name].append(getattr(step.outcome, name))
     state = State(net=net, optimizer=optimizer, **({} if scaler is None else {"scaler": scaler}))
     unused = [net.unused.weight.grad, net.unused.bias.grad]
     return seen | {
-        "digest": checksums(state.flatten())[0],
+        "digest": checksum_of(state.flatten()).whole,
         "unused": unused,
         "rare": net.rare.grad is not None,
     }
@@ -194,7 +198,7 @@ def test_a_drain_or_save_asked_by_one_rank_is_seen_by_all_at_that_step(ranks, wo
         steps = range(1, len(seen["drain"]) + 1)
         assert [n for n in steps if seen["drain"][n - 1]] == [DRAIN_AT]
         assert [n for n in steps if seen["save"][n - 1]] == [DRAIN_AT + 1]
-        assert [n for n in steps if seen["keep"][n - 1]] == [DRAIN_AT + 2]
+        assert [n for n in steps if seen["snapshot"][n - 1]] == [DRAIN_AT + 2]
 
 
 def test_an_overflow_on_one_shard_is_skipped_by_all_ranks(ranks):
@@ -219,6 +223,6 @@ def test_a_step_passes_its_points_in_order():
         torch.manual_seed(0)
         net, passed = Net(), []
         step = Loop(Member(rank=0, world_size=1, group=None), [net], shards=4).step(1)
-        step.reached = passed.append
+        step.fault_point = passed.append
         FORMS[form](step, net, None)
         assert passed == expected

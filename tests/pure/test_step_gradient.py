@@ -14,10 +14,18 @@ from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.train.buffers import Buffers
-from elastic.train.step import Requests, Shards, Step
+from elastic.train.step import Requests, Step, StepParts
+from elastic.worker.heartbeat import HeartbeatSender
 
 CPU = torch.device("cpu")
 SHARDS, STEPS, BATCH, CLASSES = 6, 2, 24, 3
+
+
+class NoPage:
+    """A control page that no agent reads."""
+
+    def beat(self, local_rank, place):
+        pass
 
 
 def linear(**options):
@@ -34,19 +42,20 @@ def steps(net):
     """The steps of a world of one, one epoch."""
     exchange = Exchange(shards=SHARDS, world_size=1, rank=0, group=None)
     order = Order(seed=5, samples=2 * BATCH, global_batch=BATCH, shards=SHARDS, epochs=1, tail=Tail.DROP)
-    gradients, buffers = Gradients(net.parameters(), exchange), Buffers([net], SHARDS, CPU)
-    shards = Shards(exchange=exchange, gradients=gradients, buffers=buffers, device=CPU, seed=5)
-    batches = Loader(TensorDataset(*data()), order, workers=0, collate=None).load(range(SHARDS), 1)
-    for number in range(1, STEPS + 1):
-        yield Step(
-            number=number,
-            steps=STEPS,
-            epoch=0,
-            shards=shards,
-            batches=[next(batches) for _ in range(SHARDS)],
-            requests=lambda: Requests(drain=False, keep=False, save=False),
-            global_batch=BATCH,
-        )
+    parts = StepParts(
+        exchange=exchange,
+        gradients=Gradients(net.parameters(), exchange),
+        buffers=Buffers([net], SHARDS, CPU),
+        device=CPU,
+        heartbeat=HeartbeatSender(NoPage(), 0),
+        seed=5,
+        steps=STEPS,
+        global_batch=BATCH,
+    )
+    loader = Loader(dataset=TensorDataset(*data()), order=order, device=CPU)
+    requests = Requests(drain=False, snapshot=False, save=False)
+    for number, batches in enumerate(loader.steps(range(SHARDS), 1), 1):
+        yield Step(number, 0, parts, batches, lambda: requests)
 
 
 def gradient(parameters):

@@ -1,0 +1,102 @@
+"""When a snapshot or a checkpoint is due is a function of steps, seconds and measured costs.
+
+`--snapshot-every auto` takes snapshots as often as costs at most one percent of the steps' time.
+
+`--save-every auto` saves at Young's interval, sqrt(2 · cost · time between faults) (Young 1974: A first
+order approximation to the optimum checkpoint interval; Daly 2006), for a fault every half hour, which is
+what preemptible machines see at their worst. A save that costs training w seconds is then repeated every
+sqrt(3600 w) seconds.
+
+It reads no clock, and it does not promise that what is due is possible: there may be no free slot.
+"""
+
+import math
+from collections import deque
+from statistics import median
+
+from elastic.config.durations import Every
+
+FAULT_EVERY_S = 1800.0
+MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, 600.0
+
+SNAPSHOT_SHARE = 0.01
+HYSTERESIS = 1.5
+MEASUREMENTS = 16
+
+
+def save_interval_s(cost_s: float) -> float:
+    """Seconds between saves that cost training `cost_s` each."""
+    return min(max(math.sqrt(2 * cost_s * FAULT_EVERY_S), MIN_INTERVAL_S), MAX_INTERVAL_S)
+
+
+def is_save_due(every: Every, *, step: int, since_s: float, cost_s: float | None) -> bool:
+    """Whether the state after `step` becomes a checkpoint.
+
+    since_s: seconds since the last save began, or since this generation did. cost_s: what a save costs
+    training; None before the first one of a generation. `auto` then saves at once, to learn the cost
+    and because a young run has no checkpoint yet.
+    """
+    match every.kind:
+        case "steps":
+            return step % int(every.value) == 0
+        case "seconds":
+            return since_s >= every.value
+        case "auto":
+            return cost_s is None or since_s >= save_interval_s(cost_s)
+        case "off":
+            return False
+
+
+def snapshot_interval(cost_s: float, step_s: float, current: int | None = None) -> int:
+    """Steps from one snapshot to the next.
+
+    current: the interval in force, None before the first. It stays while it is nearly right, so that
+    the interval does not change with every measurement.
+    """
+    wanted = max(1, math.ceil(cost_s / (SNAPSHOT_SHARE * step_s))) if step_s > 0 else 1
+    if current is not None and current / HYSTERESIS <= wanted <= current * HYSTERESIS:
+        return current
+    return wanted
+
+
+class SnapshotSchedule:
+    """The interval in force. Rank 0 has one and decides for all ranks."""
+
+    def __init__(self, every: Every) -> None:
+        self._every = every
+        self._costs: deque[float] = deque(maxlen=MEASUREMENTS)
+        self._steps: deque[float] = deque(maxlen=MEASUREMENTS)
+        self._last: int | None = None
+        self.interval = int(every.value) or None  # None: not known yet, or never
+
+    @property
+    def cost_s(self) -> float:
+        return median(self._costs)
+
+    @property
+    def step_s(self) -> float:
+        return median(self._steps)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the state after `step` gets a snapshot. The first one of a process always does: with
+        `auto`, to learn what it costs.
+        """
+        if self._every.kind == "off":
+            return False
+        return self._last is None or self.interval is None or step - self._last >= self.interval
+
+    def add_step(self, seconds: float) -> None:
+        """A step took so long."""
+        self._steps.append(seconds)
+
+    def requested(self, step: int) -> None:
+        """All ranks tried to take a snapshot after this step, with or without success."""
+        self._last = step
+
+    def add_cost(self, cost_s: float) -> bool:
+        """A snapshot cost training so long. Returns whether the interval changed."""
+        if self._every.kind != "auto" or not self._steps:
+            return False
+        self._costs.append(cost_s)
+        before, self.interval = self.interval, snapshot_interval(self.cost_s, self.step_s, self.interval)
+        return self.interval != before

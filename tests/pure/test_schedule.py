@@ -1,0 +1,117 @@
+"""When a checkpoint or a snapshot is due is a function of steps, seconds and measured costs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.config.durations import Every
+from elastic.train.schedule import (
+    FAULT_EVERY_S,
+    HYSTERESIS,
+    MAX_INTERVAL_S,
+    MIN_INTERVAL_S,
+    SNAPSHOT_SHARE,
+    SnapshotSchedule,
+    is_save_due,
+    save_interval_s,
+    snapshot_interval,
+)
+
+AUTO = Every(kind="auto")
+COSTS = st.floats(0, 1e6)
+SECONDS = st.floats(1e-4, 100, allow_nan=False)
+
+
+@given(st.integers(1, 50), st.integers(1, 500), st.floats(0, 1e6), st.none() | COSTS)
+def test_every_nth_step_is_saved_whatever_the_time_and_the_cost(every, step, since_s, cost_s):
+    """Counted from the run's first step, so that a resume saves at the same steps."""
+    due = is_save_due(Every.parse(f"{every}steps"), step=step, since_s=since_s, cost_s=cost_s)
+    assert due == (step in range(every, 501, every))
+
+
+@pytest.mark.parametrize(("since_s", "due"), [(0.0, False), (119.9, False), (120.0, True), (500.0, True)])
+def test_seconds_are_counted_since_the_last_save(since_s, due):
+    """Neither the step nor the cost matters."""
+    for step, cost_s in [(1, None), (977, 60.0)]:
+        assert is_save_due(Every.parse("2min"), step=step, since_s=since_s, cost_s=cost_s) == due
+
+
+def test_auto_saves_at_once_to_learn_the_cost():
+    """A young run has no checkpoint to resume from."""
+    assert is_save_due(AUTO, step=1, since_s=0.0, cost_s=None)
+
+
+@given(COSTS, st.floats(0, 1e4))
+def test_auto_saves_when_the_interval_of_its_cost_is_over(cost_s, since_s):
+    """And never later than after the longest interval."""
+    assert is_save_due(AUTO, step=3, since_s=since_s, cost_s=cost_s) == (since_s >= save_interval_s(cost_s))
+    assert is_save_due(AUTO, step=3, since_s=MAX_INTERVAL_S, cost_s=cost_s)
+
+
+@given(COSTS, COSTS)
+def test_costlier_saves_come_less_often_within_bounds(one, other):
+    """Monotonic, and clamped at both ends: a save that costs nothing must not come at every step."""
+    cheap, dear = sorted((one, other))
+    assert MIN_INTERVAL_S <= save_interval_s(cheap) <= save_interval_s(dear) <= MAX_INTERVAL_S
+
+
+def test_the_interval_between_saves_is_where_saving_and_losing_cost_the_same():
+    """Young's condition by a dumb search: seconds lost to saves and to faults are least there."""
+
+    def lost_share(interval, cost_s):
+        return cost_s / interval + interval / (2 * FAULT_EVERY_S)
+
+    for cost_s in (0.01, 0.1, 1.0, 10.0):
+        best = min((i / 100 for i in range(100, 60_000)), key=lambda interval: lost_share(interval, cost_s))
+        assert save_interval_s(cost_s) == pytest.approx(best, abs=0.02)
+
+
+@given(SECONDS, SECONDS)
+def test_snapshots_cost_at_most_their_share_and_come_as_often_as_it_allows(cost_s, step_s):
+    every = snapshot_interval(cost_s, step_s)
+    assert cost_s <= SNAPSHOT_SHARE * step_s * every * (1 + 1e-9)
+    assert every == 1 or cost_s > SNAPSHOT_SHARE * step_s * (every - 1) * (1 - 1e-9)
+
+
+@given(SECONDS, SECONDS, st.integers(1, 10_000))
+def test_an_interval_between_snapshots_that_is_nearly_right_stays(cost_s, step_s, current):
+    wanted, chosen = snapshot_interval(cost_s, step_s), snapshot_interval(cost_s, step_s, current)
+    is_near = current / HYSTERESIS <= wanted <= current * HYSTERESIS
+    assert chosen == (current if is_near else wanted)
+
+
+def snapshots_at(schedule, steps, *, step_s=1.0, cost_s=0.05):
+    """The steps at which the schedule has a snapshot taken, and whether it changed its interval."""
+    taken, changes = [], []
+    for step in steps:
+        schedule.add_step(step_s)
+        if schedule.is_due(step):
+            taken.append(step)
+            schedule.requested(step)
+            changes.append(schedule.add_cost(cost_s))
+    return taken, changes
+
+
+def test_auto_takes_the_first_snapshot_and_spaces_the_next_by_its_cost():
+    taken, changes = snapshots_at(SnapshotSchedule(AUTO), range(1, 20))
+    assert taken == [1, 6, 11, 16]
+    assert changes == [True, False, False, False]
+
+
+def test_a_fixed_interval_stays_whatever_a_snapshot_costs():
+    schedule = SnapshotSchedule(Every.parse("3steps"))
+    taken, changes = snapshots_at(schedule, range(5, 15), step_s=0.001, cost_s=10.0)
+    assert taken == [5, 8, 11, 14]
+    assert not any(changes)
+
+
+def test_off_takes_no_snapshot():
+    assert not any(SnapshotSchedule(Every.parse("off")).is_due(step) for step in range(100))
+
+
+def test_a_snapshot_that_found_no_memory_is_tried_again_after_an_interval():
+    """At every step it would cost each time what finding no memory costs."""
+    schedule = SnapshotSchedule(Every.parse("4steps"))
+    assert schedule.is_due(1)
+    schedule.requested(1)
+    assert [step for step in range(2, 7) if schedule.is_due(step)] == [5, 6]
