@@ -18,13 +18,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from chaos_plan import HARMLESS, Deed, Strike, expected_goodput, storm
 from soak import NODES, WORKERS, Soak
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "tests" / "cluster"))  # not before: a name of ours must not be hidden
+for name in ("cluster", "support"):  # behind: a name of ours must not be hidden
+    sys.path.append(str(HERE.parent / "tests" / name))
 
 from left import evidence  # noqa: E402
 from oracle import Struck, judge  # noqa: E402
@@ -32,7 +32,8 @@ from oracle import Struck, judge  # noqa: E402
 from elastic.config.run_dir import RunDir  # noqa: E402
 from elastic.observe import metrics  # noqa: E402
 from elastic.observe.log import read_events  # noqa: E402
-from elastic.report.report import summarise  # noqa: E402
+from elastic.observe.step_line import StepLine  # noqa: E402
+from elastic.report.report import Report, summarise  # noqa: E402
 
 PROBE_EPOCHS = 40
 STEPS_AN_EPOCH = 20
@@ -144,8 +145,8 @@ class Chaos(Soak):
         return found
 
     def _now(self) -> Struck:
-        newest = metrics.newest(self.run.metrics) or {"step": 0, "generation": 0}
-        return Struck(time=time.time(), step=newest["step"], generation=newest["generation"])
+        newest = metrics.newest(self.run.metrics) or StepLine(step=0)
+        return Struck(time=time.time(), step=newest.step, generation=newest.generation)
 
 
 def _send(pids: list[int], number: signal.Signals) -> None:
@@ -192,21 +193,21 @@ def stormy(folder: Path, epochs: int, strikes: list[Strike]) -> Chaos:
     return run
 
 
-def report_of(run: RunDir) -> dict[str, Any]:
+def report_of(run: RunDir) -> Report:
     return summarise(read_events(run.events), metrics.read(run.metrics))
 
 
-def expected(report: dict[str, Any], undisturbed: dict[str, Any]) -> float:
+def expected(report: Report, undisturbed: Report) -> float:
     """By the formula, from what this run's own recoveries took, times what the undisturbed run has anyway. Every step is kept in memory: the interval is a step, saving costs none."""
-    times_s = [each["total_s"] for each in report["recoveries"] if each["total_s"] is not None]
-    if not times_s or not report["goodput"]:
-        return float(undisturbed["goodput"] or 0.0)
-    step_s = report["step_time_s"]["median"]
-    wall_s = step_s * report["steps"] / report["goodput"]
+    times_s = [each.total_s for each in report.recoveries if each.total_s is not None]
+    step_s = report.step_time_s.median
+    if not times_s or not report.goodput or step_s is None:
+        return undisturbed.goodput or 0.0
+    wall_s = step_s * report.steps / report.goodput
     found = expected_goodput(
         mtbf_s=wall_s / len(times_s), recovery_s=mean(times_s), interval_s=step_s, save_s=0.0
     )
-    return found * float(undisturbed["goodput"] or 0.0)
+    return found * (undisturbed.goodput or 0.0)
 
 
 def main() -> int:
@@ -226,7 +227,8 @@ def main() -> int:
 
 def chaos(args: argparse.Namespace, folder: Path) -> int:
     probe = report_of(calm(folder / "probe", PROBE_EPOCHS).run)
-    rate = probe["steps"] * (probe["goodput"] or 1.0) / (probe["step_time_s"]["median"] * probe["steps"])
+    assert probe.step_time_s.median is not None, "the probe trained no step"
+    rate = (probe.goodput or 1.0) / probe.step_time_s.median
     epochs = max(PROBE_EPOCHS, int(args.minutes * 60 * rate / STEPS_AN_EPOCH))
     strikes = storm(args.seed, mtbf_s=args.mtbf, duration_s=args.minutes * 60)
     print(f"seed {args.seed}: {len(strikes)} faults in {args.minutes:g} minutes, {epochs} epochs", flush=True)
@@ -234,9 +236,9 @@ def chaos(args: argparse.Namespace, folder: Path) -> int:
     there, calmly = report_of(run.run), report_of(undisturbed.run)
     verdict = judge(evidence(run.run, struck=run.deeds), evidence(undisturbed.run), WITHIN_S)
     print(json.dumps({deed.value: count for deed, count in run.counted.items()}))
-    print(f"{len(there['recoveries'])} recoveries, {verdict.lost_steps} finished steps lost")
+    print(f"{len(there.recoveries)} recoveries, {verdict.lost_steps} finished steps lost")
     print(
-        f"goodput {there['goodput']:.3f}, expected {expected(there, calmly):.3f}; undisturbed {calmly['goodput']:.3f}"
+        f"goodput {there.goodput or 0.0:.3f}, expected {expected(there, calmly):.3f}; undisturbed {calmly.goodput or 0.0:.3f}"
     )
     for complaint in verdict.complaints:
         print(f"NOT as promised: {complaint}")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from elastic.config import environment, identity
+from elastic.config import environment
 from elastic.config.options import COMMANDS, Inspection, asks_for, options_help, parse, parse_inspection
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
@@ -152,9 +152,12 @@ def _inspect(wanted: Inspection) -> int:
 
 
 def _report(wanted: Inspection, run: RunDir) -> int:
+    from elastic.observe.log import read_events
+    from elastic.observe.metrics import read
+    from elastic.report.report import summarise
     from elastic.report.tables import report_tables
 
-    report = _summary(run)
+    report = summarise(read_events(run.events), read(run.metrics))
     _show(wanted, report, report_tables(run.url, report))
     return EXIT_COMPLETE
 
@@ -175,58 +178,34 @@ def _status(wanted: Inspection, run: RunDir) -> int:
 
 
 def _diff(wanted: Inspection, a: RunDir, b: RunDir) -> int:
+    from elastic.observe.log import read_events
     from elastic.observe.metrics import read
     from elastic.report.diff import compare
+    from elastic.report.report import summarise
     from elastic.report.tables import diff_text
 
-    value = compare(_summary(a), read(a.metrics), _summary(b), read(b.metrics))
-    _show(wanted, value, diff_text(value))
-    return EXIT_COMPLETE if value["same"] else EXIT_FAILED
+    lines_a, lines_b = read(a.metrics), read(b.metrics)
+    report_a = summarise(read_events(a.events), lines_a)
+    found = compare(report_a, lines_a, summarise(read_events(b.events), lines_b), lines_b)
+    _show(wanted, found, diff_text(found))
+    return EXIT_COMPLETE if found.same else EXIT_FAILED
 
 
 def _verify(wanted: Inspection, run: RunDir) -> int:
-    from elastic.checkpoint.catalog import committed, of_run, verify
     from elastic.report.tables import verify_text
-    from elastic.storage.remote import open_store
+    from elastic.report.verify import verify_run
 
-    if not run.is_remote and not run.local.is_dir():
-        raise UsageError(
-            f"expected a run directory, found nothing at {run.local}; elastic-train RECIPE --run-dir names one"
-        )
-    store, clock = open_store(run.checkpoints_url), SystemClock()
-    records, _ = committed(store, clock)
-    run_id = _run_id(run)
-    foreign = [] if run_id is None else of_run((records, []), run_id)[1]
-    value = {
-        "committed": sorted({record.step for record in records}),
-        "damage": [dataclasses.asdict(item) for item in verify(store, clock) + foreign],
-    }
-    _show(wanted, value, verify_text(run.url, value))
-    return EXIT_FAILED if value["damage"] else EXIT_COMPLETE
+    found = verify_run(run, SystemClock())
+    _show(wanted, found, verify_text(run.url, found))
+    return EXIT_FAILED if found.damage else EXIT_COMPLETE
 
 
-def _run_id(run: RunDir) -> str | None:
-    """Of the run that the directory belongs to; None where that is not written down."""
-    from elastic.storage.remote import open_store
-    from elastic.storage.store import read_small
-
-    there = read_small(open_store(run.url), identity.NAME, SystemClock())
-    return None if there is None else identity.parse(there).run_id
-
-
-def _summary(run: RunDir) -> dict[str, Any]:
-    from elastic.observe.log import read_events
-    from elastic.observe.metrics import read
-    from elastic.report.report import summarise
-
-    return summarise(read_events(run.events), read(run.metrics))
-
-
-def _show(wanted: Inspection, value: dict[str, Any], for_people: Any) -> None:
+def _show(wanted: Inspection, value: Any, for_people: Any) -> None:
+    """value: the frozen result of a command, whose fields are the keys of its JSON."""
     from rich.console import Console
 
     if wanted.as_json:
-        print(json.dumps(value, indent=2))
+        print(json.dumps(dataclasses.asdict(value), indent=2))
     else:
         Console(highlight=False).print(for_people, soft_wrap=True)
 

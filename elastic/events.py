@@ -5,10 +5,8 @@ console, report, status and tests read these records and nothing else. A field i
 """
 
 import re
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
-
-from elastic.system.untrusted import fits
 
 
 def _snake(name: str) -> str:
@@ -204,17 +202,5 @@ class RunInterrupted(Event):
 
 
 # The last events of an agent: its node is gone, however young its last heartbeat.
-GOODBYES = ("run_interrupted", "run_failed", "run_finished")
-HEAD = {"event": str, "time": float, "node": str, "generation": int}
+GOODBYES = (RunInterrupted, RunFailed, RunFinished)
 KINDS = {_snake(kind.__name__): kind for kind in Event.__subclasses__()}
-
-
-def is_event(record: dict[str, Any]) -> bool:
-    """Whether a record is what the log writes; of an event that a recipe defines, its head alone is known."""
-    if not all(name in record and fits(record[name], kind) for name, kind in HEAD.items()):
-        return False
-    kind = KINDS.get(record["event"])
-    return kind is None or all(
-        fits(record[each.name], each.type) if each.name in record else each.default is not MISSING
-        for each in fields(kind)
-    )

@@ -10,7 +10,8 @@ from elastic.agent.agent import NodeAgent
 from elastic.checkpoint.record import CommitRecord
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS
-from elastic.events import RunFailed, RunFinished, RunInterrupted
+from elastic.events import RunFailed, RunFinished, RunInterrupted, RunStarted
+from elastic.observe import logged_event
 from elastic.observe.log import read_events
 from elastic.system.untrusted import printable
 
@@ -33,12 +34,12 @@ def report_exit(agent: NodeAgent, parts: Parts) -> int:
 
 def _complete(parts: Parts, last: CommitRecord | None) -> int:
     run = parts.settings.run
-    started = next((e for e in reversed(read_events(run.events)) if e["event"] == "run_started"), None)
+    started = logged_event.last(read_events(run.events), RunStarted)
     if started is None or last is None:
         print(f"complete; logs are in {run.logs}")
         return EXIT_COMPLETE
     if parts.peers.is_first:
-        parts.log.record(RunFinished(steps=last.step, epochs=int(started["epochs"]), digest=last.digest))
+        parts.log.record(RunFinished(steps=last.step, epochs=started.event.epochs, digest=last.digest))
     print(
         f"complete: {last.step} steps, digest {last.digest[:16]}; elastic-train report {run.url} shows how it went"
     )

@@ -76,7 +76,7 @@ def set_aside(
     backend: None for a folder, which may be a part of what is renamed.
     """
     # An agent that said goodbye is gone, however young its last beat: exit 76 advises --fresh, which must then work at once.
-    gone = {event["node"] for event in read_events(run.events) if event["event"] in GOODBYES}
+    gone = {each.node for each in read_events(run.events) if isinstance(each.event, GOODBYES)}
     if backend is None:
         ages_s = heartbeat_ages_s(config.endpoint, now=clock.wall())
         active = {node for node, age_s in ages_s.items() if age_s < IN_USE_S}

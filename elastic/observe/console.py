@@ -9,15 +9,18 @@ import sys
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from elastic.config.run_dir import RunDir
+from elastic.events import RunStarted
 from elastic.observe.log import read_events
+from elastic.observe.logged_event import last
 from elastic.observe.metrics import newest
+from elastic.observe.step_line import StepLine
 from elastic.system.clock import Clock
 from elastic.system.growing_file import GrowingFile
 from elastic.system.untrusted import fits, printable
@@ -35,7 +38,7 @@ class Screen(Protocol):
 
     def line(self, text: str) -> None: ...
 
-    def progress(self, newest: dict[str, Any], steps: int | None, now: float) -> None: ...
+    def progress(self, newest: StepLine, steps: int | None, now: float) -> None: ...
 
     def close(self) -> None: ...
 
@@ -51,7 +54,7 @@ class PlainScreen:
     def line(self, text: str) -> None:
         print(text, file=self._out, flush=True)
 
-    def progress(self, newest: dict[str, Any], steps: int | None, now: float) -> None:
+    def progress(self, newest: StepLine, steps: int | None, now: float) -> None:
         self._waiting = progress_line(newest, steps)
         if self._printed_at is None or now - self._printed_at >= PROGRESS_EVERY_S:
             self._printed_at = now
@@ -84,11 +87,11 @@ class BarScreen:
     def line(self, text: str) -> None:
         self._progress.console.print(Text.from_ansi(text), soft_wrap=True)
 
-    def progress(self, newest: dict[str, Any], steps: int | None, now: float) -> None:
+    def progress(self, newest: StepLine, steps: int | None, now: float) -> None:
         if self._task is None:
             self._progress.start()
             self._task = self._progress.add_task("", total=steps)
-        self._progress.update(self._task, completed=newest["step"], total=steps, description=_details(newest))
+        self._progress.update(self._task, completed=newest.step, total=steps, description=_details(newest))
         self._progress.refresh()
 
     def close(self) -> None:
@@ -99,8 +102,8 @@ def open_screen(out: TextIO) -> Screen:
     return BarScreen(out) if out.isatty() else PlainScreen(out)
 
 
-def progress_line(newest: dict[str, Any], steps: int | None) -> str:
-    return f"step {newest['step']}{'' if steps is None else f'/{steps}'} {_details(newest)}"
+def progress_line(newest: StepLine, steps: int | None) -> str:
+    return f"step {newest.step}{'' if steps is None else f'/{steps}'} {_details(newest)}"
 
 
 class ConsoleFollower:
@@ -210,14 +213,14 @@ def _shown(line: bytes) -> str:
     )
 
 
-def _details(newest: dict[str, Any]) -> str:
-    loss = newest.get("loss")
-    shown = f"{loss:.4g}" if fits(loss, float) else "-"
-    return f"loss {shown} world {newest.get('world_size', '-')} generation {newest.get('generation', '-')}"
+def _details(newest: StepLine) -> str:
+    loss = f"{newest.loss:.4g}" if fits(newest.loss, float) else "-"
+    return f"loss {loss} world {newest.world_size} generation {newest.generation}"
 
 
 def _steps(events: Path) -> int | None:
-    return next((int(e["steps"]) for e in reversed(read_events(events)) if e["event"] == "run_started"), None)
+    started = last(read_events(events), RunStarted)
+    return None if started is None else started.event.steps
 
 
 def _complain(message: str) -> None:

@@ -6,14 +6,19 @@ It does not promise that a line reached the disk: a power cut may lose the newes
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from elastic.events import Event, is_event
+from elastic.events import Event
+from elastic.observe import logged_event
+from elastic.observe.logged_event import LoggedEvent
 from elastic.system.clock import Clock
 from elastic.system.growing_file import lines_of
 from elastic.system.untrusted import parse_json
+
+T = TypeVar("T")
 
 
 class EventLog:
@@ -25,12 +30,10 @@ class EventLog:
         self.generation = 0
 
     def record(self, event: Event) -> None:
-        self.record_named(event.name, event.fields())
-
-    def record_named(self, name: str, fields: dict[str, Any]) -> None:
-        """Write an event that a recipe defines; `fields` must be JSON."""
-        head = {"event": name, "time": self._clock.wall(), "node": self._node, "generation": self.generation}
-        line = json.dumps(head | fields) + "\n"
+        logged = LoggedEvent(
+            time=self._clock.wall(), node=self._node, generation=self.generation, event=event
+        )
+        line = json.dumps(logged.to_json()) + "\n"
         try:
             # One write of one line on an O_APPEND descriptor: a reader, or a kill, never sees two lines interleaved.
             os.write(self._open(), line.encode())
@@ -46,21 +49,17 @@ class EventLog:
         return self._fd
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete JSON lines of a file in order; what is no JSON object is left out."""
-    return filter(None, map(as_record, lines_of(path)))
+def read_events(directory: Path) -> list[LoggedEvent[Event]]:
+    """All events of a run, of all nodes, by time; lines that are no event are left out."""
+    lines = (line for path in sorted(directory.glob("*.jsonl")) for line in lines_of(path))
+    return sorted(parse_lines(lines, logged_event.parse), key=lambda each: each.time)
 
 
-def as_record(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line; None for anything else."""
-    try:
-        record = parse_json(line.decode(errors="replace"))
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
-
-
-def read_events(directory: Path) -> list[dict[str, Any]]:
-    """All events of a run, of all nodes, by time; what is no event, as `events.py` knows them, is left out."""
-    records = [record for path in sorted(directory.glob("*.jsonl")) for record in read_lines(path)]
-    return sorted(filter(is_event, records), key=lambda record: float(record["time"]))
+def parse_lines(lines: Iterable[bytes], parse: Callable[[dict[str, Any]], T | None]) -> Iterator[T]:
+    """What `parse` makes of those lines that hold a JSON object; lines of which it makes None are left out."""
+    for line in lines:
+        with suppress(ValueError):
+            record = parse_json(line.decode(errors="replace"))
+            value = parse(record) if isinstance(record, dict) else None
+            if value is not None:
+                yield value

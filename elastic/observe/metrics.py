@@ -12,21 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from elastic.observe.log import as_record, read_lines
+from elastic.observe import step_line
+from elastic.observe.log import parse_lines
+from elastic.observe.step_line import StepLine
 from elastic.system.files import open_regular, replace_whole
-from elastic.system.growing_file import last_lines
-from elastic.system.untrusted import fits
+from elastic.system.growing_file import last_lines, lines_of
 
 _TAIL_BYTES = 64 * 1024
-# What is counted with, where it is there; the rest is the recipe's own.
-_KINDS = {
-    "step": int,
-    "epoch": int,
-    "world_size": int,
-    "generation": int,
-    "time": float,
-    "seconds": float | None,
-}
 
 
 class Metrics:
@@ -94,18 +86,18 @@ class Metrics:
         self._complained = True
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> list[StepLine]:
     """The lines of all steps that count, in order; a missing file has none."""
-    return list(filter(is_step, read_lines(path)))
+    return list(parse_lines(lines_of(path), step_line.parse))
 
 
-def newest(path: Path) -> dict[str, Any] | None:
+def newest(path: Path) -> StepLine | None:
     """The newest complete line, read from the end of the file alone; None if there is none or it cannot be read."""
     try:
         lines = last_lines(path, _TAIL_BYTES)
     except OSError:
         return None
-    return next(filter(None, map(_record, reversed(lines))), None)
+    return next(parse_lines(reversed(lines), step_line.parse), None)
 
 
 def _cut(data: bytes, step: int) -> tuple[int, int]:
@@ -117,25 +109,12 @@ def _cut(data: bytes, step: int) -> tuple[int, int]:
     end = data.rfind(b"\n") + 1
     while end > 0:
         start = data.rfind(b"\n", 0, end - 1) + 1
-        record = _record(data[start : end - 1])
-        if record is not None:
-            highest = max(highest, record["step"])
-            if record["step"] <= step:
+        for line in parse_lines([data[start : end - 1]], step_line.parse):
+            highest = max(highest, line.step)
+            if line.step <= step:
                 return end, highest
         end = start
     return 0, highest
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    record = as_record(line)
-    return record if record is not None and is_step(record) else None
-
-
-def is_step(record: dict[str, Any]) -> bool:
-    """Whether it is the line of a step; what is counted with has the kinds that it must have."""
-    return "step" in record and all(
-        fits(record[name], kind) for name, kind in _KINDS.items() if name in record
-    )
 
 
 def _finite(value: Any) -> Any:

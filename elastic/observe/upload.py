@@ -9,12 +9,11 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from elastic.config.run_dir import RunDir
-from elastic.observe import upload_parts
-from elastic.observe.log import as_record
-from elastic.observe.metrics import is_step
+from elastic.observe import step_line, upload_parts
+from elastic.observe.log import parse_lines
+from elastic.observe.step_line import StepLine
 from elastic.storage.objects import Objects
 from elastic.system.clock import Clock
 from elastic.system.growing_file import GrowingFile, read_from
@@ -24,10 +23,8 @@ FAILED_PAUSE_S = 10.0
 CLOSE_WITHIN_S = 15.0
 PART_LIMIT_S = 30.0
 PART_BYTES = 4 * 1024 * 1024
-_LINES_A_PART = 5000
+_LINES_PER_PART = 5000
 _ROUNDS_AT_THE_END = 3
-
-Record = dict[str, Any]
 
 
 class MetricsUpload:
@@ -37,22 +34,22 @@ class MetricsUpload:
         self._file = GrowingFile(path)
         self._node = node
         self._objects = objects
-        self._waiting: list[Record] = []
+        self._waiting: list[StepLine] = []
         self._there: dict[int, int] | None = None
 
     def upload(self, *, others_upload: bool = False) -> None:
         """`others_upload`: somebody else may have carried some of the same lines since. Raises ObjectsFailed; then the next call goes on."""
         with suppress(OSError):  # what cannot be read is left for the next call
-            self._waiting.extend(filter(None, map(_record, self._file.lines_to_end())))
+            self._waiting.extend(parse_lines(self._file.lines_to_end(), step_line.parse))
         if not self._waiting:
             return
         if self._there is None or self._file.started_over or others_upload:
             self._there = upload_parts.uploaded_steps(self._objects.listed(upload_parts.METRICS))
         for generation, missing in upload_parts.not_uploaded(self._waiting, self._there).items():
-            for begin in range(0, len(missing), _LINES_A_PART):
-                batch = missing[begin : begin + _LINES_A_PART]
-                first, last = batch[0]["step"], batch[-1]["step"]
-                text = "".join(json.dumps(line) + "\n" for line in batch)
+            for begin in range(0, len(missing), _LINES_PER_PART):
+                batch = missing[begin : begin + _LINES_PER_PART]
+                first, last = batch[0].step, batch[-1].step
+                text = "".join(json.dumps(line.to_json()) + "\n" for line in batch)
                 # Taken by an earlier try of ours, with the same lines.
                 self._objects.create(
                     upload_parts.metrics_part_name(generation, first, last, self._node), text.encode()
@@ -188,8 +185,3 @@ def _size_bytes(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def _record(line: bytes) -> Record | None:
-    record = as_record(line)
-    return record if record is not None and is_step(record) else None

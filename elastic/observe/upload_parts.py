@@ -10,9 +10,11 @@ its generation and step. It does not promise that nothing is missing: what a nod
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import replace
 
-Record = dict[str, Any]
+from elastic.events import Event, Restored
+from elastic.observe.logged_event import Events, LoggedEvent, of_kind
+from elastic.observe.step_line import StepLine
 
 EVENTS = "events"
 LOGS = "logs"
@@ -69,30 +71,31 @@ def uploaded_steps(names: Iterable[str]) -> dict[int, int]:
     return last
 
 
-def not_uploaded(lines: Iterable[Record], there: Mapping[int, int]) -> dict[int, list[Record]]:
-    """The lines that the store lacks, by generation, in their order."""
-    found: dict[int, list[Record]] = {}
+def not_uploaded(lines: Iterable[StepLine], uploaded: Mapping[int, int]) -> dict[int, list[StepLine]]:
+    """The lines that the store lacks, by generation, in their order; `uploaded`: see `uploaded_steps`."""
+    found: dict[int, list[StepLine]] = {}
     for line in lines:
-        generation = _generation(line)
-        if line["step"] > there.get(generation, 0):
-            found.setdefault(generation, []).append(line)
+        if line.step > uploaded.get(line.generation, 0):
+            found.setdefault(line.generation, []).append(line)
     return found
 
 
-def restored_steps(events: Iterable[Record]) -> dict[int, int]:
-    """Of each generation the step that it began behind."""
-    return {e["generation"]: int(e["step"]) for e in events if e["event"] == "restored"}
+def restored_steps(events: Events) -> dict[int, int]:
+    """The step of the state that each generation restored, by generation."""
+    return {each.generation: each.event.step for each in of_kind(events, Restored)}
 
 
-def merge(lines: Iterable[Record], restored: Mapping[int, int]) -> tuple[list[Record], dict[int, int]]:
+def merge(lines: Iterable[StepLine], restored: Mapping[int, int]) -> tuple[list[StepLine], dict[int, int]]:
     """(one line for each step that counts, in order; generation -> how many steps it had to train again).
 
-    A generation takes the place of all that older ones trained beyond the state that it restored, also before it has trained anything itself.
+    A generation replaces all that older ones trained beyond the state that it restored. It does so
+    from its restore on, before it has trained a step itself: the lost steps do not count any more. If
+    the event of its restore is missing, its first line tells where it began.
     """
-    by_generation: dict[int, dict[int, Record]] = {g: {} for g in restored}
+    by_generation: dict[int, dict[int, StepLine]] = {generation: {} for generation in restored}
     for line in lines:
-        by_generation.setdefault(_generation(line), {}).setdefault(line["step"], line)
-    kept: dict[int, Record] = {}
+        by_generation.setdefault(line.generation, {}).setdefault(line.step, line)
+    kept: dict[int, StepLine] = {}
     lost: dict[int, int] = {}
     for generation in sorted(by_generation):
         own = by_generation[generation]
@@ -102,16 +105,18 @@ def merge(lines: Iterable[Record], restored: Mapping[int, int]) -> tuple[list[Re
     return [kept[step] for step in sorted(kept)], lost
 
 
-def with_losses(events: Iterable[Record], lost: Mapping[int, int]) -> list[Record]:
-    """The same events; a generation whose rank 0 did not have the lines of the one before could not know what was lost."""
+def with_losses(events: Events, lost: Mapping[int, int]) -> list[LoggedEvent[Event]]:
+    """The same events with the lost steps that `merge` found, where they are more.
+
+    Rank 0 counts lost steps by the metrics in its own folder. If it is on another node than the rank 0
+    before, that folder lacks lines, and rank 0 could not know of all steps that were lost.
+    """
     return [
-        e | {"lost_steps": max(int(e.get("lost_steps", 0)), lost.get(e["generation"], 0))}
-        if e["event"] == "restored"
-        else e
-        for e in events
+        replace(
+            each,
+            event=replace(each.event, lost_steps=max(each.event.lost_steps, lost.get(each.generation, 0))),
+        )
+        if isinstance(each.event, Restored)
+        else each
+        for each in events
     ]
-
-
-def _generation(line: Record) -> int:
-    generation = line.get("generation")
-    return generation if isinstance(generation, int) else 0

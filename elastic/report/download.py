@@ -5,21 +5,19 @@ It does not promise the newest seconds, which may not have been carried yet.
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from elastic.config.identity import NAME
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
-from elastic.events import is_event
-from elastic.observe import upload_parts
-from elastic.observe.log import as_record
-from elastic.observe.metrics import is_step
+from elastic.events import Event
+from elastic.observe import logged_event, step_line, upload_parts
+from elastic.observe.log import parse_lines
+from elastic.observe.logged_event import LoggedEvent
+from elastic.observe.step_line import StepLine
 from elastic.storage.objects import Objects, ObjectsFailed
-
-Record = dict[str, Any]
 
 CALL_LIMIT_S = 120.0
 
@@ -44,25 +42,26 @@ def readable(run: RunDir) -> Iterator[RunDir]:
 
 
 def _download(objects: Objects, run: RunDir) -> None:
-    # Events behind metrics: of a step that is there, what its generation restored is there too.
+    # Events are listed after metrics, and uploaded before them. So if a step is found, the event that
+    # says what its generation restored is found as well; without it the step could not be placed.
     metrics_parts, events_parts = objects.listed(upload_parts.METRICS), objects.listed(upload_parts.EVENTS)
     if not events_parts and objects.read(NAME) is None:
         raise UsageError(
             f"expected a run at {run.url}, found nothing there; elastic-train RECIPE --run-dir names one"
         )
-    lines = list(filter(is_step, _records(objects.read_all(sorted(metrics_parts)))))
-    events = list(filter(is_event, _records(objects.read_all(sorted(events_parts)))))
+    lines = list(parse_lines(_lines(objects, metrics_parts), step_line.parse))
+    events = list(parse_lines(_lines(objects, events_parts), logged_event.parse))
     kept, lost = upload_parts.merge(lines, upload_parts.restored_steps(events))
     run.events.mkdir(parents=True)
     _write(run.events / "all.jsonl", upload_parts.with_losses(events, lost))
     _write(run.metrics, kept)
 
 
-def _records(data: Mapping[str, bytes]) -> list[Record]:
-    """The JSON objects of all parts, by the parts' names; a line that is none is left out."""
-    found = (as_record(line) for name in sorted(data) for line in data[name].splitlines())
-    return [record for record in found if record is not None]
+def _lines(objects: Objects, parts: Iterable[str]) -> Iterator[bytes]:
+    """The lines of all parts, in the order of the parts' names."""
+    data = objects.read_all(sorted(parts))
+    return (line for name in sorted(data) for line in data[name].splitlines())
 
 
-def _write(path: Path, records: list[Record]) -> None:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+def _write(path: Path, lines: Sequence[StepLine | LoggedEvent[Event]]) -> None:
+    path.write_text("".join(json.dumps(line.to_json()) + "\n" for line in lines))

@@ -1,159 +1,260 @@
-"""What a run did, said from its events and metrics alone; no duration is negative and the phases of a recovery add up to its total.
+"""What a run did, computed from its events and metrics; no duration is negative, and phases add up.
 
-It does not promise precision across nodes: times are those of each node's own wall clock, and an order that clocks got
-wrong shows as a phase of 0 seconds. What no event tells is null, never a guess.
+It does not promise precision across nodes: each event carries the wall clock of the node that wrote it,
+and an order that the clocks got wrong shows as a phase of 0 seconds. What no event tells is None, never
+a guess.
+
+How a recovery is measured. A recovery belongs to a generation that follows another one. It is a line
+of five marks, and its phases are the times between neighbouring marks:
+
+    fault ── detect ──> end ── rendezvous ──> start ── restore ──> state ── first step ──> new step
+
+    fault      the first sign of what ended the generation before
+    end        the first agent saw that the generation before is over (`generation_ended`)
+    start      the generation has formed (`generation_started`)
+    state      every rank has loaded the state (`restored`)
+    new step   rank 0 finished a step that was never trained before (`first_step`)
+
+The last phase includes the replay of lost steps, because the run is where it was before the fault only
+then. Five marks rather than one total, because each has another remedy: a hang timeout, the network of
+the rendezvous, the store or the size of the state, the interval of snapshots.
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
-Record = dict[str, Any]
+from elastic.events import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    DrainRequested,
+    Event,
+    FaultInjected,
+    FirstStep,
+    GenerationEnded,
+    GenerationStarted,
+    HangDetected,
+    Restored,
+    RunFinished,
+    RunInterrupted,
+    RunStarted,
+    SnapshotInterval,
+    WorkerExited,
+    WorkerFailed,
+)
+from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, last, of_kind
+from elastic.observe.step_line import StepLine
 
-# A fault that let the group finish more steps than these (the one in flight, and the one a drain still takes) did not end it.
+# A fault that ends a generation lets the group finish two more steps at most: the one in flight, and
+# the one that a drain still takes. After more steps than that the fault was survived (a slow disk, a
+# paused uploader), and the end has another cause.
 _STEPS_AFTER_A_FAULT = 2
-_SIGNS = ("worker_exited", "worker_failed", "hang_detected", "drain_requested", "generation_ended")
+_SIGNS = (WorkerExited, WorkerFailed, HangDetected, DrainRequested, GenerationEnded)
+
+Start = LoggedEvent[GenerationStarted]
 
 
-def summarise(events: list[Record], metrics: list[Record]) -> Record:
-    """The report of a run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds; None before the first step."""
 
-    `events` are ordered by time, `metrics` by step. `goodput` is the share of the run's time that went into steps that
-    count: the sum of their seconds over the time from the first generation's start to the last event or step. The time between a
-    planned stop (`run_interrupted`) and the generation that resumes is not part of the run; the time after a crash of all nodes is.
+    median: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCounts:
+    committed: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSummary:
+    """The steps include those that were lost later; None if the generation trained no step."""
+
+    generation: int
+    world_size: int
+    nodes: list[str]
+    first_step: int | None
+    last_step: int | None
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """How a generation came after the one before; the module's docstring explains the phases."""
+
+    cause: str
+    lost_steps: int
+    source: str | None
+    detect_s: float | None
+    rendezvous_s: float | None
+    restore_s: float | None
+    first_step_s: float | None
+    total_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The fields are the keys of `report --json`, in this order.
+
+    goodput: the share of the run's time that went into steps that count, 0 to 1; None before the first
+    generation. snapshots: what `--snapshot-every auto` chose last; None if it chose nothing.
     """
-    finished = _last(events, "run_finished")
-    total = _last(events, "run_started")
-    steps = int(metrics[-1]["step"]) if metrics else 0
-    return {
-        "finished": finished is not None,
-        "steps": finished["steps"] if finished else steps,
-        "epochs": finished["epochs"] if finished else _epochs_done(steps, total),
-        "final_digest": finished["digest"] if finished else None,
-        "lost_steps": sum(int(e.get("lost_steps", 0)) for e in events if e["event"] == "restored"),
-        "goodput": _goodput(events, metrics),
-        "step_time_s": _step_time_s(metrics),
-        "checkpoints": {
-            "committed": _count(events, "checkpoint_committed"),
-            "failed": _count(events, "checkpoint_failed"),
-        },
-        "snapshots": _snapshots(events),
-        "generations": _generations(events, metrics),
-        "recoveries": _recoveries(events, metrics),
-    }
+
+    finished: bool
+    steps: int
+    epochs: int
+    final_digest: str | None
+    lost_steps: int
+    goodput: float | None
+    step_time_s: StepTime
+    checkpoints: CheckpointCounts
+    snapshots: SnapshotInterval | None
+    generations: list[GenerationSummary]
+    recoveries: list[Recovery]
 
 
-def _snapshots(events: list[Record]) -> Record | None:
-    """What `--snapshot-every auto` chose last: steps from one snapshot to the next, and the costs behind it; None where nothing was chosen."""
-    chosen = _last(events, "snapshot_interval")
-    return None if chosen is None else {name: chosen[name] for name in ("every", "cost_s", "step_s")}
+def summarise(events: Events, lines: Sequence[StepLine]) -> Report:
+    """`events` in the order of their times, `lines` of metrics in the order of their steps."""
+    finished = last(events, RunFinished)
+    started = last(events, RunStarted)
+    snapshots = last(events, SnapshotInterval)
+    steps = lines[-1].step if lines else 0
+    return Report(
+        finished=finished is not None,
+        steps=finished.event.steps if finished else steps,
+        epochs=finished.event.epochs if finished else _epochs_done(steps, started),
+        final_digest=finished.event.digest if finished else None,
+        lost_steps=sum(each.event.lost_steps for each in of_kind(events, Restored)),
+        goodput=_goodput(events, lines),
+        step_time_s=_step_time_s(lines),
+        checkpoints=CheckpointCounts(
+            committed=len(of_kind(events, CheckpointCommitted)), failed=len(of_kind(events, CheckpointFailed))
+        ),
+        snapshots=snapshots.event if snapshots else None,
+        generations=_generations(events, lines),
+        recoveries=_recoveries(events, lines),
+    )
 
 
-def _epochs_done(steps: int, total: Record | None) -> int:
-    if total is None or not total.get("steps"):
+def _epochs_done(steps: int, started: LoggedEvent[RunStarted] | None) -> int:
+    if started is None or not started.event.steps:
         return 0
-    return int(steps * total["epochs"] // total["steps"])
+    return steps * started.event.epochs // started.event.steps
 
 
-def _step_time_s(metrics: list[Record]) -> dict[str, float | None]:
-    seconds = sorted(float(m["seconds"]) for m in metrics if m.get("seconds") is not None)
+def _step_time_s(lines: Sequence[StepLine]) -> StepTime:
+    seconds = sorted(float(line.seconds) for line in lines if line.seconds is not None)
     if not seconds:
-        return {"median": None, "p99": None}
-    return {"median": median(seconds), "p99": seconds[math.ceil(0.99 * len(seconds)) - 1]}
+        return StepTime(median=None, p99=None)
+    return StepTime(median=median(seconds), p99=seconds[math.ceil(0.99 * len(seconds)) - 1])
 
 
-def _goodput(events: list[Record], metrics: list[Record]) -> float | None:
-    """Between 0 and 1; None before the first generation."""
-    starts = _starts(events)
+def _goodput(events: Events, lines: Sequence[StepLine]) -> float | None:
+    """The sum of the seconds of steps that count, over the time from the first generation's start to the
+    last event or step. A planned stop of the whole run is not part of that time, a crash of all nodes is:
+    the user chose the one, the other is what goodput is there to show.
+    """
+    starts = of_kind(events, GenerationStarted)
     if not starts:
         return None
-    end = max([events[-1]["time"], *(m["time"] for m in metrics[-1:] if "time" in m)])
-    wall_s = end - starts[0]["time"] - sum(_pauses_s(events))
-    useful_s = sum(float(m.get("seconds") or 0.0) for m in metrics)
+    end = max([events[-1].time, *(line.time for line in lines[-1:] if line.time is not None)])
+    wall_s = end - starts[0].time - sum(_pauses_s(events))
+    useful_s = sum(float(line.seconds or 0.0) for line in lines)
+    # Steps that claim more time than passed come from clocks that disagree.
     return min(1.0, useful_s / wall_s) if wall_s > 0 else None
 
 
-def _pauses_s(events: list[Record]) -> list[float]:
+def _pauses_s(events: Events) -> list[float]:
+    """How long the run lay still between each planned stop and the generation that resumed it."""
     pauses = []
-    for before, after in pairwise(_starts(events)):
-        stop = _announced_stop(events, before, after)
+    for before, after in pairwise(of_kind(events, GenerationStarted)):
+        stop = _planned_stop(events, before, after)
         if stop is not None:
-            pauses.append(max(0.0, after["time"] - stop["time"]))
+            pauses.append(max(0.0, after.time - stop.time))
     return pauses
 
 
-def _announced_stop(events: list[Record], before: Record, after: Record) -> Record | None:
-    """The planned stop of the whole run between two generations, if that is what parts them.
+def _planned_stop(events: Events, before: Start, after: Start) -> LoggedEvent[RunInterrupted] | None:
+    """The planned stop of the whole run between two generations, if there was one.
 
-    One node that leaves while others train on writes the same event, but then the next generation is no resume.
+    One node that leaves while others train on writes the same event, but then the next generation is
+    no resume.
     """
-    if after["cause"] != "resume":
+    if after.event.cause != "resume":
         return None
-    return _last([e for e in events if before["time"] <= e["time"] <= after["time"]], "run_interrupted")
+    return last([each for each in events if before.time <= each.time <= after.time], RunInterrupted)
 
 
-def _generations(events: list[Record], metrics: list[Record]) -> list[Record]:
-    kept: dict[int, int] = {}
-    for line in metrics:
-        kept[line.get("generation", 0)] = int(line["step"])
-    return [_generation(start, _of(events, start["generation"]), kept) for start in _starts(events)]
-
-
-def _generation(start: Record, events: list[Record], kept: dict[int, int]) -> Record:
-    """The steps that a generation trained, those that were lost later included; None where it trained none."""
-    restored = _first(events, "restored")
-    ended = [int(e["step"]) for e in events if e["event"] == "generation_ended"]
-    last = max([*ended, kept.get(start["generation"], 0)])
-    trained = restored is not None and last > int(restored["step"])
-    return {
-        "generation": start["generation"],
-        "world_size": start["world_size"],
-        "nodes": start["nodes"],
-        "first_step": int(restored["step"]) + 1 if restored is not None and trained else None,
-        "last_step": last if trained else None,
-        "cause": start["cause"],
-    }
-
-
-def _recoveries(events: list[Record], metrics: list[Record]) -> list[Record]:
-    """One for each generation that is not the start of the run.
-
-    After a planned stop the clock starts with the generation that resumes: how long the run lay still says nothing about it.
-    """
-    starts = _starts(events)
+def _generations(events: Events, lines: Sequence[StepLine]) -> list[GenerationSummary]:
+    last_kept = {line.generation: line.step for line in lines}
     return [
-        _recovery(events, metrics, before, start)
-        for before, start in zip([None, *starts], starts, strict=False)
-        if start["cause"] != "start"
+        _generation(start, in_generation(events, start.generation), last_kept.get(start.generation, 0))
+        for start in of_kind(events, GenerationStarted)
     ]
 
 
-def _recovery(events: list[Record], metrics: list[Record], before: Record | None, start: Record) -> Record:
-    restored = _last(_of(events, start["generation"]), "restored")
-    first_step = _first(_of(events, start["generation"]), "first_step")
-    fault_time, end_time = None, None
-    if before is not None and _announced_stop(events, before, start) is None:
-        fault_time, end_time = _fault(_of(events, before["generation"]), metrics, before["generation"])
-    begin = start["time"] if fault_time is None else fault_time
-    marks = [begin, end_time, start["time"], _time(restored), _time(first_step)]
-    detect, rendezvous, restore, step = _phases_s(marks)
-    return {
-        "cause": start["cause"],
-        "lost_steps": int(restored["lost_steps"]) if restored else 0,
-        "source": restored["source"] if restored else None,
-        "detect_s": detect,
-        "rendezvous_s": rendezvous,
-        "restore_s": restore,
-        "first_step_s": step,
-        "total_s": max(m for m in marks if m is not None) - begin if first_step else None,
-    }
+def _generation(start: Start, own: Events, last_kept: int) -> GenerationSummary:
+    """last_kept: the last step of the generation that is still in the metrics, 0 for none.
+
+    Its last step may have been lost since: then only `generation_ended` tells of it. If nobody wrote
+    that event, the metrics are what is left.
+    """
+    restored = first(own, Restored)
+    last_step = max([last_kept, *(each.event.step for each in of_kind(own, GenerationEnded))])
+    trained = restored is not None and last_step > restored.event.step
+    return GenerationSummary(
+        generation=start.generation,
+        world_size=start.event.world_size,
+        nodes=start.event.nodes,
+        first_step=restored.event.step + 1 if restored is not None and trained else None,
+        last_step=last_step if trained else None,
+        cause=start.event.cause,
+    )
+
+
+def _recoveries(events: Events, lines: Sequence[StepLine]) -> list[Recovery]:
+    """One for each generation that is not the start of the run."""
+    starts = of_kind(events, GenerationStarted)
+    return [
+        _recovery(events, lines, before, start)
+        for before, start in zip([None, *starts], starts, strict=False)
+        if start.event.cause != "start"
+    ]
+
+
+def _recovery(events: Events, lines: Sequence[StepLine], before: Start | None, start: Start) -> Recovery:
+    own = in_generation(events, start.generation)
+    restored, new_step = last(own, Restored), first(own, FirstStep)
+    fault_at, end_at = None, None
+    if before is not None and _planned_stop(events, before, start) is None:
+        fault_at, end_at = _fault(in_generation(events, before.generation), lines, before.generation)
+    # After a planned stop the clock starts with the generation that resumes: how long the run lay
+    # still depends on the user, and says nothing about the recovery.
+    begin = start.time if fault_at is None else fault_at
+    marks = [begin, end_at, start.time, _time(restored), _time(new_step)]
+    detect_s, rendezvous_s, restore_s, first_step_s = _phases_s(marks)
+    return Recovery(
+        cause=start.event.cause,
+        lost_steps=restored.event.lost_steps if restored else 0,
+        source=restored.event.source if restored else None,
+        detect_s=detect_s,
+        rendezvous_s=rendezvous_s,
+        restore_s=restore_s,
+        first_step_s=first_step_s,
+        total_s=max(mark for mark in marks if mark is not None) - begin if new_step else None,
+    )
 
 
 def _phases_s(marks: list[float | None]) -> list[float | None]:
-    """The time between neighbouring marks; None where one of the two is unknown.
+    """The time between neighbouring marks; None if one of the two is unknown.
 
-    A mark that is earlier than one before it (another node's clock) counts as simultaneous, so that phases still add up.
+    The marks are stamped by different nodes. A mark that is earlier than one before it, because its
+    node's clock is behind, counts as simultaneous: so no phase is negative, and the phases of a
+    recovery add up to its total whatever the clocks say.
     """
     reached = -math.inf
     ordered: list[float | None] = []
@@ -163,53 +264,45 @@ def _phases_s(marks: list[float | None]) -> list[float | None]:
     return [None if a is None or b is None else b - a for a, b in pairwise(ordered)]
 
 
-def _fault(ended: list[Record], metrics: list[Record], generation: int) -> tuple[float | None, float | None]:
-    """When a generation's fault first showed, and when its end was noticed; None where no event tells.
+def _fault(own: Events, lines: Sequence[StepLine], generation: int) -> tuple[float | None, float | None]:
+    """(when the fault that ended a generation first showed, when its end was noticed); None if no event tells.
 
-    A node that fell silent shows by nothing before it is missed: then it is the end of the last step before.
+    `own`: the events of that generation. The candidates for the first sign:
+
+    - what happened to a worker, and the request of a drain, at their own times;
+    - a hang at the time of the last progress before it, because the run has stood still since then and
+      not since the agent's patience ended;
+    - a fault that a plan injected, if the generation did not survive it: it precedes the signs that it
+      causes, and an injected pause has no other sign. Only the newest one counts, since each earlier
+      one had its own consequences or none;
+    - none of these before the end was noticed: a node fell silent, with its machine or its network.
+      Nothing shows that but the missing steps. The group has stood still since the last step before,
+      because each step needs every node.
     """
-    noticed = _time(_first(ended, "generation_ended"))
-    signs = [e["time"] - float(e.get("silence_s", 0.0)) for e in ended if e["event"] in _SIGNS]
+    noticed = _time(first(own, GenerationEnded))
+    signs = [each.time - _silence_s(each.event) for each in own if isinstance(each.event, _SIGNS)]
     if noticed is not None and min(signs) >= noticed:
-        signs.append(_last_step_before(noticed, metrics, generation))
+        signs.append(_last_step_before(noticed, lines, generation))
     injected = [
-        e["time"]
-        for e in ended
-        if e["event"] == "fault_injected"
-        and _steps_after(e["time"], metrics, generation) <= _STEPS_AFTER_A_FAULT
+        each.time
+        for each in of_kind(own, FaultInjected)
+        if _steps_after(each.time, lines, generation) <= _STEPS_AFTER_A_FAULT
     ]
-    first_sign = min(injected[-1:] + signs, default=None)
-    return first_sign, noticed
+    return min(injected[-1:] + signs, default=None), noticed
 
 
-def _last_step_before(time: float, metrics: list[Record], generation: int) -> float:
-    times = [float(m["time"]) for m in metrics if m.get("generation") == generation and "time" in m]
-    return max((t for t in times if t <= time), default=time)
+def _silence_s(event: Event) -> float:
+    return event.silence_s if isinstance(event, HangDetected) else 0.0
 
 
-def _steps_after(time: float, metrics: list[Record], generation: int) -> int:
-    return sum(1 for m in metrics if m.get("generation") == generation and m.get("time", 0.0) > time)
+def _last_step_before(time: float, lines: Sequence[StepLine], generation: int) -> float:
+    times = [line.time for line in lines if line.generation == generation and line.time is not None]
+    return max((each for each in times if each <= time), default=time)
 
 
-def _starts(events: list[Record]) -> list[Record]:
-    return [e for e in events if e["event"] == "generation_started"]
+def _steps_after(time: float, lines: Sequence[StepLine], generation: int) -> int:
+    return sum(1 for line in lines if line.generation == generation and (line.time or 0.0) > time)
 
 
-def _of(events: list[Record], generation: int) -> list[Record]:
-    return [e for e in events if e.get("generation") == generation]
-
-
-def _first(events: list[Record], name: str) -> Record | None:
-    return next((e for e in events if e["event"] == name), None)
-
-
-def _last(events: list[Record], name: str) -> Record | None:
-    return _first(events[::-1], name)
-
-
-def _count(events: list[Record], name: str) -> int:
-    return sum(1 for e in events if e["event"] == name)
-
-
-def _time(event: Record | None) -> float | None:
-    return None if event is None else float(event["time"])
+def _time(event: LoggedEvent[Event] | None) -> float | None:
+    return None if event is None else event.time

@@ -1,74 +1,123 @@
-"""Where a run stands now, as one value made of its events, its newest step and the age of its nodes' signs of life.
+"""Where a run stands now, computed from its events, its newest step and its nodes' heartbeats.
 
-It does not promise to be newer than a sign of life: an agent that was killed counts as alive for `ALIVE_WITHIN_S`.
+It does not promise to be newer than a heartbeat: a killed agent counts as alive for `ALIVE_WITHIN_S`.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from elastic.events import GOODBYES
-
-Record = dict[str, Any]
+from elastic.events import (
+    GOODBYES,
+    CheckpointCommitted,
+    GenerationStarted,
+    RunFailed,
+    RunFinished,
+    RunInterrupted,
+    RunStarted,
+    WorkerExited,
+    WorkerStarted,
+)
+from elastic.observe.logged_event import Events, in_generation, last, of_kind
+from elastic.observe.step_line import StepLine
 
 ALIVE_WITHIN_S = 10.0
 
 
-def status(events: list[Record], newest: Record | None, beat_ages_s: dict[str, float], now: float) -> Record:
-    """The state of a run; `now` and event times in seconds since 1970, `newest` is its newest line of metrics, `beat_ages_s` of each node.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    rank: int
+    node: str
+    pid: int
 
-    `state` is `finished`; `running` while an agent gives signs of life; else `failed`, `drained` (stopped as planned,
-    checkpoint committed) or `interrupted` (nobody is there and nobody said goodbye: a power cut, a SIGKILL of all). The same
-    command resumes a run that is drained or interrupted. `steps` is null until the run has told its length.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastCheckpoint:
+    step: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The fields are the keys of `status --json`, in this order.
+
+    state: `finished`; `running` while an agent is alive; else `failed`, `drained` (stopped as planned,
+    a checkpoint committed) or `interrupted` (all agents died without a last event: a power cut, a
+    SIGKILL). The same command resumes a run that is drained or interrupted. steps: None until the
+    recipe has said how long the run is.
     """
-    start = _last(events, "generation_started")
-    state = _state(events, start, alive=_is_stepping(events, newest, now) or _is_beating(events, beat_ages_s))
-    told = _last(events, "run_started") or _last(events, "run_finished")
-    saved = _last(events, "checkpoint_committed")
-    return {
-        "state": state,
-        "step": newest["step"] if newest else 0,
-        "steps": told["steps"] if told else None,
-        "generation": start["generation"] if start else 0,
-        "world_size": start["world_size"] if start and state == "running" else 0,
-        "workers": _workers(events, start["generation"]) if start and state == "running" else [],
-        "last_checkpoint": {"step": saved["step"], "age_s": max(0.0, now - saved["time"])} if saved else None,
-    }
+
+    state: str
+    step: int
+    steps: int | None
+    generation: int
+    world_size: int
+    workers: list[Worker]
+    last_checkpoint: LastCheckpoint | None
 
 
-def _state(events: list[Record], start: Record | None, *, alive: bool) -> str:
-    if _last(events, "run_finished"):
+def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, float], now: float) -> Status:
+    """`now`: seconds since 1970; `beat_ages_s`: seconds since the last heartbeat, by node."""
+    start = last(events, GenerationStarted)
+    state = _state(events, alive=_is_stepping(events, newest, now) or _is_beating(events, beat_ages_s))
+    saved = last(events, CheckpointCommitted)
+    running = start if state == "running" else None
+    return Status(
+        state=state,
+        step=newest.step if newest else 0,
+        steps=_length(events),
+        generation=start.generation if start else 0,
+        world_size=running.event.world_size if running else 0,
+        workers=_workers(in_generation(events, running.generation)) if running else [],
+        last_checkpoint=LastCheckpoint(step=saved.event.step, age_s=max(0.0, now - saved.time))
+        if saved
+        else None,
+    )
+
+
+def _length(events: Events) -> int | None:
+    """The last step of the run; rank 0 writes it at the start and at the end of a generation."""
+    started, finished = last(events, RunStarted), last(events, RunFinished)
+    if started is not None:
+        return started.event.steps
+    return None if finished is None else finished.event.steps
+
+
+def _state(events: Events, *, alive: bool) -> str:
+    if last(events, RunFinished):
         return "finished"
-    since = start["time"] if start else 0.0
-    current = [e for e in events if e["time"] >= since]
-    if _last(current, "run_failed"):
+    start = last(events, GenerationStarted)
+    # A failure or a planned stop that an earlier generation ended with was resumed from since.
+    current = [each for each in events if start is None or each.time >= start.time]
+    if last(current, RunFailed):
         return "failed"
     if alive:
         return "running"
-    return "drained" if _last(current, "run_interrupted") else "interrupted"
+    return "drained" if last(current, RunInterrupted) else "interrupted"
 
 
-def _is_beating(events: list[Record], beat_ages_s: dict[str, float]) -> bool:
-    """A node that said goodbye is not alive, however young its last beat: each process of an agent is a node of its own."""
-    gone = {e["node"] for e in events if e["event"] in GOODBYES}
+def _is_beating(events: Events, beat_ages_s: Mapping[str, float]) -> bool:
+    """A node whose agent wrote its last event is gone, however young its heartbeat.
+
+    A node that comes back has a new name, because each agent process is a node of its own.
+    """
+    gone = {each.node for each in events if isinstance(each.event, GOODBYES)}
     return any(age_s < ALIVE_WITHIN_S for node, age_s in beat_ages_s.items() if node not in gone)
 
 
-def _is_stepping(events: list[Record], newest: Record | None, now: float) -> bool:
-    """A step is a sign of life as well: the nodes may beat in a folder that is not the run's."""
-    if newest is None or "time" not in newest or now - newest["time"] >= ALIVE_WITHIN_S:
+def _is_stepping(events: Events, newest: StepLine | None, now: float) -> bool:
+    """A young step proves a live agent where heartbeats cannot be seen: in etcd, or in another folder."""
+    time = None if newest is None else newest.time
+    if time is None or now - time >= ALIVE_WITHIN_S:
         return False
-    return not any(e["event"] in GOODBYES and e["time"] >= newest["time"] for e in events)
+    return not any(isinstance(each.event, GOODBYES) and each.time >= time for each in events)
 
 
-def _workers(events: list[Record], generation: int) -> list[Record]:
-    """Those that started in a generation and have not exited."""
-    mine = [e for e in events if e.get("generation") == generation]
-    gone = {(e["node"], e["pid"]) for e in mine if e["event"] == "worker_exited"}
-    there = [e for e in mine if e["event"] == "worker_started" and (e["node"], e["pid"]) not in gone]
-    return [
-        {"rank": e["rank"], "node": e["node"], "pid": e["pid"]}
-        for e in sorted(there, key=lambda e: int(e["rank"]))
+def _workers(own: Events) -> list[Worker]:
+    """The workers of a generation that started and have not exited."""
+    gone = {(each.node, each.event.pid) for each in of_kind(own, WorkerExited)}
+    there = [
+        Worker(rank=each.event.rank, node=each.node, pid=each.event.pid)
+        for each in of_kind(own, WorkerStarted)
+        if (each.node, each.event.pid) not in gone
     ]
-
-
-def _last(events: list[Record], name: str) -> Record | None:
-    return next((e for e in reversed(events) if e["event"] == name), None)
+    return sorted(there, key=lambda worker: worker.rank)

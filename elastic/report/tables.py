@@ -3,87 +3,90 @@
 It does not promise a stable layout: scripts read the JSON.
 """
 
-from typing import Any
+from collections.abc import Mapping
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from elastic.events import SnapshotInterval
+from elastic.report.diff import ComparedRun, Difference
+from elastic.report.report import GenerationSummary, Recovery, Report
+from elastic.report.status import Status
+from elastic.report.verify import Verification
 from elastic.system.untrusted import printable
 
-Record = dict[str, Any]
 
-
-def report_tables(name: str, report: Record) -> RenderableType:
-    parts: list[RenderableType] = [_facts(name, _report_facts(report)), _generations(report["generations"])]
-    if report["recoveries"]:
-        parts.append(_recoveries(report["recoveries"]))
+def report_tables(name: str, report: Report) -> RenderableType:
+    parts: list[RenderableType] = [_facts(name, _report_facts(report)), _generations(report.generations)]
+    if report.recoveries:
+        parts.append(_recoveries(report.recoveries))
     return Group(*parts)
 
 
-def _snapshots(chosen: Record | None) -> str:
-    if chosen is None:
-        return "as asked for"
-    return f"every {chosen['every']} steps, chosen because one costs {chosen['cost_s'] * 1000:.1f} ms of a step of {chosen['step_s'] * 1000:.0f} ms"
-
-
-def status_tables(name: str, status: Record) -> RenderableType:
-    saved = status["last_checkpoint"]
+def status_tables(name: str, status: Status) -> RenderableType:
+    saved = status.last_checkpoint
     facts = _facts(
         name,
         {
-            "state": status["state"],
-            "step": f"{status['step']} of {_known(status['steps'])}",
-            "generation": f"{status['generation']}, world size {status['world_size']}",
-            "last checkpoint": f"step {saved['step']}, {saved['age_s']:.0f} s ago" if saved else "none",
+            "state": status.state,
+            "step": f"{status.step} of {_known(status.steps)}",
+            "generation": f"{status.generation}, world size {status.world_size}",
+            "last checkpoint": f"step {saved.step}, {saved.age_s:.0f} s ago" if saved else "none",
         },
     )
-    if not status["workers"]:
+    if not status.workers:
         return facts
     table = _table("workers", "rank", "node", "pid")
-    for worker in status["workers"]:
-        table.add_row(*map(_cell, (worker["rank"], worker["node"], worker["pid"])))
+    for worker in status.workers:
+        table.add_row(*map(_cell, (worker.rank, worker.node, worker.pid)))
     return Group(facts, table)
 
 
-def diff_text(diff: Record) -> RenderableType:
-    lines = [diff["reason"]]
-    for name in ("a", "b"):
-        run = diff[name]
-        end = f"finished, digest {run['final_digest']}" if run["finished"] else "not finished"
-        lines.append(f"{name.upper()}: {run['steps']} steps, {end}")
-    return _cell("\n".join(lines))
+def diff_text(diff: Difference) -> RenderableType:
+    return _cell("\n".join([diff.reason, _compared("A", diff.a), _compared("B", diff.b)]))
 
 
-def verify_text(name: str, found: Record) -> RenderableType:
-    steps, damage = found["committed"], found["damage"]
-    if damage:
-        return _cell(
-            "\n".join([f"{name}: damaged", *(f"  step {item['step']}: {item['reason']}" for item in damage)])
-        )
-    if not steps:
+def verify_text(name: str, found: Verification) -> RenderableType:
+    if found.damage:
+        damage = (f"  step {each.step}: {each.reason}" for each in found.damage)
+        return _cell("\n".join([f"{name}: damaged", *damage]))
+    if not found.committed:
         return Text(f"{name}: no checkpoint was committed yet")
-    return Text(
-        f"{name}: no damage; every checkpoint is as it was committed (steps {', '.join(map(str, steps))})"
-    )
+    steps = ", ".join(map(str, found.committed))
+    return Text(f"{name}: no damage; every checkpoint is as it was committed (steps {steps})")
 
 
-def _report_facts(report: Record) -> Record:
-    step_time, checkpoints = report["step_time_s"], report["checkpoints"]
+def _compared(name: str, run: ComparedRun) -> str:
+    end = f"finished, digest {run.final_digest}" if run.finished else "not finished"
+    return f"{name}: {run.steps} steps, {end}"
+
+
+def _report_facts(report: Report) -> dict[str, str]:
+    step_time, checkpoints = report.step_time_s, report.checkpoints
     return {
-        "finished": "yes" if report["finished"] else "no",
-        "steps": f"{report['steps']}, {report['epochs']} epochs",
-        "lost steps": str(report["lost_steps"]),
-        "goodput": "unknown" if report["goodput"] is None else f"{report['goodput']:.1%}",
-        "step time": f"median {_seconds(step_time['median'])}, p99 {_seconds(step_time['p99'])}",
-        "checkpoints": f"{checkpoints['committed']} committed, {checkpoints['failed']} failed",
-        "snapshots": _snapshots(report["snapshots"]),
-        "final digest": _known(report["final_digest"]),
+        "finished": "yes" if report.finished else "no",
+        "steps": f"{report.steps}, {report.epochs} epochs",
+        "lost steps": str(report.lost_steps),
+        "goodput": "unknown" if report.goodput is None else f"{report.goodput:.1%}",
+        "step time": f"median {_seconds(step_time.median)}, p99 {_seconds(step_time.p99)}",
+        "checkpoints": f"{checkpoints.committed} committed, {checkpoints.failed} failed",
+        "snapshots": _snapshots(report.snapshots),
+        "final digest": _known(report.final_digest),
     }
 
 
-def _facts(name: str, facts: Record) -> Group:
+def _snapshots(chosen: SnapshotInterval | None) -> str:
+    if chosen is None:
+        return "as asked for"
+    cost_ms, step_ms = chosen.cost_s * 1000, chosen.step_s * 1000
+    return (
+        f"every {chosen.every} steps, chosen because one costs {cost_ms:.1f} ms of a step of {step_ms:.0f} ms"
+    )
+
+
+def _facts(name: str, facts: Mapping[str, str]) -> Group:
     table = Table(show_header=False, box=None)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
@@ -92,22 +95,22 @@ def _facts(name: str, facts: Record) -> Group:
     return Group(Text(printable(name), style="bold"), table)
 
 
-def _generations(generations: list[Record]) -> Table:
+def _generations(generations: list[GenerationSummary]) -> Table:
     table = _table("generations", "generation", "cause", "world size", "nodes", "first step", "last step")
-    for g in generations:
-        nodes = ", ".join(str(node) for node in g["nodes"])
-        steps = (_known(g["first_step"]), _known(g["last_step"]))
-        table.add_row(*map(_cell, (g["generation"], g["cause"], g["world_size"], nodes, *steps)))
+    for each in generations:
+        steps = (_known(each.first_step), _known(each.last_step))
+        cells = (each.generation, each.cause, each.world_size, ", ".join(each.nodes), *steps)
+        table.add_row(*map(_cell, cells))
     return table
 
 
-def _recoveries(recoveries: list[Record]) -> Table:
-    phases = ("detect_s", "rendezvous_s", "restore_s", "first_step_s", "total_s")
-    words = [phase.removesuffix("_s").replace("_", " ") for phase in phases]
-    table = _table("recoveries: lost steps, phases in seconds", "cause", "lost", "source", *words)
-    for r in recoveries:
-        found = (r["cause"], r["lost_steps"], _known(r["source"]), *(_number(r[phase]) for phase in phases))
-        table.add_row(*map(_cell, found))
+def _recoveries(recoveries: list[Recovery]) -> Table:
+    phases = ("detect", "rendezvous", "restore", "first step", "total")
+    table = _table("recoveries: lost steps, phases in seconds", "cause", "lost", "source", *phases)
+    for each in recoveries:
+        times_s = (each.detect_s, each.rendezvous_s, each.restore_s, each.first_step_s, each.total_s)
+        cells = (each.cause, each.lost_steps, _known(each.source), *map(_number, times_s))
+        table.add_row(*map(_cell, cells))
     return table
 
 
@@ -120,8 +123,8 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _cell(value: Any) -> Text:
-    """Events are written by every node: what they say is shown, and neither rich nor the terminal takes it for an instruction."""
+def _cell(value: object) -> Text:
+    """Escaped, and no markup: any node writes events, and their text must not command the terminal."""
     return Text(printable(str(value)))
 
 
@@ -133,5 +136,5 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _known(value: Any) -> str:
+def _known(value: object) -> str:
     return "-" if value is None else str(value)

@@ -25,6 +25,7 @@ from elastic.errors import UsageError
 from elastic.events import RunFinished
 from elastic.faults.inject import WorkerFaults
 from elastic.observe.log import EventLog
+from elastic.observe.logged_event import RecipeEvent
 from elastic.observe.metrics import Metrics
 from elastic.snapshot.copy_to_slot import DeviceCopy, HostCopy
 from elastic.snapshot.slots import SnapshotSlots
@@ -154,7 +155,7 @@ class Run:
     def event(self, name: str, **fields: Any) -> None:
         """Add a record of the recipe's own to the run's events, from rank 0; fields must be JSON."""
         if self.is_first:
-            self._log.record_named(name, fields)
+            self._log.record(RecipeEvent(own_name=name, values=fields))
 
     def path(self, name: str) -> Path:
         """Where a file of the recipe's own belongs in the run directory.

@@ -6,12 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import run_records
 from oracle import Evidence, Record, Struck
 
 from elastic.checkpoint.catalog import committed, verify
 from elastic.config.run_dir import RunDir
-from elastic.observe import metrics
-from elastic.observe.log import read_events
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 
@@ -30,10 +29,12 @@ def evidence(
     store, clock = open_store(run.checkpoints_url), SystemClock()
     records, _ = committed(store, clock)
     now = clock.wall()
-    events = [_set_back(event, now) if host(event) in ahead else event for event in read_events(run.events)]
+    events = [
+        _set_back(event, now) if host(event) in ahead else event for event in run_records.events(run.events)
+    ]
     return Evidence(
         events=sorted(events, key=lambda event: event["time"]),
-        metrics=metrics.read(run.metrics),
+        metrics=run_records.lines(run.metrics),
         commits=[{"step": record.step, "digest": record.digest} for record in records],
         damage=[asdict(damage) for damage in verify(store, clock)],
         struck=struck,

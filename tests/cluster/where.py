@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 import fsspec
+import run_records
 from cluster import SCRATCH, SHARED, Cluster
 from image import ROOT, interpreter
 from oracle import Record
@@ -23,7 +24,6 @@ from elastic.checkpoint.catalog import committed
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.observe import metrics
-from elastic.observe.log import read_events
 from elastic.report.download import readable
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
@@ -73,7 +73,7 @@ class InFolder:
         pass
 
     def events(self) -> list[Record]:
-        return read_events(self._run.events)
+        return run_records.events(self._run.events)
 
     def step(self) -> int:
         return _step([self._run.metrics])
@@ -127,7 +127,7 @@ class InStore:
         return int(self._ask("GET", "")) > 0
 
     def events(self) -> list[Record]:
-        found = [event for run in self._runs() for event in read_events(run / "events")]
+        found = [event for run in self._runs() for event in run_records.events(run / "events")]
         return sorted(found, key=lambda event: event["time"])
 
     def step(self) -> int:
@@ -136,7 +136,7 @@ class InStore:
     def carried_events(self) -> list[Record]:
         try:
             with self.readable() as run:
-                return read_events(run.events)
+                return run_records.events(run.events)
         except UsageError:
             return []
 
@@ -178,4 +178,4 @@ def reached(endpoint: str) -> Iterator[None]:
 
 def _step(paths: Sequence[Path]) -> int:
     newest = [line for path in paths if (line := metrics.newest(path)) is not None]
-    return max((int(line["step"]) for line in newest), default=0)
+    return max((line.step for line in newest), default=0)

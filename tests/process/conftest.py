@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import pytest
+import run_records
 
 from elastic.agent.workers.fork_server_client import ForkedProcess, ForkServerClient
 from elastic.agent.workers.process import ProcessStart
 from elastic.config.environment import HUGETLB, pin_threads
 from elastic.config.run_dir import RunDir
-from elastic.observe import metrics
-from elastic.observe.log import read_events
 from elastic.report.download import readable
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -219,7 +218,7 @@ class Drill:
         return self.waits_for(lambda: next(iter(self.events(name, **fields)), None), f"{name} {fields}")
 
     def events(self, name: str, **fields: Any) -> list[Record]:
-        found = [event for event in read_events(self.run.events) if event["event"] == name]
+        found = [event for event in run_records.events(self.run.events) if event["event"] == name]
         return [event for event in found if all(event.get(key) == value for key, value in fields.items())]
 
     def pid_of_rank(self, rank: int, generation: int) -> int:
@@ -256,7 +255,7 @@ class Drill:
 
     @property
     def last_step(self) -> int:
-        return int(metrics.read(self.run.metrics)[-1]["step"])
+        return int(run_records.lines(self.run.metrics)[-1]["step"])
 
     def tree(self) -> dict[str, int]:
         """Every file below the run directory with its time of change; two equal trees mean that nothing was written."""
@@ -283,7 +282,7 @@ class Drill:
         finished = self.events("run_finished")
         assert [event["digest"] for event in finished] == [undisturbed.digest], self.output
         with readable(self.run) as run:
-            lines = metrics.read(run.metrics)
+            lines = run_records.lines(run.metrics)
         assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
         assert [line["chain"] for line in lines] == undisturbed.chains
 
@@ -317,9 +316,9 @@ class Undisturbed:
 
     def __init__(self, folder: Path) -> None:
         self.run = RunDir.parse(str(folder / "run"))
-        (finished,) = (e for e in read_events(self.run.events) if e["event"] == "run_finished")
+        (finished,) = (e for e in run_records.events(self.run.events) if e["event"] == "run_finished")
         self.digest = finished["digest"]
-        self.chains = [line["chain"] for line in metrics.read(self.run.metrics)]
+        self.chains = [line["chain"] for line in run_records.lines(self.run.metrics)]
         assert len(self.chains) == STEPS
 
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from elastic.cli import main
+from elastic.events import GenerationStarted, RunFinished
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
 from elastic.system.clock import SystemClock
@@ -20,10 +21,10 @@ def make_run(tmp_path):
         metrics = Metrics(folder / "metrics.jsonl")
         log = EventLog(folder / "events" / "n1.jsonl", node="n1", clock=SystemClock())
         log.generation = 1
-        log.record_named("generation_started", {"world_size": 1, "nodes": ["n1"], "cause": "start"})
+        log.record(GenerationStarted(world_size=1, nodes=["n1"], cause="start", restarts=0))
         for step, chain in enumerate(chains, start=1):
             metrics.append({"step": step, "chain": chain, "generation": 1, "seconds": 0.1, "time": 1.0})
-        log.record_named("run_finished", {"steps": len(chains), "epochs": 1, "digest": digest})
+        log.record(RunFinished(steps=len(chains), epochs=1, digest=digest))
         return str(folder)
 
     return make

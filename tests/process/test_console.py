@@ -7,6 +7,7 @@ from elastic.events import RunStarted
 from elastic.observe.console import LINE_LIMIT, BarScreen, ConsoleFollower, PlainScreen
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
+from elastic.observe.step_line import StepLine
 from elastic.system.clock import SystemClock
 
 
@@ -25,7 +26,7 @@ class RecordingScreen:
             self.seen.set()
 
     def progress(self, newest, steps, now):
-        self.shown.append((newest["step"], steps))
+        self.shown.append((newest.step, steps))
         self.seen.set()
 
     def close(self):
@@ -101,9 +102,7 @@ def test_plain_progress_is_the_first_step_then_one_in_five_seconds_then_the_last
     out = io.StringIO()
     screen = PlainScreen(out)
     for step in range(1, 13):
-        screen.progress(
-            {"step": step, "loss": 0.123, "world_size": 2, "generation": 1}, 560, now=100.0 + step
-        )
+        screen.progress(StepLine(step=step, loss=0.123, world_size=2, generation=1), 560, now=100.0 + step)
     screen.close()
     screen.close()
 
@@ -116,7 +115,7 @@ def test_a_bar_leaves_worker_output_as_it_is():
     """Square brackets are markup to the terminal library, and a long line would be wrapped."""
     out = io.StringIO()
     screen = BarScreen(out)
-    screen.progress({"step": 1, "loss": 0.5, "world_size": 2, "generation": 1}, 10, now=0.0)
+    screen.progress(StepLine(step=1, loss=0.5, world_size=2, generation=1), 10, now=0.0)
     screen.line("[rank0] [bold]tensor[/bold] " + "x" * 200)
     screen.close()
 

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import run_records
 from faulty_storage import Deed, FaultyStorage
 
 from elastic.config.run_dir import RunDir
-from elastic.observe import metrics
-from elastic.observe.log import read_events
 from elastic.report.download import readable
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
@@ -45,7 +44,9 @@ class Machines:
     def events(self, name, **fields):
         """What the machines wrote down, wherever it has got to."""
         folders = [path for machine in self._machines for path in machine.folder.glob("runs/*/events")]
-        found = [event for folder in folders for event in read_events(folder) if event["event"] == name]
+        found = [
+            event for folder in folders for event in run_records.events(folder) if event["event"] == name
+        ]
         return [event for event in found if all(event.get(key) == value for key, value in fields.items())]
 
     def happens(self, name, **fields):
@@ -79,7 +80,7 @@ class Machines:
             self.all.output
         )
         with readable(RunDir.parse(self.url)) as run:
-            lines = metrics.read(run.metrics)
+            lines = run_records.lines(run.metrics)
         assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
         assert [line["chain"] for line in lines] == undisturbed.chains
         return report

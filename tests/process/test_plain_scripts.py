@@ -5,9 +5,9 @@ import signal
 import sys
 
 import pytest
+import run_records
 
 from elastic.checkpoint.catalog import committed
-from elastic.observe import metrics
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 
@@ -77,7 +77,7 @@ def test_plain_python_drains_and_torchrun_goes_on_to_the_same_result(drill, undi
     ]
     drill.execute(torchrun, env).ends_with(0)
 
-    lines = metrics.read(drill.run.metrics)
+    lines = run_records.lines(drill.run.metrics)
     assert [line["chain"] for line in lines] == undisturbed.chains
     assert [line["world_size"] for line in lines] == [1] * 10 + [2] * 14
     records, damage = committed(open_store(drill.run.checkpoints_url), SystemClock())

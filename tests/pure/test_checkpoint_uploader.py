@@ -10,12 +10,13 @@ import time
 from dataclasses import replace
 
 import pytest
+import run_records
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.checkpoint.catalog import committed, read_payload
 from elastic.errors import StoreFailed, UsageError
-from elastic.observe.log import EventLog, read_events
+from elastic.observe.log import EventLog
 from elastic.snapshot import checksum, safetensors_header
 from elastic.snapshot.slots import _LEASES, SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store
@@ -168,7 +169,7 @@ def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, ar
     assert (record.step, record.digest, record.size_bytes) == (7, digest, len(data))
     assert bytes(read_payload(store, record, SystemClock())) == data
     assert process.stop(LIMIT_S)
-    event = read_events(tmp_path / "events")[-1]
+    event = run_records.events(tmp_path / "events")[-1]
     assert [event[name] for name in ("event", "step", "generation", "size_bytes", "digest")] == [
         "checkpoint_committed",
         7,
@@ -282,7 +283,7 @@ def test_a_save_that_is_fenced_during_its_upload_is_not_committed(config, tmp_pa
         hand_over(uploads, area, 1, generation=2)
         assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
     assert committed_steps(config) == [1]
-    assert [(e["event"], e["generation"]) for e in read_events(tmp_path / "events")] == [
+    assert [(e["event"], e["generation"]) for e in run_records.events(tmp_path / "events")] == [
         ("checkpoint_fenced", 1),
         ("checkpoint_committed", 2),
     ]
@@ -313,7 +314,7 @@ def test_a_save_that_fails_is_answered_and_logged(config, tmp_path, area):
         (tmp_path / "run").unlink()
         hand_over(uploads, area, 2)
         assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
-    assert [e["event"] for e in read_events(tmp_path / "events")] == [
+    assert [e["event"] for e in run_records.events(tmp_path / "events")] == [
         "checkpoint_failed",
         "checkpoint_committed",
     ]
@@ -573,7 +574,7 @@ def test_an_uploader_whose_storage_hangs_leaves_after_its_owner_and_says_what_is
         assert not uploader.run()
     os.close(owner_fd)
     assert listener.answers == ["failed", "failed"]
-    assert sorted(e["step"] for e in read_events(tmp_path / "events")) == [1, 2]
+    assert sorted(e["step"] for e in run_records.events(tmp_path / "events")) == [1, 2]
     held.go_on.set()
 
 

@@ -1,12 +1,17 @@
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic.observe.step_line import StepLine
 from elastic.report.diff import compare, first_difference
+from elastic.report.report import summarise
 
 
 def run(chains, *, finished=True, digest="d"):
-    metrics = [{"step": step, "chain": chain} for step, chain in enumerate(chains, start=1)]
-    return {"finished": finished, "steps": len(chains), "final_digest": digest if finished else None}, metrics
+    lines = [StepLine(step=step, chain=chain) for step, chain in enumerate(chains, start=1)]
+    report = summarise([], lines)
+    return replace(report, finished=finished, final_digest=digest if finished else None), lines
 
 
 def compared(a, b):
@@ -22,42 +27,42 @@ def test_first_difference_is_the_first_pair_that_differs(a, b):
 
 
 def test_equal_runs_are_the_same():
-    assert compared(run("abc"), run("abc"))["same"]
+    assert compared(run("abc"), run("abc")).same
 
 
 def test_a_difference_names_its_step():
     found = compared(run("abcd"), run("abxd"))
 
-    assert not found["same"]
-    assert found["first_difference"] == 3
-    assert "differ is 3" in found["reason"]
+    assert not found.same
+    assert found.first_difference == 3
+    assert "differ is 3" in found.reason
 
 
 def test_an_unfinished_run_is_the_same_as_far_as_it_went():
     found = compared(run("ab", finished=False), run("abcd"))
 
-    assert found["same"]
-    assert found["common_steps"] == 2
-    assert "A not finished" in found["reason"]
+    assert found.same
+    assert found.common_steps == 2
+    assert "A not finished" in found.reason
 
 
 def test_a_run_that_finished_earlier_differs():
     for other_finished in (True, False):
         found = compared(run("abcd", finished=other_finished), run("ab"))
 
-        assert not found["same"]
-        assert "B ends at step 2" in found["reason"]
+        assert not found.same
+        assert "B ends at step 2" in found.reason
 
 
 def test_equal_steps_with_different_final_digests_differ():
     """Something that no loss shows, such as a buffer, went another way."""
     found = compared(run("ab", digest="x"), run("ab", digest="y"))
 
-    assert not found["same"]
-    assert "final digests differ: x and y" in found["reason"]
+    assert not found.same
+    assert "final digests differ: x and y" in found.reason
 
 
 def test_runs_without_a_common_step_are_not_called_the_same():
     """Empty metrics, or lines without a chain, must not pass for agreement."""
-    assert not compared(run(""), run(""))["same"]
-    assert not compared(run([None, None]), run([None, None]))["same"]
+    assert not compared(run(""), run("")).same
+    assert not compared(run([None, None]), run([None, None])).same

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import run_records
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +11,7 @@ from elastic.agent.fault_injection import RepeatedFault, Targets
 from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims, InjectedFault, Slowdown, WorkerFaults
 from elastic.faults.plan import Slow
-from elastic.observe.log import EventLog, read_events
+from elastic.observe.log import EventLog
 from elastic.rendezvous.group import Node
 from elastic.rendezvous.rendezvous import Generation
 from elastic.testing.fakes import FakeClock
@@ -33,7 +34,7 @@ def test_a_fault_strikes_once_however_often_its_step_is_trained_again(tmp_path):
                 point("mid-sum")
         else:
             point("mid-sum")
-    (event,) = read_events(tmp_path / "events")
+    (event,) = run_records.events(tmp_path / "events")
     assert (event["fault"], event["step"]) == ("step 3 rank 1 mid-sum: raise", 3)
 
 
@@ -68,7 +69,7 @@ def test_nobody_carries_out_the_fault_of_another_rank_step_point_or_generation(t
     faults.at_step(2)("backward")
     faults.at_restore()
     assert faults.in_snapshot(4) is None
-    assert not read_events(tmp_path / "events")
+    assert not run_records.events(tmp_path / "events")
     with pytest.raises(InjectedFault):
         faults.in_snapshot(5)()
     with pytest.raises(InjectedFault):

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.observe.metrics import Metrics, _cut, newest, read
+from elastic.observe.step_line import StepLine
 
 
 def lines(steps) -> bytes:
@@ -45,7 +46,7 @@ def test_a_zombie_with_the_old_descriptor_cannot_spoil_the_record(tmp_path):
     zombie.append({"step": 4, "by": "old"})
     current.append({"step": 3, "by": "new"})
 
-    assert [(r["step"], r["by"]) for r in read(path)] == [(1, "old"), (2, "old"), (3, "new")]
+    assert [(r.step, r.values["by"]) for r in read(path)] == [(1, "old"), (2, "old"), (3, "new")]
 
 
 def test_rewind_drops_a_torn_line_and_goes_on_after_it(tmp_path):
@@ -56,7 +57,7 @@ def test_rewind_drops_a_torn_line_and_goes_on_after_it(tmp_path):
 
     assert metrics.rewind(2) == 2
     metrics.append({"step": 3})
-    assert [r["step"] for r in read(path)] == [1, 2, 3]
+    assert [r.step for r in read(path)] == [1, 2, 3]
 
 
 def test_rewind_of_a_missing_file_starts_one(tmp_path):
@@ -64,7 +65,7 @@ def test_rewind_of_a_missing_file_starts_one(tmp_path):
 
     assert metrics.rewind(0) == 0
     metrics.append({"step": 1})
-    assert [r["step"] for r in read(tmp_path / "new" / "metrics.jsonl")] == [1]
+    assert [r.step for r in read(tmp_path / "new" / "metrics.jsonl")] == [1]
 
 
 def test_rewind_raises_where_it_cannot_write(tmp_path):
@@ -98,7 +99,7 @@ def test_a_full_disk_costs_one_line_and_not_the_next(tmp_path, monkeypatch):
 
     metrics.append({"step": 3})
 
-    assert [r["step"] for r in read(path)] == [1, 3]
+    assert [r.step for r in read(path)] == [1, 3]
 
 
 def test_a_loss_that_is_not_finite_is_null_for_every_json_reader(tmp_path):
@@ -120,4 +121,4 @@ def test_newest_reads_past_a_torn_end_and_far_into_a_long_file(tmp_path):
     assert newest(path) is None
     path.write_bytes(lines(range(1, 9001)) + b'{"step": 9001')
 
-    assert newest(path) == {"step": 9000, "loss": 0.5}
+    assert newest(path) == StepLine(step=9000, loss=0.5)

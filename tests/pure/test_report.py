@@ -1,51 +1,54 @@
+from dataclasses import asdict, replace
+from operator import attrgetter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from logged import logged
 
-from elastic.report.report import summarise
+from elastic.events import FaultInjected, Restored, WorkerExited
+from elastic.observe.step_line import StepLine
+from elastic.report import report
+
+by_time = attrgetter("time")
 
 
-def event(name, time, generation=1, node="n1", **fields):
-    return {"event": name, "time": time, "node": node, "generation": generation, **fields}
+def summarise(events, lines):
+    """What `report --json` prints: the frozen report as plain JSON."""
+    return asdict(report.summarise(events, lines))
 
 
 def started(time, generation, cause, world_size=2):
-    return event(
-        "generation_started",
-        time,
-        generation,
-        world_size=world_size,
-        nodes=["n1", "n2"],
-        cause=cause,
-        restarts=0,
+    return logged(
+        "generation_started", time, generation, world_size=world_size, nodes=["n1", "n2"], cause=cause
     )
 
 
 def step(number, time, generation, seconds=1.0):
-    return {"step": number, "epoch": 0, "time": time, "generation": generation, "seconds": seconds}
+    return StepLine(step=number, time=time, generation=generation, seconds=seconds)
 
 
 KILLED = [
     started(100.0, 1, "start"),
-    event("run_started", 101.0, steps=20, epochs=4, seed=0, global_batch=8, shards=8),
-    event("restored", 101.0, step=0, source="none", lost_steps=0, seconds=0.1),
-    event("first_step", 102.0, step=1),
-    event("fault_injected", 110.0, fault="kill", step=9),
-    event("worker_exited", 110.1, rank=1, pid=7, code=None, signal="SIGKILL", victim=False),
-    event("generation_ended", 110.2, cause="failure", step=8),
+    logged("run_started", 101.0, steps=20, epochs=4, seed=0, global_batch=8, shards=8),
+    logged("restored", 101.0, step=0, source="none", lost_steps=0, seconds=0.1),
+    logged("first_step", 102.0, step=1),
+    logged("fault_injected", 110.0, fault="kill", step=9),
+    logged("worker_exited", 110.1, rank=1, pid=7, code=None, signal="SIGKILL", victim=False),
+    logged("generation_ended", 110.2, cause="failure", step=8),
     started(110.5, 2, "failure", world_size=1),
-    event("restored", 111.0, 2, step=6, source="checkpoint", lost_steps=2, seconds=0.3),
-    event("first_step", 112.0, 2, step=9),
-    event("checkpoint_committed", 113.0, 2, step=8, size_bytes=1, seconds=0.1, digest="d"),
-    event("checkpoint_failed", 114.0, 2, step=9, reason="disk full"),
+    logged("restored", 111.0, 2, step=6, source="checkpoint", lost_steps=2, seconds=0.3),
+    logged("first_step", 112.0, 2, step=9),
+    logged("checkpoint_committed", 113.0, 2, step=8, size_bytes=1, seconds=0.1, digest="d"),
+    logged("checkpoint_failed", 114.0, 2, step=9, reason="disk full"),
 ]
 KILLED_STEPS = [step(n, 101.0 + n, 1) for n in range(1, 7)] + [step(n, 105.0 + n, 2) for n in range(7, 11)]
 
 
 def test_a_killed_worker_costs_what_its_phases_say():
-    report = summarise(KILLED, KILLED_STEPS)
+    found = summarise(KILLED, KILLED_STEPS)
 
-    assert report["recoveries"] == [
+    assert found["recoveries"] == [
         {
             "cause": "failure",
             "lost_steps": 2,
@@ -57,9 +60,9 @@ def test_a_killed_worker_costs_what_its_phases_say():
             "total_s": pytest.approx(2.0),
         }
     ]
-    assert report["lost_steps"] == 2
-    assert report["checkpoints"] == {"committed": 1, "failed": 1}
-    assert (report["finished"], report["steps"], report["epochs"], report["final_digest"]) == (
+    assert found["lost_steps"] == 2
+    assert found["checkpoints"] == {"committed": 1, "failed": 1}
+    assert (found["finished"], found["steps"], found["epochs"], found["final_digest"]) == (
         False,
         10,
         2,
@@ -93,14 +96,14 @@ def resumed(gap_s, *stop):
         started(100.0, 1, "start"),
         *stop,
         started(begin, 2, "resume"),
-        event("restored", begin + 1, 2, step=6, source="checkpoint", lost_steps=0, seconds=0.1),
-        event("first_step", begin + 2, 2, step=7),
+        logged("restored", begin + 1, 2, step=6, source="checkpoint", lost_steps=0, seconds=0.1),
+        logged("first_step", begin + 2, 2, step=7),
     ]
     return summarise(events, [step(n, 100.0 + n, 1) for n in range(1, 7)] + [step(7, begin + 2, 2)])
 
 
 def test_the_night_between_a_planned_stop_and_its_resume_is_not_part_of_the_run():
-    stop = [event("drain_requested", 106.5, reason="SIGTERM"), event("run_interrupted", 107.0, step=6)]
+    stop = [logged("drain_requested", 106.5, reason="SIGTERM"), logged("run_interrupted", 107.0, step=6)]
     short, long = resumed(1.0, *stop), resumed(36000.0, *stop)
 
     assert short["goodput"] == long["goodput"] == pytest.approx(7 / 9)
@@ -110,26 +113,30 @@ def test_the_night_between_a_planned_stop_and_its_resume_is_not_part_of_the_run(
 
 def test_the_time_after_a_crash_of_all_nodes_counts():
     """Nobody wrote run_interrupted: a power cut. What no event tells is null, not zero."""
-    report = resumed(93.0)
+    found = resumed(93.0)
 
-    assert report["goodput"] == pytest.approx(7 / 102)
-    assert (report["recoveries"][0]["detect_s"], report["recoveries"][0]["rendezvous_s"]) == (None, None)
+    assert found["goodput"] == pytest.approx(7 / 102)
+    assert (found["recoveries"][0]["detect_s"], found["recoveries"][0]["rendezvous_s"]) == (None, None)
 
 
 def test_an_injected_fault_that_the_group_survived_is_not_the_cause_of_a_later_end():
     """A slow disk is injected at step 1; the kill comes eight steps later without an injection."""
-    events = [e | {"time": 102.5, "step": 2} if e["event"] == "fault_injected" else e for e in KILLED]
+    moved = logged("fault_injected", 102.5, fault="slow disk", step=2)
+    events = [moved if isinstance(e.event, FaultInjected) else e for e in KILLED]
 
-    recovery = summarise(sorted(events, key=lambda e: e["time"]), KILLED_STEPS)["recoveries"][0]
+    recovery = summarise(sorted(events, key=by_time), KILLED_STEPS)["recoveries"][0]
 
     assert recovery["total_s"] == pytest.approx(1.9)
 
 
 def test_a_silent_node_is_missed_since_the_last_step_that_it_helped_to_finish():
     """No worker ended before the others gave it up; theirs were killed afterwards."""
-    lost = {"fault_injected": None, "worker_exited": 110.3}
-    events = [e | {"time": lost.get(e["event"], e["time"])} for e in KILLED]
-    events = sorted((e for e in events if e["time"] is not None), key=lambda e: e["time"])
+    events = [
+        replace(e, time=110.3) if isinstance(e.event, WorkerExited) else e
+        for e in KILLED
+        if not isinstance(e.event, FaultInjected)
+    ]
+    events = sorted(events, key=by_time)
 
     recovery = summarise(events, KILLED_STEPS)["recoveries"][0]
 
@@ -139,9 +146,9 @@ def test_a_silent_node_is_missed_since_the_last_step_that_it_helped_to_finish():
 
 def test_a_hang_counts_from_the_last_sign_of_progress():
     """The agent looked on for three seconds before it said so."""
-    events = [e for e in KILLED if e["event"] != "fault_injected"]
-    hang = event("hang_detected", 110.05, rank=1, place="step", silence_s=3.0, limit_s=3.0, reason="r")
-    events = sorted([*events, hang], key=lambda e: e["time"])
+    events = [e for e in KILLED if not isinstance(e.event, FaultInjected)]
+    hang = logged("hang_detected", 110.05, rank=1, place="step", silence_s=3.0, limit_s=3.0, reason="r")
+    events = sorted([*events, hang], key=by_time)
 
     recovery = summarise(events, KILLED_STEPS)["recoveries"][0]
 
@@ -151,7 +158,7 @@ def test_a_hang_counts_from_the_last_sign_of_progress():
 def test_a_generation_that_died_before_its_first_step_has_no_total():
     events = [
         *KILLED[:8],
-        event("generation_ended", 110.7, 2, cause="failure", step=6),
+        logged("generation_ended", 110.7, 2, cause="failure", step=6),
         started(110.9, 3, "failure"),
     ]
 
@@ -161,11 +168,11 @@ def test_a_generation_that_died_before_its_first_step_has_no_total():
 
 
 def test_a_finished_run_reports_what_it_said_at_the_end():
-    end = event("run_finished", 120.0, 2, steps=20, epochs=4, digest="abc")
+    end = logged("run_finished", 120.0, 2, steps=20, epochs=4, digest="abc")
 
-    report = summarise([*KILLED, end], KILLED_STEPS)
+    found = summarise([*KILLED, end], KILLED_STEPS)
 
-    assert (report["finished"], report["steps"], report["epochs"], report["final_digest"]) == (
+    assert (found["finished"], found["steps"], found["epochs"], found["final_digest"]) == (
         True,
         20,
         4,
@@ -216,24 +223,24 @@ def histories(draw):
         for g, t in enumerate(times, start=1)
     ]
     for name in draw(st.lists(st.sampled_from(NAMES), max_size=14)):
-        fields = {"lost_steps": draw(st.integers(0, 5)), "source": "checkpoint", "step": 3}
-        events.append(event(name, draw(st.floats(0, 100)), draw(st.integers(1, len(times))), **fields))
+        fields = {"lost_steps": draw(st.integers(0, 5))} if name == "restored" else {}
+        events.append(logged(name, draw(st.floats(0, 100)), draw(st.integers(1, len(times))), **fields))
     metrics = [
         step(n, draw(st.floats(0, 100)), draw(st.integers(1, len(times))), seconds=draw(st.floats(0, 50)))
         for n in range(1, draw(st.integers(0, 5)) + 1)
     ]
-    return sorted(events, key=lambda e: e["time"]), metrics
+    return sorted(events, key=by_time), metrics
 
 
 @given(histories())
 def test_no_history_gives_a_negative_number_and_phases_add_up(history):
     """Includes clocks that disagree, events that are missing, and steps that claim more time than passed."""
-    report = summarise(*history)
+    found = summarise(*history)
 
-    assert len(report["recoveries"]) == len(report["generations"]) - 1
-    assert report["lost_steps"] == sum(e["lost_steps"] for e in history[0] if e["event"] == "restored")
-    assert report["goodput"] is None or 0 <= report["goodput"] <= 1
-    for recovery in report["recoveries"]:
+    assert len(found["recoveries"]) == len(found["generations"]) - 1
+    assert found["lost_steps"] == sum(e.event.lost_steps for e in history[0] if isinstance(e.event, Restored))
+    assert found["goodput"] is None or 0 <= found["goodput"] <= 1
+    for recovery in found["recoveries"]:
         phases = [recovery[key] for key in ("detect_s", "rendezvous_s", "restore_s", "first_step_s")]
         assert all(phase is None or phase >= 0 for phase in phases)
         assert recovery["lost_steps"] >= 0

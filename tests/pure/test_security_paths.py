@@ -15,6 +15,7 @@ from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.prune import Pruner, RetentionPolicy
 from elastic.checkpoint.record import Save, commit_name, parse, step_dir
 from elastic.errors import CheckpointDamaged, StoreFailed
+from elastic.events import RunInterrupted
 from elastic.observe import metrics
 from elastic.observe.log import EventLog, read_events
 from elastic.rendezvous.backends.backend import BackendFailed
@@ -190,7 +191,7 @@ def test_nothing_is_appended_through_a_link(tmp_path, outside, name, capsys):
             metrics.Metrics(path).rewind(0)
         assert metrics.newest(path) is None
     else:
-        EventLog(path, node="n", clock=CLOCK).record_named("x", {})
+        EventLog(path, node="n", clock=CLOCK).record(RunInterrupted(step=1))
     assert read_events(path.parent) == []
     assert "not written" in capsys.readouterr().err
 
@@ -202,7 +203,7 @@ def test_nothing_is_written_through_a_link_under_the_name_of_a_draft(tmp_path, o
     monkeypatch.setattr("elastic.system.files.secrets.token_hex", lambda size: "guessed")
     path.with_name(f".{path.name}.guessed").symlink_to(outside / "precious")
     assert metrics.Metrics(path).rewind(1) == 2
-    assert [line["step"] for line in metrics.read(path)] == [1]
+    assert [line.step for line in metrics.read(path)] == [1]
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ import os
 import threading
 
 import pytest
+import run_records
 from faulty_storage import Deed, FaultyStorage
 
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.events import GenerationEnded, Restored, RunFinished
 from elastic.observe import metrics, upload
-from elastic.observe.log import EventLog, read_events
+from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
 from elastic.observe.upload import FilesUpload, LogUploader, MetricsUpload
 from elastic.rendezvous.backends.directory import DirectoryBackend
@@ -62,7 +63,7 @@ def uploaded(run, name, **options):
 
 def steps(run):
     with readable(run) as there:
-        return [(line["step"], line["generation"]) for line in metrics.read(there.metrics)]
+        return [(line.step, line.generation) for line in metrics.read(there.metrics)]
 
 
 def test_a_new_rank_0_on_another_machine_keeps_the_history_and_what_the_dead_one_had_not_carried(node):
@@ -85,7 +86,7 @@ def test_a_new_rank_0_on_another_machine_keeps_the_history_and_what_the_dead_one
         (s, 3) for s in range(9, 13)
     ]
     with readable(c) as there:
-        assert [(e["generation"], e["lost_steps"]) for e in read_events(there.events)] == [
+        assert [(e["generation"], e["lost_steps"]) for e in run_records.events(there.events)] == [
             (1, 0),
             (2, 0),
             (3, 1),
@@ -120,7 +121,7 @@ def test_two_carriers_of_one_folder_carry_everything_once(node):
         while not files.upload():
             pass
     with readable(run) as there:
-        assert [event["step"] for event in read_events(there.events)] == list(range(5))
+        assert [event["step"] for event in run_records.events(there.events)] == list(range(5))
 
 
 def test_a_part_whose_answer_was_lost_is_there_once(node, s3, monkeypatch):
@@ -150,7 +151,7 @@ def test_a_part_whose_answer_was_lost_is_there_once(node, s3, monkeypatch):
     lines.upload()
     assert steps(run) == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
     with readable(run) as there:
-        assert [event["generation"] for event in read_events(there.events)] == [1, 2]
+        assert [event["generation"] for event in run_records.events(there.events)] == [1, 2]
     proxy.close()
 
 
@@ -181,7 +182,10 @@ def test_a_store_that_is_away_is_said_once_and_made_good(node, s3, monkeypatch):
     assert len(reported) == 2 and "training goes on" in reported[0] and "again" in reported[1]
     assert steps(run) == [(1, 1), (2, 1)]
     with readable(run) as there:
-        assert [event["event"] for event in read_events(there.events)] == ["generation_ended", "run_finished"]
+        assert [event["event"] for event in run_records.events(there.events)] == [
+            "generation_ended",
+            "run_finished",
+        ]
     proxy.close()
 
 
@@ -200,7 +204,7 @@ def test_a_torn_line_is_not_carried_before_it_is_whole(node):
         file.flush()
         assert files.upload()
     with readable(run) as there:
-        assert len(read_events(there.events)) == 2
+        assert len(run_records.events(there.events)) == 2
 
 
 def test_logs_are_carried_too(node, s3_bucket):

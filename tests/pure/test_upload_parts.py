@@ -4,16 +4,18 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from logged import logged
 
 from elastic.observe import upload_parts
+from elastic.observe.step_line import StepLine
 
 
 def line(generation, step, **more):
-    return {"step": step, "generation": generation, **more}
+    return StepLine(step=step, generation=generation, values=more)
 
 
 def steps(found):
-    return [(one["step"], one["generation"]) for one in found]
+    return [(one.step, one.generation) for one in found]
 
 
 def test_steps_that_were_done_again_count_once_and_as_the_newer_generation_did_them():
@@ -58,13 +60,14 @@ def test_any_history_gives_the_lines_that_one_file_would_have(data):
 def test_a_restore_that_did_not_know_of_lost_steps_is_told():
     """The new rank 0 had no lines of the generation before it; another event stays as it is."""
     events = [
-        {"event": "restored", "generation": 1, "step": 0, "lost_steps": 0},
-        {"event": "restored", "generation": 2, "step": 3, "lost_steps": 0},
-        {"event": "restored", "generation": 3, "step": 9, "lost_steps": 4},
-        {"event": "probe", "generation": 2},
+        logged("restored", 1.0, 1, step=0, lost_steps=0),
+        logged("restored", 2.0, 2, step=3, lost_steps=0),
+        logged("restored", 3.0, 3, step=9, lost_steps=4),
+        logged("first_step", 4.0, 2),
     ]
     found = upload_parts.with_losses(events, {1: 0, 2: 2, 3: 1})
-    assert [e.get("lost_steps") for e in found] == [0, 2, 4, None]
+    assert [e.event.lost_steps for e in found[:3]] == [0, 2, 4]
+    assert found[3] == events[3]
 
 
 def test_the_names_of_parts_say_where_they_belong():

@@ -1,0 +1,84 @@
+"""A line of an event file is read into its frozen event with the head that the log wrote, or left out.
+
+A reader takes lines of older and newer versions: of an event that it knows, fields that it does not
+know are ignored, and missing ones take their defaults. An event that it does not know is a recipe's.
+It does not promise that what an event claims is true, nor the order of events of different nodes:
+each node stamps its own wall clock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+from elastic.events import KINDS, Event
+from elastic.system.untrusted import decode, fits
+
+E = TypeVar("E", bound=Event)
+E_co = TypeVar("E_co", bound=Event, covariant=True)
+
+HEAD = {"event": str, "time": float, "node": str, "generation": int}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeEvent(Event):
+    """An event that a recipe defines; `values` are its fields, any JSON, unchecked."""
+
+    own_name: str
+    values: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.own_name
+
+    def fields(self) -> dict[str, Any]:
+        return self.values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedEvent(Generic[E_co]):
+    """`time`: seconds since 1970 by the clock of `node`; `generation`: that of the process, 0 before its first."""
+
+    time: float
+    node: str
+    generation: int
+    event: E_co
+
+    def to_json(self) -> dict[str, Any]:
+        head = {"event": self.event.name, "time": self.time, "node": self.node, "generation": self.generation}
+        return head | self.event.fields()
+
+
+Events = Sequence[LoggedEvent[Event]]
+
+
+def parse(record: dict[str, Any]) -> LoggedEvent[Event] | None:
+    """None for what is no event, and for an event that lacks a field or has a wrong one."""
+    if not all(name in record and fits(record[name], kind) for name, kind in HEAD.items()):
+        return None
+    kind = KINDS.get(record["event"])
+    try:
+        event = _recipe_event(record) if kind is None else decode(kind, record, what="an event", exact=False)
+    except ValueError:
+        return None
+    return LoggedEvent(time=record["time"], node=record["node"], generation=record["generation"], event=event)
+
+
+def _recipe_event(record: dict[str, Any]) -> RecipeEvent:
+    values = {name: value for name, value in record.items() if name not in HEAD}
+    return RecipeEvent(own_name=record["event"], values=values)
+
+
+def of_kind(events: Events, kind: type[E]) -> list[LoggedEvent[E]]:
+    return [cast("LoggedEvent[E]", each) for each in events if isinstance(each.event, kind)]
+
+
+def first(events: Events, kind: type[E]) -> LoggedEvent[E] | None:
+    return next(iter(of_kind(events, kind)), None)
+
+
+def last(events: Events, kind: type[E]) -> LoggedEvent[E] | None:
+    return next(iter(of_kind(events[::-1], kind)), None)
+
+
+def in_generation(events: Events, generation: int) -> list[LoggedEvent[Event]]:
+    return [each for each in events if each.generation == generation]

@@ -1,0 +1,40 @@
+"""Every committed checkpoint of a run is read whole, and what does not load is listed; nothing is repaired."""
+
+from dataclasses import dataclass
+
+from elastic.checkpoint.catalog import Damage, committed, of_run, verify
+from elastic.config import identity
+from elastic.config.run_dir import RunDir
+from elastic.errors import UsageError
+from elastic.storage.remote import open_store
+from elastic.storage.store import read_small
+from elastic.system.clock import Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The fields are the keys of `verify --json`; `committed` holds the steps of all commit records."""
+
+    committed: list[int]
+    damage: list[Damage]
+
+
+def verify_run(run: RunDir, clock: Clock) -> Verification:
+    """Raises UsageError when there is no run, StoreFailed when the store does not answer."""
+    if not run.is_remote and not run.local.is_dir():
+        raise UsageError(
+            f"expected a run directory, found nothing at {run.local}; elastic-train RECIPE --run-dir names one"
+        )
+    store = open_store(run.checkpoints_url)
+    records, _ = committed(store, clock)
+    run_id = _run_id(run, clock)
+    foreign = [] if run_id is None else of_run((records, []), run_id)[1]
+    return Verification(
+        committed=sorted({record.step for record in records}), damage=verify(store, clock) + foreign
+    )
+
+
+def _run_id(run: RunDir, clock: Clock) -> str | None:
+    """Of the run that the directory belongs to; None if it has no run.json."""
+    data = read_small(open_store(run.url), identity.NAME, clock)
+    return None if data is None else identity.parse(data).run_id

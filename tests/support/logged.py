@@ -1,0 +1,25 @@
+"""Events of a log as tests write them: with the fields that matter, all others filled in."""
+
+from dataclasses import fields
+from typing import Any, get_args
+
+from elastic.events import KINDS, Event
+from elastic.observe.logged_event import LoggedEvent
+
+_EXAMPLES: dict[Any, Any] = {int: 1, float: 0.5, str: "x", bool: False}
+
+
+def logged(
+    name: str, time: float, generation: int = 1, node: str = "n1", **values: Any
+) -> LoggedEvent[Event]:
+    kind = KINDS[name]
+    for each in fields(kind):
+        values.setdefault(each.name, example(each.type))
+    return LoggedEvent(time=time, node=node, generation=generation, event=kind(**values))
+
+
+def example(kind: Any) -> Any:
+    """A value of a field's type; None where that may be."""
+    if kind in _EXAMPLES:
+        return _EXAMPLES[kind]
+    return ["x"] if kind == list[str] else None if type(None) in get_args(kind) else _EXAMPLES[str]
