@@ -1,15 +1,19 @@
 r"""Barlow Twins whose gradient is that of the whole global batch, on any number of workers.
 
-The loss depends on the data only through sums over the global batch (`correlation_sums`), so each shard gives its sums,
-the library adds them exactly, and every shard gets back dL/dsums: no collective inside the loss, no factor of 1/ranks.
-It does not promise the reference's numbers: the loss is divided by the dimension D, statistics are float64 instead of the
-autocast type, a last partial batch is dropped, and BatchNorm (ResNet only) normalises within a shard.
+The loss depends on the data only through sums over the global batch (`correlation_sums`). Each
+shard gives its sums, the library adds them exactly, and every shard gets back dL/dsums. So there
+is no collective inside the loss, and no factor of 1/ranks.
 
-Method: Zbontar et al., arXiv 2103.03230, and the authors' implementation, facebookresearch/barlowtwins.
+Its numbers are not the reference's: the loss is divided by the dimension D, statistics are float64
+instead of the autocast type, a last partial batch is dropped, and BatchNorm (ResNet only)
+normalises within a shard.
 
-    elastic-train recipes/barlow.py                                # digits, about a minute on two cores
-    elastic-train recipes/barlow.py -- --data imagefolder --data-dir IMAGENET --arch resnet50 --optimizer lars \
-        --global-batch 2048 --shards 32 --epochs 300 --workers 8 --amp
+Method: Zbontar et al., arXiv 2103.03230, and the authors' implementation,
+facebookresearch/barlowtwins.
+
+    elastic-train recipes/barlow.py                         # digits, about a minute on two cores
+    elastic-train recipes/barlow.py -- --data imagefolder --data-dir IMAGENET --arch resnet50 \
+        --optimizer lars --global-batch 2048 --shards 32 --epochs 300 --workers 8 --amp
 """
 
 import argparse
@@ -29,9 +33,10 @@ from torch import Tensor, nn
 
 import elastic
 
-# At AdamW's lr no scaling by batch; LARS's are per 256 samples, as in the reference.
-# The reference's bias lr, 0.0048, was tuned on gradients that its all-reduce divides by 32 ranks and for the sum over
-# D = 8192 dimensions. For the exact gradient of loss / D the same update is 0.0048 / 32 * 8192 = 1.2.
+# Peak learning rates of weights and of biases. AdamW's do not depend on the batch; LARS's are per
+# 256 samples, as in the reference. The reference's rate for biases, 0.0048, was tuned on gradients
+# that its all-reduce divides by 32 ranks, and for the sum over D = 8192 dimensions. For the exact
+# gradient of loss / D the same update is 0.0048 / 32 * 8192 = 1.2.
 DEFAULT_LRS = {"adamw": (2e-3, 2e-3), "lars": (0.2, 1.2)}
 DEFAULT_PROJECTORS = {"tiny": "256-256", "resnet18": "2048-2048-2048", "resnet50": "8192-8192-8192"}
 FINAL_LR_SHARE = 0.001
@@ -65,7 +70,7 @@ class Settings:
 
     @staticmethod
     def parse(arguments: Sequence[str] | None = None) -> "Settings":
-        """From the command line; leaves with exit code 2 and one sentence when a value makes no sense."""
+        """From the command line; a value that makes no sense ends in exit code 2 and a message."""
         parser = argparse.ArgumentParser(
             prog="barlow.py",
             description="Barlow Twins on digits, CIFAR-10 or a folder of images.",
@@ -75,12 +80,12 @@ class Settings:
             assert setting.default is not MISSING
             parser.add_argument("--" + setting.name.replace("_", "-"), **_argument(setting.default, setting))
         settings = Settings(**vars(parser.parse_args(arguments)))
-        complaint = settings.complaint()
-        if complaint is not None:
-            parser.error(complaint)
+        problem = settings.problem()
+        if problem is not None:
+            parser.error(problem)
         return settings
 
-    def complaint(self) -> str | None:
+    def problem(self) -> str | None:
         """What is wrong with the values together, or None."""
         for name in ("epochs", "global_batch", "shards", "print_every"):
             if getattr(self, name) < 1:
@@ -128,7 +133,10 @@ def _argument(default: Any, setting: Any) -> dict[str, Any]:
 
 
 class BarlowTwins(nn.Module):
-    """Backbone and projector; the standardisation that the reference keeps as a last BatchNorm is part of the loss."""
+    """Backbone and projector.
+
+    The reference's last BatchNorm, which standardises the embeddings, is part of the loss here.
+    """
 
     def __init__(self, backbone: nn.Module, *, features: int, widths: list[int], norm: bool) -> None:
         super().__init__()
@@ -139,8 +147,8 @@ class BarlowTwins(nn.Module):
             if norm:
                 layers.append(nn.BatchNorm1d(after))
             layers.append(nn.ReLU())
-        # The loss is blind to a shift of an output: a bias here would get rounding noise for a gradient, and AdamW
-        # would make full-sized steps of it.
+        # The loss is blind to a shift of an output: a bias here would get rounding noise for a
+        # gradient, and AdamW would make full-sized steps of it.
         last = nn.Linear(widths[-2] if len(widths) > 1 else features, widths[-1], bias=False)
         self.projector = nn.Sequential(*layers, last)
 
@@ -151,7 +159,7 @@ class BarlowTwins(nn.Module):
 
 
 def build_model(settings: Settings, *, channels: int, small_images: bool) -> BarlowTwins:
-    """The network at initialisation, on the CPU: a function of its arguments, whatever was drawn before."""
+    """The network at initialisation, on the CPU: a function of its arguments alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         if settings.arch == "tiny":
@@ -166,7 +174,7 @@ def build_model(settings: Settings, *, channels: int, small_images: bool) -> Bar
 
 
 def tiny_backbone(channels: int) -> nn.Sequential:
-    """Three convolutions with GroupNorm: [n, channels, height, width] → [n, 64], each sample by itself."""
+    """Three convolutions with GroupNorm: images [n, channels, height, width] → [n, 64]."""
     layers: list[nn.Module] = []
     for before, after, stride in ((channels, 16, 1), (16, 32, 2), (32, 64, 2)):
         layers += [nn.Conv2d(before, after, 3, stride=stride, padding=1), nn.GroupNorm(8, after), nn.ReLU()]
@@ -174,16 +182,16 @@ def tiny_backbone(channels: int) -> nn.Sequential:
 
 
 def correlation_sums(a: Tensor, b: Tensor) -> Tensor:
-    """All that the loss needs to know of some samples: embeddings [n, D] twice → one float64 vector of 4 D + D * D.
+    """What the loss needs of some samples: embeddings [n, D] twice → float64 [4 D + D * D].
 
-    Float64, because the variance is a difference of these sums and would cancel in less.
+    Float64, because a variance is the difference of two of these sums, and most digits cancel.
     """
     a, b = a.double(), b.double()
     return torch.cat([a.sum(0), b.sum(0), (a * a).sum(0), (b * b).sum(0), (a.T @ b).flatten()])
 
 
 class BarlowLoss(NamedTuple):
-    """Scalars, each divided by D. `off_diag` is not yet weighted: loss = on_diag + lambd * off_diag."""
+    """Scalars, each divided by D; loss = on_diag + lambd * off_diag."""
 
     loss: Tensor
     on_diag: Tensor
@@ -191,7 +199,10 @@ class BarlowLoss(NamedTuple):
 
 
 def barlow_loss(sums: Tensor, *, count: int, dim: int, lambd: float) -> BarlowLoss:
-    """The loss of `count` samples from their sums [4 D + D * D]; variance biased with 1e-5 added, as in BatchNorm."""
+    """The loss of `count` samples from their sums [4 D + D * D].
+
+    Variances are biased, with 1e-5 added, as in BatchNorm.
+    """
     a, b, aa, bb, ab = torch.split(sums, [dim, dim, dim, dim, dim * dim])
     mean_a, mean_b = a / count, b / count
     std_a = ((aa / count - mean_a**2).clamp_min(0) + 1e-5).sqrt()
@@ -204,7 +215,7 @@ def barlow_loss(sums: Tensor, *, count: int, dim: int, lambd: float) -> BarlowLo
 
 
 def build_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """Two groups: weights, then biases and norms (ndim 1), which get neither weight decay nor LARS's adaptation."""
+    """Weights; then biases and norms (ndim 1), without weight decay and LARS's adaptation."""
     weights = [p for p in model.parameters() if p.ndim != 1]
     biases = [p for p in model.parameters() if p.ndim == 1]
     groups = [
@@ -217,7 +228,7 @@ def build_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimiz
 
 
 def lr_share(fraction: float, *, warmup: float) -> float:
-    """Share of the peak learning rate when `fraction` of the run is done: linear from 0, then cosine to 0.001."""
+    """Share of the peak learning rate after `fraction` of the run: linear, then cosine to 0.001."""
     if fraction < warmup:
         return fraction / warmup
     cosine = 0.5 * (1 + math.cos(math.pi * (fraction - warmup) / (1 - warmup)))
@@ -276,7 +287,7 @@ def main() -> None:
 
 
 def finish(run: elastic.Run, model: BarlowTwins, settings: Settings, source: Data) -> None:
-    """Save the backbone; probe it beside the same network at initialisation, made again from the seed."""
+    """Save the backbone, and probe it beside the same network at initialisation."""
     save_backbone(model.backbone, run.path(f"{settings.arch}.pth"))
     fresh = build_model(settings, channels=source.channels, small_images=source.small_images).to(run.device)
     init = probe_backbone(fresh.backbone, source, run.device)

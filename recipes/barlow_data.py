@@ -1,8 +1,8 @@
-"""Two views of each sample that are a function of (seed, epoch, sample) alone, for every source of images.
+"""The two views of a sample are a function of (seed, epoch, sample) alone.
 
-Digits are augmented on the device from the batch's keyed uniform numbers; photographs by torchvision inside `dataset[i]`,
-which the library calls with torch's generator keyed by the sample. Nothing is ever downloaded, and files are trusted to
-stay as they are while the run lasts.
+Digits are augmented on the device from the batch's keyed uniform numbers; photographs by
+torchvision inside `dataset[i]`, which the library calls with torch's generator keyed by the sample.
+Nothing is ever downloaded, and files are trusted to stay as they are while the run lasts.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,10 @@ PROBE_CLASSES, PROBE_PER_CLASS = 100, 20  # bounds what a probe of a large data 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """`train` feeds `views`; `pool` (labels are drawn from it) and `test` give (float image [c, h, w], int label)."""
+    """`train` feeds `views`. A probe draws labels from `pool` and is scored on `test`.
+
+    `pool` and `test` give (float image [channels, height, width], int label).
+    """
 
     train: Dataset[Any]
     views: Callable[[Any], tuple[Tensor, Tensor]]
@@ -41,7 +44,7 @@ class Data:
 
 
 def load_data(name: str, folder: Path) -> Data:
-    """Source `name` (digits, cifar10 or imagefolder); UsageError when its files are not in `folder`."""
+    """The data set `name`; raises UsageError when its files are not in `folder`."""
     if name == "digits":
         return _digits()
     if not folder.is_dir():
@@ -68,10 +71,10 @@ def digit_views(batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def augment_digits(images: Tensor, draws: Tensor) -> Tensor:
-    """Images [n, 1, 8, 8] in [0, 1] and uniform numbers [n, 70] in [0, 1) → images of the same shape.
+    """Images [n, 1, 8, 8] in [0, 1], uniform numbers [n, 70] in [0, 1) → images of that shape.
 
-    Rotation within 15 degrees, size within 20 %, shear within 0.2, shift within a quarter of half the width, contrast
-    within 40 %, and noise of standard deviation 0.1, which is uniform too.
+    Rotation within 15 degrees, size within 20 %, shear within 0.2, shift within a quarter of half
+    the width, contrast within 40 %, and noise of standard deviation 0.1, which is uniform too.
     """
     signed = 2 * draws - 1
     angle, size, shear, shift_x, shift_y, contrast = signed[:, :6].unbind(1)
@@ -158,14 +161,14 @@ def some_of_each(labels: Sequence[int]) -> list[int]:
 
 
 class TwoViews:
-    """The paper's two asymmetric augmentations of a PIL image: blur always and never solarized, or seldom and sometimes."""
+    """The paper's two augmentations: one always blurs, the other seldom blurs and may solarize."""
 
     def __init__(self, size: int) -> None:
         self.one = _augmentation(size, blur=1.0, solarize=0.0)
         self.other = _augmentation(size, blur=0.1, solarize=0.2)
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """PIL image → two normalised float32 tensors [3, size, size], drawn from torch's default generator."""
+        """PIL image → two normalised float32 tensors [3, size, size]; torch's generator draws."""
         return self.one(image), self.other(image)
 
 
@@ -194,7 +197,7 @@ def _to_tensor() -> list[Any]:
 
 
 class Blur(torch.nn.Module):
-    """Gaussian blur of a PIL image; its radius is between 0.1 and 2 pixels for a side of 224, less in proportion."""
+    """Gaussian blur of a PIL image: radius 0.1 to 2 pixels for side 224, else in proportion."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

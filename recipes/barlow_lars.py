@@ -2,8 +2,9 @@
 
 It does not adapt groups with `adapt=False`: these (biases, norms) are plain momentum SGD.
 
-Method: You et al., arXiv 1708.03888, in the variant of facebookresearch/barlowtwins: no clipping, no epsilon, the learning
-rate stands outside the momentum, so a schedule acts on the whole of it at once.
+Method: You et al., arXiv 1708.03888, in the variant of facebookresearch/barlowtwins: no clipping,
+no epsilon, the learning rate stands outside the momentum, so a schedule acts on the whole of it at
+once.
 """
 
 from collections.abc import Iterable
@@ -14,7 +15,13 @@ from torch import Tensor
 
 
 class LARS(torch.optim.Optimizer):
-    """Per parameter: d = grad + weight_decay * p; d *= eta * |p| / |d|; mu = momentum * mu + d; p -= lr * mu."""
+    """For each parameter p, with gradient g:
+
+    d = g + weight_decay * p
+    d *= eta * |p| / |d|
+    mu = momentum * mu + d
+    p -= lr * mu
+    """
 
     def __init__(
         self,

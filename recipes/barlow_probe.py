@@ -1,8 +1,9 @@
-"""A probe depends on nothing but the backbone's weights and the labelled images: its label draws are fixed.
+"""A probe's scores depend on the backbone's weights and the labelled images alone.
 
-Five labelled samples of each class are drawn ten times; a linear classifier and a nearest-neighbour vote learn from them
-and are tested on samples that no draw contains. It measures what a backbone knows with few labels, which on small images
-separates a trained network from an untrained one; it is no substitute for the linear evaluation of the papers.
+Five labelled samples of each class are drawn ten times; a linear classifier and a nearest-neighbour
+vote learn from them and are tested on samples that no draw contains. It measures what a backbone
+knows with few labels, which on small images separates a trained network from an untrained one; it
+is no substitute for the linear evaluation of the papers.
 """
 
 from dataclasses import dataclass
@@ -44,8 +45,11 @@ def probe_backbone(backbone: nn.Module, data: Data, device: torch.device) -> Pro
 
 
 def few_shot(pool: tuple[Features, Labels], test: tuple[Features, Labels]) -> ProbeScore:
-    """Scores on `test` of classifiers that see 5 labels per class of `pool`; (features [n, d], labels [n]) each."""
-    # The scale of each feature needs no labels, so all of the pool may tell it.
+    """Scores on `test` of classifiers that see 5 labels per class of `pool`.
+
+    pool, test: features [n, d] and labels [n].
+    """
+    # The scale of a feature needs no labels, so it is taken from the whole pool.
     scaler = StandardScaler().fit(pool[0])
     seen, unseen = scaler.transform(pool[0]), scaler.transform(test[0])
     linear: list[float] = []
@@ -59,7 +63,7 @@ def few_shot(pool: tuple[Features, Labels], test: tuple[Features, Labels]) -> Pr
 
 
 def draw_labels(labels: Labels, draw: int) -> Labels:
-    """Indices of five samples of each class (all of a smaller class): a function of the labels and the draw's number."""
+    """Indices of five samples per class (all of a smaller class), fixed by labels and `draw`."""
     random = np.random.default_rng(draw)
     members = [random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
     return np.concatenate([indices[:LABELS_PER_CLASS] for indices in members])
@@ -75,10 +79,10 @@ def _features(backbone: nn.Module, part: Dataset[object], device: torch.device) 
 
 
 def save_backbone(backbone: nn.Module, path: Path) -> None:
-    """Write the weights as `torch.load(path, weights_only=True)` reads them; `path` is never seen half written.
+    """Write the weights for `torch.load(path, weights_only=True)`; `path` is replaced whole.
 
-    A ResNet's file fits torchvision's model of that name with `fc` left out (the first convolution differs when the
-    network was built for small images).
+    A ResNet's file fits torchvision's model of that name with `fc` left out (the first convolution
+    differs when the network was built for small images).
     """
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in backbone.state_dict().items()}
     temporary = path.with_name(path.name + ".partial")

@@ -1,9 +1,9 @@
-"""A shard's samples depend on seed, epoch and step: not on loading processes, world size or resumes.
+"""A shard's samples depend on seed, epoch and step, not on loading processes or world size.
 
-`dataset[i]` runs with torch's, Python's and NumPy's global generators keyed by (seed, epoch, i), in this
-process or in a data-loading process alike. Tensors in memory (TensorDataset) draw nothing and are indexed
-whole. It does not reach generators that a dataset keeps for itself: their draws depend on what was loaded
-before.
+`dataset[i]` runs with torch's, Python's and NumPy's global generators keyed by (seed, epoch, i), in
+this process or in a data-loading process alike. Tensors in memory (TensorDataset) draw nothing and
+are indexed whole. It does not reach generators that a dataset keeps for itself: their draws depend
+on what was loaded before.
 """
 
 import atexit
@@ -39,7 +39,7 @@ class Batch:
         return iter(self.data)
 
     def uniform(self, count: int) -> Tensor:
-        """float32 [n, count] in [0, 1), in host memory: the next draws of each sample's own stream.
+        """float32 [n, count] in [0, 1), host memory: the next draws of each sample's stream.
 
         The stream is keyed by (seed, epoch, sample), so a sample has the same numbers in any batch.
         """
@@ -49,7 +49,7 @@ class Batch:
 
 
 class KeyedDataset(Dataset[Any]):
-    """A map-style dataset, indexed by (epoch, sample), that loads each sample under its own stream."""
+    """A map-style dataset that loads each sample under its own stream; indexed by (epoch, sample)."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset = dataset
@@ -96,8 +96,8 @@ class Loader:
         requests = (
             [(epoch, i) for i in indices.tolist()] for epoch, _, indices in self._slices(shards, first_step)
         )
-        # Registered after multiprocessing's own handler, so it runs before that one, which would send
-        # SIGTERM to the data-loading processes, which ignore it, and wait for them forever.
+        # Registered after multiprocessing's own handler, so it runs before that one, which would
+        # send SIGTERM to the data-loading processes, which ignore it, and wait for them forever.
         atexit.register(_kill_loading_processes)
         loader = DataLoader(
             keyed,
@@ -126,7 +126,7 @@ class Loader:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """The value with all tensors in its tuples, lists and dicts on `device`; the rest stays as it is."""
+    """The value, with all tensors in its tuples, lists and dicts moved to `device`."""
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, tuple) and hasattr(value, "_fields"):

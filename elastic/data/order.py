@@ -2,9 +2,9 @@
 
 No world size, no history and no cursor enter it, so nothing of it needs saving. Each epoch is one
 permutation of all samples, cut into global batches. The tail that does not fill a batch is left out
-(`drop`: up to B - 1 samples of each epoch are not trained, other ones in each epoch) or filled up from the
-start of the same permutation (`pad`: up to B - 1 samples are trained twice). Every other sample is trained
-exactly once per epoch.
+(`drop`: up to B - 1 samples of each epoch are not trained, other ones in each epoch) or filled up
+from the start of the same permutation (`pad`: up to B - 1 samples are trained twice). Every other
+sample is trained exactly once per epoch.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,8 @@ class Order:
     def permutation(self, epoch: int) -> NDArray[np.int64]:
         """int64 [samples]: the samples in the order of their keyed hashes, ties by index.
 
-        A shuffle by a library's generator would change with the library's version; this one does not.
+        A shuffle by a library's generator would change with the library's version; this one does
+        not.
         """
         words = bits(key(self.seed, "order", epoch), np.arange(self.samples, dtype=np.uint64))
         return np.argsort(words, kind="stable").astype(np.int64)

@@ -1,8 +1,8 @@
-"""A key is a pure function of its purpose: the same words and numbers give the same 64 bits everywhere.
+"""A key is a pure function of its purpose: equal words and numbers give equal 64 bits everywhere.
 
-It depends on no machine and on no version of any library. The mixing is SplitMix64's finaliser (Steele,
-Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014), chained over the parts.
-It does not promise anything cryptographic.
+It depends on no machine and on no version of any library. The mixing is SplitMix64's finaliser
+(Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014), chained over the
+parts. It does not promise anything cryptographic.
 """
 
 import hashlib

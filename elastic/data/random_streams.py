@@ -1,8 +1,8 @@
-"""Every random draw comes from a stream with a key: it depends on its purpose, not on earlier draws.
+"""Each random draw comes from a keyed stream: it depends on its purpose, not on earlier draws.
 
-Entering a stream seeds torch (the CPU and, if CUDA is initialised, the current GPU), Python's `random` and
-NumPy's global generator. It does not reach generators that a recipe makes for itself: those need a key of
-their own.
+Entering a stream seeds torch (the CPU and, if CUDA is initialised, the current GPU), Python's
+`random` and NumPy's global generator. It does not reach generators that a recipe makes for itself:
+those need a key of their own.
 """
 
 import random

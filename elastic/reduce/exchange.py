@@ -2,17 +2,17 @@
 
 There are three ways, and each performs exactly the additions of the tree (tree.py):
 
-- A world of two, each rank with one block of equal size: one plain all-reduce. A sum of two numbers is
-  the same in either order, whatever algorithm the library takes.
-- A power-of-two world in which each rank holds one block of equal size: recursive halving and doubling
-  (Rabenseifner 2004; Thakur et al. 2005). Neighbours swap halves first, so the levels of the exchange
-  are the levels of the tree.
+- A world of two, each rank with one block of equal size: one plain all-reduce. A sum of two numbers
+  is the same in either order, whatever algorithm the library takes.
+- A power-of-two world in which each rank holds one block of equal size: recursive halving and
+  doubling (Rabenseifner 2004; Thakur et al. 2005). Neighbours swap halves first, so the levels of
+  the exchange are the levels of the tree.
 - Any other world: each rank receives its chunk of every block (all-to-all), folds the tree for that
   chunk, and all gather the finished chunks.
 
-The library's own all-reduce is not used for more than two ranks: the order in which it adds depends on
-the world size, the algorithm and the vector's length. Each way moves 2·(W-1)/W of the vector per rank
-and block, as a ring all-reduce does.
+The library's own all-reduce is not used for more than two ranks: the order in which it adds depends
+on the world size, the algorithm and the vector's length. Each way moves 2·(W-1)/W of the vector per
+rank and block, as a ring all-reduce does.
 
 It does not promise to survive the death of a peer: that raises PeerLost, and the agent starts a new
 generation.
@@ -56,8 +56,8 @@ class Exchange:
     def sum_leaves(self, of_leaf: dict[int, Tensor], what: str) -> Tensor:
         """The tree sum of one tensor per own leaf, in leaf order: of the same shape, on every rank.
 
-        All tensors have one shape, dtype and device; they are overwritten. `what` names the sum in an
-        error. Raises PeerLost when another rank is gone.
+        All tensors have one shape, dtype and device; they are overwritten. `what` names the sum in
+        an error. Raises PeerLost when another rank is gone.
         """
         stack: Stack[Tensor] = Stack(Tensor.add_)
         for leaf, value in of_leaf.items():
@@ -72,8 +72,8 @@ class Exchange:
     def sum(self, parts: dict[Block, Tensor], what: str) -> Tensor:
         """The root of the tree over all ranks' parts: a vector, on the parts' device.
 
-        parts: one contiguous vector per own block, all of one length and dtype; they are overwritten.
-        `what` names the sum in an error. Raises PeerLost when another rank is gone.
+        parts: one contiguous vector per own block, all of one length and dtype; they are
+        overwritten. `what` names the sum in an error. Raises PeerLost when another rank is gone.
         """
         if self.world_size == 1:
             return fold(parts, self.shards, Tensor.add_)
@@ -94,13 +94,13 @@ class Exchange:
         return self._by_halves(vector)
 
     def _by_halves(self, vector: Tensor) -> Tensor:
-        """Recursive halving, then doubling, over a vector that is padded with zeros to W equal chunks.
+        """Recursive halving, then doubling, of a vector that is padded to W equal chunks.
 
-        At distance d a rank swaps with the rank whose number differs in bit d: it sends the half that
-        the partner keeps and adds the half that it keeps itself. After log2(W) rounds each rank holds
-        one finished chunk. The same path backwards gathers the chunks.
-        For its half each partner adds the same two subtrees, one as left + right and the other as
-        right + left, which gives the same bits.
+        At distance d a rank swaps with the rank whose number differs in bit d: it sends the half
+        that the partner keeps and adds the half that it keeps itself. After log2(W) rounds each
+        rank holds one finished chunk. The same path backwards gathers the chunks. For its half each
+        partner adds the same two subtrees, one as left + right and the other as right + left, which
+        gives the same bits.
         """
         length = vector.numel()
         padded = torch.nn.functional.pad(vector, (0, -length % self.world_size))
@@ -131,10 +131,10 @@ class Exchange:
             work.wait()
 
     def _by_chunks(self, parts: dict[Block, Tensor]) -> Tensor:
-        """Each rank receives its chunk of all blocks, folds the tree for that chunk, and all gather.
+        """Each rank receives its chunk of all blocks and folds it; then all gather the chunks.
 
-        The vector is cut into W chunks of equal length, the last one padded with zeros. Padding costs
-        no bits: zeros are added to zeros and cut off at the end.
+        The vector is cut into W chunks of equal length, the last one padded with zeros. Padding
+        costs no bits: zeros are added to zeros and cut off at the end.
         """
         mine = self._blocks[self.rank]
         length = parts[mine[0]].numel()

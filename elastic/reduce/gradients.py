@@ -1,17 +1,18 @@
-"""`.grad` of every rank holds the tree sum of all shards' gradients, bit for bit the same on each rank.
+"""`.grad` holds the tree sum of all shards' gradients, bit for bit the same on every rank.
 
-Parameters are grouped into buckets, as in DistributedDataParallel: each bucket is one flat vector of one
-dtype on one device. A shard's gradients are copied into the vector as autograd produces them, and `.grad`
-then points into it, so that autograd itself adds the second shard of an aligned pair (the first level of
-the tree, see tree.py). During the backward of the last shard, each bucket that is complete goes to the
-other ranks at once, while backward computes the gradients of the next bucket.
+Parameters are grouped into buckets, as in DistributedDataParallel: each bucket is one flat vector
+of one dtype on one device. A shard's gradients are copied into the vector as autograd produces
+them, and `.grad` then points into it, so that autograd itself adds the second shard of an aligned
+pair (the first level of the tree, see tree.py). During the backward of the last shard, each bucket
+that is complete goes to the other ranks at once, while backward computes the gradients of the next
+bucket.
 
-Buckets follow the parameters in reverse order, because backward finishes the last layers first. They are
-exchanged in that one order on every rank, by one thread: two ranks that start collectives in different
-orders wait for each other forever.
+Buckets follow the parameters in reverse order, because backward finishes the last layers first.
+They are exchanged in that one order on every rank, by one thread: two ranks that start collectives
+in different orders wait for each other forever.
 
-A parameter that no shard on any rank used keeps `.grad = None`, as in plain PyTorch. A zero instead would
-let weight decay and momentum change it.
+A parameter that no shard on any rank used keeps `.grad = None`, as in plain PyTorch. A zero instead
+would let weight decay and momentum change it.
 """
 
 from collections.abc import Iterable
@@ -80,7 +81,7 @@ class Bucket:
         self._flat = None
 
     def recycle(self) -> None:
-        """Take back the vectors of the last step. Its gradients, views of them, are not needed any more."""
+        """Take back the vectors of the last step, whose gradients are not needed any more."""
         self._free += self.stack.parts.values()
         self.stack = Stack(self._add)
 
@@ -138,9 +139,10 @@ class Gradients:
             self._is_last = True
 
     def after_backward(self, leaf: int) -> None:
-        """After the backward of one own shard. After the last one, send the buckets that still wait.
+        """After the backward of one own shard; the last one sends the buckets that still wait.
 
-        A bucket still waits when it, or one before it, has a parameter that the last shard did not use.
+        A bucket still waits when it, or one before it, has a parameter that the last shard did not
+        use.
         """
         self._is_open = False
         if leaf == self._exchange.leaves[-1]:
@@ -177,7 +179,7 @@ class Gradients:
                 parameter.grad = None
 
     def close(self) -> None:
-        """Remove the hooks: a recipe may train something else with these parameters after the run."""
+        """Remove the hooks: a recipe may use these parameters for something else after the run."""
         for hook in self._hooks:
             hook.remove()
         if self._thread is not None:

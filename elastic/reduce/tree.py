@@ -1,10 +1,10 @@
 """A sum over S leaves is one fixed binary tree of additions, whichever rank holds which leaves.
 
-The tree is the perfect binary tree over the next power of two. A node whose right half has no leaves
-passes its left half through. A rank holds a contiguous span of leaves, adds up the maximal aligned
-subtrees (blocks) inside it, and the blocks of all ranks fold to the root. Addition of two IEEE 754
-numbers commutes but does not associate, so the value depends on the tree alone: bit for bit the same
-for every grouping of leaves into ranks.
+The tree is the perfect binary tree over the next power of two. A node whose right half has no
+leaves passes its left half through. A rank holds a contiguous span of leaves, adds up the maximal
+aligned subtrees (blocks) inside it, and the blocks of all ranks fold to the root. Addition of two
+IEEE 754 numbers commutes but does not associate, so the value depends on the tree alone: bit for
+bit the same for every grouping of leaves into ranks.
 
 Numbers of different shards are added in five places and nowhere else: autograd adds an aligned pair
 in `.grad` (gradients.py), `Stack` adds the blocks of one rank, `Exchange` adds the blocks of all
@@ -13,8 +13,8 @@ sum sends the losses and the buffers through the same two (train/step.py, train/
 gradients of a penalty, which are equal on every rank, are added once to the finished sum
 (`Step.backward`).
 
-It does not promise that the sum is more accurate than another order; only that it is always the same.
-Which of two NaNs an addition passes on is left open by IEEE 754: all NaNs count as one.
+It does not promise that the sum is more accurate than another order; only that it is always the
+same. Which of two NaNs an addition passes on is left open by IEEE 754: all NaNs count as one.
 """
 
 from collections.abc import Callable
@@ -113,9 +113,9 @@ class Stack(Generic[T]):
 def pairs(leaves: range) -> tuple[range, ...]:
     """The span cut into aligned pairs of leaves, and singles whose partner another rank holds.
 
-    The two leaves of a pair may be added in place, for instance by autograd in `.grad`: that addition
-    is a node of the tree's first level. A third leaf on top would not be, because `.grad` would hold
-    (a + b) + c where the tree has (a + b) + (c + d).
+    The two leaves of a pair may be added in place, for instance by autograd in `.grad`: that
+    addition is a node of the tree's first level. A third leaf on top would not be, because `.grad`
+    would hold (a + b) + c where the tree has (a + b) + (c + d).
     """
     cut = []
     leaf = leaves.start

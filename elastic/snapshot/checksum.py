@@ -1,19 +1,21 @@
-"""Two images, or two tensors, with equal checksums are equal, unless the difference was made on purpose.
+"""Images, or tensors, with equal checksums are equal, unless a forger made the difference.
 
 A state has three fingerprints, each for one question:
 
-- The *digest* (safetensors_header.py): sha256 of the state in a canonical order, wherever its tensors lie in
-  an image. It stands in commit records and tells whether two runs ended with the same state.
-- The checksum of an *image* (`of_image`, `ImageChecksum`, here): one pass over an image as it lies in a slot.
-  It tells whether a snapshot is still what was written, and whether two nodes hold the same one.
-- The checksum of a *state* (`checksum_of`, train/state.py), entry by entry, over `tensor_sums` (here). It
-  tells whether two ranks train the same state, and which entry differs first.
+- The *digest* (safetensors_header.py): sha256 of the state in a canonical order, wherever its
+  tensors lie in an image. It stands in commit records and tells whether two runs ended with the
+  same state.
+- The checksum of an *image* (`of_image`, `ImageChecksum`, here): one pass over an image as it lies
+  in a slot. It tells whether a snapshot is still what was written, and whether two nodes hold the
+  same one.
+- The checksum of a *state* (`checksum_of`, train/state.py), entry by entry, over `tensor_sums`
+  (here). It tells whether two ranks train the same state, and which entry differs first.
 
 A payload in storage has the sha256 of its bytes besides, because storage may be written by anyone.
 
-Checksums are sums of 64-bit words: one pass at the speed of memory, where sha256 would cost a tenth of a
-step. Each of some 64 stretches is summed by itself, so that parts that changed places are noticed. It imports
-no torch: the uploader uses it too.
+Checksums are sums of 64-bit words: one pass at the speed of memory, where sha256 would cost a tenth
+of a step. Each of some 64 stretches is summed by itself, so that parts that changed places are
+noticed. It imports no torch: the uploader uses it too.
 """
 
 import hashlib
@@ -25,8 +27,8 @@ from numpy.typing import NDArray
 STRETCHES = 64
 WORD_BYTES = 8
 SMALL_BYTES = 4096
-# A block is summed right before it is copied, so that it is read from memory once. A larger block does not
-# stay in the processor's cache, a smaller one costs a call more.
+# A block is summed right before it is copied, so that it is read from memory once. A larger block
+# does not stay in the processor's cache, a smaller one costs a call more.
 LARGEST_BLOCK_BYTES = 1 << 22
 _WORDS = 1 << 64
 
@@ -43,7 +45,7 @@ class ImageChecksum:
         self._sums = [0] * (size_bytes // self._block_bytes + 1)
 
     def pieces(self, offset: int, data: Bytes) -> Iterator[tuple[int, Bytes]]:
-        """(offset, piece) of `data`, which belongs at `offset`, cut where blocks of the image begin."""
+        """`data`, which belongs at `offset`, as (offset, piece), cut where image blocks begin."""
         at = 0
         while at < data.nbytes:
             end = at + self._block_bytes - (offset + at) % self._block_bytes
@@ -51,8 +53,9 @@ class ImageChecksum:
             at = end
 
     def add(self, offset: int, piece: Bytes) -> None:
-        """Add one of `pieces`. Its offset is a multiple of 8 bytes; it has whole words, except at the
-        end of the image.
+        """Add one of `pieces`.
+
+        offset: a multiple of 8 bytes. piece: whole words, except at the end of the image.
         """
         end = piece.nbytes // WORD_BYTES * WORD_BYTES
         words = int(np.add.reduce(piece[:end].view(np.uint64)))  # wraps around
@@ -75,7 +78,7 @@ def of_image(image: memoryview) -> str:
 
 
 def tensor_sums(data: memoryview) -> bytes:
-    """The bytes themselves if they are few, else the sums of their stretches and the bytes after them."""
+    """The bytes themselves if they are few, else the sums of their stretches and the rest."""
     size = data.nbytes
     if size <= SMALL_BYTES:
         return bytes(data)

@@ -1,12 +1,12 @@
 """A state's bytes reach a slot as they were when the copy began: never while training changes them.
 
-From host memory the copy is made at once. From a GPU it runs beside the next step, on a stream of its own
-and into pinned memory. Two fences order it with training: tensors that only an optimizer's update changes
-must be copied before the next update, all others (buffers, for instance) before the next forward. The slot
-is complete only after `wait`.
+From host memory the copy is made at once. From a GPU it runs beside the next step, on a stream of
+its own and into pinned memory. Two fences order it with training: tensors that only an optimizer's
+update changes must be copied before the next update, all others (buffers, for instance) before the
+next forward. The slot is complete only after `wait`.
 
-It does not see changes that go past autograd, such as a write through `.data` between a step's begin and
-its sum.
+It does not see changes that go past autograd, such as a write through `.data` between a step's
+begin and its sum.
 """
 
 from collections.abc import Callable, Collection
@@ -44,8 +44,8 @@ class SlotCopy(Protocol):
 class HostCopy:
     """Copies tensors in host memory, on the training thread.
 
-    A copy beside the next step cost as much, because the processors are busy then, and risked a torn
-    state (measured in docs/log.md).
+    A copy beside the next step cost as much, because the processors are busy then, and risked a
+    torn state (measured in docs/log.md).
     """
 
     is_asynchronous = False
@@ -101,8 +101,8 @@ class DeviceCopy:
                     self._early_done.record(self._stream)
                 flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
                 target[offset : offset + flat.numel()].copy_(flat, non_blocking=True)
-                # If the recipe frees this tensor, torch's allocator may give its memory to another one
-                # on the training stream. This tells it to wait for the copy first.
+                # If the recipe frees this tensor, torch's allocator may give its memory to another
+                # one on the training stream. This tells it to wait for the copy first.
                 flat.record_stream(self._stream)
             if not self._late:
                 self._early_done.record(self._stream)
@@ -113,7 +113,8 @@ class DeviceCopy:
 
     def before_update(self) -> None:
         # If the recipe changed a parameter in place while the copy was running (it clipped weights
-        # before the step's sum, for instance), autograd has counted the change, and the slot is torn.
+        # before the step's sum, for instance), autograd has counted the change, and the slot is
+        # torn.
         self._is_intact = _versions(self._late) == self._versions
         torch.cuda.current_stream().wait_event(self._all_done)
 

@@ -1,11 +1,13 @@
 """A training state as one byte image that any safetensors reader opens, and that needs no pickle.
 
-Tensors are stored as they are, the rest as JSON in the header. Layout: 8 bytes header length; header (JSON,
-padded with spaces so that the data starts on a page); the tensors' bytes without gaps. First come the
-tensors of whole 64-bit words, then the others, each time those with the largest elements first. So every
-tensor lies on a multiple of its element's size, and can be used where it is, without a copy.
+Tensors are stored as they are, the rest as JSON in the header. Layout: 8 bytes header length;
+header (JSON, padded with spaces so that the data starts on a page); the tensors' bytes without
+gaps. First come the tensors of whole 64-bit words, then the others, each time those with the
+largest elements first. So every tensor lies on a multiple of its element's size, and can be used
+where it is, without a copy.
 
-The image does not protect itself: its checksum stands beside the snapshot, its sha256 in the commit record.
+The image does not protect itself: its checksum stands beside the snapshot, its sha256 in the commit
+record.
 """
 
 import json
@@ -82,11 +84,11 @@ def copy_into(laid_out: Layout, body: bytearray | memoryview) -> str:
 def _copy(found: ImageChecksum, target: Bytes, offset: int, data: Bytes) -> None:
     """Sum and copy, a piece at a time, by one thread.
 
-    A piece that was just summed is still in the processor's cache. If two ranks of a node do it at the
-    same time, this takes three quarters of the time of a pass for each.
-    torch's copy would take several threads, which wait for each other. When the other ranks of a node use
-    the processors, that costs twenty times what it wins (90 MB: 8 ms by one thread; by two threads 6 ms
-    on an idle machine, 200 ms beside another rank). numpy lets other Python threads run meanwhile.
+    A piece that was just summed is still in the processor's cache. If two ranks of a node do it at
+    the same time, this takes three quarters of the time of a pass for each. torch's copy would take
+    several threads, which wait for each other. When the other ranks of a node use the processors,
+    that costs twenty times what it wins (90 MB: 8 ms by one thread; by two threads 6 ms on an idle
+    machine, 200 ms beside another rank). numpy lets other Python threads run meanwhile.
     """
     for at, piece in found.pieces(offset, data):
         found.add(at, piece)
@@ -96,9 +98,9 @@ def _copy(found: ImageChecksum, target: Bytes, offset: int, data: Bytes) -> None
 def read(image: Buffer, *, copy: bool = True) -> tuple[dict[str, Tensor], Any]:
     """Tensors (in host memory) and document of an image.
 
-    copy: each tensor gets memory of its own. Otherwise the tensors are views of the image, which must be
-    writable and outlive them; writing to one changes the image, and the tensors that are tied to it.
-    Raises CheckpointDamaged when it is no image.
+    copy: each tensor gets memory of its own. Otherwise the tensors are views of the image, which
+    must be writable and outlive them; writing to one changes the image, and the tensors that are
+    tied to it. Raises CheckpointDamaged when it is no image.
     """
     found, view = safetensors_header.parse(image), memoryview(image)
     try:
@@ -111,7 +113,7 @@ def read(image: Buffer, *, copy: bool = True) -> tuple[dict[str, Tensor], Any]:
 
 
 def tensor_bytes(tensor: Tensor) -> Tensor:
-    """uint8 [n]: the bytes of a tensor in row-major order, in host memory; a view where possible."""
+    """uint8 [n]: the bytes of a tensor, row-major, in host memory; a view where possible."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return plain.reshape(-1).view(torch.uint8)
 
@@ -119,7 +121,8 @@ def tensor_bytes(tensor: Tensor) -> Tensor:
 class _Form(NamedTuple):
     """The properties of a tensor that decide where its bytes go.
 
-    A tuple, because each snapshot hashes and compares those of all tensors of a state, hundreds of them.
+    A tuple, because each snapshot hashes and compares those of all tensors of a state, hundreds of
+    them.
     """
 
     dtype: torch.dtype
@@ -140,7 +143,7 @@ class _Form(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """Where everything goes in an image of tensors of these forms, counted from the end of the header.
+    """Where everything goes in an image of such tensors, counted from the end of the header.
 
     entries, ties: JSON of the header. starts: of the tensors that have bytes.
     """
@@ -152,7 +155,8 @@ class _Plan:
     size_bytes: int
 
 
-# From one step to the next the forms stay and only the values change: one plan serves the whole run.
+# From one step to the next the forms stay and only the values change: one plan serves the whole
+# run.
 @lru_cache(maxsize=1)
 def _plan(forms: tuple[tuple[str, _Form], ...]) -> _Plan:
     for name, form in forms:
@@ -191,7 +195,7 @@ def _sort_key(named: tuple[str, _Form]) -> tuple[bool, int]:
 
 
 def _ties(forms: Iterable[tuple[str, _Form]]) -> dict[str, str]:
-    """(name: first name) of tensors that share all their memory with an earlier one: written once."""
+    """Tensors that share all memory with an earlier one, with its name: written once."""
     first_at: dict[_Form, str] = {}
     ties = {}
     for name, form in forms:
@@ -213,7 +217,8 @@ def _tensor(entry: TensorEntry, view: memoryview, *, copy: bool) -> Tensor:
     dtype = NAMES[entry.dtype]
     if entry.start == entry.end:
         return torch.empty(entry.shape, dtype=dtype)
-    # Other writers of the format may put a tensor at any byte; ours put it on a multiple of its element.
+    # Other writers of the format may put a tensor at any byte; ours put it on a multiple of its
+    # element.
     is_usable_in_place = not entry.start % dtype.itemsize
     # torch.frombuffer shares the memory that it is given, and wants it writable: hence bytearray.
     data = (

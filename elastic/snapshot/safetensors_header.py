@@ -1,8 +1,8 @@
 """A header is believed only as far as the image's bytes bear it out.
 
-An image is a safetensors file: 8 bytes header length, header (JSON), tensor bytes. Tensors that share their
-memory are stored once; `ties` names the others. The digest of a state is computed here from an image's bytes
-alone, without torch, so that the uploader can say which state it stores.
+An image is a safetensors file: 8 bytes header length, header (JSON), tensor bytes. Tensors that
+share their memory are stored once; `ties` names the others. The digest of a state is computed here
+from an image's bytes alone, without torch, so that the uploader can say which state it stores.
 
 It does not promise that the bytes are those that were written.
 """
@@ -81,9 +81,9 @@ def parse(image: Buffer) -> Header:
 def digest(image: Buffer) -> str:
     """sha256 of the whole state in a canonical order, 64 hexadecimal digits.
 
-    It is computed from the sha256 of each entry, sorted by name: of each tensor (name, dtype, shape and
-    bytes, tied ones included), and of the other values of each object. Where the tensors lie in the image
-    does not count. The state is in the document under "state". Raises CheckpointDamaged.
+    It is computed from the sha256 of each entry, sorted by name: of each tensor (name, dtype, shape
+    and bytes, tied ones included), and of the other values of each object. Where the tensors lie in
+    the image does not count. The state is in the document under "state". Raises CheckpointDamaged.
     """
     header, view = parse(image), memoryview(image)
     values = header.document.get("state") if isinstance(header.document, dict) else None

@@ -1,18 +1,18 @@
-"""The newest snapshot that was published whole can be read, whichever process is killed at whatever moment.
+"""The newest published snapshot can be read whole, whichever process is killed at any moment.
 
-What was not published is never found. Slots lie in one file of shared memory (a memfd): a page that says how
-the file is cut, then for each slot a page of header and a body. One process writes at a time, which the
-owner of the memory ensures; one process, the uploader, takes leases.
+What was not published is never found. Slots lie in one file of shared memory (a memfd): a page that
+says how the file is cut, then for each slot a page of header and a body. One process writes at a
+time, which the owner of the memory ensures; one process, the uploader, takes leases.
 
-Each slot is a seqlock: its sequence number `seq` is odd while the slot is written and even when it is whole.
-The k-th publishing makes it 2k, and 0 is a slot that was never written. A reader takes `seq`, reads, and
-looks at `seq` again: if it is still the same even number, no byte changed in between. Unlike in the kernel's
-seqlocks the numbers are drawn from one sequence for all slots, so an even number is given once in the life
-of the memory, and (slot, seq) names one snapshot forever. A writer that is killed leaves an odd number, and
-with it a slot that no reader finds.
+Each slot is a seqlock: its sequence number `seq` is odd while the slot is written and even when it
+is whole. The k-th publishing makes it 2k, and 0 is a slot that was never written. A reader takes
+`seq`, reads, and looks at `seq` again: if it is still the same even number, no byte changed in
+between. Unlike in the kernel's seqlocks the numbers are drawn from one sequence for all slots, so
+an even number is given once in the life of the memory, and (slot, seq) names one snapshot forever.
+A writer that is killed leaves an odd number, and with it a slot that no reader finds.
 
-It does not promise that a body holds what its writer meant (its checksum is in `SnapshotInfo`), nor that
-what is read without a lease stays. It needs Linux (memfd, /proc).
+It does not promise that a body holds what its writer meant (its checksum is in `SnapshotInfo`), nor
+that what is read without a lease stays. It needs Linux (memfd, /proc).
 """
 
 import errno
@@ -44,8 +44,8 @@ _READS = 100
 class SnapshotInfo:
     """What stands in a slot's header about the state in its body.
 
-    chain: of all steps so far. checksum: of the image, hexadecimal; empty if it is not known. line: the
-    step's line of the metrics, None if it did not fit.
+    chain: of all steps so far. checksum: of the image, hexadecimal; empty if it is not known. line:
+    the step's line of the metrics, None if it did not fit.
     """
 
     step: int
@@ -94,10 +94,10 @@ class SnapshotSlots:
         self._map = mmap.mmap(fd, _file_bytes(num_slots, capacity_bytes))
         self._mapped: set[int] = set()
         self._bytes = memoryview(self._map)
-        # Native words: each is stored by one instruction, as in the control page. A seqlock needs the
-        # stores to become visible in the order in which they are made, which x86 guarantees. On
-        # processors with weaker memory order every reader here still reads after the writer's death, or
-        # after a message through a socket, and both order memory.
+        # Native words: each is stored by one instruction, as in the control page. A seqlock needs
+        # the stores to become visible in the order in which they are made, which x86 guarantees. On
+        # processors with weaker memory order every reader here still reads after the writer's
+        # death, or after a message through a socket, and both order memory.
         self._words = self._bytes.cast("q")
 
     @staticmethod
@@ -118,8 +118,8 @@ class SnapshotSlots:
         fd = os.memfd_create("elastic-snapshots", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size_bytes)
-            # Allocate now. A page that lacks memory later would be a SIGBUS in the middle of training, or
-            # the out-of-memory killer's choice of some process.
+            # Allocate now. A page that lacks memory later would be a SIGBUS in the middle of
+            # training, or the out-of-memory killer's choice of some process.
             os.posix_fallocate(fd, 0, size_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             slots = SnapshotSlots(fd, num_slots, capacity_bytes)
@@ -159,7 +159,7 @@ class SnapshotSlots:
         return f"/proc/{os.getpid()}/fd/{self.fd}"
 
     def close(self) -> None:
-        """Bodies that this process still uses stay readable; nothing else may be called afterwards."""
+        """Bodies that are still in use stay readable; nothing else may be called afterwards."""
         self._words.release()
         self._bytes.release()
         with suppress(BufferError):
@@ -206,8 +206,8 @@ class SnapshotSlots:
         ]
         if not free:
             return None
-        # Torn slots first, then the oldest. A lease that is taken at this very moment is not seen here;
-        # its holder looks at `seq` once more before it relies on the bytes.
+        # Torn slots first, then the oldest. A lease that is taken at this very moment is not seen
+        # here; its holder looks at `seq` once more before it relies on the bytes.
         slot = min(free, key=lambda slot: (_is_whole(self._word(slot, _SEQ)), self._word(slot, _SEQ)))
         self._map_whole(slot)
         self._set(slot, _SEQ, self._last_seq() // 2 * 2 + 1)
@@ -223,7 +223,7 @@ class SnapshotSlots:
         assert 0 < size_bytes <= self.capacity_bytes
         if len(text) > INFO_LIMIT_BYTES:
             raise ValueError(
-                f"what is said about a snapshot has {len(text)} bytes, expected at most {INFO_LIMIT_BYTES}"
+                f"expected at most {INFO_LIMIT_BYTES} bytes in the header of a snapshot, found {len(text)}"
             )
         at = self._header(slot) + _HEADER_WORDS * WORD_BYTES
         self._bytes[at : at + len(text)] = text
@@ -238,8 +238,8 @@ class SnapshotSlots:
     def invalidate(self, slot: int) -> None:
         """The snapshot must never be loaded again. It may be leased: the holder finds out."""
         seq = self._word(slot, _SEQ)
-        # To the next odd number, not to the one before: seq - 1 would let the next writer publish its
-        # bytes under the same even number.
+        # To the next odd number, not to the one before: seq - 1 would let the next writer publish
+        # its bytes under the same even number.
         self._set(slot, _SEQ, seq + 1 if _is_whole(seq) else seq)
 
     # The one process that takes leases

@@ -1,7 +1,8 @@
-"""A few real processes in one gloo group, kept warm between tests: a function runs on the first n of them, and every rank's answer comes back.
+"""A test runs a function on n real processes of one gloo group, and gets every rank's answer.
 
-Functions are found again by file and name, arguments and answers are JSON. A rank that raises, dies or is late fails the call, and with it the
-group: the next call starts a fresh one. It does not simulate networks or clocks; the fakes of stores and clocks are in `elastic.testing.fakes`.
+Functions are found again by file and name, arguments and answers are JSON. A rank that raises, dies
+or is late fails the call, and with it the group: the next call starts a fresh one. It does not
+simulate networks or clocks; the fakes of stores and clocks are in `elastic.testing.fakes`.
 """
 
 import importlib.util
@@ -26,7 +27,8 @@ import torch.distributed as dist
 from elastic.system.clock import SystemClock
 
 CALL_S = 120.0
-# Optimizers import torch._dynamo at their first step, which takes seconds; the server of the forks does it once for all.
+# Optimizers import torch._dynamo at their first step, which takes seconds; the server of the forks
+# does it once for all.
 PRELOAD = [
     "torch._dynamo",
     "elastic.train.step",
@@ -39,7 +41,7 @@ PRELOAD = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """Who this process is in the group that the function runs on; `group` is None where it is alone."""
+    """A process in the group that the function runs on; `group` is None for a world of one."""
 
     rank: int
     world_size: int
@@ -61,9 +63,12 @@ class Ranks:
         self.close()
 
     def run(self, world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """[function(member, *arguments) of rank 0, rank 1, ...]; both JSON. The function stands at the top level of its file.
+        """[function(member, *arguments) of rank 0, rank 1, ...]; arguments and answers are JSON.
 
-        Raises AssertionError with the traceback of the first rank that raised, or when one died or took longer than CALL_S.
+        The function stands at the top level of its file.
+
+        Raises AssertionError with the traceback of the first rank that raised, or when one died or
+        took longer than CALL_S.
         """
         assert 1 <= world_size <= self.limit
         if not self._members:
@@ -141,7 +146,8 @@ def _serve(pipe: Connection, rank: int, limit: int, store: str) -> None:
         member = Member(rank=rank, world_size=world_size, group=groups.get(world_size))
         try:
             answer = ["returned", getattr(_module(path), name)(member, *arguments)]
-        # The edge of the process: without this the caller would learn that a rank died, and not why.
+        # The edge of the process: without this the caller would learn that a rank died, and not
+        # why.
         except BaseException:
             answer = ["raised", traceback.format_exc()]
         pipe.send_bytes(json.dumps(answer).encode())

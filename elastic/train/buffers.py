@@ -1,11 +1,11 @@
-"""Each shard's forward starts from the step's opening buffers; a step ends with the mean over shards.
+"""Each shard starts from the step's opening buffers; a step ends with the mean over shards.
 
-The mean is that of what the buffers became on each shard. For BatchNorm's running averages this is exactly
-one update with the mean of the shards' statistics. Integer buffers, such as the number of batches seen, are
-taken from shard 0. A buffer that no forward changed keeps its bits.
+The mean is that of what the buffers became on each shard. For BatchNorm's running averages this is
+exactly one update with the mean of the shards' statistics. Integer buffers, such as the number of
+batches seen, are taken from shard 0. A buffer that no forward changed keeps its bits.
 
-It does not make BatchNorm's forward see the global batch: within a step each shard normalises by its own
-statistics, so that they do not depend on which rank holds it.
+It does not make BatchNorm's forward see the global batch: within a step each shard normalises by
+its own statistics, so that they do not depend on which rank holds it.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ HALF_BITS = 32
 
 
 class Buffers:
-    """The buffers of some modules, from one training step to the next; complex ones as pairs of reals."""
+    """The buffers of some modules, from step to step; complex ones as pairs of reals."""
 
     def __init__(self, modules: Iterable[nn.Module], shards: int, device: torch.device) -> None:
         unique = {id(b): b for module in modules for b in module.buffers() if b is not None}
@@ -25,8 +25,8 @@ class Buffers:
         self._floats = [b for b in real if b.is_floating_point()]
         self._ints = [b for b in real if not b.is_floating_point()]
         # The sum is float64. There the mean of S equal float32 (or narrower) values is that value,
-        # exactly: the product S·x fits into 53 bits. For float64 buffers it may round, so a flag says
-        # whether any shard changed one.
+        # exactly: the product S·x fits into 53 bits. For float64 buffers it may round, so a flag
+        # says whether any shard changed one.
         self._wide = [b for b in self._floats if b.dtype == torch.float64]
         self._shards = shards
         self._device = device
@@ -48,8 +48,9 @@ class Buffers:
         """Give the buffers these values, by default the opening ones."""
         for buffer, value in zip(self._all, self._opening if values is None else values, strict=True):
             # Writing through .data leaves autograd's version counter alone. With a plain copy_ the
-            # backward of an earlier shard would refuse to run, because a buffer that its graph saved
-            # has changed. It is safe: in training mode no backward reads the running averages.
+            # backward of an earlier shard would refuse to run, because a buffer that its graph
+            # saved has changed. It is safe: in training mode no backward reads the running
+            # averages.
             buffer.data.copy_(value)
 
     def contribution(self, values: list[Tensor], shard: int) -> Tensor:

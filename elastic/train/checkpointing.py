@@ -1,8 +1,8 @@
-"""A snapshot becomes a checkpoint without stopping training: rank 0 offers it to the uploader and goes on.
+"""A snapshot becomes a checkpoint without stopping training.
 
-One save is under way at a time. A later one that is due waits for its answer, because the slot that is
-being uploaded cannot be written. A failed save is reported and never stops training. It does not retry:
-the uploader does.
+Rank 0 offers it to the uploader and goes on. One save is under way at a time. A later one that is
+due waits for its answer, because the slot that is being uploaded cannot be written. A failed save
+is reported and never stops training. It does not retry: the uploader does.
 """
 
 import os
@@ -17,8 +17,8 @@ from elastic.uploader.client import UploaderClient
 from elastic.uploader.protocol import SaveResult, SaveState
 
 FINAL_SAVE_S = 600.0
-# Until a generation that resumed from memory has saved once. It makes an interval of ten seconds, so that
-# uploads do not compete with a recovery.
+# Until a generation that resumed from memory has saved once. It makes an interval of ten seconds,
+# so that uploads do not compete with a recovery.
 GUESSED_COST_S = 0.03
 
 
@@ -31,7 +31,8 @@ class SaveCost:
 
     @property
     def total_s(self) -> float:
-        # If all processors of a machine are busy, training loses the uploader's seconds on one of them.
+        # If all processors of a machine are busy, training loses the uploader's seconds on one of
+        # them.
         return self.training_s + self.uploader_s / (os.cpu_count() or 1)
 
 
@@ -48,9 +49,11 @@ class Checkpointing:
         self._is_overdue = False
 
     def resume(self, *, from_memory: bool, resumed_from: int | None) -> None:
-        """from_memory: the state came from a snapshot. The first save then has time; a young run saves
-        at its first step, because it has no checkpoint yet. resumed_from: step of the checkpoint that
-        was loaded, which must not be deleted yet.
+        """Training has resumed from a state.
+
+        from_memory: it came from a snapshot, so the first save has time. A young run saves at its
+        first step, because it has no checkpoint yet. resumed_from: step of the checkpoint that was
+        loaded, which must not be deleted yet.
         """
         self.resumed_from = resumed_from
         if from_memory:
@@ -68,8 +71,8 @@ class Checkpointing:
     ) -> None:
         """Offer a snapshot to the uploader.
 
-        published: None when there was no memory for a snapshot. began_at: when this save began to cost
-        training time, on the monotonic clock. final: no other save may take its place.
+        published: None when there was no memory for a snapshot. began_at: when this save began to
+        cost training time, on the monotonic clock. final: no other save may take its place.
         """
         self._receive_results()
         self._last_at, self._is_overdue = began_at, False

@@ -1,6 +1,7 @@
-"""Ranks never go on with different states: checksums are compared, and an error names what differs first.
+"""Ranks never go on with different states: they compare checksums, and name what differs.
 
-It does not find a difference that all ranks share, such as a wrong kernel: they agree on its result.
+It does not find a difference that all ranks share, such as a wrong kernel: they agree on its
+result.
 """
 
 from collections.abc import Callable

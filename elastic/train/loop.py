@@ -1,9 +1,10 @@
-"""A recipe sees one step after another; resume, snapshots, saves and drains hide behind the iterator.
+"""A recipe sees one step after another; resumes, snapshots, saves and drains are hidden.
 
-After each step every rank knows the same: the loss, and whether to take a snapshot, to save, to drain. A
-step leaves behind, in this order: its line in the metrics, its snapshot, its number on the control page, the
-offer to the uploader. A drain ends the process with the interrupted exit code once the state of its last
-step is in the agent's memory. It does not commit that state: the agent does, if the run ends there.
+After each step every rank knows the same: the loss, and whether to take a snapshot, to save, to
+drain. A step leaves behind, in this order: its line in the metrics, its snapshot, its number on the
+control page, the offer to the uploader. A drain ends the process with the interrupted exit code
+once the state of its last step is in the agent's memory. It does not commit that state: the agent
+does, if the run ends there.
 """
 
 import hashlib
@@ -67,8 +68,8 @@ class LoopParts:
     """What the loop is made of in one generation.
 
     output: on rank 0 alone. metrics_copy: kept where nodes share no folder, by each other node.
-    snapshotting: on one worker of each node. faults: None without a plan. commits_drains: there is no
-    agent that would.
+    snapshotting: on one worker of each node. faults: None without a plan. commits_drains: there is
+    no agent that would.
     """
 
     groups: ProcessGroups
@@ -126,7 +127,8 @@ class Loop:
             step = self._step(number, step_parts, next(batches))
             if parts.snapshotting is not None:
                 parts.snapshotting.before_forward()
-            # Until its first sum the step is the recipe's own code, which may evaluate a model there.
+            # Until its first sum the step is the recipe's own code, which may evaluate a model
+            # there.
             parts.heartbeat.enter(Phase.BETWEEN)
             yield step
             self._finish(step)
@@ -325,7 +327,7 @@ class Loop:
 
 
 def _rewind(metrics: Metrics, resumed: ResumePoint) -> int:
-    """Cut the metrics back to the step that training resumes from; returns the highest step before."""
+    """Cut the metrics back to the resumed step; returns the highest step that they had."""
     written = metrics.rewind(resumed.step)
     if resumed.line is not None and written == resumed.step - 1:
         # Rank 0 died between this step's sums and its line. Another node's snapshot has the line.

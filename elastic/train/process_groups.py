@@ -1,10 +1,12 @@
 """The process groups of one generation, and this worker's rank, world size and device in them.
 
-A gloo group over all ranks always exists: checksums and decisions go through it, from host memory. Gradients
-use nccl where every worker of the generation has a GPU of its own, else gloo too. Addresses and interfaces are
-torch's business: MASTER_ADDR, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME mean what they always mean.
+A gloo group over all ranks always exists: checksums and decisions go through it, from host memory.
+Gradients use nccl where every worker of the generation has a GPU of its own, else gloo too.
+Addresses and interfaces are torch's business: MASTER_ADDR, GLOO_SOCKET_IFNAME and
+NCCL_SOCKET_IFNAME mean what they always mean.
 
-It does not survive the death of a peer: that raises PeerLost, and a new generation opens its own groups.
+It does not survive the death of a peer: that raises PeerLost, and a new generation opens its own
+groups.
 """
 
 import json
@@ -31,8 +33,8 @@ T = TypeVar("T")
 class ProcessGroups:
     """A group that is None is torch's default group.
 
-    No reference to the default group is kept: its threads end with the last reference, and that must
-    happen before the interpreter finalizes.
+    No reference to the default group is kept: its threads end with the last reference, and that
+    must happen before the interpreter finalizes.
     """
 
     rank: int
@@ -76,7 +78,8 @@ class ProcessGroups:
         with peers_may_die("the sending of a state"):
             for start in range(0, size_bytes, BROADCAST_BYTES):
                 piece = found[start : start + BROADCAST_BYTES]
-                # All ranks take part in a broadcast. One that has the state discards what it receives.
+                # All ranks take part in a broadcast. One that has the state discards what it
+                # receives.
                 discards = data is not None and self.rank != source
                 with self.waiting():  # once per piece, so that the agent sees progress
                     dist.broadcast(torch.empty_like(piece) if discards else piece, source, group=self.control)
@@ -100,7 +103,8 @@ def choose_device(launch: Launch) -> torch.device:
 def open_process_groups(launch: Launch, backend: str | None) -> ProcessGroups:
     """Join the groups that the launcher's variables describe.
 
-    backend: nccl or gloo for gradients, None to choose. Raises UsageError for another one, PeerLost.
+    backend: nccl or gloo for gradients, None to choose. Raises UsageError for another one,
+    PeerLost.
     """
     device = choose_device(launch)
     if backend not in (None, "nccl", "gloo"):

@@ -1,8 +1,9 @@
-"""Training resumes from the newest state that any node has; afterwards it is the same on every rank.
+"""Training resumes from the newest state that any node has, and every rank has the same state.
 
-All ranks report what is available, and restore_order.py puts it in order. One rank that has the best
-candidate broadcasts it to those that lack it, each rank loads it onto its own device, and all compare
-checksums of what they loaded. A candidate that fails on any rank is reported, and the next one is tried.
+All ranks report what is available, and restore_order.py puts it in order. One rank that has the
+best candidate broadcasts it to those that lack it, each rank loads it onto its own device, and all
+compare checksums of what they loaded. A candidate that fails on any rank is reported, and the next
+one is tried.
 
 If commit records exist and none loads, that is an error: a run never starts over silently.
 """
@@ -39,8 +40,8 @@ from elastic.train.state import FlatState, State, StateChecksum, checksum_of
 class ResumePoint:
     """Where training resumes; step 0 is the start.
 
-    source: snapshot (every rank had it in its node's memory), peer (some got it from another node's),
-    checkpoint, or none. line: the step's line of the metrics, if a snapshot kept it.
+    source: snapshot (every rank had it in its node's memory), peer (some got it from another
+    node's), checkpoint, or none. line: the step's line of the metrics, if a snapshot kept it.
     """
 
     step: int
@@ -107,7 +108,10 @@ class _Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restorer:
-    """run_id: whose checkpoints may be used. failures: as in `order_candidates`. log: on rank 0 alone."""
+    """Finds and loads the state that training resumes from.
+
+    run_id: whose checkpoints may be used. failures: as in `order_candidates`. log: on rank 0 alone.
+    """
 
     groups: ProcessGroups
     store: Store
@@ -154,7 +158,7 @@ class Restorer:
         return AvailableStates(step=step, checksum=found, records=tuple(records), damaged=damaged)
 
     def _try(self, candidate: Candidate) -> ResumePoint | str:
-        """Load a candidate on every rank; or what is wrong with it on the first rank that finds fault.
+        """Load a candidate on every rank; or what is wrong with it on the first rank that fails.
 
         All ranks return alike, because they decide by what they gathered.
         """
@@ -183,7 +187,7 @@ class Restorer:
         return ResumePoint(step=candidate.step, chain=chain, source=self._source(candidate), line=line)
 
     def _own_copy(self, candidate: Candidate) -> tuple[Tensor | None, str]:
-        """uint8 [n], host memory: this rank's own copy, None where it has none; or what is wrong with it."""
+        """The copy that this rank has, uint8 [n] in host memory, or None; and what is wrong."""
         if self.groups.rank not in candidate.ranks:
             return None, ""
         if candidate.tier is Tier.MEMORY:

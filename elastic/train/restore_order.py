@@ -1,8 +1,8 @@
 """The newest state that any node has wins, in memory or in storage alike.
 
-The order is a function of what the ranks report as available. Snapshots of one step that should be equal
-and are not are all refused: nothing says which of them is right. A state from which training never made a
-new step gives way to the next older one.
+The order is a function of what the ranks report as available. Snapshots of one step that should be
+equal and are not are all refused: nothing says which of them is right. A state from which training
+never made a new step gives way to the next older one.
 
 It does not load anything: a candidate that turns out not to load makes way for the next.
 """
@@ -33,8 +33,8 @@ class DamagedRecord:
 class AvailableStates:
     """What one rank can restore from.
 
-    step, checksum: of the snapshot in its node's memory, None without one. records: the storage's commit
-    records, newest first, on rank 0 alone.
+    step, checksum: of the snapshot in its node's memory, None without one. records: the storage's
+    commit records, newest first, on rank 0 alone.
     """
 
     step: int | None = None
@@ -66,10 +66,10 @@ def order_candidates(
 ) -> tuple[list[Candidate], list[RejectedState]]:
     """(what to try, best first; what is refused), from what each rank has, in rank order.
 
-    failures: consecutive failures without a new step, SIGKILLs excluded. A state that was restored three
-    times without a new step may itself be the cause, so it is skipped in favour of the next older one,
-    and so on. The oldest is never skipped: a start from the seed would lose the run silently, and
-    `--max-restarts` bounds the attempts.
+    failures: consecutive failures without a new step, SIGKILLs excluded. A state that was restored
+    three times without a new step may itself be the cause, so it is skipped in favour of the next
+    older one, and so on. The oldest is never skipped: a start from the seed would lose the run
+    silently, and `--max-restarts` bounds the attempts.
     """
     candidates, rejected = _snapshots(available)
     for of_rank in available:
@@ -80,8 +80,8 @@ def order_candidates(
             Candidate(step=record.step, tier=Tier.STORAGE, ranks=(0,), record=record)
             for record in of_rank.records
         ]
-    # Of two at the same step the one in memory is nearer. The sort is stable, so records of one step keep
-    # the storage's order (the latest replacement first).
+    # Of two at the same step the one in memory is nearer. The sort is stable, so records of one
+    # step keep the storage's order (the latest replacement first).
     candidates.sort(key=lambda each: (-each.step, each.tier is Tier.STORAGE))
     steps = sorted({each.step for each in candidates}, reverse=True)
     num_skipped = min(max(0, failures - 1) // RESTORES_OF_ONE_STATE, max(0, len(steps) - 1))

@@ -1,7 +1,7 @@
-"""A recipe holds one run: the same under `elastic-train`, torchrun and plain python, at any world size.
+"""A recipe holds one run, the same under `elastic-train`, torchrun and plain python.
 
-It gives the recipe its device, its data in order, its steps, and places for what it prints and writes. It
-does not decide when to stop or what to save: the loop does.
+It gives the recipe its device, its data in order, its steps, and places for what it prints and
+writes. It does not decide when to stop or what to save: the loop does.
 """
 
 import os
@@ -64,8 +64,8 @@ class Data:
 class Run:
     """Made by `elastic.start`.
 
-    `device` is this worker's; `rank`, `world_size` and `is_first` (whether this is rank 0) are those of
-    the current generation.
+    `device` is this worker's; `rank`, `world_size` and `is_first` (whether this is rank 0) are
+    those of the current generation.
     """
 
     def __init__(self, groups: ProcessGroups, link: AgentLink, ours: Identity, log: EventLog) -> None:
@@ -94,11 +94,11 @@ class Run:
     ) -> Data:
         """A map-style dataset (with __len__ and __getitem__) in the run's order.
 
-        epochs: passes over the data. tail: what becomes of the samples that do not fill a global batch,
-        `drop` (left out of this epoch) or `pad` (filled up from the epoch's first samples). workers:
-        data-loading processes of each rank, 0 to load in this one. collate: list of samples → batch,
-        torch's default_collate where it is None.
-        Raises UsageError when there are fewer samples than one global batch, or for an unknown tail.
+        epochs: passes over the data. tail: what becomes of the samples that do not fill a global
+        batch, `drop` (left out of this epoch) or `pad` (filled up from the epoch's first samples).
+        workers: data-loading processes of each rank, 0 to load in this one. collate: list of
+        samples → batch, torch's default_collate where it is None. Raises UsageError when there are
+        fewer samples than one global batch, or for an unknown tail.
         """
         if tail not in (Tail.DROP.value, Tail.PAD.value):
             raise UsageError(f"expected tail='drop' or 'pad', found {tail!r}")
@@ -127,8 +127,8 @@ class Run:
     def steps(self, data: Data, state: State) -> Iterator[Step]:
         """The steps of the run that are not done yet.
 
-        It resumes by itself. It ends after the last step or, by SystemExit, at a drain.
-        Raises NothingLoads, StatesDiffer, PeerLost or StoreFailed; none of them is for a recipe to catch.
+        It resumes by itself. It ends after the last step or, by SystemExit, at a drain. Raises
+        NothingLoads, StatesDiffer, PeerLost or StoreFailed; none of them is for a recipe to catch.
         """
         with ExitStack() as stack:
             loop = Loop(self._loop_parts(stack), data.loader, state)
@@ -153,7 +153,7 @@ class Run:
             print(*words, flush=True)
 
     def event(self, name: str, **fields: Any) -> None:
-        """Add a record of the recipe's own to the run's events, from rank 0; fields must be JSON."""
+        """Add an event of the recipe's own to the run's events, from rank 0; fields are JSON."""
         if self.is_first:
             self._log.record(RecipeEvent(own_name=name, values=fields))
 
@@ -214,12 +214,12 @@ class Run:
 
     @property
     def _copies_metrics(self) -> bool:
-        """Nodes share no folder, so each keeps the lines: those of rank 0's node may be lost with it."""
+        """Nodes that share no folder keep a copy each: rank 0's node may be lost with its lines."""
         return self._dir.is_remote and not self.is_first and self._groups.local_rank == 0
 
     @property
     def _takes_snapshots(self) -> bool:
-        """One worker writes the node's memory. Without an agent only rank 0 has memory for snapshots."""
+        """One worker of a node takes them. Without an agent only rank 0 has memory for them."""
         return self._groups.local_rank == 0 and (self.is_first or not self._is_alone)
 
     def _request_drain(self, _signal: int, _frame: object) -> None:

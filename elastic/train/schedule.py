@@ -2,10 +2,10 @@
 
 `--snapshot-every auto` takes snapshots as often as costs at most one percent of the steps' time.
 
-`--save-every auto` saves at Young's interval, sqrt(2 · cost · time between faults) (Young 1974: A first
-order approximation to the optimum checkpoint interval; Daly 2006), for a fault every half hour, which is
-what preemptible machines see at their worst. A save that costs training w seconds is then repeated every
-sqrt(3600 w) seconds.
+`--save-every auto` saves at Young's interval, sqrt(2 · cost · time between faults) (Young 1974: A
+first order approximation to the optimum checkpoint interval; Daly 2006), for a fault every half
+hour, which is what preemptible machines see at their worst. A save that costs training w seconds is
+then repeated every sqrt(3600 w) seconds.
 
 It reads no clock, and it does not promise that what is due is possible: there may be no free slot.
 """
@@ -32,9 +32,9 @@ def save_interval_s(cost_s: float) -> float:
 def is_save_due(every: Every, *, step: int, since_s: float, cost_s: float | None) -> bool:
     """Whether the state after `step` becomes a checkpoint.
 
-    since_s: seconds since the last save began, or since this generation did. cost_s: what a save costs
-    training; None before the first one of a generation. `auto` then saves at once, to learn the cost
-    and because a young run has no checkpoint yet.
+    since_s: seconds since the last save began, or since this generation did. cost_s: what a save
+    costs training; None before the first one of a generation. `auto` then saves at once, to learn
+    the cost and because a young run has no checkpoint yet.
     """
     match every.kind:
         case "steps":
@@ -50,8 +50,8 @@ def is_save_due(every: Every, *, step: int, since_s: float, cost_s: float | None
 def snapshot_interval(cost_s: float, step_s: float, current: int | None = None) -> int:
     """Steps from one snapshot to the next.
 
-    current: the interval in force, None before the first. It stays while it is nearly right, so that
-    the interval does not change with every measurement.
+    current: the interval in force, None before the first. It stays while it is nearly right, so
+    that the interval does not change with every measurement.
     """
     wanted = max(1, math.ceil(cost_s / (SNAPSHOT_SHARE * step_s))) if step_s > 0 else 1
     if current is not None and current / HYSTERESIS <= wanted <= current * HYSTERESIS:
@@ -78,8 +78,9 @@ class SnapshotSchedule:
         return median(self._steps)
 
     def is_due(self, step: int) -> bool:
-        """Whether the state after `step` gets a snapshot. The first one of a process always does: with
-        `auto`, to learn what it costs.
+        """Whether the state after `step` gets a snapshot.
+
+        The first one of a process does: with `auto`, to learn what it costs.
         """
         if self._every.kind == "off":
             return False

@@ -1,8 +1,9 @@
 """The state of a step that is kept lies whole in memory that outlives this process.
 
-Local rank 0 writes the node's snapshot, for all workers of the node. From host memory the copy completes
-before the step is reported as done. From a GPU it overlaps the next step, and completes before that one is
-reported as done. It does not make a state durable: the uploader makes checkpoints of snapshots.
+Local rank 0 writes the node's snapshot, for all workers of the node. From host memory the copy
+completes before the step is reported as done. From a GPU it overlaps the next step, and completes
+before that one is reported as done. It does not make a state durable: the uploader makes
+checkpoints of snapshots.
 """
 
 from collections.abc import Callable
@@ -42,7 +43,7 @@ class StepRecord:
 
 
 class AgentSlots:
-    """The slots that this node's agent made. The agent makes them when the control page asks for them."""
+    """The slots of this node's agent, which makes them when the control page asks for them."""
 
     def __init__(self, page: ControlPage, agent_pid: int) -> None:
         self._page = page
@@ -62,7 +63,7 @@ class AgentSlots:
 
 
 class OwnSlots:
-    """Without an agent this process holds one slot, from which checkpoints are made. It dies with it."""
+    """One slot of this process's own, without an agent: for checkpoints alone, it dies with it."""
 
     def __init__(self) -> None:
         self._slots: SnapshotSlots | None = None
@@ -119,11 +120,10 @@ class Snapshotting:
     ) -> PublishedSnapshot | None:
         """Copy this state into a slot, and publish it.
 
-        late: gives the addresses of tensors that nothing changes before the next update. wait: else a
-        copy from a GPU stays under way, None is returned, and `finish` publishes it. halfway: called
-        with half of the tensors in the slot, where a fault can be injected.
-        Returns None as well when there is no memory, or when every slot is in use (patient: for half a
-        minute).
+        late: gives the addresses of tensors that nothing changes before the next update. wait: else
+        a copy from a GPU stays under way, None is returned, and `finish` publishes it. halfway:
+        called with half of the tensors in the slot, where a fault can be injected. Returns None as
+        well when there is no memory, or when every slot is in use (patient: for half a minute).
         """
         assert self._pending is None, "the one before is finished first"
         document = {

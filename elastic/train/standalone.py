@@ -1,7 +1,7 @@
 """Without an agent (plain python, or torchrun) a recipe runs all the same.
 
-Rank 0 owns the uploader, and each worker its own control page. SIGTERM and the first Ctrl-C ask for a drain.
-Nothing but torchrun restarts workers here, and no snapshot survives them.
+Rank 0 owns the uploader, and each worker its own control page. SIGTERM and the first Ctrl-C ask for
+a drain. Nothing but torchrun restarts workers here, and no snapshot survives them.
 """
 
 import atexit
@@ -29,7 +29,7 @@ KEEP = 3
 
 
 def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity) -> AgentLink:
-    """The link that an agent would have passed to this worker, from defaults and ELASTIC_RUN_DIR."""
+    """The link that an agent would have passed, made of defaults and ELASTIC_RUN_DIR."""
     run = RunDir.parse(launch.run_dir or f"runs/{Path(ours.recipe).stem}")
     page = ControlPage.create()
     generation, socket_path = 0, ""

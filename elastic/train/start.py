@@ -1,8 +1,8 @@
 """`start` fixes what a run's result depends on before anything is written, drawn or sent.
 
-Seed, global batch and shards come from the recipe; the launcher adds recipe, arguments and threads. A run
-directory that holds another run is refused with what differs. If the agent only asks what the recipe
-declares (preflight), the answer is written down and the process ends here.
+Seed, global batch and shards come from the recipe; the launcher adds recipe, arguments and threads.
+A run directory that holds another run is refused with what differs. If the agent only asks what the
+recipe declares (preflight), the answer is written down and the process ends here.
 """
 
 import atexit
@@ -33,13 +33,12 @@ from elastic.train.standalone import link_without_agent
 def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None = None) -> Run:
     """Begin or resume the run of this recipe.
 
-    seed: of everything random. global_batch: samples of one step, over all workers. shards: how many
-    slices a global batch is cut into; the largest possible world size, and part of the result (another
-    number is another trajectory). backend: nccl or gloo for gradients; None takes nccl where every
-    worker has its own GPU.
-    Deterministic kernels are switched on. A recipe that needs an operation without one may switch them
-    off after this call.
-    Raises UsageError when the numbers do not fit, or when the run directory holds another run.
+    seed: of everything random. global_batch: samples of one step, over all workers. shards: how
+    many slices a global batch is cut into; the largest possible world size, and part of the result
+    (another number is another trajectory). backend: nccl or gloo for gradients; None takes nccl
+    where every worker has its own GPU. Deterministic kernels are switched on. A recipe that needs
+    an operation without one may switch them off after this call. Raises UsageError when the numbers
+    do not fit, or when the run directory holds another run.
     """
     launch = environment.read()
     if launch.agent is None and launch.preflight is None:
@@ -60,8 +59,8 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     _be_deterministic(ours.threads)
     groups = open_process_groups(launch, backend)
     if launch.agent is None:
-        # Before the interpreter finalizes, which gloo's threads would not survive. An agent's workers
-        # end by os._exit, without finalization.
+        # Before the interpreter finalizes, which gloo's threads would not survive. An agent's
+        # workers end by os._exit, without finalization.
         atexit.register(groups.close)
     link = launch.agent or link_without_agent(launch, groups, ours)
     _claim_run_dir(groups, ours, link.run_dir)
@@ -73,15 +72,15 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
 
 
 def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Under plain python or torchrun: this library's errors end the process with their message and code."""
+    """Without an agent, this library's errors end the process with their message and exit code."""
     if not isinstance(error, ElasticError):
         sys.__excepthook__(kind, error, trace)
         return
     print(f"error: {printable(str(error))}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    # A normal exit would wait for threads that wait for peers that are gone, and an excepthook cannot
-    # set the exit code otherwise.
+    # A normal exit would wait for threads that wait for peers that are gone, and an excepthook
+    # cannot set the exit code otherwise.
     os._exit(error.exit_code)
 
 
@@ -105,8 +104,8 @@ def _be_deterministic(threads: int) -> None:
     if "torch._inductor.config" in sys.modules:
         torch.use_deterministic_algorithms(mode=True)
     else:
-        # The same without importing torch's compiler, which takes seconds at every start. The compiler
-        # reads its own setting from the environment (environment.pin_threads).
+        # The same without importing torch's compiler, which takes seconds at every start. The
+        # compiler reads its own setting from the environment (environment.pin_threads).
         torch._C._set_deterministic_algorithms(True, warn_only=False)  # noqa: SLF001
     # Filling fresh memory with NaN helps to find reads of it, and costs a pass over every tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -114,7 +113,7 @@ def _be_deterministic(threads: int) -> None:
 
 
 def _claim_run_dir(groups: ProcessGroups, ours: Identity, run_dir: str) -> None:
-    """Rank 0 writes the identity down if there is none; every rank compares itself with what is there.
+    """Rank 0 writes the identity if there is none; every rank compares its own with what is there.
 
     Raises UsageError for another run's directory.
     """

@@ -1,7 +1,8 @@
 """State is everything that must survive; what is flattened and loaded again is exactly the same.
 
-It is a set of objects with `state_dict`, flattened into tensors and one JSON document. Flattening draws no
-random numbers and changes nothing. What cannot be kept without pickle is refused with the name of the entry.
+It is a set of objects with `state_dict`, flattened into tensors and one JSON document. Flattening
+draws no random numbers and changes nothing. What cannot be kept without pickle is refused with the
+name of the entry.
 
 It does not promise that ranks hold the same state: they compare checksums (consistency.py).
 """
@@ -65,7 +66,8 @@ class State:
     def trained(self) -> list[nn.Parameter]:
         """The parameters that an optimizer of this state updates, in the order of the modules.
 
-        Without an optimizer among the objects, all parameters. Those of an EMA copy are not among them.
+        Without an optimizer among the objects, all parameters. Those of an EMA copy are not among
+        them.
         """
         owned = [p for module in self.modules for p in module.parameters()]
         if not self._optimizers:
@@ -117,10 +119,11 @@ class State:
                 raise CheckpointDamaged(f"{name} does not take the saved state: {error}") from error
 
     def _load(self, name: str, thing: Stateful, flat: FlatState) -> None:
-        """`flat` may hold views of a snapshot slot that will be overwritten, so no object may keep them.
+        """`flat` may hold views of a slot that will be overwritten, so no object may keep them.
 
         Modules copy on load. That is verified, because a module may keep what it is given (as extra
-        state, for instance). Every other object gets copies: optimizers do keep what they are given.
+        state, for instance). Every other object gets copies: optimizers do keep what they are
+        given.
         """
         saved = flat.document[name]
         if isinstance(thing, nn.Module):
@@ -203,8 +206,8 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
                 raise StateNotSavable(
                     f"state entry {path}: expected str or int keys, found {type(name).__name__}"
                 )
-        # Sorted (ints before strings), so that the digest does not depend on the order of insertion,
-        # which a resume changes.
+        # Sorted (ints before strings), so that the digest does not depend on the order of
+        # insertion, which a resume changes.
         names = sorted(value, key=lambda name: (isinstance(name, str), name))
         return {"dict": [[name, _encode(value[name], f"{path}.{name}", tensors)] for name in names]}
     if isinstance(value, list | tuple):

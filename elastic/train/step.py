@@ -1,10 +1,12 @@
 """One optimizer update is a function of (state, seed, step), whatever the world size.
 
-A loss is a function of sums over the global batch. Each shard is computed by itself: under its own random
-stream, from the step's opening buffers, with kernels of one shape. Ranks exchange sums and nothing else,
-and each sum is the fixed tree's (reduce/tree.py). So it does not show which rank computed which shard.
+A loss is a function of sums over the global batch. Each shard is computed by itself: under its own
+random stream, from the step's opening buffers, with kernels of one shape. Ranks exchange sums and
+nothing else, and each sum is the fixed tree's (reduce/tree.py). So it does not show which rank
+computed which shard.
 
-It does not clip, scale or step: the recipe does that with plain PyTorch on the gradients in `.grad`.
+It does not clip, scale or step: the recipe does that with plain PyTorch on the gradients in
+`.grad`.
 """
 
 from collections.abc import Callable, Iterator
@@ -69,10 +71,10 @@ def _pass(_point: str) -> None:
 
 
 class Step:
-    """A step of the loop. Call `sum` and `backward`, or `mean_loss`; then the optimizer; then `log`.
+    """A step of the loop. Call `sum` and `backward`, or `mean_loss`; the optimizer; `log`.
 
-    number: from 1. steps: of the whole run. epoch: from 0. global_batch: samples of this step, over all
-    ranks.
+    number: from 1. steps: of the whole run. epoch: from 0. global_batch: samples of this step, over
+    all ranks.
     """
 
     def __init__(
@@ -85,8 +87,10 @@ class Step:
         *,
         fault_point: Callable[[str], None] = _pass,
     ) -> None:
-        """requests: asked once, when the gradients are summed. fault_point: called at each point of a
-        step at which a fault plan can strike, with the point's name.
+        """Made by the loop.
+
+        requests: asked once, when the gradients are summed. fault_point: called with the name of
+        each point of a step at which a fault plan can strike.
         """
         self.number = number
         self.steps = parts.steps
@@ -102,7 +106,8 @@ class Step:
         self._buffers_after: dict[int, list[Tensor]] = {}
         self._passes = 0
         parts.buffers.begin_step()
-        # The recipe's draws before its first sum must not depend on what loading this rank's shards drew.
+        # The recipe's draws before its first sum must not depend on what loading this rank's shards
+        # drew.
         random_streams.enter(parts.seed, "step", number, 0)
 
     @property
@@ -118,10 +123,10 @@ class Step:
     def sum(self, function: Callable[[Batch], Tensor]) -> Tensor:
         """The exact sum over all shards of function(batch), called once per own shard.
 
-        function returns a tensor of the same shape and floating dtype for every shard (float64 is worth
-        its price for statistics). The result is a leaf that requires grad, the same on every rank. The
-        graphs of all own shards are kept until `backward`.
-        Raises PeerLost when another rank is gone.
+        function returns a tensor of the same shape and floating dtype for every shard (float64 is
+        worth its price for statistics). The result is a leaf that requires grad, the same on every
+        rank. The graphs of all own shards are kept until `backward`. Raises PeerLost when another
+        rank is gone.
         """
         outputs = {batch.shard: output for batch, output in self._forward(function)}
         copies = {shard: output.detach().clone() for shard, output in outputs.items()}
@@ -137,9 +142,10 @@ class Step:
         loss: scalar, computed alike on every rank. It may also depend on parameters directly, as a
         penalty does. scaler: scales the loss before its gradients are taken.
 
-        By the chain rule the gradient is the sum over shards of (d loss / d sum) · (d f(shard) / d p),
-        plus the direct gradient of a penalty. The first factor is the same on every rank, so no rank
-        needs another one's graph. Raises UsageError without a sum, PeerLost when another rank is gone.
+        By the chain rule the gradient is the sum over shards of (d loss / d sum) · (d f(shard) / d
+        p), plus the direct gradient of a penalty. The first factor is the same on every rank, so no
+        rank needs another one's graph. Raises UsageError without a sum, PeerLost when another rank
+        is gone.
         """
         if not self._sums:
             raise UsageError(
@@ -169,9 +175,9 @@ class Step:
     def mean_loss(self, function: Callable[[Batch], Tensor], scaler: Scaler | None = None) -> float:
         """One call for losses that are means over samples: forward and backward shard by shard.
 
-        function(batch) returns the mean loss of one shard, a scalar. Only one shard's graph is alive at
-        a time. Returns the global mean; its gradient is in `.grad` afterwards.
-        Raises PeerLost when another rank is gone.
+        function(batch) returns the mean loss of one shard, a scalar. Only one shard's graph is
+        alive at a time. Returns the global mean; its gradient is in `.grad` afterwards. Raises
+        PeerLost when another rank is gone.
         """
         gradients, heartbeat = self._parts.gradients, self._parts.heartbeat
         for parameter in gradients.parameters:
@@ -198,9 +204,9 @@ class Step:
     def _forward(self, function: Callable[[Batch], Tensor]) -> Iterator[tuple[Batch, Tensor]]:
         """Each own shard's output, under its own stream, from its own buffers.
 
-        The first pass starts each shard from the step's opening buffers; a second one starts it from
-        what its own first pass left. Afterwards the step's common stream is entered again, so that the
-        recipe's next draws are the same on every rank.
+        The first pass starts each shard from the step's opening buffers; a second one starts it
+        from what its own first pass left. Afterwards the step's common stream is entered again, so
+        that the recipe's next draws are the same on every rank.
         """
         self._passes += 1
         seed, buffers = self._parts.seed, self._parts.buffers
@@ -215,7 +221,7 @@ class Step:
         random_streams.enter(seed, "step", self.number, self._passes)
 
     def _direct_gradients(self, loss: Tensor) -> dict[torch.nn.Parameter, Tensor]:
-        """Gradients that reach parameters without passing a sum; d loss / d sum is left in `sum.grad`."""
+        """Gradients that reach parameters past the sums; d loss / d sum is left in `sum.grad`."""
         for parameter in self._parts.gradients.parameters:
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
@@ -228,9 +234,9 @@ class Step:
     def _finish(self, loss: float | None, losses: dict[int, float]) -> StepOutcome:
         """The step's second sum: loss, requests, which gradients exist, and buffers, in one vector.
 
-        loss: known to every rank already, or None where it is the mean of `losses`, which are those of
-        the own shards. The vector of each shard is float64: [1] its loss, [3] drain, snapshot and save,
-        [parameters] whether a gradient exists, [buffers.length] its buffers.
+        loss: known to every rank already, or None where it is the mean of `losses`, which are those
+        of the own shards. The vector of each shard is float64: [1] its loss, [3] drain, snapshot
+        and save, [parameters] whether a gradient exists, [buffers.length] its buffers.
         """
         parts = self._parts
         with parts.heartbeat.waiting():
