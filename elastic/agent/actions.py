@@ -13,7 +13,6 @@ from elastic.agent.peers import Peers
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
-from elastic.agent.workers.first_failure import WorkerError
 from elastic.agent.workers.node_workers import NodeWorkers
 from elastic.agent.workers.spawner import Spawner
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_PEER_LOST
@@ -23,6 +22,7 @@ from elastic.observe.log import EventLog
 from elastic.rendezvous.group import Failure, RunEnd
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
+from elastic.system.worker_error import WorkerError
 from elastic.uploader.client import UploaderProcess
 
 GROUP_POLL_S = 0.025

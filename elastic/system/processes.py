@@ -1,4 +1,4 @@
-"""What the standard library does not say or do about a process: its threads, its parent's death, a signal for one thread.
+"""Facts about processes, and signals to them, that the standard library does not offer.
 
 Linux only (/proc, prctl, tgkill).
 """
@@ -20,9 +20,10 @@ def thread_count() -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal (SIGSTOP, SIGTSTP) stopped the process; false for one that a debugger holds."""
+    """Whether a signal such as SIGSTOP stopped the process; false for one that a debugger holds."""
     try:
-        # The state follows the command's name, which stands in brackets and may contain any character.
+        # The state follows the command's name, which stands in brackets and may contain any
+        # character.
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
     except OSError:
         return False
@@ -31,8 +32,9 @@ def is_stopped(pid: int) -> bool:
 def die_with_parent(parent_pid: int) -> None:
     """Have the kernel send SIGKILL to this process when its parent dies.
 
-    The setting is lost in a fork and kept in an exec, so that every process asks for itself. Elsewhere
-    than on Linux nothing is done; a worker then notices at its next collective that its agent is gone.
+    The setting is lost in a fork and kept in an exec, so that every process asks for itself.
+    Elsewhere than on Linux nothing is done; a worker then notices at its next collective that its
+    agent is gone.
     """
     if sys.platform != "linux":
         return
@@ -45,8 +47,8 @@ def die_with_parent(parent_pid: int) -> None:
 def signal_main_thread(pid: int, number: signal.Signals) -> None:
     """Send a signal to the main thread of a process.
 
-    The kernel delivers a signal from `os.kill` to any thread that does not block it. Raises OSError,
-    ProcessLookupError among others.
+    The kernel delivers a signal from `os.kill` to any thread that does not block it. Raises
+    OSError, ProcessLookupError among others.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.tgkill(pid, pid, int(number)) != 0:

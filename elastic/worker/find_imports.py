@@ -1,8 +1,8 @@
-"""The imports of a script are found by reading it and the local modules that it imports; none of that is executed.
+"""The imports of a script are found by reading it and its local modules; none of them is executed.
 
-Only statements that run when a module is imported count: what a function imports when it is called is
-not found. An import that is missed costs each worker its time, and one too many costs the fork server
-that time. Neither changes what the script sees.
+Only statements that run when a module is imported count: what a function imports when it is called
+is not found. An import that is missed costs each worker its time, and one too many costs the fork
+server that time. Neither changes what the script sees.
 """
 
 import ast
@@ -17,14 +17,14 @@ MAX_LOCAL_MODULES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """`import module`, or `from module import name`, where the name may be a submodule or anything else."""
+    """`import module`, or `from module import name`, where `name` may be a submodule."""
 
     module: str
     name: str | None = None
 
     @property
     def modules(self) -> list[str]:
-        """Every module that it may run: the enclosing packages, then the module, then what it names."""
+        """All modules that it may run: the enclosing packages, the module, and what it names."""
         parts = self.module.split(".")
         modules = [".".join(parts[: count + 1]) for count in range(len(parts))]
         return modules if self.name is None else [*modules, f"{self.module}.{self.name}"]
@@ -47,10 +47,10 @@ Locate = Callable[[str], LocalModule | NotLocal]
 
 
 def find_imports(source: bytes, locate: Locate) -> list[Import]:
-    """The imports of installed modules that running `source` leads to, in about the order in which it would do them.
+    """The imports of installed modules that running `source` leads to, in about their order.
 
-    `locate` tells where the module of a name is. Local modules are read in their turn, each once and
-    at most MAX_LOCAL_MODULES of them.
+    `locate` tells where the module of a name is. Local modules are read in their turn, each once
+    and at most MAX_LOCAL_MODULES of them.
     """
     found: dict[Import, None] = {}
     read: set[str] = set()
@@ -74,7 +74,10 @@ def _imports_of(module: LocalModule | NotLocal) -> list[Import]:
 
 
 def parse_imports(source: bytes, package: str) -> list[Import]:
-    """What a module's own text imports when it runs. Text that is not Python imports nothing: the worker raises the error."""
+    """What a module's own text imports when it runs.
+
+    Text that is not Python imports nothing here; the worker raises the error.
+    """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -83,7 +86,7 @@ def parse_imports(source: bytes, package: str) -> list[Import]:
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run at import: the body's own, and those inside its `if`, `try` and `with`."""
+    """Statements that run at import: the body's own and those in its `if`, `try` and `with`."""
     for statement in body:
         yield statement
         match statement:
@@ -99,7 +102,10 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _is_skipped(test: ast.expr) -> bool:
-    """`TYPE_CHECKING` is never true when code runs, and `__name__ == "__main__"` is false in a module that is imported."""
+    """Whether the test is false when a module is imported.
+
+    `TYPE_CHECKING` is never true when code runs, and `__name__` is "__main__" in the script alone.
+    """
     match test:
         case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
             return True

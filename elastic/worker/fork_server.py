@@ -1,16 +1,17 @@
-"""A worker is forked only from a process that provably has one thread, no GPU open and no process group: the fork server.
+"""A worker is forked only from a process that has one thread, no GPU open and no process group.
 
-An agent has one. The first is forked from the agent itself once that has imported torch; later ones
-run as `python -u -m elastic.worker.fork_server RECIPE DESCRIPTOR AGENT_PID`, where the descriptor is
-this end of a socket pair. Messages are in elastic/system/fork_protocol.py.
+The fork server is that process; each agent has one. The first is forked from the agent itself once
+that has imported torch; later ones run as `python -u -m elastic.worker.fork_server RECIPE
+DESCRIPTOR AGENT_PID`, where the descriptor is this end of a socket pair. Messages are in
+elastic/system/fork_protocol.py.
 
 What may be in a process that is forked from, and what may not:
 
 - Imported modules may: that is the point. The child shares their memory until one of the two writes
   to it, and starts in milliseconds instead of seconds.
-- Other threads may not. The child has a copy of the calling thread alone. A lock that another thread
-  held at that moment, in malloc, gloo or OpenMP, stays locked for ever in the child; a pool of
-  threads that a library believes to have is not there.
+- Other threads may not. The child has a copy of the calling thread alone. A lock that another
+  thread held at that moment, in malloc, gloo or OpenMP, stays locked for ever in the child; a pool
+  of threads that a library believes to have is not there.
 - CUDA may not. Its driver refuses to work in the child of a process that has initialized it, and an
   open device belongs to the parent's context.
 - A process group may not. Its sockets would have two owners for one rank.
@@ -77,11 +78,12 @@ class ForkServer:
     wakeup: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
 
     def serve(self) -> None:
-        """Return when the agent is gone. Nothing here polls: a request and a worker's exit both wake `select`."""
+        """Return when the agent is gone. Requests and exits of workers both wake `select`."""
         for end in self.wakeup:
             end.setblocking(False)
         signal.set_wakeup_fd(self.wakeup[1].fileno(), warn_on_full_buffer=False)
-        # The kernel discards a SIGCHLD that has no handler; with one, the interpreter writes to the wakeup descriptor.
+        # The kernel discards a SIGCHLD that has no handler; with one, the interpreter writes to the
+        # wakeup descriptor.
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         self._send(Ready())
         sources: tuple[JsonLineSocket | socket.socket, ...] = self.agent, self.wakeup[0]
@@ -123,7 +125,8 @@ class ForkServer:
         pid = os.fork()
         if pid:
             return pid
-        # The edge of a process: an exception that passed here would make the worker a second fork server.
+        # The edge of a process: an exception that passed here would make the worker a second fork
+        # server.
         try:
             die_with_parent(parent)
             self._release()
@@ -148,7 +151,7 @@ class ForkServer:
 
 
 def become_worker(request: ForkRequest, outputs: list[int], import_output: bytes) -> NoReturn:
-    """Take what differs between two workers: outputs, environment, random numbers, arguments. Then run the recipe."""
+    """Set what differs between two workers, and run the recipe."""
     for target, descriptor in zip(OUTPUTS, outputs, strict=True):
         os.dup2(descriptor, target)
     for descriptor in outputs:
@@ -162,7 +165,10 @@ def become_worker(request: ForkRequest, outputs: list[int], import_output: bytes
 
 
 def reseed() -> None:
-    """Seed the global generators from the system's entropy, as they are in a new interpreter. `random` does so by itself after a fork."""
+    """Seed the global generators from the system's entropy, as a new interpreter does.
+
+    Python's own `random` does so by itself after a fork.
+    """
     sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
@@ -193,10 +199,11 @@ def _open_files() -> list[str]:
 
 
 def become_fork_server(recipe: Path, agent: socket.socket, agent_pid: int, output: IO[bytes]) -> NoReturn:
-    """In a process that the agent has just forked from itself: set up what a new interpreter would have, and serve."""
+    """Serve, in a process that the agent has just forked from itself."""
     # The edge of a process: an exception that passed here would make it a second agent.
     try:
         die_with_parent(agent_pid)
+        # From here to the imports: what a new interpreter would have.
         os.setsid()
         connection = agent.detach()
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -232,8 +239,9 @@ def _import_and_serve(recipe: Path, descriptor: int) -> None:
     connection = socket.socket(fileno=descriptor)
     with closing(JsonLineSocket(connection, limit_bytes=REQUEST_LIMIT_BYTES, most_fds=len(OUTPUTS))) as agent:
         preloaded = preload(recipe)
-        # A package may have set a handler of its own while it was imported. A worker that imports for
-        # itself would keep it, so forked workers get it back; this process ignores the signal again.
+        # A package may have set a handler of its own while it was imported. A worker that imports
+        # for itself would keep it, so forked workers get it back; this process ignores the signal
+        # again.
         during = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED_SIGNALS}
         signals = {n: before[n] if during[n] is signal.SIG_IGN else during[n] for n in IGNORED_SIGNALS}
         signals[signal.SIGCHLD] = signal.getsignal(signal.SIGCHLD)

@@ -1,13 +1,13 @@
-"""A worker's heartbeat shows its agent that the main thread moves, and which phase of its work that thread is in.
+"""A worker's heartbeat shows its agent that the main thread moves, and in which phase of its work.
 
 Only the main thread beats. The thread that exchanges gradients during backward never does: while it
-waits for peers the main thread still computes, and when that has nothing left to compute it waits for
-the exchange itself and enters WAIT. So the phase is always that of one thread. One beat is a few
-stores to a page of memory and takes less than 5 µs. What a silence means is decided by the agent
-(agent/hangs/hang_detector.py).
+waits for peers the main thread still computes, and when that has nothing left to compute it waits
+for the exchange itself and enters WAIT. So the phase is always that of one thread. One beat is a
+few stores to a page of memory and takes less than 5 µs. What a silence means is decided by the
+agent (agent/hangs/hang_detector.py).
 
-On a GPU the phase is not exact. Kernels run behind the host, so the host shows a kernel that hangs, or
-a peer that nccl waits for, in the phase in which it next needs a result.
+On a GPU the phase is not exact. Kernels run behind the host, so the host shows a kernel that hangs,
+or a peer that nccl waits for, in the phase in which it next needs a result.
 """
 
 import faulthandler
@@ -18,14 +18,14 @@ from typing import Protocol
 
 from elastic.system.phase import Phase
 
-# All ranks are in these phases together, for as long as the slowest of them needs, for example to load
-# or to reach a store. A rank that waits there stays in the phase: WAIT is for peers in a step, and
-# with `--hang-timeout` its limit is far shorter.
+# All ranks are in these phases together, for as long as the slowest of them needs, for example to
+# load or to reach a store. A rank that waits there stays in the phase: WAIT is for peers in a step,
+# and with `--hang-timeout` its limit is far shorter.
 COLLECTIVE_PHASES = frozenset({Phase.START, Phase.SAVE, Phase.AFTER})
 
-# Steps at the beginning of a generation that count as starting. Compilers work in the first step, and
-# optimizers build their state in it. A rank that has finished it may wait in the second step for a
-# rank that has not.
+# Steps at the beginning of a generation that count as starting. Compilers work in the first step,
+# and optimizers build their state in it. A rank that has finished it may wait in the second step
+# for a rank that has not.
 WARMUP_STEPS = 2
 
 
@@ -51,7 +51,7 @@ class HeartbeatSender:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around an operation that ends only when other ranks do their part; the phase before it is entered again afterwards."""
+        """Around an operation that ends only when other ranks do their part."""
         before = self._phase
         self.enter(before if before in COLLECTIVE_PHASES else Phase.WAIT)
         try:
@@ -61,5 +61,5 @@ class HeartbeatSender:
 
 
 def show_stacks_on_request() -> None:
-    """From now on SIGQUIT writes the stacks of all threads to stderr, whatever the main thread does (agent/hangs/stack_dump.py)."""
+    """Have SIGQUIT write the stacks of all threads to stderr (agent/hangs/stack_dump.py)."""
     faulthandler.register(signal.SIGQUIT, all_threads=True, chain=False)

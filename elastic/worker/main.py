@@ -1,12 +1,12 @@
-"""A worker process runs the recipe as `__main__`, never outlives its agent, and leaves its error where the agent finds it.
+"""A worker runs the recipe as `__main__`, never outlives its agent, and reports how it failed.
 
-It is forked from the fork server, or spawned as `python -m elastic.worker.main RECIPE ARGUMENTS...`,
-under torchrun's variables and the agent's. Any script runs in it, also one that uses none of this
-library.
+It is forked from the fork server, or spawned as `python -m elastic.worker.main RECIPE
+ARGUMENTS...`, under torchrun's variables and the agent's. Any script runs in it, also one that uses
+none of this library.
 
 The order of the first steps matters. A spawned worker asks to die with its agent before it imports
-torch, because importing takes seconds in which the agent may die. The GPU is chosen before any other
-code can touch one. Standard output is replaced before the first line of the recipe may print.
+torch, because importing takes seconds in which the agent may die. The GPU is chosen before any
+other code can touch one. Standard output is replaced before the first line of the recipe may print.
 
 The end is `os._exit` on every path. An interpreter that shuts down joins threads and finalizes
 objects: threads that wait for a dead peer would keep the process for ever, and gloo's threads abort
@@ -16,7 +16,6 @@ the process when they drop a tensor while the interpreter finalizes.
 import atexit
 import faulthandler
 import io
-import json
 import os
 import runpy
 import signal
@@ -38,8 +37,8 @@ from elastic.errors import (
     UsageError,
 )
 from elastic.system.clock import SystemClock
-from elastic.system.files import replace_whole
 from elastic.system.processes import die_with_parent
+from elastic.system.worker_error import WorkerError, write_error
 from elastic.worker.heartbeat import show_stacks_on_request
 
 
@@ -72,26 +71,26 @@ def run_recipe(recipe: str, arguments: list[str]) -> NoReturn:
         runpy.run_path(recipe, run_name="__main__")
         exit_cleanly(EXIT_COMPLETE)
     except UsageError as error:
-        write_error_file(launch.agent, launch.rank, error)
+        report_error(launch.agent, launch.rank, error)
         exit_now(EXIT_USAGE, f"error: {error}")
     except PeerLost as error:
-        write_error_file(launch.agent, launch.rank, error)
+        report_error(launch.agent, launch.rank, error)
         exit_now(EXIT_PEER_LOST, f"{error}\nthis worker is a victim; the agent begins a new generation")
     except SystemExit as stop:
         if stop.code not in (None, 0):
-            write_error_file(launch.agent, launch.rank, stop)
+            report_error(launch.agent, launch.rank, stop)
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
         exit_cleanly(stop.code if isinstance(stop.code, int) else int(stop.code is not None))
     # The edge of the process: without this the agent would find no error file after a recipe's
     # exception, and threads that wait for a dead peer would keep this process from exiting.
     except BaseException as error:
-        write_error_file(launch.agent, launch.rank, error)
+        report_error(launch.agent, launch.rank, error)
         exit_now(error.exit_code if isinstance(error, ElasticError) else EXIT_FAILED, traceback_of(error))
 
 
 class _Log(io.FileIO):
-    """What a worker prints goes to a file in the run directory: a full disk costs lines of it, never the training."""
+    """A worker's log in the run directory: a full disk costs lines of it, never the training."""
 
     def write(self, data: Any) -> int:
         try:
@@ -101,13 +100,13 @@ class _Log(io.FileIO):
 
 
 def unbuffered(descriptor: int, like: TextIO) -> TextIO:
-    """A stream whose text is in the log at once, as with `python -u`; encoding and error handling are those of `like`."""
+    """A stream whose text is in the log at once, as with `python -u`, encoded as `like` is."""
     raw = _Log(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding=like.encoding, errors=like.errors, write_through=True)
 
 
 def exit_cleanly(code: int) -> NoReturn:
-    """Join threads that are no daemons and run `atexit` functions, as the interpreter does, but do not finalize objects."""
+    """Exit as the interpreter does, with `atexit` functions, but without finalizing objects."""
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001
     atexit._run_exitfuncs()  # noqa: SLF001
     exit_now(code, "")
@@ -129,21 +128,20 @@ def traceback_of(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, trace))
 
 
-def write_error_file(agent: AgentLink | None, rank: int, error: BaseException) -> None:
-    """Leave the error as one JSON object where the agent finds it, whole or not at all (read by first_failure.py)."""
+def report_error(agent: AgentLink | None, rank: int, error: BaseException) -> None:
+    """Leave the error where the agent finds it; without an agent there is no such place."""
     if agent is None:
         return
-    path = Path(agent.error_folder) / f"rank{rank}.json"
-    record = {
-        "rank": rank,
-        "message": f"{type(error).__name__}: {error}",
-        "traceback": traceback_of(error),
-        "time": SystemClock().wall(),
-    }
+    left = WorkerError(
+        rank=rank,
+        message=f"{type(error).__name__}: {error}",
+        traceback=traceback_of(error),
+        time=SystemClock().wall(),
+    )
     try:
-        replace_whole(path, json.dumps(record).encode(), fsync=False)
+        write_error(Path(agent.error_folder), left)
     except OSError as problem:  # a full disk: the log, or the terminal, still has the traceback
-        print(f"error not written to {path}: {problem}", file=sys.stderr)
+        print(f"error not written to {agent.error_folder}: {problem}", file=sys.stderr)
 
 
 def exit_now(code: int, last_words: str) -> NoReturn:

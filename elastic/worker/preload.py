@@ -1,15 +1,15 @@
-"""The fork server imports installed modules before any worker exists, and never runs a module of the user's own.
+"""The fork server imports installed modules for its workers, and never runs a module of the user's.
 
-The difference decides what a worker may inherit. An installed module is the same for every worker and
-stays the same until the agent notices a new installation and replaces the fork server. A module of
-the user's is read here only for its imports: it is run by each worker, under that worker's
+The difference decides what a worker may inherit. An installed module is the same for every worker
+and stays the same until the agent notices a new installation and replaces the fork server. A module
+of the user's is read here only for its imports: it is run by each worker, under that worker's
 environment and as it is on the disk at that time.
 
-That does not make all imports safe. An installed package may import a module by a name that a file of
-the user's also has, and Python keeps one module for each name. So after the imports two things are
-checked: no module was loaded from outside the installed folders, and no file beside the recipe has
-the name of a module that is loaded. `Preloaded.conflict` has the answer; with a conflict no worker is
-forked.
+That does not make all imports safe. An installed package may import a module by a name that a file
+of the user's also has, and Python keeps one module for each name. So after the imports two things
+are checked: no module was loaded from outside the installed folders, and no file beside the recipe
+has the name of a module that is loaded. `Preloaded.conflict` has the answer; with a conflict no
+worker is forked.
 
 Not every import is found (find_imports.py). A worker imports the rest itself.
 """
@@ -37,7 +37,8 @@ from elastic.worker.find_imports import (
     modules_outside,
 )
 
-# torch.optim imports torch._dynamo when the first optimizer is made, which takes longer than torch itself.
+# torch.optim imports torch._dynamo when the first optimizer is made, which takes longer than torch
+# itself.
 ALWAYS = ("torch", "torch.distributed", "torch._dynamo", "torchvision")
 OURS = "elastic"
 
@@ -49,7 +50,7 @@ class Preloaded:
     uninstalled: tuple[str, ...]  # modules that were loaded here and are neither installed nor this library's
 
     def conflict(self) -> str | None:
-        """Why a forked worker would see other modules than a spawned one; None when it would see the same."""
+        """Why a forked worker would see other modules than a spawned one; None if it would not."""
         if self.uninstalled:
             return f"an installed package imported {self.uninstalled[0]}, which is not installed and must be run by each worker itself"
         hidden = _hidden(self.folder, self.files)
@@ -59,16 +60,17 @@ class Preloaded:
 
 
 def preload(recipe: Path) -> Preloaded:
-    """Import what every worker needs, then the installed modules that the recipe and its local modules name."""
+    """Import what every worker needs, and what the recipe and its local modules import."""
     folder = recipe.resolve().parent
-    # Modules imported before this point are the same in every process, because the interpreter or the
-    # agent imported them. The only risk they carry is a file beside the recipe with the same name,
-    # which `_hidden` looks for. So `uninstalled` below counts only the modules that are loaded here.
+    # Modules imported before this point are the same in every process, because the interpreter or
+    # the agent imported them. The only risk they carry is a file beside the recipe with the same
+    # name, which `_hidden` looks for. So `uninstalled` below counts only the modules that are
+    # loaded here.
     before = frozenset(sys.modules)
     first = sys.path[0]
-    # A worker has the recipe's folder there, so the search for local modules needs it too. The imports
-    # must not have it: with the folder on the path, an installed package that imports a common name,
-    # `utils` for example, would run the user's module of that name in this process.
+    # A worker has the recipe's folder there, so the search for local modules needs it too. The
+    # imports must not have it: with the folder on the path, an installed package that imports a
+    # common name, `utils` for example, would run the user's module of that name in this process.
     sys.path[0] = str(folder)
     found = find_imports(recipe.read_bytes(), locate)
     del sys.path[0]
@@ -159,7 +161,7 @@ def _files(names: AbstractSet[str]) -> dict[str, str]:
 
 
 def _hidden(folder: Path, files: Mapping[str, str]) -> list[str]:
-    """Files of the folder that a spawned worker would import instead of a module that is loaded here."""
+    """Files of the folder that a spawned worker would import instead of modules loaded here."""
     importlib.invalidate_caches()
     beside = {entry.name.partition(".")[0] for entry in os.scandir(folder)} & files.keys()
     specs = (importlib.machinery.PathFinder.find_spec(name, [str(folder)]) for name in sorted(beside))

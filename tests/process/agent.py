@@ -1,4 +1,6 @@
-"""`elastic-train` for tests, which fork their agents from one fork server instead of importing torch for each."""
+"""`elastic-train` for tests, which fork their agents from one fork server instead of importing
+torch for each.
+"""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Real agents and workers, started by tests and all ended by their fixtures; nothing here sleeps for a fixed time."""
+"""Tests start real agents and workers; the fixtures end all of them and never sleep for a fixed time."""
 
 import fcntl
 import json
@@ -33,7 +33,10 @@ Record = dict[str, Any]
 
 
 def eventually(condition: Callable[[], Any], what: str) -> Any:
-    """Wait for an event: the first true value of `condition`. The limit is far beyond what any machine needs."""
+    """Wait for an event: the first true value of `condition`.
+
+    The limit is far beyond what any machine needs.
+    """
     deadline = time.monotonic() + PATIENCE_S
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s in vain for {what}"
@@ -85,7 +88,10 @@ class ForkedAgent:
 
 
 class Agent:
-    """One `elastic-train` process (or another launcher's); `output` is what it printed, both streams in one."""
+    """One process of `elastic-train`, or of another launcher.
+
+    `output` is what it printed, both streams in one.
+    """
 
     def __init__(self, process: AgentProcess, printed: Path) -> None:
         self.process = process
@@ -103,7 +109,7 @@ class Agent:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        """The exit code; a process that does not end is a failed test that shows what it printed."""
+        """The exit code; fails the test, with what the process printed, if it does not exit."""
         try:
             return self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -134,7 +140,10 @@ class Drill:
         arguments: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
     ) -> Agent:
-        """Fork an agent: `elastic-train RECIPE --run-dir RUN OPTIONS -- ARGUMENTS`, saving every 4 steps unless the options say otherwise."""
+        """Fork an agent: `elastic-train RECIPE --run-dir RUN OPTIONS -- ARGUMENTS`.
+
+        It saves every 4 steps unless the options set something else.
+        """
         return self.command(self._command(options, recipe, arguments), env)
 
     def command(self, words: list[str], env: dict[str, str] | None = None) -> Agent:
@@ -201,7 +210,7 @@ class Drill:
     # What happened.
 
     def waits_for(self, condition: Callable[[], Any], what: str) -> Any:
-        """`eventually`, but an agent that ended meanwhile is told at once: nothing will come any more."""
+        """`eventually`, but fail at once when all agents have exited: the event cannot come any more."""
 
         def there() -> Any:
             if value := condition():
@@ -214,7 +223,7 @@ class Drill:
         return eventually(there, what)
 
     def happens(self, name: str, **fields: Any) -> Record:
-        """Wait for an event with these fields; gives the first."""
+        """Wait for an event with these fields; returns the first."""
         return self.waits_for(lambda: next(iter(self.events(name, **fields)), None), f"{name} {fields}")
 
     def events(self, name: str, **fields: Any) -> list[Record]:
@@ -241,7 +250,7 @@ class Drill:
         return next(agent for agent in self.agents if agent.pid in (parent, _parent(parent)))
 
     def uploader_serves(self, agent: Agent) -> None:
-        """Wait until the agent has an uploader that takes saves: one that was killed is replaced after a while."""
+        """Wait until the agent has an uploader that takes saves; a killed one is replaced after a while."""
 
         def answers() -> bool:
             pid = self.uploader_of(agent)
@@ -258,7 +267,10 @@ class Drill:
         return int(run_records.lines(self.run.metrics)[-1]["step"])
 
     def tree(self) -> dict[str, int]:
-        """Every file below the run directory with its time of change; two equal trees mean that nothing was written."""
+        """Every file below the run directory with its modification time in ns.
+
+        Equal trees mean that nothing was written.
+        """
         return {
             str(path): path.stat().st_mtime_ns for path in sorted(self.run.local.rglob("*")) if path.is_file()
         }
@@ -278,7 +290,7 @@ class Drill:
         return done.returncode, json.loads(done.stdout)
 
     def is_like(self, undisturbed: "Undisturbed") -> None:
-        """The proof: the same digest at the end, and every step once, in order, with the same chain value."""
+        """Assert the same digest at the end, and every step once, in order, with the same chain."""
         finished = self.events("run_finished")
         assert [event["digest"] for event in finished] == [undisturbed.digest], self.output
         with readable(self.run) as run:
@@ -289,14 +301,14 @@ class Drill:
     # The end.
 
     def alive(self) -> list[int]:
-        """Every process that was started by this drill, directly or not: they all stay in its folder."""
+        """Every process that this drill started, directly or not: all have its folder as theirs."""
         return [pid for pid in _processes() if _folder(pid) == self.folder and pid != os.getpid()]
 
     def all_are_gone(self) -> None:
         eventually(lambda: not self.alive(), "the end of all processes")
 
     def close(self) -> list[int]:
-        """End everything; gives what outlived its agent."""
+        """End everything; returns the processes that outlived their agents."""
         for agent in self.agents:
             if agent.process.poll() is None:
                 agent.process.kill()
@@ -331,7 +343,8 @@ def recipes() -> Path:
 def fork_server() -> Iterator[ForkServerClient]:
     pin_threads()  # as the command does
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell that began the tests in the background had them ignore Ctrl-C, and so would whatever they start.
+        # A shell that starts the tests in the background has them ignore Ctrl-C, and all that they
+        # start inherits it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     server = ForkServerClient.spawn(AGENT)
     yield server
@@ -407,7 +420,7 @@ def copy_run(drill: Drill) -> Callable[[Path], None]:
 
 @pytest.fixture
 def stopped(once: Callable[..., Path], drill: Drill, fork_server: ForkServerClient) -> Drill:
-    """A drill whose run was drained after step 20 and has committed checkpoints of steps 4, 8, 12, 16 and 20."""
+    """A drill whose run was drained after step 20, with checkpoints of steps 4, 8, 12, 16 and 20."""
     shutil.copytree(
         once("stopped", lambda folder: _train_and_stop(folder, fork_server)) / "run", drill.run.local
     )
@@ -427,7 +440,7 @@ def _train_and_stop(folder: Path, fork_server: ForkServerClient) -> None:
     try:
         drill.shut(5, 9, 13, 17, 20)
         agent = drill.start("--keep", "9")
-        # A save that waits is given up for a newer one: each must be committed before the next is asked for.
+        # A waiting save is dropped for a newer one, so each must be committed before the next.
         for gate in (5, 9, 13, 17):
             drill.stands(gate, ranks=1)
             drill.happens("checkpoint_committed", step=gate - 1)

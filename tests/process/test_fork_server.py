@@ -1,4 +1,6 @@
-"""A forked worker differs from a spawned one only in the time that its start takes, and never outlives the fork server or the agent."""
+"""A forked worker differs from a spawned one only in the time that its start takes, and never
+outlives the fork server or the agent.
+"""
 
 import json
 import os
@@ -139,7 +141,9 @@ class Node:
         return NodeWorkers(starts, self.spawner.start, Quiet(), Quiet(), Quiet())
 
     def stand(self, size: int) -> tuple[NodeWorkers, list[int]]:
-        """Workers that ignore SIGTERM and have a child each; returns all their pids once they have started."""
+        """Workers that ignore SIGTERM and have a child each; returns all their pids once they have
+        started.
+        """
         workers = self.workers("stand", size=size)
         logs = [self.folder / f"logs-{self.logs}" / f"rank{rank}.log" for rank in range(size)]
         while not all(log.read_text().count("\n") == 2 for log in logs):
@@ -150,7 +154,9 @@ class Node:
 
 @pytest.fixture(scope="module")
 def pinned(tmp_path_factory):
-    """The environment in which an agent starts everything; each interpreter prints PRINTED at its start."""
+    """The environment in which an agent starts everything; each interpreter prints PRINTED at its
+    start.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             patch.setenv(name, "1")
@@ -187,9 +193,11 @@ def dies(pid: int) -> None:
 
 
 def test_a_forked_worker_sees_what_a_spawned_one_sees(node):
-    """One script shows all that it can see of its process: environment, arguments, folders, signals and descriptors.
+    """One script shows all that it can see of its process: environment, arguments, folders, signals
+    and descriptors.
 
-    The two outputs must be equal, also in what imports printed: each interpreter prints a line at its start.
+    The two outputs must be equal, also in what imports printed: each interpreter prints a line at
+    its start.
     """
     variables = {"ONLY_HERE": "x" * 100_000, "LINES": "a\nb"}
     forked, spawned = (
@@ -220,7 +228,9 @@ def test_a_forked_worker_exits_as_a_spawned_one(node, words, code):
 
 
 def test_every_worker_runs_local_modules_itself_under_its_own_environment(node):
-    """The module beside the recipe is edited between two workers, and reads RANK when it is imported."""
+    """The module beside the recipe is edited between two workers, and reads RANK when it is
+    imported.
+    """
     found = []
     for rank, text in enumerate(["VALUE = 'first'", "VALUE = 'the second'"]):
         node.is_beside(text)
@@ -238,7 +248,9 @@ def test_two_forked_workers_draw_different_random_numbers(node):
 
 
 def test_a_local_module_with_the_name_of_an_installed_one_is_used(node):
-    """The fork server holds the installed torchvision; a file of that name appears beside the recipe and goes again."""
+    """The fork server holds the installed torchvision; a file of that name appears beside the
+    recipe and goes again.
+    """
     shadow = node.folder / "torchvision.py"
     try:
         shadow.write_text("raise SystemExit(42)")
@@ -254,7 +266,9 @@ def test_a_local_module_with_the_name_of_an_installed_one_is_used(node):
 
 
 def test_workers_are_spawned_if_an_import_left_a_thread_and_the_console_shows_why(pinned, tmp_path):
-    """A profiler starts a thread in every interpreter through sitecustomize, the fork server's included."""
+    """A profiler starts a thread in every interpreter through sitecustomize, the fork server's
+    included.
+    """
     (tmp_path / "sitecustomize.py").write_text(
         PRINTS + "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
@@ -285,7 +299,10 @@ def test_a_fork_server_that_fails_while_it_imports_is_quoted_and_not_restarted(p
 
 
 def test_a_fork_server_that_is_killed_while_it_imports_is_replaced(pinned, tmp_path):
-    """As the kernel does for want of memory. The workers of that generation are spawned, those of the next are forked."""
+    """As the kernel does for want of memory.
+
+    The workers of that generation are spawned, those of the next are forked.
+    """
     node = Node(tmp_path)
     with node.spawner:
         os.kill(node.fork_server_pid, signal.SIGKILL)
@@ -302,7 +319,10 @@ def test_a_fork_server_that_is_killed_while_it_imports_is_replaced(pinned, tmp_p
 
 
 def test_workers_die_with_a_killed_fork_server_and_the_next_ones_get_another(node, monkeypatch):
-    """It ignores SIGTERM and SIGINT, as a scheduler sends them. Then it gets SIGKILL, and the wait for its workers ends by itself."""
+    """It ignores SIGTERM and SIGINT, as a scheduler sends them.
+
+    Then it gets SIGKILL, and the wait for its workers ends by itself.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(node.fork_server_pid, number)
     workers, pids = node.stand(2)
@@ -324,7 +344,10 @@ def test_workers_die_with_a_killed_fork_server_and_the_next_ones_get_another(nod
 
 
 def test_an_exit_ends_the_wait_and_kill_leaves_no_process(node):
-    """Rank 1 of three gets SIGKILL. Then all are killed, with the children that they forked, though they ignore SIGTERM."""
+    """Rank 1 of three gets SIGKILL.
+
+    Then all are killed, with the children that they forked, though they ignore SIGTERM.
+    """
     workers, pids = node.stand(3)
     os.kill(workers.pid(1), signal.SIGKILL)
     workers.wait(FOR_EVER_S)
@@ -340,7 +363,9 @@ def test_an_exit_ends_the_wait_and_kill_leaves_no_process(node):
 
 
 def test_an_exit_that_was_read_together_with_another_message_ends_the_wait(node):
-    """The socket is silent by then, because the exit was read together with the answer to another request."""
+    """The socket is silent by then, because the exit was read together with the answer to another
+    request.
+    """
     workers = node.workers("exit", "0", size=1)
     # Reads the server's messages until the second worker has exited; then until the first has, too.
     assert node.runs(node.spawner.start, "exit", "0")[0] == 0
@@ -410,7 +435,10 @@ with Spawner(recipe, report, lambda recipe: ForkServerClient.fork_from_agent(rec
 
 @pytest.mark.parametrize("how", ["alone", "with a thread"])
 def test_a_worker_of_a_server_forked_from_the_agent_sees_what_a_spawned_one_sees(node, how):
-    """The agent has imported torch and forks itself. With a second thread it spawns the fork server instead. Both fork workers."""
+    """The agent has imported torch and forks itself.
+
+    With a second thread it spawns the fork server instead. Both fork workers.
+    """
     done = subprocess.run(
         [sys.executable, "-c", FORKS_ITSELF, str(node.recipe), how],
         capture_output=True,
@@ -431,7 +459,9 @@ def test_a_worker_of_a_server_forked_from_the_agent_sees_what_a_spawned_one_sees
 
 
 def test_a_worker_runs_no_finalizers_of_what_the_fork_server_imported(node, monkeypatch):
-    """A temporary folder that a package made when it was imported would be gone with the first worker that exits."""
+    """A temporary folder that a package made when it was imported would be gone with the first
+    worker that exits.
+    """
     script = node.folder / "finalizers.py"
     script.write_text("import weakref, torch\nprint(sum(f.atexit for f in weakref.finalize._registry))\n")
     monkeypatch.setattr(node, "recipe", script)
@@ -440,7 +470,9 @@ def test_a_worker_runs_no_finalizers_of_what_the_fork_server_imported(node, monk
 
 @pytest.mark.parametrize("when", ["importing", "ready"])
 def test_fork_server_and_workers_die_with_a_killed_agent(node, when):
-    """A stand-in for the agent gets SIGKILL: while its fork server imports, and once it has a worker."""
+    """A stand-in for the agent gets SIGKILL: while its fork server imports, and once it has a
+    worker.
+    """
     agent = subprocess.Popen(
         [sys.executable, "-c", STAND_IN, str(node.recipe), str(node.folder / f"{when}.log"), when],
         stdout=subprocess.PIPE,
@@ -468,7 +500,9 @@ def test_ctrl_c_during_the_imports_leaves_no_process(drill):
 def test_installing_a_package_renews_the_fork_server_and_cached_byte_code_does_not(
     node, tmp_path, monkeypatch
 ):
-    """A folder of packages that the test owns stands in for the real one; `renew` is called after each change."""
+    """A folder of packages that the test owns stands in for the real one; `renew` is called after
+    each change.
+    """
     monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
     monkeypatch.setattr(spawner_module.elastic, "__path__", [])  # its files may be edited while the tests run
     (tmp_path / "old").mkdir()

@@ -1,4 +1,6 @@
-"""A worker without progress is found, shows where it stands, and is replaced; those who wait for it are not blamed."""
+"""A worker without progress is found, shows its stacks, and is replaced; workers that wait for it
+are not blamed.
+"""
 
 import os
 import signal
@@ -9,7 +11,10 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 def test_a_worker_that_hangs_in_its_step_shows_its_stacks_and_is_replaced(drill, undisturbed, recipes):
-    """Rank 1 spins for ever in its loss function of step 10, holding the interpreter; rank 0 waits for it in the sum of gradients."""
+    """Rank 1 spins for ever in its loss function of step 10 and never releases the interpreter.
+
+    Rank 0 waits for it in the sum of gradients.
+    """
     once = drill.folder / "hung-once"
     options = ["--nproc-per-node", "2", "--hang-timeout", "3"]
     agent = drill.start(
@@ -28,8 +33,10 @@ def test_a_worker_that_hangs_in_its_step_shows_its_stacks_and_is_replaced(drill,
     drill.is_like(undisturbed)
 
 
-def test_a_worker_that_was_stopped_is_blamed_and_not_the_one_that_waits_for_it(drill, undisturbed):
-    """SIGSTOP to rank 1 while both stand before step 10; rank 0 goes on into the step and waits there."""
+def test_a_stopped_worker_is_blamed_and_not_the_worker_that_waits_for_it(drill, undisturbed):
+    """Rank 1 gets SIGSTOP while both stand before step 10; rank 0 goes on into the step and waits
+    there.
+    """
     drill.shut(10)
     agent = drill.start("--nproc-per-node", "2", "--hang-timeout", "5")
     drill.stands(10, ranks=2)
@@ -40,6 +47,6 @@ def test_a_worker_that_was_stopped_is_blamed_and_not_the_one_that_waits_for_it(d
     assert hang["rank"] == 1
     assert "a process that a signal stopped" in hang["reason"]
     assert hang["reason"] in agent.output
-    # It is asked although it is stopped.
+    # It shows its stacks although it was stopped.
     assert "wait_at_gate" in drill.run.log(generation=1, rank=1).read_text()
     drill.is_like(undisturbed)

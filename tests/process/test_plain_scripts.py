@@ -1,4 +1,6 @@
-"""Scripts need not know the launcher, and recipes need not have ours."""
+"""A script that does not use this library runs under elastic-train, and a recipe runs without
+elastic-train.
+"""
 
 import json
 import signal
@@ -19,11 +21,11 @@ def test_a_script_without_our_library_gets_torchruns_variables_and_is_restarted(
     agent = drill.start("--nproc-per-node", "2", recipe=recipes / "plain.py", env={"PLAIN_DIES": "1"})
     agent.ends_with(0)
 
-    told = [
+    seen = [
         json.loads(drill.run.log(generation=2, rank=rank).read_text().splitlines()[-1]) for rank in (0, 1)
     ]
-    assert [words["total"] for words in told] == [3.0, 3.0]
-    assert [(words["RANK"], words["LOCAL_RANK"], words["ROLE_RANK"]) for words in told] == [
+    assert [variables["total"] for variables in seen] == [3.0, 3.0]
+    assert [(variables["RANK"], variables["LOCAL_RANK"], variables["ROLE_RANK"]) for variables in seen] == [
         ("0", "0", "0"),
         ("1", "1", "1"),
     ]
@@ -35,16 +37,19 @@ def test_a_script_without_our_library_gets_torchruns_variables_and_is_restarted(
         "GROUP_WORLD_SIZE": "1",
     }
     same |= {"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "3", "ROLE_NAME": "default"}
-    for words in told:
-        assert words.items() >= same.items()
-        assert words["MASTER_ADDR"]
-        assert int(words["MASTER_PORT"]) > 0
-        assert words["TORCHELASTIC_RUN_ID"]
+    for variables in seen:
+        assert variables.items() >= same.items()
+        assert variables["MASTER_ADDR"]
+        assert int(variables["MASTER_PORT"]) > 0
+        assert variables["TORCHELASTIC_RUN_ID"]
     assert "complete" in agent.output.splitlines()[-1]
 
 
 def test_a_script_without_our_library_that_raises_ends_with_its_traceback(drill, recipes):
-    """Rank 1 raises; rank 0 waits for it in a barrier, breaks or is killed, and is not the one to be shown."""
+    """Rank 1 raises.
+
+    Rank 0 waits for it in a barrier, fails or is killed, and its traceback is not printed.
+    """
     agent = drill.start(
         "--nproc-per-node", "2", "--max-restarts", "0", recipe=recipes / "plain.py", env={"PLAIN_RAISES": "1"}
     )
@@ -55,7 +60,9 @@ def test_a_script_without_our_library_that_raises_ends_with_its_traceback(drill,
 
 
 def test_plain_python_drains_and_torchrun_goes_on_to_the_same_result(drill, undisturbed, recipes):
-    """Ctrl-C under `python recipe.py` in step 10; the run is then finished by two workers of `torchrun recipe.py`."""
+    """Ctrl-C under `python recipe.py` in step 10; the run is then finished by two workers of
+    `torchrun recipe.py`.
+    """
     env = {"ELASTIC_RUN_DIR": drill.run.url}
     recipe = str(recipes / "tiny.py")
     drill.shut(10)

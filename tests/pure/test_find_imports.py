@@ -1,4 +1,6 @@
-"""What a script imports is foreseen from its text alone: nothing of it runs, nothing that would run is missed."""
+"""The imports of a script are found in its text: no line of it runs, and no import that would run
+is missed.
+"""
 
 import ast
 
@@ -64,7 +66,9 @@ STATEMENTS = st.recursive(SIMPLE.map(lambda text: (text, [])) | import_lines(), 
 
 @given(st.lists(STATEMENTS, max_size=6))
 def test_imports_are_those_of_the_statements_that_run_at_import(body):
-    """Modules are put together from statements whose imports are known; functions, classes and guarded bodies hold decoys."""
+    """Modules are put together from statements whose imports are known; functions, classes and
+    guarded bodies hold imports that do not count.
+    """
     source = "\n".join(text for text, _ in body)
     ast.parse(source)
     found, expected = parse_imports(source.encode(), ""), _all(body)
@@ -78,7 +82,11 @@ def test_imports_are_those_of_the_statements_that_run_at_import(body):
     st.lists(st.sampled_from("abcdefXYZ"), max_size=4),
 )
 def test_installed_modules_are_reached_through_every_chain_of_local_ones(local, first):
-    """Lower-case modules are local, upper-case ones installed; cycles and missing modules are common. The twin closes the set step by step."""
+    """Lower-case modules are local, upper-case ones installed; cycles and missing modules are
+    common.
+
+    The twin closes the set step by step.
+    """
 
     def find(name):
         if name.isupper():
@@ -96,8 +104,10 @@ def test_installed_modules_are_reached_through_every_chain_of_local_ones(local, 
     assert set(found) == {name for name in reached if name.isupper()}
 
 
-def test_packages_on_the_way_submodules_and_relative_imports_are_read():
-    """`from pkg.sub import mod` runs three files, and each names others by its own kind of relative import."""
+def test_enclosing_packages_submodules_and_relative_imports_are_read():
+    """`from pkg.sub import mod` runs three files, and each imports others by another kind of
+    relative import.
+    """
     texts = {
         "pkg": ("import T1", "pkg"),
         "pkg.sub": ("from . import mod\nfrom .. import other", "pkg.sub"),
@@ -117,8 +127,8 @@ def test_packages_on_the_way_submodules_and_relative_imports_are_read():
     assert set(found) == {Import(module="T1"), Import(module="T2"), Import(module="T3.part")}
 
 
-def test_text_that_is_no_python_imports_nothing():
-    """The worker will say what is wrong with it."""
+def test_text_that_is_not_python_imports_nothing():
+    """The worker raises the error."""
     assert (
         parse_imports(b"import a\ndef f(:", "")
         == parse_imports(b"import a\x00", "")
@@ -127,7 +137,7 @@ def test_text_that_is_no_python_imports_nothing():
     )
 
 
-def test_a_module_from_outside_of_the_folders_is_a_stranger():
+def test_a_module_counts_as_outside_only_if_its_file_is_in_none_of_the_folders():
     """A folder whose name begins like an allowed one is not inside it."""
     files = {"a": "/lib/site/a.py", "b": "/home/me/b.py", "c": "/lib/site-mine/c.py"}
     assert modules_outside(files, ["/lib/site", "/lib/other"]) == ["b", "c"]

@@ -1,4 +1,6 @@
-"""Which worker is called hung, and after how long: workers live on a fake clock, and the observer may be away."""
+"""Which worker is called hung, and after how long: workers live on a fake clock, and the observer
+may be away.
+"""
 
 from bisect import bisect_right
 from dataclasses import replace
@@ -42,7 +44,10 @@ def steps(count, *, step_s=0.5, wait_s=0.1, between_s=0.1):
 
 
 def watch(lives, *, until_s, every_s=0.25, fixed_limit_s=None, detector=None):
-    """Observe at fixed intervals. Returns the first hung worker and when it was found, or None and the last detector."""
+    """Observe at fixed intervals.
+
+    Returns the first hung worker and when it was found, or None and the last detector.
+    """
     detector = detector or HangDetector(fixed_limit_s=fixed_limit_s)
     for tick in range(1, int(until_s / every_s) + 1):
         now_s = tick * every_s
@@ -53,7 +58,10 @@ def watch(lives, *, until_s, every_s=0.25, fixed_limit_s=None, detector=None):
 
 
 def test_the_limit_of_a_step_is_ten_times_the_longest_step_before():
-    """Steps of 3 s, then one that never ends. It is found after 30 s and a few observations, and the rank that waits for it is not blamed."""
+    """Steps of 3 s, then one that never ends.
+
+    It is found after 30 s and a few observations, and the rank that waits for it is not blamed.
+    """
     life = Life(*steps(5, step_s=3.0), (Phase.STEP, FOREVER_S))
     peer = Life(*steps(5, step_s=2.9, wait_s=0.2), (Phase.STEP, 2.9), (Phase.WAIT, FOREVER_S))
     began_s = life.changes[-1][0]
@@ -67,7 +75,9 @@ def test_the_limit_of_a_step_is_ten_times_the_longest_step_before():
 
 @pytest.mark.parametrize("phase", [Phase.BETWEEN, Phase.SAVE, Phase.WAIT, Phase.START])
 def test_an_evaluation_or_save_far_longer_than_any_step_is_not_a_hang(phase):
-    """A thousand short steps teach a limit of ten seconds; then one evaluation, save or wait takes 25 minutes."""
+    """A thousand short steps teach a limit of ten seconds; then one evaluation, save or wait takes
+    25 minutes.
+    """
     life = Life(*steps(1000), (phase, 1500.0), *steps(2))
     hung, seen = watch({0: life}, until_s=life.end_s, every_s=0.5)
     assert hung is None
@@ -80,7 +90,10 @@ def test_after_the_last_step_no_silence_is_too_long():
 
 
 def test_if_all_workers_wait_one_is_blamed_after_twice_the_limit_of_a_peer():
-    """All workers of this node wait, as when a network swallows messages. Within a peer's own limit a culprit may still be found."""
+    """All workers of this node wait, as when a network swallows messages.
+
+    Within a peer's own limit a culprit may still be found.
+    """
     lives = {rank: Life(*steps(5), (Phase.WAIT, FOREVER_S)) for rank in range(2)}
     hung, when_s = watch(lives, until_s=5000, every_s=1.0, fixed_limit_s=60.0)
     assert (hung.rank, hung.phase, hung.limit_s) == (0, Phase.WAIT, 120.0)
@@ -110,7 +123,11 @@ def test_the_silence_of_a_stopped_process_ends_when_it_is_continued():
 
 
 def test_the_first_steps_of_a_generation_are_not_judged_by_the_one_before():
-    """Learned: steps of half a second. The new generation's first steps take two minutes each, as when kernels are compiled; the fourth hangs, and is judged by them."""
+    """Learned: steps of half a second.
+
+    The new generation's first steps take two minutes each, as when kernels are compiled; the fourth
+    hangs, and is judged by them.
+    """
     _, learned = watch({0: Life(*steps(50))}, until_s=30)
     slow = Life(*steps(MIN_TIMED_STEPS, step_s=120.0), (Phase.STEP, FOREVER_S))
     hung, _ = watch({0: slow}, until_s=5000, detector=learned.for_new_generation())
@@ -121,14 +138,19 @@ def test_the_first_steps_of_a_generation_are_not_judged_by_the_one_before():
 
 
 def test_a_slow_worker_is_not_judged_by_a_fast_one():
-    """Steps take rank 0 a minute and rank 1 a second: three steps of rank 1 are known before the first of rank 0 ends."""
+    """Steps take rank 0 a minute and rank 1 a second: three steps of rank 1 are known before the
+    first of rank 0 ends.
+    """
     slow = Life(*steps(5, step_s=60.0, wait_s=0.1))
     fast = Life(*steps(5, step_s=1.0, wait_s=59.1))
     assert watch({0: slow, 1: fast}, until_s=299.0)[0] is None
 
 
 def test_steps_too_short_to_be_sampled_are_learned_from():
-    """Each step's own part lasts a millisecond, so no sample shows it. A hang is then found at the lower limit, not after 1800 s."""
+    """Each step's own part lasts a millisecond, so no sample shows it.
+
+    A hang is then found at the lower limit, not after 1800 s.
+    """
     life = Life(*steps(20, step_s=0.001, wait_s=0.001, between_s=7.0), (Phase.STEP, FOREVER_S))
     hung, when_s = watch({0: life}, until_s=1000, every_s=0.25)
     assert hung.phase is Phase.STEP
@@ -149,7 +171,9 @@ gaps = st.one_of(st.floats(0.01, 2.0), st.floats(2.0, 3000.0))
     st.lists(gaps, max_size=60),
 )
 def test_no_worker_is_blamed_within_the_limits_of_its_phases(workers, observations):
-    """Any order of phases and any gaps between observations, long ones too: the counted silence never exceeds the true one."""
+    """Any order of phases and any gaps between observations, long ones too: the counted silence
+    never exceeds the true one.
+    """
     lives = {rank: Life(*stretches) for rank, stretches in enumerate(workers)}
     detector, now_s = HangDetector(fixed_limit_s=None), 0.0
     for gap_s in observations:
@@ -161,7 +185,10 @@ def test_no_worker_is_blamed_within_the_limits_of_its_phases(workers, observatio
 
 @given(st.floats(1.0, 3600.0), st.floats(0.05, 10.0), st.integers(1, 3), st.floats(0.0, 1e5))
 def test_an_observer_that_was_away_observes_four_times_before_it_blames(limit_s, every_s, before, away_s):
-    """The agent was stopped with its workers, or the machine slept. However long that was, the first observations afterwards blame no worker."""
+    """The agent was stopped with its workers, or the machine slept.
+
+    However long that was, the first observations afterwards blame no worker.
+    """
     sample = WorkerSample(step=3, phase=Phase.STEP, beats=40, is_stopped=False)
     detector, now_s = HangDetector(fixed_limit_s=limit_s), 100.0
     for _ in range(before):
@@ -173,7 +200,9 @@ def test_an_observer_that_was_away_observes_four_times_before_it_blames(limit_s,
 
 
 def dumb_silence_s(history, limit_s):
-    """Over the whole history of (now, sample): from the last observation backwards, as long as nothing changed."""
+    """Over the whole history of (now, sample): from the last observation backwards, as long as
+    nothing changed.
+    """
     total_s = 0.0
     for (earlier_s, earlier), (later_s, later) in reversed(list(pairwise(history))):
         if earlier != later:
@@ -199,7 +228,11 @@ samples = st.builds(
     )
 )
 def test_with_a_fixed_limit_the_dumb_twin_blames_the_same_worker(story):
-    """The twin keeps every sample and counts backwards. It blames stopped workers, then working ones, then waiting ones, the longest over its limit first."""
+    """The twin keeps every sample and counts backwards.
+
+    It blames stopped workers, then working ones, then waiting ones, the longest over its limit
+    first.
+    """
     detector, now_s, history = HangDetector(fixed_limit_s=5.0), 0.0, []
     for gap_s, times, seen in story:
         for _ in range(times):
@@ -222,7 +255,10 @@ def test_with_a_fixed_limit_the_dumb_twin_blames_the_same_worker(story):
     st.lists(st.floats(0.1, STEP_FACTOR), max_size=1),
 )
 def test_a_step_up_to_ten_times_the_longest_is_no_hang_and_one_without_end_is(known, ratios):
-    """After a few steps, one takes up to ten times the longest before it. Then the worker hangs, and is found at a limit within the bounds."""
+    """After a few steps, one takes up to ten times the longest before it.
+
+    Then the worker hangs, and is found at a limit within the bounds.
+    """
     lengths = list(known)
     for ratio in ratios:
         lengths.append(ratio * max(lengths))

@@ -15,7 +15,10 @@ class Recording:
 
 
 def test_a_worker_starts_until_its_second_step_is_done_and_waits_only_in_steps():
-    """The first step waits for peers, too. It must not show as WAIT: its compilation may take longer than a peer's step."""
+    """The first step waits for peers, too.
+
+    It must not show as WAIT: its compilation may take longer than a peer's step.
+    """
     page = Recording()
     heartbeat = HeartbeatSender(page, 0)
     for _ in range(WARMUP_STEPS):

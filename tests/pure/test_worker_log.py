@@ -1,4 +1,4 @@
-"""A worker that cannot write its log trains on."""
+"""A worker that cannot write its log goes on training."""
 
 import os
 import sys
@@ -7,7 +7,10 @@ from elastic.worker.main import unbuffered
 
 
 def test_a_line_that_finds_the_disk_full_is_lost_and_raises_nothing():
-    """/dev/full answers every write as a full disk does; the recipe prints, flushes, and writes what does not fit at once."""
+    """/dev/full answers every write as a full disk does.
+
+    The recipe prints, flushes, and writes more than one buffer.
+    """
     descriptor = os.open("/dev/full", os.O_WRONLY)
     try:
         log = unbuffered(descriptor, sys.__stdout__)
@@ -18,8 +21,8 @@ def test_a_line_that_finds_the_disk_full_is_lost_and_raises_nothing():
         os.close(descriptor)
 
 
-def test_what_is_printed_is_in_the_log_at_once(tmp_path):
-    """Nobody flushes: a worker that is killed has not the time to."""
+def test_what_is_printed_is_in_the_log_without_a_flush(tmp_path):
+    """A worker that is killed has no time to flush."""
     with (tmp_path / "log").open("w") as file:
         print("step 1", file=unbuffered(file.fileno(), sys.__stdout__))
 

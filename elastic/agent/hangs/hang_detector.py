@@ -4,23 +4,25 @@ A worker is silent while its heartbeat does not change. How long a silence is no
 the worker is doing:
 
 - Its own part of a step takes about as long as in the steps before. Only this limit is learned: ten
-  times the longest part that this node has seen, at least 10 s and at most 1800 s. Until a worker has
-  ended three such parts itself, its limit is 1800 s.
-- The recipe's own code, starting, saving, and the first steps of a generation give no hint of how long
-  they will take the next time. An evaluation may come once in a thousand steps, and the first steps
-  compile. Their limit is 1800 s.
+  times the longest part that this node has seen, at least 10 s and at most 1800 s. Until a worker
+  has ended three such parts itself, its limit is 1800 s.
+- The recipe's own code, starting, saving, and the first steps of a generation give no hint of how
+  long they will take the next time. An evaluation may come once in a thousand steps, and the first
+  steps compile. Their limit is 1800 s.
 - A process that a signal stopped makes no progress in any phase. Its limit is 10 s.
-- Waiting for other ranks explains itself, as long as one of them works. A waiting rank is blamed last:
-  the rank that it waits for normally exceeds its own limit first. Only if none does, on any node, is
-  something wrong with the waiting itself, for example a network that swallows messages. So the limit
-  of a waiting rank is twice that of the recipe's own code, in which a peer may be while others wait
-  for it; and of several workers over their limits, a waiting one is chosen only if all of them wait.
+- Waiting for other ranks explains itself, as long as one of them works. A waiting rank is blamed
+  last: the rank that it waits for normally exceeds its own limit first. Only if none does, on any
+  node, is something wrong with the waiting itself, for example a network that swallows messages. So
+  the limit of a waiting rank is twice that of the recipe's own code, in which a peer may be while
+  others wait for it; and of several workers over their limits, a waiting one is chosen only if all
+  of them wait.
 
 `--hang-timeout` sets one limit for steps and for the recipe's own code instead.
 
 elastic/system/silence.py says why an observer that was itself stopped or starved does not blame a
 worker when it comes back. The detector does not promise to be right: a step that takes far longer
-than every step before it is taken for hung. Each agent judges its own workers and knows of no others.
+than every step before it is taken for hung. Each agent judges its own workers and knows of no
+others.
 """
 
 from collections.abc import Mapping
@@ -131,7 +133,7 @@ class HangDetector:
         )
 
     def _ended_step_s(self, last: WorkerHistory, sample: WorkerSample, now_s: float) -> float | None:
-        """The length of a worker's own part of a step, rounded up, if one ended since the last observation."""
+        """The length, rounded up, of a worker's part of a step that ended since the last look."""
         was_away = now_s - self.observed_s > longest_gap_s(self._limit_s(last))
         if was_away or not last.is_measurable or sample.is_stopped or last.sample.phase is Phase.START:
             return None
@@ -188,7 +190,7 @@ class HangDetector:
         return min(max(STEP_FACTOR * self.longest_step_s, MIN_LIMIT_S), MAX_LIMIT_S)
 
     def _blame_order(self, rank: int, worker: WorkerHistory) -> tuple[int, float, int]:
-        """Stopped processes come first, then those at work, then those that wait; the longest over its limit first."""
+        """Stopped processes first, then working ones, then waiting ones."""
         kind = 0 if worker.sample.is_stopped else 2 if worker.sample.phase is Phase.WAIT else 1
         return kind, -worker.silence.seconds / self._limit_s(worker), rank
 

@@ -1,8 +1,8 @@
-"""A worker that hangs writes the stacks of its threads into its log before it is killed, unless it cannot within a second.
+"""A worker that hangs writes the stacks of its threads into its log, within a second or not at all.
 
-The worker registers faulthandler for SIGQUIT (worker/heartbeat.py), which writes the stacks from C, so
-it works even if the main thread never returns to Python code. A worker that has not registered it yet
-is ended by the signal, which does no harm: it is about to be killed anyway. Linux only.
+The worker registers faulthandler for SIGQUIT (worker/heartbeat.py), which writes the stacks from C,
+so it works even if the main thread never returns to Python code. A worker that has not registered
+it yet is ended by the signal, which does no harm: it is about to be killed anyway. Linux only.
 """
 
 import os
@@ -21,7 +21,7 @@ DUMP_LIMIT_BYTES = 64 * 1024
 
 
 def dump_stacks(pid: int, log: Path, clock: Clock) -> str:
-    """Signal the process, which writes to `log`, and return its stacks; empty if none came in time."""
+    """Signal the process, which writes to `log`; returns its stacks, empty if none came in time."""
     start = log.stat().st_size
     was_stopped = is_stopped(pid)
     with suppress(ProcessLookupError):

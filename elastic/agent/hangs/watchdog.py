@@ -1,19 +1,19 @@
-"""At most one worker of a node is called hung in a generation, and its stacks are recorded before it is killed.
+"""At most one worker of a node is called hung in a generation, and it shows its stacks first.
 
-The watchdog samples heartbeats and processes, and hang_detector.py judges the samples. What follows is
-decided in decide.py. There is no watchdog where nothing sends heartbeats (a script that does not use
-this library), nor with `--hang-timeout off`.
+The watchdog samples heartbeats and processes, and hang_detector.py judges the samples. What follows
+is decided in decide.py. There is no watchdog where nothing sends heartbeats (a script that does not
+use this library), nor with `--hang-timeout off`.
 """
 
 from elastic.agent.hangs.hang_detector import HangDetector, HungWorker, WorkerSample
 from elastic.agent.hangs.stack_dump import dump_stacks
-from elastic.agent.workers.first_failure import WorkerError
 from elastic.agent.workers.node_workers import NodeWorkers
 from elastic.events import HangDetected
 from elastic.observe.log import EventLog
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
 from elastic.system.processes import is_stopped
+from elastic.system.worker_error import WorkerError
 
 POLL_EVERY_S = 0.2  # limits are seconds long, and a sample of a worker reads a file of /proc
 

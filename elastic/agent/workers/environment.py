@@ -1,4 +1,7 @@
-"""What a worker is told: torchrun's variables, so that a script cannot tell the difference, and the agent's own link."""
+"""A worker has torchrun's variables, so that a script written for torchrun runs unchanged.
+
+`ELASTIC_AGENT` holds what this library's own workers need beside them (config/environment.py).
+"""
 
 import os
 
@@ -61,7 +64,8 @@ def launcher_variables(worker_group: WorkerGroup, worker: Worker, generation: in
         "ROLE_WORLD_SIZE": str(worker.role_world_size),
         "MASTER_ADDR": str(worker_group.master_addr),
         "MASTER_PORT": str(worker_group.master_port),
-        # Restarts of any kind, on every node the same number; torch's own count differs between nodes.
+        # Restarts of any kind, so that all nodes have the same number: torch's own count, of
+        # failures on one node, differs between nodes.
         "TORCHELASTIC_RESTART_COUNT": str(generation - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),

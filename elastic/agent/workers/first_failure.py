@@ -1,4 +1,4 @@
-"""The worker that failed first is named, in its own words where it left any; a victim is named only where no culprit is known.
+"""The worker that failed first is blamed, and a victim only if no culprit is known.
 
 It judges the workers of one node. Which node's report counts is decided by the group: the first one
 that closes the generation.
@@ -6,33 +6,9 @@ that closes the generation.
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
-from elastic.system.untrusted import decode
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerError:
-    """What a worker wrote into its error file."""
-
-    rank: int
-    message: str
-    traceback: str
-    time: float  # seconds since 1970
-
-
-def read_errors(folder: Path, ranks: list[int]) -> list[WorkerError]:
-    """The error files of these ranks; one that is missing or torn is left out."""
-    errors = []
-    for rank in ranks:
-        try:
-            data = (folder / f"rank{rank}.json").read_bytes()
-            errors.append(decode(WorkerError, data, what="an error file"))
-        except (OSError, ValueError):
-            continue
-    return errors
+from elastic.system.worker_error import WorkerError
 
 
 def first_failure(
@@ -63,5 +39,8 @@ def first_failure(
 
 
 def was_sigkilled(codes: Mapping[int, int], rank: int) -> bool:
-    """Whether SIGKILL ended the worker: it came from outside or for want of memory, and so is no fault of the training state."""
+    """Whether SIGKILL ended the worker.
+
+    It comes from outside or for want of memory, so the training state cannot be at fault.
+    """
     return codes.get(rank) == -signal.SIGKILL

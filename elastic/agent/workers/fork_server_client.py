@@ -1,4 +1,4 @@
-"""The agent has workers forked, and learns each worker's exit code, or learns why there can be no fork.
+"""Each request for a worker ends in a forked process, whose exit code is reported, or in a reason.
 
 This is the agent's end of the connection; the fork server itself is elastic/worker/fork_server.py.
 The server dies with the agent, and its workers die with it.
@@ -47,7 +47,7 @@ class CannotFork(Exception):  # noqa: N818 - a reason to spawn, not an error
 
 @dataclass(frozen=True, slots=True)
 class _AgentFork:
-    """A child that the agent forked from itself, with the methods of `subprocess.Popen` that are used here."""
+    """A child that the agent forked from itself. Methods are those of `subprocess.Popen`."""
 
     pid: int
 
@@ -98,8 +98,8 @@ class ForkServerClient:
     def fork_from_agent(recipe: Path, become_fork_server: BecomeForkServer) -> "ForkServerClient":
         """Import torch, which the agent needs as well, and fork the fork server from this process.
 
-        So torch is imported once for both, which takes seconds; all other imports happen in the fork
-        alone. Where importing torch left threads running, the server is spawned instead.
+        So torch is imported once for both, which takes seconds; all other imports happen in the
+        fork alone. Where importing torch left threads running, the server is spawned instead.
         """
         gc.disable()  # as the fork server does while it imports
         importlib.import_module("torch")
@@ -162,7 +162,10 @@ class ForkServerClient:
             self.is_ready = isinstance(self._next_answer(READY_LIMIT_S), Ready)
 
     def exit_code_of(self, pid: int) -> int | None:
-        """The exit code of a worker, or None while it runs. Workers die with the server: once that is gone, they were killed."""
+        """The exit code of a worker; None while it runs.
+
+        Workers die with the server, so all of them have exited once the server has.
+        """
         self._receive()
         if self.is_alive:
             return self._exit_codes.get(pid)

@@ -1,8 +1,8 @@
-"""The workers of one generation on one node start together, every start and exit is recorded, and none is left behind.
+"""A node's workers of one generation start together, and every start and every exit is recorded.
 
 Each worker leads a session of its own, so that a terminal's Ctrl-C does not reach it, and dies with
 this agent. Its output goes straight into its log file: nothing is lost when the agent dies, and no
-pipe can fill up. What an exit means is decided in decide.py.
+pipe can fill up. No worker is left behind. What an exit means is decided in decide.py.
 """
 
 import os
@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.agent.workers.first_failure import WorkerError, first_failure, read_errors, was_sigkilled
+from elastic.agent.workers.first_failure import first_failure, was_sigkilled
 from elastic.agent.workers.process import Process, ProcessStart, kill_session, wait_any_exit
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
 from elastic.events import WorkerExited, WorkerFailed, WorkerStarted
@@ -20,6 +20,7 @@ from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
 from elastic.rendezvous.group import Failure
 from elastic.system.clock import Clock
+from elastic.system.worker_error import WorkerError, read_errors
 
 KILL_WAIT_S = 30.0
 
@@ -43,7 +44,8 @@ class NodeWorkers:
         clock: Clock,
     ) -> None:
         """Start the workers."""
-        # By rank, in the order in which the exits were seen; minus the number of the signal that ended a worker.
+        # By rank, in the order in which the exits were seen. A negative code is the number of the
+        # signal that ended the worker.
         self.exit_codes: dict[int, int] = {}
         self.killed: set[int] = set()  # ranks that this agent killed
         self._starts = {start.rank: start for start in starts}
@@ -91,14 +93,17 @@ class NodeWorkers:
             wait_any_exit(running, timeout_s)
 
     def terminate(self) -> None:
-        """SIGTERM to each worker's main process, and not to its children: they may be loading the data of the step that is to be finished."""
+        """SIGTERM to the main process of each worker.
+
+        Its children get none: they may be loading the data of the step that is to be finished.
+        """
         for rank in self.running:
             if self._processes[rank].poll() is None:
                 with suppress(ProcessLookupError):
                     os.kill(self.pid(rank), signal.SIGTERM)
 
     def kill(self, culprit: WorkerError | None) -> None:
-        """SIGKILL to every session that is left, children included; returns once all workers have exited.
+        """SIGKILL to every worker and its children; returns once all workers have exited.
 
         A worker that is killed here is a victim, unless it is the culprit.
         """
@@ -114,8 +119,8 @@ class NodeWorkers:
     def record_failure(self, node: str, reason: str, errors: Path, culprit: WorkerError | None) -> Failure:
         """Which worker of this node failed first, also as an event.
 
-        reason: speaks for a worker that left no error file in the folder `errors`.
-        culprit: a worker that was found to hang; it is to blame whatever error files the others left.
+        reason: speaks for a worker that left no error file in the folder `errors`. culprit: a
+        worker that was found to hang; it is to blame whatever error files the others left.
         """
         files = read_errors(errors, list(self._processes))
         first = culprit or first_failure(self.exit_codes, self.killed, files, reason)

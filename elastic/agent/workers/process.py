@@ -1,6 +1,6 @@
-"""A process that runs the recipe is waited for without polling, and its exit code is kept once it has been seen.
+"""The agent waits for processes that run the recipe without polling, and reads each exit code once.
 
-`Process` is all that the agent needs of such a process, whoever its parent is. This module has the
+`Process` is all that the agent needs to know of such a process. This module has the
 processes that the agent spawns: they import everything themselves, which takes seconds. Those that
 the fork server forks are in fork_server_client.py.
 """
@@ -21,7 +21,7 @@ POLL_EVERY_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStart:
-    """One process to start. `stdout` and `stderr` are descriptors, which stay open in the caller."""
+    """One process to start. `stdout` and `stderr` are descriptors that stay open in the caller."""
 
     command: tuple[str, ...]  # the recipe and its arguments
     env: Mapping[str, str]  # the whole environment
@@ -39,10 +39,10 @@ class Process(Protocol):
         """The exit code, or minus the number of the signal that ended it; None while it runs."""
 
     def exit_fd(self) -> int | None:
-        """A descriptor that is readable once the process may have exited; None where there is none."""
+        """A descriptor that is readable once the process may have exited, if there is one."""
 
     def kill_parent(self) -> None:
-        """For a process that does not exit though it was killed: end its parent, so that `poll` answers."""
+        """End the parent of a process that does not exit though killed, so that `poll` answers."""
 
 
 class SpawnedProcess:
@@ -98,7 +98,7 @@ def wait_any_exit(processes: Collection[Process], timeout_s: float) -> None:
 
 
 def kill_session(process: Process) -> None:
-    """SIGKILL to the process and to every process that it started and that stayed in its session."""
+    """SIGKILL to the process and to all that it started and that stayed in its session."""
     # Data-loading processes may outlive the leader, so the session is killed whether or not the
     # leader still runs. While one of them lives, the kernel gives their group's number to no other
     # process.

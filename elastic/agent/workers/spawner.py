@@ -1,6 +1,7 @@
-"""Workers are forked in milliseconds from a fork server that holds the code a new interpreter would import now; where that cannot be, they are spawned.
+"""Workers are forked from a fork server that holds the code of today, and else spawned.
 
-Spawning is never an error, only slower by seconds, and the console shows why it was necessary.
+A fork takes milliseconds. Spawning is never an error, only slower by seconds, and the console shows
+why it was necessary.
 """
 
 import os
@@ -18,7 +19,7 @@ from elastic.agent.workers.process import Process, ProcessStart, spawn
 
 
 class Spawner:
-    """Starts the processes that run the recipe on this node. It is a context, whose end is the end of all of them."""
+    """Starts the processes that run the recipe on this node; they end when the context is left."""
 
     def __init__(
         self,
@@ -26,7 +27,7 @@ class Spawner:
         report: Callable[[str], None],
         start_first: Callable[[Path], ForkServerClient] = ForkServerClient.spawn,
     ) -> None:
-        """report: takes lines for the console. start_first: starts the first fork server; later ones are spawned."""
+        """report: prints a line on the console. start_first: starts the first fork server."""
         self.report = report
         self._recipe = recipe
         self._reported = ""
@@ -53,7 +54,8 @@ class Spawner:
     def renew(self) -> None:
         """Call between generations, with no live workers.
 
-        Restarts the fork server if it died or if installed code changed on disk, and waits until it is ready.
+        Restarts the fork server if it died or if installed code changed on disk, and waits until it
+        is ready.
         """
         if self._server is None:
             return
@@ -98,11 +100,13 @@ class Spawner:
 
 
 def installed_code() -> frozenset[tuple[str, int]]:
-    """What a fork server holds in memory: the names of installed packages and this library's own files, with modification times in ns.
+    """Names of installed packages, and this library's files with modification times in ns.
+
+    Equal values mean that a new interpreter would import what the fork server holds in memory.
 
     Of installed packages only records of installation count with their times: a package that is
-    replaced by another version leaves a new dist-info folder behind, while the time of the package's
-    own folder also changes whenever Python caches byte code in it.
+    replaced by another version leaves a new dist-info folder behind, while the time of the
+    package's own folder also changes whenever Python caches byte code in it.
     """
     found = set()
     for folder in [*site.getsitepackages(), site.getusersitepackages()]:

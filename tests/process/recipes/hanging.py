@@ -1,7 +1,7 @@
-"""tiny.py, but one rank never comes back from its loss function in one step, the first time.
+"""tiny.py, but in one step one rank never returns from its loss function, once.
 
 HANG_AT     "STEP RANK"
-HANG_ONCE   a file; it is there once that has happened
+HANG_ONCE   A file that exists once that has happened.
 """
 
 import os

@@ -1,6 +1,7 @@
-"""A recipe whose samples are loaded by another process; one of them is held there until the test lets it go.
+"""A recipe whose samples are loaded by another process, which holds one of them at a gate.
 
-TINY_GATES      folder; the first time that sample 100 is loaded, the file `loading` tells it, and the file `load` lets it go on
+TINY_GATES      Folder. The first time that sample 100 is loaded, the loading process makes the file
+                `loading` and waits for the file `load`.
 """
 
 import os

@@ -1,4 +1,8 @@
-"""A script that knows nothing of the trainer: torchrun's variables, one all-reduce. PLAIN_DIES: rank 1 does, in its first life."""
+"""A script that does not use this library: torchrun's variables and one all-reduce.
+
+PLAIN_DIES      Rank 1 kills itself in its first life.
+PLAIN_RAISES    Rank 1 raises in every life.
+"""
 
 import json
 import os

@@ -1,13 +1,19 @@
-"""A recipe in miniature with everything whose state is easily lost: BatchNorm, Dropout, momentum, a schedule, an EMA copy.
+"""A small recipe with all the state that is easily lost in a resume.
 
-With `--form sum` it has torch's own AdamW and scheduler; else an optimizer of its own, because torch's import a compiler, for seconds at every start.
+It has BatchNorm, Dropout, momentum, a schedule and an EMA copy. With `--form sum` it uses torch's own
+AdamW and scheduler, and else an optimizer of its own: torch's optimizers import a compiler, which
+takes seconds at every start.
 
-What a test wants of it comes by environment variables, which are no part of a run's identity:
+Environment variables carry what a test asks for; they are no part of a run's identity:
 
-TINY_GATES      folder; before step n, while it holds the file `gate-<n>`, each rank tells `at-<n>-rank<r>` and waits for the file `go-<n>`; n is also `meet-<g>`, in generation g
-                before it asks what there is to restore, and `load-<g>`, while it loads that. Where it holds `starve-rank<r>`, this rank takes that away, and all memory that it can get
-TINY_RAISE      "STEP RANK": this rank raises in this step, every time
-TINY_SAMPLES    folder, where each rank writes down which samples each of its shards of a step has, before it uses them
+TINY_GATES      Folder. While it holds the file `gate-<n>`, each rank makes the file `at-<n>-rank<r>`
+                before step n and waits for the file `go-<n>`. n is also `meet-<g>`: in generation g,
+                before the ranks agree on a state to restore; and `load-<g>`: while they load it.
+                Where it holds `starve-rank<r>`, this rank removes that file and takes all memory
+                that it can get.
+TINY_RAISE      "STEP RANK": this rank raises in this step, every time.
+TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards of a step has,
+                before it uses them.
 """
 
 import argparse

@@ -1,0 +1,40 @@
+"""A worker that fails leaves an error file, whole or not at all, and its agent reads it.
+
+The format stands here because the agent must not import the worker package.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic.system.files import replace_whole
+from elastic.system.untrusted import decode, encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerError:
+    rank: int
+    message: str
+    traceback: str
+    time: float  # seconds since 1970
+
+
+def write_error(folder: Path, error: WorkerError) -> None:
+    """Raises OSError."""
+    replace_whole(_file(folder, error.rank), json.dumps(encode(error)).encode(), fsync=False)
+
+
+def read_errors(folder: Path, ranks: list[int]) -> list[WorkerError]:
+    """The error files of these ranks; one that is missing or damaged is left out."""
+    errors = []
+    for rank in ranks:
+        try:
+            data = _file(folder, rank).read_bytes()
+            errors.append(decode(WorkerError, data, what="a worker's error file"))
+        except (OSError, ValueError):
+            continue
+    return errors
+
+
+def _file(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.json"

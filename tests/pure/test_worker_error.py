@@ -1,0 +1,12 @@
+"""An agent reads the errors that its workers left, and leaves out files that are damaged."""
+
+from elastic.system.worker_error import WorkerError, read_errors, write_error
+
+
+def test_errors_are_read_as_they_were_written_and_damaged_files_are_left_out(tmp_path):
+    """Rank 0 raised with text that is no valid UTF-8, rank 1 left half a file, and rank 2 none."""
+    error = WorkerError(rank=0, message="not \udcff text", traceback="line 1\nline 2", time=12.5)
+    write_error(tmp_path, error)
+    (tmp_path / "rank1.json").write_text('{"rank": 1, "mess')
+
+    assert read_errors(tmp_path, [0, 1, 2]) == [error]
