@@ -1,4 +1,6 @@
-"""Tests start real agents and workers; the fixtures end all of them and never sleep for a fixed time."""
+"""Tests start real agents and workers; the fixtures end all of them and never sleep for a fixed
+time.
+"""
 
 import fcntl
 import json
@@ -210,7 +212,9 @@ class Drill:
     # What happened.
 
     def waits_for(self, condition: Callable[[], Any], what: str) -> Any:
-        """`eventually`, but fail at once when all agents have exited: the event cannot come any more."""
+        """`eventually`, but fail at once when all agents have exited: the event cannot come any
+        more.
+        """
 
         def there() -> Any:
             if value := condition():
@@ -250,7 +254,9 @@ class Drill:
         return next(agent for agent in self.agents if agent.pid in (parent, _parent(parent)))
 
     def uploader_serves(self, agent: Agent) -> None:
-        """Wait until the agent has an uploader that takes saves; a killed one is replaced after a while."""
+        """Wait until the agent has an uploader that takes saves; a killed one is replaced after a
+        while.
+        """
 
         def answers() -> bool:
             pid = self.uploader_of(agent)

@@ -1,16 +1,16 @@
 """A small recipe with all the state that is easily lost in a resume.
 
-It has BatchNorm, Dropout, momentum, a schedule and an EMA copy. With `--form sum` it uses torch's own
-AdamW and scheduler, and else an optimizer of its own: torch's optimizers import a compiler, which
-takes seconds at every start.
+It has BatchNorm, Dropout, momentum, a schedule and an EMA copy. With `--form sum` it uses torch's
+own AdamW and scheduler, and else an optimizer of its own: torch's optimizers import a compiler,
+which takes seconds at every start.
 
 Environment variables carry what a test asks for; they are no part of a run's identity:
 
-TINY_GATES      Folder. While it holds the file `gate-<n>`, each rank makes the file `at-<n>-rank<r>`
-                before step n and waits for the file `go-<n>`. n is also `meet-<g>`: in generation g,
-                before the ranks agree on a state to restore; and `load-<g>`: while they load it.
-                Where it holds `starve-rank<r>`, this rank removes that file and takes all memory
-                that it can get.
+TINY_GATES      Folder. While it holds the file `gate-<n>`, each rank makes the file
+                `at-<n>-rank<r>` before step n and waits for the file `go-<n>`. n is also
+                `meet-<g>`: in generation g, before the ranks agree on a state to restore; and
+                `load-<g>`: while they load it. Where it holds `starve-rank<r>`, this rank removes
+                that file and takes all memory that it can get.
 TINY_RAISE      "STEP RANK": this rank raises in this step, every time.
 TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards of a step has,
                 before it uses them.
