@@ -28,15 +28,15 @@ class Metrics:
         self._torn = False
         self._complained = False
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, line: StepLine) -> None:
         """Write one line; a float that is not finite becomes null, because JSON has no word for it.
 
         A full or failing disk costs the line, not the training: it is told once on stderr. Raises TypeError if a value
         is not JSON (a tensor, say).
         """
-        line = json.dumps(_finite(record), allow_nan=False) + "\n"
+        text = json.dumps(_finite(line.to_json()), allow_nan=False) + "\n"
         # After a short write the next line starts on a fresh one, so that a full disk costs one line and not two.
-        data = (("\n" if self._torn else "") + line).encode()
+        data = (("\n" if self._torn else "") + text).encode()
         try:
             self._torn = os.write(self._open(), data) < len(data)
         except OSError as error:

@@ -5,15 +5,17 @@ from typing import Any
 
 from elastic.system.untrusted import fits
 
-_CHECKED = {
+# In the order in which a line is written. Any marks what is printed and compared, not computed with.
+_KINDS: dict[str, Any] = {
     "step": int,
     "epoch": int,
+    "loss": Any,
+    "chain": Any,
     "world_size": int,
     "generation": int,
     "time": float,
     "seconds": float | None,
 }
-_OTHERS = ("loss", "chain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +38,17 @@ class StepLine:
     values: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        known = {name: getattr(self, name) for name in (*_CHECKED, *_OTHERS)}
+        known = {name: getattr(self, name) for name in _KINDS}
         return self.values | {
             name: value for name, value in known.items() if value is not None or name == "loss"
         }
 
 
 def parse(record: dict[str, Any]) -> StepLine | None:
-    """None for what is no line of a step. A known name may be missing, but for `step`."""
-    known = {name: record[name] for name in (*_CHECKED, *_OTHERS) if name in record}
+    """None for what is no line of a step. Each known name but `step` may be missing."""
+    known = {name: record[name] for name in _KINDS if name in record}
     if "step" not in known or not all(
-        fits(known[name], _CHECKED[name]) for name in known.keys() & _CHECKED.keys()
+        kind is Any or fits(known[name], kind) for name, kind in _KINDS.items() if name in known
     ):
         return None
     return StepLine(**known, values={name: value for name, value in record.items() if name not in known})

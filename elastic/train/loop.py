@@ -12,7 +12,6 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from elastic.config.environment import AgentLink
 from elastic.data.loader import Batch, Loader
@@ -21,6 +20,7 @@ from elastic.events import Drained, FirstStep, Restored, RunStarted, SnapshotInt
 from elastic.faults.inject import WorkerFaults
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
+from elastic.observe.step_line import StepLine
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.storage.store import Store
@@ -50,11 +50,11 @@ class Rank0Output:
     checkpointing: Checkpointing
     schedule: SnapshotSchedule
 
-    def write_step(self, record: StepRecord, seconds: float, *, is_new: bool) -> None:
-        self.metrics.append(record.line)
+    def write_step(self, line: StepLine, seconds: float, *, is_new: bool) -> None:
+        self.metrics.append(line)
         self.schedule.add_step(seconds)
         if is_new:
-            self.log.record(FirstStep(step=record.step))
+            self.log.record(FirstStep(step=line.step))
 
     def add_snapshot_cost(self, cost_s: float) -> None:
         schedule = self.schedule
@@ -222,19 +222,20 @@ class Loop:
         parts = self._parts
         self._chain = _next_chain(self._chain, outcome)
         seconds = parts.clock.monotonic() - self._started_at
-        line: dict[str, Any] = step.logged | {
-            "step": step.number,
-            "epoch": step.epoch,
-            "loss": outcome.loss,
-            "chain": self._chain[:16],
-            "world_size": parts.groups.world_size,
-            "generation": parts.link.generation,
-            "time": parts.clock.wall(),
-            "seconds": seconds,
-        }
+        line = StepLine(
+            step=step.number,
+            epoch=step.epoch,
+            loss=outcome.loss,
+            chain=self._chain[:16],
+            world_size=parts.groups.world_size,
+            generation=parts.link.generation,
+            time=parts.clock.wall(),
+            seconds=seconds,
+            values=step.logged,
+        )
         record = StepRecord(step=step.number, epoch=step.epoch, chain=self._chain, line=line)
         if parts.output is not None:
-            parts.output.write_step(record, seconds, is_new=step.number == self._first_new)
+            parts.output.write_step(line, seconds, is_new=step.number == self._first_new)
         if parts.metrics_copy is not None:
             parts.metrics_copy.append(line)
         self._started_at = parts.clock.monotonic()
@@ -314,9 +315,7 @@ class Loop:
         if self._last is None:
             assert resumed.step == self._order.steps
             last_epoch, _ = self._order.position(resumed.step)
-            record = StepRecord(
-                step=resumed.step, epoch=last_epoch, chain=resumed.chain, line=resumed.line or {}
-            )
+            record = StepRecord(step=resumed.step, epoch=last_epoch, chain=resumed.chain, line=resumed.line)
             self._last = record, self._take_snapshot(record, wait=True, patient=True)
         record, published = self._last
         problem = self._save_and_wait(record, published)

@@ -18,7 +18,9 @@ from elastic.checkpoint.catalog import committed, of_run, read_payload
 from elastic.errors import CheckpointDamaged, ElasticError, NothingLoads, StoreFailed
 from elastic.events import CheckpointRejected, SnapshotRejected
 from elastic.faults.inject import WorkerFaults
+from elastic.observe import step_line
 from elastic.observe.log import EventLog
+from elastic.observe.step_line import StepLine
 from elastic.snapshot import checksum, image, safetensors_header
 from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
 from elastic.storage.store import Store
@@ -47,7 +49,7 @@ class ResumePoint:
     step: int
     chain: str
     source: str
-    line: dict[str, object] | None = None
+    line: StepLine | None = None
 
 
 class LocalSnapshot:
@@ -183,7 +185,9 @@ class Restorer:
             return problems[0]
         if len({each.state for each in loaded}) > 1:
             check_same_checksums(groups, found, f"after loading step {candidate.step}")
-        line = next((json.loads(each.line) for each in loaded if each.line is not None), None)
+        line = next(
+            (step_line.parse(json.loads(each.line)) for each in loaded if each.line is not None), None
+        )
         return ResumePoint(step=candidate.step, chain=chain, source=self._source(candidate), line=line)
 
     def _own_copy(self, candidate: Candidate) -> tuple[Tensor | None, str]:

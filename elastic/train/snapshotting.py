@@ -8,10 +8,10 @@ checkpoints of snapshots.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
+from elastic.observe.step_line import StepLine
 from elastic.snapshot import image
 from elastic.snapshot.copy_to_slot import Addresses, SlotCopy
 from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
@@ -39,7 +39,7 @@ class StepRecord:
     step: int
     epoch: int
     chain: str
-    line: dict[str, Any]
+    line: StepLine | None
 
 
 class AgentSlots:
@@ -177,7 +177,7 @@ class Snapshotting:
             torch=torch.__version__,
             chain=record.chain,
             checksum=found,
-            line=record.line,
+            line=None if record.line is None else record.line.to_json(),
         )
         snapshot = pending.slots.publish(pending.slot, size_bytes=pending.size_bytes, info=info)
         cost_s = pending.cost_s + self._clock.monotonic() - began_at

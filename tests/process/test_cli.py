@@ -9,6 +9,7 @@ from elastic.cli import main
 from elastic.events import GenerationStarted, RunFinished
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
+from elastic.observe.step_line import StepLine
 from elastic.system.clock import SystemClock
 
 COMMAND = [sys.executable, "-m", "elastic.cli"]
@@ -23,7 +24,7 @@ def make_run(tmp_path):
         log.generation = 1
         log.record(GenerationStarted(world_size=1, nodes=["n1"], cause="start", restarts=0))
         for step, chain in enumerate(chains, start=1):
-            metrics.append({"step": step, "chain": chain, "generation": 1, "seconds": 0.1, "time": 1.0})
+            metrics.append(StepLine(step=step, chain=chain, generation=1, seconds=0.1, time=1.0))
         log.record(RunFinished(steps=len(chains), epochs=1, digest=digest))
         return str(folder)
 

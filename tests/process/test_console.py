@@ -84,13 +84,13 @@ def test_progress_shows_new_steps_only_and_the_length_of_the_run(tmp_path):
     """The run directory holds the steps of an earlier life; a resume that shows them would claim progress it did not make."""
     run = RunDir.parse(str(tmp_path))
     metrics = Metrics(run.metrics)
-    metrics.append({"step": 6, "loss": 1.0})
+    metrics.append(StepLine(step=6, loss=1.0))
     log = EventLog(run.events / "n.jsonl", node="n", clock=SystemClock())
     log.record(RunStarted(steps=20, epochs=1, seed=0, global_batch=8, shards=8))
     screen = RecordingScreen()
     follower = ConsoleFollower(run, "n", screen, SystemClock())
     follower.start()
-    metrics.append({"step": 7, "loss": 0.5})
+    metrics.append(StepLine(step=7, loss=0.5))
     assert screen.seen.wait(30)
 
     follower.stop()

@@ -24,7 +24,7 @@ def area():
 def take(snapshots, step, halfway=None):
     """A state of four tensors full of its step's number."""
     tensors = {name: torch.full([16], float(step)) for name in "abcd"}
-    record = StepRecord(step=step, epoch=0, chain="", line={})
+    record = StepRecord(step=step, epoch=0, chain="", line=None)
     return snapshots.take(FlatState(tensors=tensors, document={}), record, halfway=halfway)
 
 

@@ -18,6 +18,7 @@ from elastic.errors import CheckpointDamaged, StoreFailed
 from elastic.events import RunInterrupted
 from elastic.observe import metrics
 from elastic.observe.log import EventLog, read_events
+from elastic.observe.step_line import StepLine
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.snapshot import safetensors_header
@@ -186,7 +187,7 @@ def test_nothing_is_appended_through_a_link(tmp_path, outside, name, capsys):
     path.parent.mkdir()
     path.symlink_to(outside / "precious")
     if name == "metrics.jsonl":
-        metrics.Metrics(path).append({"step": 1})
+        metrics.Metrics(path).append(StepLine(step=1))
         with pytest.raises(OSError, match="plain file"):
             metrics.Metrics(path).rewind(0)
         assert metrics.newest(path) is None

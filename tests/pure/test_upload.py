@@ -15,6 +15,7 @@ from elastic.events import GenerationEnded, Restored, RunFinished
 from elastic.observe import metrics, upload
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
+from elastic.observe.step_line import StepLine
 from elastic.observe.upload import FilesUpload, LogUploader, MetricsUpload
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
@@ -38,7 +39,7 @@ def trained(run, name, generation, first, last):
     kept = Metrics(run.metrics_of(name))
     kept.rewind(first - 1)
     for step in range(first, last + 1):
-        kept.append({"step": step, "generation": generation, "chain": f"c{step}"})
+        kept.append(StepLine(step=step, generation=generation, chain=f"c{step}"))
     kept.close()
 
 
