@@ -1,6 +1,7 @@
-"""Training whose result does not depend on what broke: a recipe calls `start`, names its `State`, and loops over `run.steps`.
+"""Training whose result does not depend on which machines fail.
 
-The names are found on first use, so that the commands that only read a run directory do not wait for torch.
+A recipe calls `start`, names its training state in a `State`, and loops over `run.steps`. The names
+below are imported on first use: a command that only reads a run directory must not wait for torch.
 """
 
 import importlib
@@ -9,7 +10,7 @@ from typing import Any
 __version__ = "0.1.0"
 __all__ = ["Batch", "Run", "State", "Step", "UsageError", "start"]
 
-_PLACES = {
+_MODULES = {
     "Batch": "elastic.data.loader",
     "Run": "elastic.train.run",
     "State": "elastic.train.state",
@@ -20,6 +21,6 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'elastic' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -1,6 +1,7 @@
-"""Every way to call `elastic-train` ends in one of the documented exit codes, and a mistake of the caller in a sentence, not a traceback.
+"""Every call of `elastic-train` ends with a documented exit code, and a mistake with a sentence.
 
-It does not promise anything about training itself: that is the agent's, which is imported only when a recipe is to run.
+A mistake of the caller never shows a traceback. Training itself is the agent's, which is imported
+only when there is a recipe to run.
 """
 
 import contextlib
@@ -23,48 +24,64 @@ from elastic.system.untrusted import printable
 EXIT_CTRL_C = 130  # what a shell reports for a program that SIGINT ended
 
 _HELP = """\
-Train a PyTorch recipe on nodes that may come, go and fail. The same recipe, arguments and seed give the same weights.
+Train a PyTorch recipe on machines that may come, go and fail.
+The same recipe, arguments and seed give the same weights, bit for bit, whatever happens on the way.
 
-  elastic-train RECIPE [options] [-- recipe arguments]      train; the same command resumes
-  elastic-train report RUN [--json]                         what a run did: steps, losses of time, recoveries
-  elastic-train status RUN [--json]                         where a run stands now
-  elastic-train verify RUN [--json]                         read every checkpoint and list the damage
-  elastic-train diff   RUN RUN [--json]                     the first step at which two runs differ
+  elastic-train RECIPE [options] [-- recipe arguments]   train; the same command resumes
+  elastic-train report RUN [--json]                      steps, time lost, recoveries, the digest
+  elastic-train status RUN [--json]                      where a run stands now
+  elastic-train verify RUN [--json]                      read all checkpoints and list the damage
+  elastic-train diff   RUN RUN [--json]                  the first step at which two runs differ
+
+RECIPE is a Python script; RUN is a run directory, or the URL of one.
 
 examples:
-  elastic-train recipes/barlow.py                           one node, runs/barlow
+  elastic-train recipes/barlow.py                        one node; the run is runs/barlow
   elastic-train recipes/barlow.py --run-dir /shared/b --min-nodes 2 --max-nodes 4 -- --epochs 100
-                                                            the same command on every node that shares the folder
-  elastic-train report runs/barlow
+                                                         the same command on each of the nodes,
+                                                         which share that folder and nothing else
+  elastic-train report runs/barlow                       what happened
 
 {options}
 
+A snapshot is a copy of the training state in the memory of every node: it survives the workers.
+A checkpoint is a copy in the run directory: it survives everything else.
+
 what survives what:
-  a worker or a node dies      the others start a new generation and resume from the newest checkpoint
-  SIGTERM, Ctrl-C              all finish the same step and commit a checkpoint within --grace: exit 75, 0 steps lost
-  everything dies              the same command resumes; the steps since the last checkpoint are done again
+  a worker dies, raises or hangs    training goes on from the newest snapshot
+  a node dies, another one lives    the same
+  SIGTERM, Ctrl-C, or a notice      all ranks finish the same step, and a checkpoint holds it
+                                    before the last node leaves with exit code 75
+  all nodes die at once             the same command resumes from the newest checkpoint
+  a checkpoint is damaged           the run resumes from the one before it
+  Lost steps are done again and give the same numbers.
 
 exit codes:
-  0   complete (diff: the same; verify: no damage)
-  1   training failed; the first failing worker's traceback is printed last (diff: different; verify: damage)
-  2   the command line, the recipe or the run directory is not as expected
-  75  interrupted, checkpoint committed: the same command resumes
-  76  checkpoints were committed but none loads: elastic-train verify RUN lists why
+  0   the run is complete (diff: the runs are the same; verify: no damage)
+  1   training failed; the traceback of the worker that failed first is printed last
+      (diff: the runs differ; verify: there is damage)
+  2   the command, the recipe or the run directory is not as expected; nothing was written
+  75  interrupted, and the last step is saved: the same command resumes
+  76  checkpoints are committed, but none loads: elastic-train verify RUN says why
 
 {version}"""
 
 
 def command() -> NoReturn:
-    """`elastic-train` as a process, which ends without the interpreter's last part: there torch takes back what it made, for half a second and more, and for nobody."""
+    """Run `elastic-train` as a process.
+
+    It exits with `os._exit`: interpreter shutdown would spend half a second or more on taking torch
+    down.
+    """
     code = main()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # nobody reads it any more, or there is no room
+        with contextlib.suppress(OSError):  # the reader is gone, or the disk is full
             stream.flush()
     os._exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the command line says; returns the exit code."""
+    """Run the command line and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _dispatch(words)
@@ -76,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_CTRL_C
     except BrokenPipeError:
-        # `report RUN | head` closed its end; the interpreter would complain once more when it flushes stdout on its way out.
+        # `report RUN | head` has closed its end. The interpreter flushes stdout once more at exit,
+        # and would print a second error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
 
@@ -110,59 +128,58 @@ def _train(words: list[str]) -> int:
     from elastic.worker.fork_server import become_fork_server
 
     recipe = Path(options.recipe)
-    preflight.uses_library(recipe)  # what is not Python is refused before it is read for its imports
+    # The spawner reads the recipe for its imports: refuse a file that is not Python before that.
+    preflight.uses_library(recipe)
     preflight.check_command(options)
     environment.pin_threads()
-    if words == sys.argv[1:]:  # this process is that command, and not a caller of `main`
+    if words == sys.argv[1:]:  # a test or a program that calls `main` must not be replaced
         environment.ask_for_large_pages()
-    # Only here and behind it: torch takes seconds to import, and the other commands do without it.
+    # torch takes seconds to import. Mistakes in the command are refused before that, and the fork
+    # server imports it while the agent starts.
     with Spawner(
-        recipe, _say, lambda recipe: ForkServerClient.fork_from_agent(recipe, become_fork_server)
+        recipe, _print_line, lambda recipe: ForkServerClient.fork_from_agent(recipe, become_fork_server)
     ) as spawner:
         from elastic.agent.launch import launch
 
         return launch(options, spawner)
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(text, flush=True)
 
 
-def _inspect(wanted: Inspection) -> int:
-    runs = [RunDir.parse(text) for text in wanted.runs]
-    match wanted.command:
-        case "verify":
-            return _verify(wanted, runs[0])
-        case _:
-            pass
+def _inspect(inspection: Inspection) -> int:
+    runs = [RunDir.parse(text) for text in inspection.runs]
+    if inspection.command == "verify":  # reads checkpoints where they are; nothing is downloaded
+        return _verify(inspection, runs[0])
     from elastic.report.download import readable
     from elastic.storage.remote import check_url
 
     for run in runs:
         check_url(run.url)
     with contextlib.ExitStack() as stack:
-        there = [stack.enter_context(readable(run)) for run in runs]
-        match wanted.command:
+        copies = [stack.enter_context(readable(run)) for run in runs]
+        match inspection.command:
             case "report":
-                return _report(wanted, there[0])
+                return _report(inspection, copies[0])
             case "status":
-                return _status(wanted, there[0])
+                return _status(inspection, copies[0])
             case _:
-                return _diff(wanted, *there)
+                return _diff(inspection, *copies)
 
 
-def _report(wanted: Inspection, run: RunDir) -> int:
+def _report(inspection: Inspection, run: RunDir) -> int:
     from elastic.observe.log import read_events
     from elastic.observe.metrics import read
     from elastic.report.report import summarise
     from elastic.report.tables import report_tables
 
     report = summarise(read_events(run.events), read(run.metrics))
-    _show(wanted, report, report_tables(run.url, report))
+    _print(inspection, report, report_tables(run.url, report))
     return EXIT_COMPLETE
 
 
-def _status(wanted: Inspection, run: RunDir) -> int:
+def _status(inspection: Inspection, run: RunDir) -> int:
     from elastic.observe.log import read_events
     from elastic.observe.metrics import newest
     from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
@@ -173,11 +190,11 @@ def _status(wanted: Inspection, run: RunDir) -> int:
     value = status(
         read_events(run.events), newest(run.metrics), heartbeat_ages_s(run.rendezvous_url, now=now), now
     )
-    _show(wanted, value, status_tables(run.url, value))
+    _print(inspection, value, status_tables(run.url, value))
     return EXIT_COMPLETE
 
 
-def _diff(wanted: Inspection, a: RunDir, b: RunDir) -> int:
+def _diff(inspection: Inspection, a: RunDir, b: RunDir) -> int:
     from elastic.observe.log import read_events
     from elastic.observe.metrics import read
     from elastic.report.diff import compare
@@ -187,27 +204,27 @@ def _diff(wanted: Inspection, a: RunDir, b: RunDir) -> int:
     lines_a, lines_b = read(a.metrics), read(b.metrics)
     report_a = summarise(read_events(a.events), lines_a)
     found = compare(report_a, lines_a, summarise(read_events(b.events), lines_b), lines_b)
-    _show(wanted, found, diff_text(found))
+    _print(inspection, found, diff_text(found))
     return EXIT_COMPLETE if found.same else EXIT_FAILED
 
 
-def _verify(wanted: Inspection, run: RunDir) -> int:
+def _verify(inspection: Inspection, run: RunDir) -> int:
     from elastic.report.tables import verify_text
     from elastic.report.verify import verify_run
 
     found = verify_run(run, SystemClock())
-    _show(wanted, found, verify_text(run.url, found))
+    _print(inspection, found, verify_text(run.url, found))
     return EXIT_FAILED if found.damage else EXIT_COMPLETE
 
 
-def _show(wanted: Inspection, value: Any, for_people: Any) -> None:
+def _print(inspection: Inspection, value: Any, table: Any) -> None:
     """value: the frozen result of a command, whose fields are the keys of its JSON."""
     from rich.console import Console
 
-    if wanted.as_json:
+    if inspection.as_json:
         print(json.dumps(dataclasses.asdict(value), indent=2))
     else:
-        Console(highlight=False).print(for_people, soft_wrap=True)
+        Console(highlight=False).print(table, soft_wrap=True)
 
 
 if __name__ == "__main__":

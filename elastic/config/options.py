@@ -1,7 +1,7 @@
-"""A command line is either one valid value or one UsageError that says what was expected, what was found and what to do.
+"""A command line becomes one valid value, or a UsageError: expected, found, what to do.
 
-It does not promise that the recipe exists or that the fault plan makes sense: whoever opens them says so.
-Nothing here reads files or the environment, prints or exits.
+Whether the recipe exists and the fault plan makes sense is checked where they are read. Nothing here
+reads files or the environment, prints or exits.
 """
 
 import argparse
@@ -23,14 +23,15 @@ _ENDPOINTS = {
 }
 # Protocols whose libraries can create an object only where there is none.
 _EXCLUSIVE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
-OBJECTS_KEEP_ALIVE_S = 15.0  # a beat every 3 s, and room for a request that takes long or fails
+# A heartbeat every 3 s, and room for requests that fail or take long.
+OBJECTS_KEEP_ALIVE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """How to run a recipe: `elastic-train RECIPE [options] [-- recipe arguments]`.
 
-    `rdzv_endpoint`, `rdzv_id` and `local_addr` are None when they were not given; the agent then chooses.
+    For `rdzv_endpoint`, `rdzv_id` and `local_addr`, None leaves the choice to the agent.
     """
 
     recipe: str
@@ -65,7 +66,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """A command that only looks at runs: `elastic-train report|status|verify RUN` or `diff RUN RUN`."""
+    """A command that only reads runs: `elastic-train report|status|verify RUN` or `diff RUN RUN`."""
 
     command: str
     runs: tuple[str, ...]
@@ -73,7 +74,10 @@ class Inspection:
 
 
 def parse(argv: Sequence[str]) -> Options:
-    """Read a training command line; raises UsageError. Options stand before or after RECIPE, the recipe's own after `--`."""
+    """Read a training command line. Raises UsageError.
+
+    Options stand before or after RECIPE; words after `--` belong to the recipe.
+    """
     ours, recipe_args = _split(argv)
     known, rest = _run_parser().parse_known_args(ours)
     recipe = _only_recipe(rest)
@@ -112,12 +116,12 @@ def parse_inspection(argv: Sequence[str]) -> Inspection:
 
 
 def asks_for(argv: Sequence[str], *flags: str) -> bool:
-    """Whether one of `flags` stands among our own words: what follows `--` belongs to the recipe."""
+    """Whether one of `flags` stands before `--`, which begins the words of the recipe."""
     return any(word in flags for word in _split(argv)[0])
 
 
 def options_help() -> str:
-    """The list of options with their defaults, as `--help` shows it."""
+    """The part of `--help` that lists the options with their defaults."""
     text = _run_parser().format_help()
     return text[text.index("the run:") :].rstrip()
 
@@ -133,8 +137,8 @@ def _run_parser() -> argparse.ArgumentParser:
         add_help=False,
         allow_abbrev=False,
         argument_default=None,
-        # A fixed width: the default one asks the terminal and the environment.
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=108),
+        # By default the width depends on the terminal and the environment.
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=100),
     )
     _add_run_options(parser.add_argument_group("the run"))
     _add_node_options(parser.add_argument_group("nodes and workers"))
@@ -145,18 +149,18 @@ def _run_parser() -> argparse.ArgumentParser:
 
 def _add_run_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--run-dir", metavar="URL", help="folder or fsspec URL of the run [runs/<recipe name>]"
+        "--run-dir",
+        metavar="URL",
+        help="a folder that all nodes share, or an fsspec URL such as s3://bucket/run [runs/<recipe name>]",
     )
     group.add_argument(
-        "--fresh",
-        action="store_true",
-        help="set a used run directory aside (renamed, never deleted) and start anew",
+        "--fresh", action="store_true", help="rename a used run directory and start over; deletes nothing"
     )
     group.add_argument(
         "--save-every",
         type=partial(_every, kinds=("steps", "seconds", "auto"), expected="500steps, 30s, 10min, 2h or auto"),
         metavar="WHEN",
-        help="checkpoint: 500steps, 30s, 10min or auto [auto]",
+        help="time between checkpoints: 500steps, 30s, 10min, 2h, or auto, which follows their cost [auto]",
     )
     group.add_argument(
         "--snapshot-every",
@@ -164,24 +168,34 @@ def _add_run_options(group: argparse._ArgumentGroup) -> None:
             _every, kinds=("steps", "auto", "off"), unit="steps", expected="a number of steps, auto or off"
         ),
         metavar="N",
-        help="copy of the state in memory: every N steps, auto or off [auto]",
+        help="steps between snapshots, auto (as often as costs 1 %% of the time), or off [auto]",
     )
-    group.add_argument("--keep", type=partial(_whole, 1), metavar="N", help="newest checkpoints to keep [3]")
+    group.add_argument(
+        "--keep",
+        type=partial(_whole, 1),
+        metavar="N",
+        help="number of checkpoints to keep, the newest ones [3]",
+    )
 
 
 def _add_node_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--min-nodes", type=partial(_whole, 1), metavar="N", help="train while at least N nodes are there [1]"
+        "--min-nodes", type=partial(_whole, 1), metavar="N", help="train while N nodes or more are there [1]"
     )
-    group.add_argument("--max-nodes", type=partial(_whole, 1), metavar="N", help="grow up to N nodes [1]")
+    group.add_argument(
+        "--max-nodes", type=partial(_whole, 1), metavar="N", help="let nodes join up to this number [1]"
+    )
     group.add_argument(
         "--nproc-per-node",
         type=_workers,
         metavar="N",
-        help="workers of this node: a number or auto (GPUs, else 1) [auto]",
+        help="number of workers on this node, or auto: one for each GPU, else one [auto]",
     )
     group.add_argument(
-        "--local-addr", metavar="HOST", help="name or address at which other nodes reach this one [found out]"
+        "--local-addr",
+        metavar="HOST",
+        help="name or address at which other nodes reach this one [the address of the interface in"
+        " GLOO_SOCKET_IFNAME, else of the host name]",
     )
 
 
@@ -190,32 +204,39 @@ def _add_rendezvous_options(group: argparse._ArgumentGroup) -> None:
         "--rdzv-backend",
         type=_backend,
         metavar="WHERE",
-        help="meet in a shared folder or object store (dir), in an etcd cluster of version 3.4 or newer (etcd), or in a store on the node that"
-        " has the endpoint's address (c10d) [dir]",
+        help="where nodes keep the state of their group: dir, a shared folder or an object store; etcd, a cluster"
+        " of version 3.4 or newer; c10d, a store on one of the nodes [dir]",
     )
     group.add_argument(
         "--rdzv-endpoint",
         metavar="ADDRESS",
-        help="dir: that folder or its URL (s3, gs, az) [rendezvous/ in the run directory]; etcd: HOST[:PORT],..., its members, with https:// in front for"
-        " TLS; certificates and user as etcdctl has them, in ETCDCTL_CACERT, _CERT, _KEY and _USER; c10d: HOST[:PORT]",
+        help="for dir, the folder or its URL (s3, gs, az) [rendezvous/ in the run directory]; for etcd, its members"
+        " as HOST[:PORT],..., after https:// for TLS (certificates and user as for etcdctl: ETCDCTL_CACERT,"
+        " ETCDCTL_CERT, ETCDCTL_KEY, ETCDCTL_USER); for c10d, HOST[:PORT] of that node",
     )
-    group.add_argument("--rdzv-id", metavar="ID", help="name of the group that meets there [the run's]")
     group.add_argument(
-        "--last-call", dest="last_call_s", type=_seconds, metavar="S", help="wait for stragglers [2]"
+        "--rdzv-id", metavar="ID", help="name of the group in etcd or c10d [the name of the run directory]"
+    )
+    group.add_argument(
+        "--last-call",
+        dest="last_call_s",
+        type=_seconds,
+        metavar="S",
+        help="before the first step, wait S seconds for more nodes once --min-nodes are there [2]",
     )
     group.add_argument(
         "--keep-alive",
         dest="keep_alive_s",
         type=_seconds,
         metavar="S",
-        help="a node silent for longer is out [2; 15 where nodes meet in an object store]",
+        help="remove a node that is silent for S seconds [2; 15 where nodes meet in an object store]",
     )
     group.add_argument(
         "--rdzv-timeout",
         dest="rdzv_timeout_s",
         type=_seconds,
         metavar="S",
-        help="give up waiting for min nodes [600]",
+        help="wait S seconds for --min-nodes, or for a backend that does not answer, then exit [600]",
     )
 
 
@@ -224,14 +245,14 @@ def _add_fault_options(group: argparse._ArgumentGroup) -> None:
         "--max-restarts",
         type=partial(_whole, 0),
         metavar="N",
-        help="consecutive restarts without a new step [3]",
+        help="fail after N restarts in a row that brought no new step [3]",
     )
     group.add_argument(
         "--grace",
         dest="grace_s",
         type=_seconds,
         metavar="S",
-        help="seconds from SIGTERM to the last commit [30]",
+        help="seconds from SIGTERM to the end, the last checkpoint included [30]",
     )
     group.add_argument(
         "--hang-timeout",
@@ -242,18 +263,20 @@ def _add_fault_options(group: argparse._ArgumentGroup) -> None:
             expected="seconds above 0, a duration (60s, 10min), auto or off",
         ),
         metavar="S",
-        help="a worker without progress is hung, shows its stacks in its log, and is replaced: after S seconds in a step or the"
-        " recipe's own code (starting and saving have at least 1800), auto (learned from the run's steps) or off [auto]",
+        help="replace a worker that makes no progress for S seconds, and write its stacks to its log; auto learns"
+        " the limit from the steps of the run, off waits for ever; starting and saving may take 1800 s [auto]",
     )
     group.add_argument(
-        "--notice-file", metavar="PATH", help="drain and leave as at SIGTERM once this file exists [none]"
+        "--notice-file", metavar="PATH", help="leave as at SIGTERM once this file exists [none]"
     )
     group.add_argument(
         "--notice-command",
         metavar="CMD",
-        help="the same once this shell command, run every 5 s for 10 s at most, exits with 0 [none]",
+        help="leave as at SIGTERM once this shell command exits with 0; it runs every 5 s, for 10 s at most [none]",
     )
-    group.add_argument("--faults", metavar="PLAN", help="inject faults: for tests and drills [none]")
+    group.add_argument(
+        "--faults", metavar="PLAN", help='break things on purpose, such as "step 50 rank 1: kill" [none]'
+    )
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

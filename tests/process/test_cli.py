@@ -1,3 +1,5 @@
+"""Each command prints what it found, or one sentence about a mistake, and ends with its exit code."""
+
 import json
 import os
 import subprocess
@@ -49,7 +51,7 @@ def test_diff_exits_1_at_the_first_step_that_differs(make_run, capsys):
     assert json.loads(capsys.readouterr().out)["first_difference"] == 2
 
 
-def test_tables_name_what_the_json_holds(make_run, capsys):
+def test_tables_show_the_state_and_the_digest(make_run, capsys):
     run = make_run("a", "abc", "the-digest")
 
     assert main(["report", run]) == 0
@@ -62,7 +64,7 @@ def test_tables_name_what_the_json_holds(make_run, capsys):
 
 
 def test_verify_lists_a_commit_record_that_does_not_parse(make_run, capsys):
-    """A record cut to half its bytes, as a disk that lied about a flush leaves it."""
+    """A record of which a disk kept only the first half."""
     run = make_run("a", "abc", "d")
     folder = f"{run}/checkpoints/000000000002"
     subprocess.run(["mkdir", "-p", folder], check=True)
@@ -83,22 +85,25 @@ def test_verify_lists_a_commit_record_that_does_not_parse(make_run, capsys):
         ([], "expected a recipe, found none"),
     ],
 )
-def test_a_mistake_exits_2_with_a_sentence(argv, says, capsys):
+def test_a_mistake_exits_2_with_a_sentence_and_no_traceback(argv, says, capsys):
     assert main(argv) == 2
     error = capsys.readouterr().err
     assert says in error
     assert "Traceback" not in error
 
 
-def test_help_stands_without_the_docs(capsys):
+def test_the_help_explains_commands_options_faults_and_exit_codes(capsys):
+    """It fits a terminal of 100 columns, and says that a failed worker's state comes from a snapshot."""
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     for part in ("examples:", "exit codes:", "what survives what:", "--min-nodes", "elastic-train diff"):
         assert part in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert "training goes on from the newest snapshot" in text
 
 
 @pytest.mark.parametrize("command", ["report", "status", "diff", "verify"])
-def test_commands_that_only_look_do_not_import_torch(command, make_run):
+def test_commands_that_only_read_a_run_do_not_import_torch(command, make_run):
     """torch takes more than a second to import; the interpreter itself lists what was imported."""
     run = make_run("a", "abc", "d")
     argv = [command, run, run] if command == "diff" else [command, run]
@@ -115,7 +120,7 @@ def test_commands_that_only_look_do_not_import_torch(command, make_run):
     assert "torch" not in imported
 
 
-def test_what_the_command_prints_arrives_whole_though_it_does_not_end_as_the_interpreter_does(capsys):
+def test_output_is_complete_although_the_process_ends_with_os_exit(capsys):
     assert main(["--help"]) == 0
     done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True)
 
@@ -123,8 +128,8 @@ def test_what_the_command_prints_arrives_whole_though_it_does_not_end_as_the_int
     assert done.stderr == ""
 
 
-def test_a_reader_that_went_away_is_answered_with_exit_1_and_not_with_a_traceback():
-    """As `elastic-train report RUN | head -1`, with a head that is gone before the first line."""
+def test_a_closed_pipe_gives_exit_1_without_a_traceback():
+    """As `elastic-train report RUN | head -1`, where head has ended before the first line."""
     read_end, write_end = os.pipe()
     os.close(read_end)
     try:

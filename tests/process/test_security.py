@@ -76,7 +76,7 @@ def test_a_pickle_for_the_runs_identity_is_refused(stopped, flag):
     (stopped.run.local / "run.json").write_bytes(bomb(flag))
     agent = stopped.start()
     agent.ends_with(2)
-    assert "expected the identity of a run in run.json" in agent.output
+    assert "expected run.json to be JSON" in agent.output
 
 
 def test_a_pickle_for_the_groups_state_ends_the_agent_with_advice(stopped, flag):
@@ -96,7 +96,7 @@ def test_pickles_in_a_store_of_the_group_are_failures(flag, etcd, tmp_path):
     backend = TcpStoreBackend(f"127.0.0.1:{free_port()}", "g")
     try:
         backend.beat("n")
-        with backend._line.use("write as a stranger does") as store:
+        with backend._client.use("write as a stranger does") as store:
             for name in ("group", "nodes", "generation", "beat/n"):
                 store.set(backend._key(name), bomb(flag).decode("latin-1"))
         for read in (backend.read, backend.beats, backend.shown_generation):
