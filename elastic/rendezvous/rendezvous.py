@@ -248,7 +248,7 @@ class Rendezvous:
         return self._change(lambda group: transitions.leave(group, self._me.id))
 
     def done(self) -> Group:
-        """All workers of this node finished; the last member to report it ends the run as complete."""
+        """All workers of this node finished; the last member to report it completes the run."""
         return self._change(
             lambda group: transitions.done(group, generation=self._entered, node_id=self._me.id)
         )

@@ -1,13 +1,14 @@
-"""Each version of the group is one complete file, linked into place, so that no two writers win it and no reader sees half of one.
+"""Each version of the group is one file, linked into place whole, so one writer wins it.
 
 state-<version>.json   the newest number counts; the newest 16 are kept
 beat-<node>            the counter of one node, replaced whole
 generation             the newest generation as text, for processes outside the group
-.tmp-<unique>          being written; removed by anybody after an hour
+.tmp-<unique>          being written; after an hour every node may remove it
 
-It needs a file system with hard links and atomic renames that all nodes share. It does not survive a power cut: nothing
-in it is needed once all agents are gone. `generation` may step back for the length of one poll when two nodes write it
-at once, and is written again at the next; the store's exclusive commit is what finally fences.
+It needs a file system with hard links and atomic renames that all nodes share. It does not promise
+to survive a power cut: once all agents are gone nothing in it is needed. `generation` may step back
+until the next poll if two nodes write it at once; in the end the checkpoint store fences, because a
+commit record is created exclusively.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ _NUMBER_LIMIT_BYTES = 64
 
 class DirectoryBackend:
     def __init__(self, path: Path) -> None:
-        """Raises UsageError unless `path` is, or can be made, a folder that this process may write."""
+        """Raises UsageError unless `path` is or becomes a folder that this process may write."""
         self._path = path
         self._lock = threading.Lock()
         self._counters: dict[str, int] = {}
@@ -47,13 +48,15 @@ class DirectoryBackend:
             for _ in range(READ_TRIES):
                 version = max(self._versions(), default=0)
                 if self._newest is not None and self._newest[0] >= version:
-                    # A version once seen is never unseen. A network file system may list a directory as it was; or somebody emptied it, and whoever comes new must find the group.
+                    # A version once seen is never unseen. A network file system may show an old
+                    # listing: then this value is newer. Or a person emptied the folder under a
+                    # live group: then it is put back, so that a node that starts finds the group.
                     if self._newest[0] > version:
                         self._link(self._state(self._newest[0]), self._newest[1])
                     return self._newest
                 if version == 0:
                     return None
-                # The file can be gone only if 16 newer ones came since the listing: list again.
+                # The file can be missing only if 16 newer ones were written since the listing.
                 with contextlib.suppress(FileNotFoundError):
                     self._newest = version, read_regular(self._state(version), VALUE_LIMIT_BYTES)
                     return self._newest
@@ -69,8 +72,9 @@ class DirectoryBackend:
                 self._state(successor), value
             ):
                 return False
-            # A process that slept while `successor` came, went and was deleted could create it again. Only versions that
-            # are 16 behind are deleted, so such a late one shows by its distance.
+            # A process may sleep between the listing above and the link. If 16 newer versions are
+            # written meanwhile, the file of `successor` is deleted as too old, and the sleeper then
+            # creates it a second time. It recognises that by the distance to the newest version.
             versions = self._versions()
             if max(versions) >= successor + KEPT_VERSIONS:
                 self._state(successor).unlink(missing_ok=True)
@@ -119,12 +123,13 @@ class DirectoryBackend:
             ) from error
 
     def _remove_stale(self, now_s: float) -> None:
-        """Remove what dead processes left. Ages are differences of this file system's own times, not of machines' clocks."""
+        """Remove files of dead processes. An age is a difference of the file system's own times."""
         for name in self._names():
             if name.startswith((_TEMPORARY, _BEAT)):
                 with contextlib.suppress(FileNotFoundError):
                     if now_s - (self._path / name).stat().st_mtime > STALE_AFTER_S:
-                        # Taken from a live node that slept, a beat comes back with its next and a state is just not set.
+                        # The node may only have slept. Then its next heartbeat creates the file
+                        # again, and a state that it was about to link is just not set.
                         (self._path / name).unlink()
 
     def _names(self) -> list[str]:
@@ -161,7 +166,8 @@ class DirectoryBackend:
             yield
         except OSError as error:
             raise BackendFailed(
-                # Without the name of the file, which is another one each time: the same problem is said once.
+                # Without the file's name, which differs each time: an equal message is not
+                # repeated.
                 f"could not {what} in {self._path}: {error.strerror or error}; trying again at the next poll"
             ) from error
 

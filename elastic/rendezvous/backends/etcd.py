@@ -1,11 +1,14 @@
-"""The version of the group is the revision at which etcd last changed its key, so it only grows, and a write names the revision that it succeeds.
+"""The version of the group is the revision at which etcd last changed its key, so it only grows.
 
 elastic/<group>/group        the shared state
-elastic/<group>/beat/<node>  the counter of one node, under a lease of the node: it vanishes a minute after the last beat
+elastic/<group>/beat/<node>  the counter of one node, under the node's lease of one minute
 elastic/<group>/generation   the newest generation as text, for processes outside the group
 
-No training node is special, and none of a cluster's members while a majority of them runs. Reads are linearizable: what one node has written every other one
-sees. It does not promise to survive etcd's loss of its data: a revision that is behind one seen before is an error, and never a new beginning.
+A write names the revision that it succeeds. Reads are linearizable: every node sees what another
+has written. No training node is special, and no member of the cluster either while a majority runs.
+
+It does not promise to survive a loss of etcd's data: a revision older than one seen before is an
+error, and never taken for an empty group.
 """
 
 import contextlib
@@ -29,7 +32,7 @@ ROOT = "elastic"
 
 class EtcdBackend:
     def __init__(self, endpoints: str, group: str, access: Access, clock: Clock | None = None) -> None:
-        """`endpoints`: `HOST[:PORT],...`; `group`: any text, the name under which nodes meet. Raises UsageError for what is no address."""
+        """`endpoints`: `HOST[:PORT],...`. `group`: any text. Raises UsageError."""
         self._clock = SystemClock() if clock is None else clock
         self._etcd = EtcdHttp(endpoints, access, self._clock)
         self._prefix = f"{ROOT}/{quote(group, safe='')}/"
@@ -42,7 +45,8 @@ class EtcdBackend:
         self._shown = 0
 
     def read(self) -> tuple[int, bytes] | None:
-        # Whoever reads the group asks for the beats next: one journey brings both.
+        # Every poll reads the group, then the counters: one request brings both. `beats` uses the
+        # counters if it is called within FRESH_S.
         answer = self._call(
             "kv/txn", {"success": [self._range("group"), self._range("beat/", is_folder=True)]}
         )
@@ -61,7 +65,7 @@ class EtcdBackend:
         try:
             answer = self._set_if("group", version or 0, value)
         except OutcomeUnknown:
-            return False  # It may be ours all the same; whoever reads again finds out.
+            return False  # It may have won all the same. The next read finds out.
         return answer
 
     def beat(self, node_id: str) -> None:
@@ -71,7 +75,7 @@ class EtcdBackend:
             value = str(self._counters[node_id])
             if self._lease is not None and self._clock.monotonic() - self._renewed_s > RENEW_EVERY_S:
                 self._renew(self._lease)
-            # A lease is gone when this node slept for longer than it: then a new one.
+            # The lease has expired if this node slept for longer than it. Then it takes a new one.
             with contextlib.suppress(NotFound):
                 self._put_beat(node_id, value, self._current_lease())
                 return
@@ -79,9 +83,9 @@ class EtcdBackend:
             self._put_beat(node_id, value, self._current_lease())
 
     def beats(self) -> dict[str, int]:
-        brought, self._beats = self._beats, None
-        if brought is not None and self._clock.monotonic() - brought[0] < FRESH_S:
-            return brought[1]
+        fresh, self._beats = self._beats, None
+        if fresh is not None and self._clock.monotonic() - fresh[0] < FRESH_S:
+            return fresh[1]
         answer = self._call("kv/range", self._range("beat/", is_folder=True)["request_range"])
         return self._counted(_pairs(answer))
 
@@ -134,7 +138,7 @@ class EtcdBackend:
     def _renew(self, lease: str) -> None:
         answer = self._call("lease/keepalive", {"ID": lease})
         result = answer.get("result")
-        # The answer for a lease that is gone has no TTL.
+        # For an expired lease etcd answers without a TTL.
         is_alive = isinstance(result, dict) and str(result.get("TTL", "0")) != "0"
         self._lease = lease if is_alive else None
         self._renewed_s = self._clock.monotonic()
@@ -147,7 +151,7 @@ class EtcdBackend:
 
     def _range(self, name: str, *, is_folder: bool = False) -> dict[str, Any]:
         key = (self._prefix + name).encode()
-        # The first key behind all those that begin with `key`.
+        # The first key after all keys that begin with `key`.
         end = {"range_end": _text(key[:-1] + bytes([key[-1] + 1]))} if is_folder else {}
         return {"request_range": {"key": _text(key)} | end}
 
@@ -155,9 +159,9 @@ class EtcdBackend:
         begin = len(f"{self._prefix}beat/".encode())
         counters = {}
         for pair in pairs:
-            with contextlib.suppress(ValueError):  # not ours: as good as missing
-                counters[_bytes(pair.get("key"))[begin:].decode()] = int(_value(pair))
-        return {node_id: counter for node_id, counter in counters.items() if counter >= 0}
+            with contextlib.suppress(ValueError):  # another program wrote it: as good as missing
+                counters[_bytes(pair.get("key"))[begin:].decode()] = parse_number(_value(pair))
+        return {node_id: counter for node_id, counter in counters.items() if counter is not None}
 
 
 def _text(data: bytes) -> str:

@@ -1,7 +1,11 @@
-"""A call is answered by whichever member of an etcd cluster answers first in turn, or fails within seconds and says whether it may have been done.
+"""A call is answered by the first member of an etcd cluster that can, or fails within seconds.
 
-It speaks the JSON gateway of etcd v3 (3.4 and newer): one POST a call. TLS, client certificates and user come from the variables of etcdctl. It knows nothing of
-keys, and it does not repeat a call to a member that did not answer.
+The failure says whether the call may have taken effect. Spoken is the JSON gateway of etcd v3 (3.4
+and newer), one POST for each call. TLS, client certificates and the user come from the variables of
+etcdctl.
+
+It knows nothing of keys. It does not promise that a call takes effect only once: a request whose
+answer is lost is sent to the next member too, so callers make requests that may be repeated.
 """
 
 import json
@@ -24,27 +28,28 @@ from elastic.system.untrusted import parse_json
 
 DEFAULT_PORT = 2379
 CONNECT_S = 0.5
-# Longer than the one second that the members take to notice that their leader is gone and to choose another: whoever waits for that is answered.
+# The members of a cluster take a second to notice that their leader is gone and to elect another. A
+# request that waits for that is still answered within this limit.
 ANSWER_S = 1.5
 CALL_S = 3.0
 MOST_CONNECTIONS = 4
 
-_NOT_FOUND = 5  # of the codes that gRPC has
+_NOT_FOUND = 5  # codes of gRPC
 _UNAUTHENTICATED = 16
 _STALE_TOKEN = ("invalid auth token", "revision in header is old", "user name is empty")
 
 
 class OutcomeUnknown(BackendFailed):
-    """The request was sent and no answer came: it may have been done, or may be done yet."""
+    """The request was sent and no answer came: it may take effect, now or later."""
 
 
 class NotFound(BackendFailed):
-    """The member answered that what was named, a lease for one, does not exist."""
+    """The member answered that the thing named in the request, such as a lease, does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who asks, and whom to believe. Paths of PEM files and "name:password" as etcdctl takes them; None: not given."""
+    """Credentials, and the authority to trust: PEM files and "name:password", as for etcdctl."""
 
     ca: str | None = None
     certificate: str | None = None
@@ -53,13 +58,16 @@ class Access:
 
     @staticmethod
     def from_environment(environ: Mapping[str, str]) -> "Access":
-        """From ETCDCTL_CACERT, ETCDCTL_CERT, ETCDCTL_KEY, and ETCDCTL_USER, with its password in there or in ETCDCTL_PASSWORD."""
+        """From ETCDCTL_CACERT, ETCDCTL_CERT, ETCDCTL_KEY, ETCDCTL_USER and ETCDCTL_PASSWORD.
+
+        The password may be in ETCDCTL_USER instead, after a colon. Raises UsageError without one.
+        """
         user, password = environ.get("ETCDCTL_USER"), environ.get("ETCDCTL_PASSWORD")
         if user and ":" not in user and password:
             user = f"{user}:{password}"
         if user and ":" not in user:
             raise UsageError(
-                f"ETCDCTL_USER should be name:password, found only the name {user!r}; nobody is here to be asked for the password"
+                f"ETCDCTL_USER should be name:password, found only the name {user!r}; add :password, or set ETCDCTL_PASSWORD"
             )
         return Access(
             ca=environ.get("ETCDCTL_CACERT") or None,
@@ -77,10 +85,10 @@ class _Refusal:
 
 
 class EtcdHttp:
-    """Calls may come from several threads."""
+    """One cluster. Calls may come from several threads."""
 
     def __init__(self, endpoints: str, access: Access, clock: Clock | None = None) -> None:
-        """`endpoints`: `HOST[:PORT],...`, each with https:// in front of it for TLS. Raises UsageError for one that is no address."""
+        """`endpoints`: `HOST[:PORT],...`, each after https:// for TLS. Raises UsageError."""
         self._urls = tuple(_url(endpoint) for endpoint in endpoints.split(","))
         self._clock = SystemClock() if clock is None else clock
         self._access = access
@@ -90,10 +98,10 @@ class EtcdHttp:
         self._lock = threading.Lock()
 
     def call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """POST `body` to `/v3/<path>`, asking each member twice at most, for 3 s in all.
+        """POST `body` to `/v3/<path>`, trying each member at most twice, for 3 s in all.
 
-        Raises OutcomeUnknown when a member that got the request did not say what became of it, and none answered since;
-        BackendFailed when none was reached; BackendRefused when one said no, NotFound when it said that there is no such thing.
+        Raises OutcomeUnknown if a member received the request and no member answered; BackendFailed
+        if no member was reached; BackendRefused if a member refused; NotFound.
         """
         deadline = self._clock.monotonic() + CALL_S
         failed = BackendFailed(f"no member of etcd was asked for {path}")
@@ -112,12 +120,15 @@ class EtcdHttp:
                     raise
                 may_be_done |= isinstance(error, OutcomeUnknown)
                 failed = error
-                # Two threads that fail at once go two members further, which is as good.
+                # Not locked: two threads that fail at once skip two members, which does no harm.
                 self._at += 1
         raise OutcomeUnknown(str(failed)) if may_be_done else failed
 
     def _authorized(self, url: str, path: str, body: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """The answer of one member. A token that it does not know, any more or because it was restarted, is replaced once."""
+        """The answer of one member. A token that it does not know is replaced once.
+
+        Tokens expire, and a restarted member may have forgotten all of them.
+        """
         found = self._ask(url, path, body, self._current_token(url, limit_s), limit_s)
         if isinstance(found, _Refusal) and self._access.user is not None and _is_stale(found):
             self._token = None
@@ -161,7 +172,8 @@ class EtcdHttp:
 
 def _answer(url: str, status: int, data: bytes) -> dict[str, Any] | _Refusal:
     try:
-        # A refused stream, such as a lease's keepalive, has its error in a line of its own.
+        # The answer to a stream, such as the keepalive of a lease, has several lines: the first
+        # holds the result or the error.
         found = parse_json(data.split(b"\n", 1)[0] or b"{}")
     except ValueError:
         found = None
@@ -187,7 +199,7 @@ def _is_stale(refusal: _Refusal) -> bool:
 
 
 def _token(found: dict[str, Any] | _Refusal, url: str, name: str) -> str:
-    """The token; empty where the server asks for none."""
+    """The token; empty for a server without authentication."""
     if not isinstance(found, _Refusal):
         return str(found.get("token", ""))
     if "not enabled" in found.message:
@@ -215,7 +227,7 @@ def _pool(access: Access) -> urllib3.PoolManager:
     _check_readable("ETCDCTL_KEY", access.key)
     return urllib3.PoolManager(
         maxsize=MOST_CONNECTIONS,
-        # Asking again, and whom, is decided here: the library would repeat a request whose fate is unknown.
+        # `call` decides what to repeat. The library would repeat a request without saying so.
         retries=False,
         ca_certs=access.ca,
         cert_file=access.certificate,

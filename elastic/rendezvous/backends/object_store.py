@@ -1,14 +1,18 @@
-"""Each version of the group is one object that is created exclusively and never changed or deleted, so the newest is the one without a successor.
+"""Each version of the group is an object that is created exclusively and never changed or deleted.
 
-state/<version>    the versions from 1 on, without gaps; a run makes a few for each generation, of a kilobyte or two
-beats/<node>       the counter of one node, written over
+state/<version>    the versions from 1 on, without gaps; a few for each generation, 1 or 2 kB each
+beats/<node>       the counter of one node, overwritten
 exclusive          shows that this storage refuses to create an object twice
 
-Versions are looked for by name and never in a listing, which may be old: a version once seen is never unseen, and a node that slept for hours goes through all that
-it missed. Listings only tell the names of nodes, and `track_nodes` tells of those that matter. What fences savers is the newest version itself, read when they ask (uploader/fence.py).
+The newest version is the one without a successor. It is looked for by name and never in a listing,
+because a listing may be old. So a version once seen is never unseen, and a node that slept for
+hours finds all that it missed. Listings only supply node ids, and `track_nodes` supplies those that
+matter. Savers are fenced by the newest version itself, read when they ask (uploader/fence.py).
 
-Requests cost time and money, so answers are used for a while: `PollIntervals` says for how long. It does not promise to work where the service ignores the condition of a creation:
-that is found out at the first call and refused.
+Requests cost time and money, so answers are used for a while; `PollIntervals` says for how long.
+
+It does not promise to work in a service that ignores the condition of a creation: the first call
+finds that out, and refuses.
 """
 
 import threading
@@ -20,6 +24,7 @@ from urllib.parse import quote, unquote
 from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
 from elastic.storage.objects import Objects, ObjectsFailed, ObjectsRefused
 from elastic.system.clock import Clock, SystemClock
+from elastic.system.untrusted import parse_number
 
 _STATE = "state/"
 _BEATS = "beats/"
@@ -28,26 +33,31 @@ _PROOF = "exclusive"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollIntervals:
-    """Seconds from one request to the next: for the group's state, while it has changed within `active_for_s` and else; for beats; and after a failure.
+    """The shortest time between two requests, in seconds.
 
-    `names_s`: after which the nodes' names are listed again, beside each time that the group's state changed.
-    `quiet_s`: a counter that has not moved for so long is read again only when a listing says that it was written.
+    For the group's state `active_s` while it has changed within `active_for_s`, else `idle_s`.
+    `beats_s` for counters. `failed_s` after a failure. `list_s` for listings of node ids, which are
+    also made whenever the group's state has changed. A counter that has not moved for
+    `unread_after_s` is read again only if a listing shows that it was written.
     """
 
     active_s: float = 0.2
     active_for_s: float = 10.0
     idle_s: float = 1.0
     beats_s: float = 2.0
-    names_s: float = 30.0
-    quiet_s: float = 120.0
+    list_s: float = 30.0
+    unread_after_s: float = 120.0
     failed_s: float = 1.0
 
 
-NO_DELAY = PollIntervals(active_s=0.0, idle_s=0.0, beats_s=0.0, names_s=0.0, failed_s=0.0)
+NO_DELAY = PollIntervals(active_s=0.0, idle_s=0.0, beats_s=0.0, list_s=0.0, failed_s=0.0)
 
 
 def newest_version(exists: Callable[[int], bool], known: int) -> int:
-    """The highest version, of versions without gaps, where `known` exists or is 0; asks once where nothing came after it, else about log2 of what came."""
+    """The highest version, of versions without gaps; `known` exists or is 0.
+
+    Galloping search: one request if nothing came after `known`, else about 2 log2 of what came.
+    """
     low, stride = known, 1
     while exists(low + stride):
         low, stride = low + stride, stride * 2
@@ -69,34 +79,34 @@ class ObjectStoreBackend:
     def __init__(
         self, url: str, *, intervals: PollIntervals | None = None, clock: Clock | None = None
     ) -> None:
-        """`url`: a folder of its own. Nothing is asked yet."""
+        """`url`: a folder for this group only. Makes no request yet."""
         self._objects = Objects(url)
         self._intervals = PollIntervals() if intervals is None else intervals
         self._clock = SystemClock() if clock is None else clock
-        # Not one for all: a request for the state that hangs must not hold up this node's beats.
-        self._state_lock, self._beats_lock, self._mine_lock = (
+        # Three locks: while a request for the state hangs, this node's heartbeats must go on.
+        self._state_lock, self._beats_lock, self._own_lock = (
             threading.RLock(),
             threading.Lock(),
             threading.Lock(),
         )
-        self._mine: dict[str, int] = {}
+        self._own: dict[str, int] = {}
         self._newest: tuple[int, bytes] | None = None
-        self._taken = 0  # the highest version that is known to exist, seen or not
+        self._highest = 0  # known to exist, whether its value was read or not
         self._changed_s = float("-inf")
-        self._next_read_s = float("-inf")  # when to ask again
-        self._trouble = ""
+        self._next_read_s = float("-inf")
+        self._problem = ""
         self._is_exclusive = False
         self._counters: dict[str, _Counter] = {}
         self._tracked: frozenset[str] = frozenset()
-        self._beats_s = float("-inf")
-        self._named: tuple[float, int] = float("-inf"), -1  # when the names were listed, and at which version
+        self._next_beats_s = float("-inf")
+        self._listed: tuple[float, int] = float("-inf"), -1  # when nodes were listed, at which version
 
     def read(self) -> tuple[int, bytes] | None:
         with self._state_lock:
             if self._clock.monotonic() >= self._next_read_s:
                 self._refresh()
-            elif self._trouble:
-                raise BackendFailed(self._trouble)
+            elif self._problem:
+                raise BackendFailed(self._problem)
             return self._newest
 
     def compare_and_set(self, version: int | None, value: bytes) -> bool:
@@ -107,34 +117,34 @@ class ObjectStoreBackend:
                 return False
             successor = self._seen + 1
             try:
-                is_ours = self._objects.create(_state(successor), value)
+                is_created = self._objects.create(_state(successor), value)
             except ObjectsRefused as error:
                 raise BackendRefused(str(error)) from error
             except ObjectsFailed:
-                # It may be there all the same, now or later; whoever reads finds out.
+                # It may have been created all the same, or may be yet. The next read finds out.
                 self._next_read_s = float("-inf")
                 return False
-            self._taken = successor
-            if is_ours:
+            self._highest = successor
+            if is_created:
                 self._adopt(successor, value)
             else:
                 self._next_read_s = float("-inf")
-            return is_ours
+            return is_created
 
     def beat(self, node_id: str) -> None:
-        with self._mine_lock:
-            self._mine[node_id] = self._mine.get(node_id, 0) + 1
+        with self._own_lock:
+            self._own[node_id] = self._own.get(node_id, 0) + 1
             with _failures("a heartbeat"):
-                self._objects.write(_beat(node_id), str(self._mine[node_id]).encode())
+                self._objects.write(_beat(node_id), str(self._own[node_id]).encode())
 
     def beats(self) -> dict[str, int]:
         with self._beats_lock:
             now_s = self._clock.monotonic()
-            if now_s >= self._beats_s:
-                self._beats_s = now_s + self._intervals.failed_s
+            if now_s >= self._next_beats_s:
+                self._next_beats_s = now_s + self._intervals.failed_s
                 with _failures("heartbeats"):
-                    self._count(now_s)
-                self._beats_s = now_s + self._intervals.beats_s
+                    self._read_counters(now_s)
+                self._next_beats_s = now_s + self._intervals.beats_s
             # Counters begin at 1.
             return {node_id: one.value for node_id, one in self._counters.items() if one.value}
 
@@ -147,13 +157,13 @@ class ObjectStoreBackend:
 
     def _refresh(self) -> None:
         self._next_read_s = self._clock.monotonic() + self._intervals.failed_s
-        self._trouble = ""
+        self._problem = ""
         try:
             with _failures("the group's state"):
                 self._check_exclusive()
                 self._catch_up()
         except BackendFailed as error:
-            self._trouble = str(error)
+            self._problem = str(error)
             raise
         now_s = self._clock.monotonic()
         is_active = now_s - self._changed_s < self._intervals.active_for_s
@@ -169,20 +179,20 @@ class ObjectStoreBackend:
             return value is not None
 
         newest = newest_version(exists, self._seen)
-        if newest < self._taken:
+        if newest < self._highest:
             raise BackendFailed(
-                f"version {self._taken} of the group in {self._objects.url} exists and cannot be found; trying again at the next poll"
+                f"version {self._highest} of the group in {self._objects.url} exists and cannot be found; trying again at the next poll"
             )
         if newest > self._seen:
             self._adopt(newest, values[newest])
 
     def _adopt(self, version: int, value: bytes) -> None:
         self._newest = version, value
-        self._taken = max(self._taken, version)
+        self._highest = max(self._highest, version)
         self._changed_s = self._clock.monotonic()
 
     def _check_exclusive(self) -> None:
-        """Raises BackendRefused where nodes could overwrite what others wrote."""
+        """Raises BackendRefused if nodes could overwrite each other's versions."""
         if self._is_exclusive:
             return
         if self._objects.create(_PROOF, b"created once") and self._objects.create(_PROOF, b"created twice"):
@@ -192,9 +202,9 @@ class ObjectStoreBackend:
             )
         self._is_exclusive = True
 
-    def _count(self, now_s: float) -> None:
-        if now_s - self._named[0] >= self._intervals.names_s or self._named[1] != self._seen:
-            self._named = now_s, self._seen
+    def _read_counters(self, now_s: float) -> None:
+        if now_s - self._listed[0] >= self._intervals.list_s or self._listed[1] != self._seen:
+            self._listed = now_s, self._seen
             for name, listed in self._objects.listed(_BEATS).items():
                 self._add_node(unquote(name.removeprefix(_BEATS)), listed.mark, now_s)
         tracked = self._tracked
@@ -203,14 +213,13 @@ class ObjectStoreBackend:
         wanted = [
             node_id
             for node_id, one in self._counters.items()
-            if now_s - one.moved_s < self._intervals.quiet_s or node_id in tracked
+            if now_s - one.moved_s < self._intervals.unread_after_s or node_id in tracked
         ]
         found = self._objects.read_all(_beat(node_id) for node_id in wanted)
         for node_id in wanted:
-            text = found.get(_beat(node_id), b"")
-            if text.isdigit() and int(text) != self._counters[node_id].value:
-                self._counters[node_id].value = int(text)
-                self._counters[node_id].moved_s = now_s
+            value, counter = parse_number(found.get(_beat(node_id), b"")), self._counters[node_id]
+            if value is not None and value != counter.value:
+                counter.value, counter.moved_s = value, now_s
 
     def _add_node(self, node_id: str, mark: str, now_s: float) -> None:
         known = self._counters.get(node_id)

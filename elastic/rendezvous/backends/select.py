@@ -1,7 +1,9 @@
-"""Where a group meets is one value, and the same on every node; everything that depends on the kind of backend is decided here.
+"""Every node of a run gets the same backend from one value; only this module knows all kinds.
 
-dir: a folder that all nodes share. objects: the same in an object store. etcd: a cluster that runs anyway. c10d: a store on the node whose address is the endpoint.
-It does not promise that the others were given the same one.
+dir: a folder that all nodes share. objects: the same in an object store. etcd: a cluster that runs
+anyway. c10d: a TCPStore on the node whose address is the endpoint.
+
+It does not promise that the other nodes were given the same value.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,59 +18,62 @@ from elastic.system.addresses import split_endpoint
 from elastic.system.clock import Clock
 
 RETRY_S = 0.5
-MIN_WATCH_S = 2.0
-QUIET_S = 1.0
+MIN_OBSERVATION_S = 2.0
+UNREAD_S = 1.0
 SERVE_LIMIT_S = 15.0
 SERVE_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousConfig:
-    """`endpoint`: the folder or its URL, or addresses as --rdzv-endpoint has them. `group`: the name of the group there; a folder has one group only."""
+    """`endpoint`: a folder, its URL, or addresses as in --rdzv-endpoint.
+
+    `group`: the name of the group there; empty for a folder, which holds one group only.
+    """
 
     kind: Literal["dir", "objects", "c10d", "etcd"]
     endpoint: str
     group: str
 
     def check(self, environ: Mapping[str, str]) -> None:
-        """Raises UsageError for an address that is none, or for files and variables that notify who we are but cannot be read."""
+        """Raises UsageError for a malformed address and for credentials that cannot be read."""
         match self.kind:
             case "dir" | "objects":
-                pass  # a folder is checked by who makes it, and a store by its first answer
+                pass  # a folder is checked when it is created, a store by its first answer
             case "etcd":
-                from elastic.rendezvous.backends.etcd_http import Access, EtcdHttp  # as in `open`
+                from elastic.rendezvous.backends.etcd_http import Access, EtcdHttp
 
                 EtcdHttp(self.endpoint, Access.from_environment(environ))
             case "c10d":
                 split_endpoint(self.endpoint, 1)
 
     def open(self, environ: Mapping[str, str]) -> Backend:
-        """Raises UsageError for what cannot be meant; no network is used before the first call."""
+        """Raises UsageError as `check` does. Uses no network before the backend's first call.
+
+        Each kind is imported only where it is used: torch takes seconds, fsspec starts a thread.
+        """
         match self.kind:
             case "dir":
                 return DirectoryBackend(Path(self.endpoint))
             case "objects":
-                from elastic.rendezvous.backends.object_store import (
-                    ObjectStoreBackend,  # starts a thread of its library's
-                )
+                from elastic.rendezvous.backends.object_store import ObjectStoreBackend
 
                 return ObjectStoreBackend(self.endpoint)
             case "etcd":
-                from elastic.rendezvous.backends.etcd import EtcdBackend  # a library that nobody else needs
+                from elastic.rendezvous.backends.etcd import EtcdBackend
                 from elastic.rendezvous.backends.etcd_http import Access
 
                 return EtcdBackend(self.endpoint, self.group, Access.from_environment(environ))
             case "c10d":
-                from elastic.rendezvous.backends.tcp_store import (
-                    TcpStoreBackend,  # torch, which takes long to import
-                )
+                from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
 
                 return TcpStoreBackend(self.endpoint, self.group)
 
     def fence(self, mirror: Path) -> str:
-        """How another process of this node finds the newest generation, as uploader/fence.py reads it.
+        """Where another process of this node finds the newest generation; `uploader.fence` reads
+        it.
 
-        mirror: where the agent shows it if nobody but torch could ask for it.
+        mirror: a file in which the agent shows it, for a store that only torch can read.
         """
         match self.kind:
             case "dir":
@@ -82,9 +87,9 @@ class RendezvousConfig:
 
 
 def wait_for(backend: Backend, *, patience_s: float, clock: Clock, notify: Callable[[str], None]) -> None:
-    """Return once the backend answers: servers and nodes may be started in any order.
+    """Return once the backend answers, so that servers and nodes may be started in any order.
 
-    Raises UsageError when it says no, RendezvousTimeout when it does not answer within `patience_s`.
+    Raises UsageError if it refuses, RendezvousTimeout if it does not answer within `patience_s`.
     """
     deadline, has_notified = clock.monotonic() + patience_s, False
     while True:
@@ -103,22 +108,28 @@ def wait_for(backend: Backend, *, patience_s: float, clock: Clock, notify: Calla
 
 
 def active_nodes(backend: Backend, clock: Clock, *, keep_alive_s: float) -> tuple[str, ...]:
-    """The nodes that beat within some seconds of watching: two, or as many as nodes with that keep-alive may be silent for."""
+    """The nodes whose counters move while this function watches them.
+
+    It watches for half a keep-alive, in which a live node sends two heartbeats, and 2 s at least.
+    """
     before = backend.beats()
-    clock.sleep(max(MIN_WATCH_S, keep_alive_s / 2))
+    clock.sleep(max(MIN_OBSERVATION_S, keep_alive_s / 2))
     return tuple(
         node_id for node_id, counter in backend.beats().items() if before.get(node_id) not in (None, counter)
     )
 
 
 def serve_until_read(backend: Backend, node_id: str, clock: Clock) -> None:
-    """Whoever serves the store stays until the others have read how the run ended: until none but `node_id` has beaten for a second, 15 s at most."""
+    """Keep a store that this process serves until the other nodes have read how the run ended.
+
+    That is when no node but `node_id` has sent a heartbeat for a second; it waits 15 s at most.
+    """
     if not isinstance(backend, MayHost) or not backend.is_host:
         return
     deadline = clock.monotonic() + SERVE_LIMIT_S
     last: dict[str, int] = {}
     moved_s = clock.monotonic()
-    while clock.monotonic() < min(deadline, moved_s + QUIET_S):
+    while clock.monotonic() < min(deadline, moved_s + UNREAD_S):
         try:
             beats = {name: count for name, count in backend.beats().items() if name != node_id}
         except BackendFailed:

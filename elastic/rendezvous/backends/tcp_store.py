@@ -1,12 +1,18 @@
-"""Versions never step back, although the store lives in the memory of one agent: who has seen a newer one than a store that began anew puts it back.
+"""Versions never step back, although one agent keeps the store in its memory and may lose it.
 
-elastic/<group>/group        "<version> <writer> <value in base64>"; the writer's name is new for each write, so that two equal values are told apart
-elastic/<group>/nodes        the nodes that ever beat, as a JSON list
+elastic/<group>/group        "<version> <writer> <value in base64>"
+elastic/<group>/nodes        the ids of all nodes that ever sent a heartbeat, as a JSON list
 elastic/<group>/beat/<node>  the counter of one node
 elastic/<group>/generation   the newest generation as text
 
-The store is torch's TCPStore on the agent whose machine has the endpoint's address. It ends with that agent, and until one runs there again nobody can come or
-go. It does not promise that who reaches the port means well: see docs/security.md.
+The store is torch's TCPStore, served by the agent on the machine that has the endpoint's address.
+When that agent dies, the store is gone, and when an agent runs there again, it is empty. Each node
+remembers the newest value that it has seen. A node that finds an older value than its own in the
+store, or none, puts its own back. No version is given out twice, because the version also counts
+generations: see `compare_and_set`.
+
+While no agent serves the store, no node can join or leave. It does not promise that only nodes of
+the run reach the port: see docs/security.md.
 """
 
 import contextlib
@@ -28,14 +34,20 @@ from elastic.system.untrusted import parse_json, parse_number
 DEFAULT_PORT = 29400  # torchrun's
 WRITE_TRIES = 50
 
-# The store has no plain look at a key that may be absent. Comparing with what is never there gives the value, or this back.
+# TCPStore has no read that returns at once for an absent key: `get` waits for it. `compare_set`
+# with an expected value that no key ever has returns the value, or this expected value for an
+# absent key.
 _ABSENT = "-"
 _VERSIONS_PER_GENERATION = 2**32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredValue:
-    """One value as it stands in the store."""
+    """One version of the group's state, as the store holds it.
+
+    `writer` is new for each write. Two nodes that evict the same dead node write equal bytes for
+    the same version: only by the writer does each know whether its own write won.
+    """
 
     version: int
     writer: str
@@ -43,7 +55,7 @@ class StoredValue:
 
     @property
     def rank(self) -> tuple[int, str]:
-        """Of two histories that met, everybody takes the same one for the newer."""
+        """Of two histories that meet, every node takes the one with the higher rank."""
         return self.version, self.writer
 
     @property
@@ -52,7 +64,7 @@ class StoredValue:
 
     @staticmethod
     def parse(data: bytes) -> "StoredValue | None":
-        """None for what says that the key is absent. Raises BackendFailed."""
+        """None for an absent key. Raises BackendFailed."""
         if data == _ABSENT.encode():
             return None
         try:
@@ -70,7 +82,7 @@ class StoredValue:
 
 class TcpStoreBackend:
     def __init__(self, endpoint: str, group: str) -> None:
-        """`endpoint`: `HOST[:PORT]`; `group`: any text, the name under which nodes meet. Raises UsageError for what is no address."""
+        """`endpoint`: `HOST[:PORT]`. `group`: any text. Raises UsageError."""
         host, port = split_endpoint(endpoint, DEFAULT_PORT)
         host = host.strip("[]")
         self._client = TcpStoreClient(host, port, may_host=is_own_address(host), clock=SystemClock())
@@ -80,7 +92,7 @@ class TcpStoreBackend:
         self._counters: dict[str, int] = {}
         self._listed: dict[str, int] = {}
         self._generation = 0
-        self._shown: tuple[int, int] = (0, 0)  # generation, and the connection in which it was seen
+        self._shown: tuple[int, int] = (0, 0)  # generation, and the connection that showed it
 
     @property
     def is_host(self) -> bool:
@@ -88,7 +100,7 @@ class TcpStoreBackend:
         return self._client.is_host
 
     def close(self) -> None:
-        """Leave; a store that is served here ends."""
+        """Disconnect, and end the store if this process serves it."""
         self._client.close()
 
     def read(self) -> tuple[int, bytes] | None:
@@ -102,11 +114,14 @@ class TcpStoreBackend:
                 self._refresh(store)
         if self._version != version:
             return False
-        # A store that began anew may have counted few versions and many generations; the generation counts for more, so that the later history is the newer.
+        # After the store was lost, two histories can meet: that of a survivor, with many versions
+        # of few generations, and a new one, with few versions but more generations. The later
+        # generation must win. So each generation begins at a version above all that the one before
+        # could reach.
         lowest = self._generation * _VERSIONS_PER_GENERATION
         successor = StoredValue(version=max(version or 0, lowest) + 1, writer=uuid.uuid4().hex, value=value)
         expected = "" if self._seen is None else self._seen.text
-        # An answer that was lost may be a win all the same; whoever reads again finds out.
+        # If the answer is lost, the write may have won all the same. The next read finds out.
         with contextlib.suppress(BackendFailed), self._client.use("write the group's state") as store:
             answer = store.compare_set(self._key("group"), expected, successor.text)
             if answer == successor.text.encode():
@@ -119,7 +134,7 @@ class TcpStoreBackend:
             key = self._key(f"beat/{node_id}")
             wanted = self._counters.get(node_id, 0) + 1
             found = store.add(key, 1)
-            if found < wanted:  # the store began anew
+            if found < wanted:  # a new, empty store: a counter that steps back could repeat a value
                 found = store.add(key, wanted - found)
             self._counters[node_id] = found
             if self._listed.get(node_id) != self._client.connections:
@@ -129,7 +144,8 @@ class TcpStoreBackend:
     def beats(self) -> dict[str, int]:
         with self._client.use("read heartbeats") as store:
             nodes = self._nodes(store)[1]
-            # All of them are there: a node is listed after its first beat.
+            # `multi_get` waits for absent keys. None is absent: a node is listed after its first
+            # heartbeat.
             values = store.multi_get([self._key(f"beat/{node_id}") for node_id in nodes]) if nodes else []
         counters = {node_id: parse_number(value) for node_id, value in zip(nodes, values, strict=True)}
         return {node_id: counter for node_id, counter in counters.items() if counter is not None}
@@ -166,17 +182,18 @@ class TcpStoreBackend:
         return None if self._seen is None else self._seen.version
 
     def _refresh(self, store: TCPStore) -> StoredValue | None:
-        """What the store holds, or what this process saw last, put in its place, if that is newer."""
+        """What the store holds; if this process has seen a newer value, that is put back first."""
         key, seen = self._key("group"), self._seen
         found = StoredValue.parse(store.compare_set(key, _ABSENT, _ABSENT))
         for _ in range(WRITE_TRIES):
             if seen is None or (found is not None and found.rank >= seen.rank):
                 self._seen = found
                 return found
-            # Of several survivors that do the same one is first; the others find its value, or replace it if theirs is newer.
+            # Several survivors may do this at once. One is first. The others find its value, and
+            # replace it if their own is newer.
             found = StoredValue.parse(store.compare_set(key, "" if found is None else found.text, seen.text))
         raise BackendFailed(
-            f"the store began anew, and the group's newest state could not be put back {WRITE_TRIES} times in a row; trying again at the next"
+            f"the store lost its contents, and the group's newest state could not be put back {WRITE_TRIES} times in a row; trying again at the next"
             f" poll"
         )
 
@@ -191,8 +208,8 @@ class TcpStoreBackend:
         )
 
     def _nodes(self, store: TCPStore) -> tuple[str, list[str]]:
-        """The list as text, empty where there is none yet, and its nodes."""
-        # Bytes that are no text make a text that is no list.
+        """The list as text, empty if there is none yet, and its nodes."""
+        # Bytes that are not UTF-8 become a text that is not a JSON list, and are refused below.
         text = store.compare_set(self._key("nodes"), _ABSENT, _ABSENT).decode(errors="replace")
         if text == _ABSENT:
             return "", []

@@ -1,7 +1,18 @@
-"""A call of torch's TCPStore on this line ends within seconds, also when the host is frozen or gone, and leaves no thread behind.
+"""A call of torch's TCPStore ends within seconds, also if the host is frozen or gone.
 
-torch's client waits for an answer without a limit, in its constructor too, and never connects again. So the socket below it is found and given limits of its own, and a
-line that failed once is thrown away for a fresh one. It does not promise that a call that failed was not done.
+torch's client has no limit for an answer: its timeout is one for keys that are absent. If the host
+is frozen or loses power, no packet resets the connection, and the client's `recv` waits for ever,
+with the GIL released and the calling thread lost: no Python signal handler and no exception reaches
+it. Its constructor waits in the same way, and a client that lost its connection never connects
+again. TCPStore does not give access to its socket.
+
+So this module finds the socket below the client among the open files of the process
+(/proc/self/fd), by the address of its peer, and sets limits on it that the kernel keeps
+(SO_RCVTIMEO, SO_SNDTIMEO). During the constructor a watchdog thread shuts such sockets down once
+its limit has passed. A client that failed once is thrown away for a fresh one, because it may be in
+the middle of an answer. No thread is left behind.
+
+It does not promise that a call that failed had no effect.
 """
 
 import contextlib
@@ -25,14 +36,14 @@ ANSWER_S = 1.0
 RETRY_S = 0.5
 ABORT_EVERY_S = 0.1
 
-_TIMEVAL = struct.Struct("@ll")  # seconds and microseconds, as the kernel takes limits of sockets
+_TIMEVAL = struct.Struct("@ll")  # struct timeval: seconds and microseconds
 
 
 class TcpStoreClient:
-    """One connection at a time, for one caller at a time; others wait for their turn."""
+    """One connection, for one caller at a time; other threads wait for their turn."""
 
     def __init__(self, host: str, port: int, *, may_host: bool, clock: Clock) -> None:
-        """may_host: whether this process serves the store if nobody else on this machine does; it then does so to its end."""
+        """may_host: serve the store from then on if no other process of this machine does."""
         self._host = host
         self._port = port
         self._may_host = may_host
@@ -41,21 +52,24 @@ class TcpStoreClient:
         self._server: TCPStore | None = None
         self._client: TCPStore | None = None
         self._failed: tuple[float, str] | None = None
-        self.connections = 0  # how many there have been: another number may be another store
+        self.connections = 0  # so far; after a new connection the store may be another, empty one
 
     @property
     def is_host(self) -> bool:
         return self._server is not None
 
     def close(self) -> None:
-        """Leave; a store that is served here ends."""
+        """Disconnect, and end the store if this process serves it."""
         with self._lock:
             self._client = self._server = None
             self._may_host = False
 
     @contextlib.contextmanager
     def use(self, what: str) -> Iterator[TCPStore]:
-        """The store, connected. Raises BackendFailed when it cannot be reached, or when what is done with it fails."""
+        """The connected store. Raises BackendFailed if it cannot be reached, or a call of it fails.
+
+        what: the purpose, for the message: "could not <what>".
+        """
         with self._lock:
             client = self._connected(what)
             try:
@@ -70,7 +84,7 @@ class TcpStoreClient:
         if self._client is not None:
             return self._client
         if self._failed is not None and self._clock.monotonic() - self._failed[0] < RETRY_S:
-            # Polls come many times a second, and each would wait for the host.
+            # Polls come many times a second, and each would wait for the host again.
             raise self._failure(what, self._failed[1], is_new=False)
         if self._may_host and self._server is None:
             self._server = _serve(self._host, self._port)
@@ -92,7 +106,7 @@ class TcpStoreClient:
 
 
 def is_own_address(host: str) -> bool:
-    """Whether `host` is, or stands for, an address of this machine: only own ones can be bound."""
+    """Whether `host` names an address of this machine: no other address can be bound."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:
@@ -105,9 +119,10 @@ def is_own_address(host: str) -> bool:
 
 
 def _serve(host: str, port: int) -> TCPStore | None:
-    """A store that listens there; None when somebody on this machine does already."""
+    """A store that listens there; None if another process of this machine does already."""
     try:
-        # What a host's name means on the host itself is often not the address that others reach.
+        # A host name often resolves to a loopback address on the host itself, where other machines
+        # could not connect: so listen on all interfaces for a name.
         listener = listen_on(host if _is_address(host) else "", port)
     except OSError:
         return None
@@ -134,7 +149,8 @@ def _is_address(host: str) -> bool:
 
 
 def _connect(host: str, port: int) -> TCPStore:
-    # torch's client repeats a refused connection, and says so on standard error each time; this asks once and quietly.
+    # torch's client repeats a refused connection and writes each refusal to standard error. This
+    # tries once, and quietly.
     with socket.create_connection((host, port), timeout=CONNECT_S):
         pass
     limit = timedelta(seconds=ANSWER_S)
@@ -151,7 +167,10 @@ def _connect(host: str, port: int) -> TCPStore:
 
 @contextlib.contextmanager
 def _abort_after(limit_s: float, host: str, port: int) -> Iterator[None]:
-    """From `limit_s` on, whatever this process has to do with `host` and `port` ends with an error; once is not enough, torch's client connects again."""
+    """While the body runs longer than `limit_s`, shut down all connections to `host` and `port`.
+
+    Once is not enough: torch's client connects again, so it is done every ABORT_EVERY_S.
+    """
     is_over = threading.Event()
 
     def watch() -> None:
@@ -176,7 +195,7 @@ def _abort(host: str, port: int) -> None:
 
 
 def _sockets_to(host: str, port: int) -> list[socket.socket]:
-    """The connections of this process to there, each under a descriptor of its own."""
+    """The connections of this process to there, each under a new descriptor of its own."""
     addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     found = []
     for link in Path("/proc/self/fd").iterdir():
