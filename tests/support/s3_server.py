@@ -18,6 +18,21 @@ ACCESS = {
     "AWS_DEFAULT_REGION": "us-east-1",
 }
 
+# moto looks whether the object exists and then stores it, on a thread for each request. So of two
+# exclusive creations at once both could succeed, which S3 never lets happen: here one waits for the
+# other.
+_MOTO = """
+import sys, threading
+from moto.s3.responses import S3Response
+from moto.server import main
+put_object, lock = S3Response.put_object, threading.Lock()
+def put_one_at_a_time(self):
+    with lock:
+        return put_object(self)
+S3Response.put_object = put_one_at_a_time
+main(sys.argv[1:])
+"""
+
 
 class S3Server:
     def __init__(self, folder: Path) -> None:
@@ -25,7 +40,7 @@ class S3Server:
         log = folder / "moto.log"
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
+                [sys.executable, "-c", _MOTO, "-H", "127.0.0.1", "-p", str(self.port)],
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
