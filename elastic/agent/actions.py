@@ -1,7 +1,8 @@
 """What each action of decide.py does to the workers, the group and the snapshots of this node.
 
-agent.py chooses the action; a reason arrives here as text, for people. An action never waits for another node: a backend that
-does not answer delays what the other nodes learn, not what this node does.
+agent.py chooses the action; a reason arrives here as text, for people. An action never waits for
+another node: a backend that does not answer delays what the other nodes learn, not what this node
+does.
 """
 
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ GROUP_POLL_S = 0.025
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of one agent, which outlive its generations; None for a part that the run does not need."""
+    """The parts of one agent, which outlive its generations."""
 
     settings: Settings
     peers: Peers
@@ -84,8 +85,8 @@ class NodeGeneration:
     def request_drain(self, reason: str) -> None:
         parts = self._parts
         self.drain_requested = True
-        # Rank 0 of each node reads the page in every step and tells the other ranks with the step's second sum: all
-        # ranks of all nodes learn of the drain in the same step, and stop after it.
+        # Rank 0 of each node reads the page in every step and tells the other ranks with the step's
+        # second sum: all ranks of all nodes learn of the drain in the same step, and stop after it.
         parts.page.drain = True
         parts.log.record(DrainRequested(reason=reason))
         parts.console.print_line(f"{reason}: all workers finish the same step and save it")
@@ -94,7 +95,7 @@ class NodeGeneration:
             self.workers.terminate()
 
     def report_done(self) -> None:
-        """Tell the group that all workers of this node finished; a backend that does not answer is asked again."""
+        """All workers of this node finished: report it to the group, if the backend answers."""
         self.is_done = self._parts.peers.report_done()
         if not self.is_done:
             self._parts.clock.sleep(GROUP_POLL_S)
@@ -115,24 +116,29 @@ class NodeGeneration:
         self.record_end(reason)
 
     def fail(self, reason: str) -> RunEnd | None:
-        """A worker of this node failed: close the generation for all nodes. Returns the end of the run if no restart is left."""
+        """A worker of this node failed: close the generation for all nodes.
+
+        Returns the end of the run where no restart is left.
+        """
         parts, limit = self._parts, self._parts.settings.options.max_restarts
         self.failure = self._first_failure(reason)
-        # The group learns of the failure before this node kills its workers, which takes a moment: meanwhile the other
-        # nodes kill theirs.
+        # The group learns of the failure before this node kills its workers, which takes a moment:
+        # meanwhile the other nodes kill theirs.
         group = parts.peers.close("failure", step=parts.step, counts=True, failure=self.failure)
         self.kill_workers()
         self.record_end(reason)
         if group is None:
-            # The group's state is out of reach, perhaps because all other nodes are gone: the newest state may exist in this
-            # node's memory alone. The uploader makes it durable while this node waits in the next rendezvous.
+            # The group's state is out of reach, perhaps because all other nodes are gone: the
+            # newest state may exist in this node's memory alone. The uploader makes it durable
+            # while this node waits in the next rendezvous.
             parts.console.print_line(
                 "the rendezvous does not answer; the newest state is being saved, and this node waits for it"
             )
             if parts.settings.uses_library:
                 parts.final_checkpoint.offer_newest()
             return None
-        # The group counts the restarts. If it went on to a newer generation, this failure came too late to count.
+        # The group counts the restarts. If it went on to a newer generation, this failure came too
+        # late to count.
         if group.generation != self.number or group.restarts <= limit:
             return None
         # The failure that the group recorded came first, perhaps on another node.
@@ -145,7 +151,7 @@ class NodeGeneration:
         return end
 
     def end_run(self, reason: str) -> RunEnd:
-        """A worker of this node ended in a way that no restart changes: end the run on all nodes with its exit code."""
+        """A worker ended as it would again after a restart: end the run on all nodes, as it did."""
         parts = self._parts
         self.kill_workers()
         self.failure = self._first_failure(reason)
@@ -160,12 +166,13 @@ class NodeGeneration:
         """Leave the group, and see the last state committed."""
         self.kill_workers()
         self.record_end(reason)
-        # This node leaves first, so that the other nodes start their next generation at once. A save that this node makes
-        # is fenced only when they have formed that generation; until then both may commit the same state.
+        # This node leaves first, so that the other nodes start their next generation at once. A
+        # save that this node makes is fenced only when they have formed that generation; until then
+        # both may commit the same state.
         self._parts.save_last_state(others=self._parts.peers.leave())
 
     def kill_workers(self) -> None:
-        """SIGKILL: the state that counts is in the snapshot memory, which a save in progress reads as well."""
+        """SIGKILL: what counts is in the snapshot memory, which outlives them."""
         # Once: by the time of a second call their pids may belong to other processes.
         if not self._are_killed:
             self._are_killed = True
@@ -178,5 +185,5 @@ class NodeGeneration:
 
     @property
     def _hung_worker(self) -> WorkerError | None:
-        """The worker that hangs, once its stacks were dumped: it is to blame for what the others report."""
+        """The hung worker, once its stacks were dumped: to blame, whatever the others report."""
         return None if self._parts.watchdog is None else self._parts.watchdog.error

@@ -1,10 +1,12 @@
-"""The agent of one node: it starts the workers of each generation, watches them, and leaves none behind.
+"""An agent starts the workers of each generation on its node, watches them, leaves none behind.
 
-Read from the top: `_invoke_run` is the run, one generation after another. `_run_generation` is one generation: look at everything that can
-change, have decide.py decide, do what actions.py has for the decision. Neither ever waits for a worker.
+Read from the top: `_invoke_run` is the run, one generation after another. `_run_generation` is one
+generation: look at everything that can change, have decide.py decide, do what actions.py has for
+the decision. Neither ever waits for a worker.
 
-A subclass of torch's LocalElasticAgent, so that the rendezvous and the ranks keep torch's interfaces; the processes and the
-state machine are our own (docs/decisions/0002 has the reasons). Methods with torch's names override torch's.
+A subclass of torch's LocalElasticAgent, so that the rendezvous and the ranks keep torch's
+interfaces; the processes and the state machine are our own (docs/decisions/0002 has the reasons).
+Methods with torch's names override torch's.
 """
 
 import signal
@@ -40,8 +42,10 @@ WORKER_POLL_S = 0.02
 class NodeAgent(LocalElasticAgent):
     """`run` returns when the run has ended for this node; then `end` says how.
 
-    failure: the first failed worker of the newest generation that a failure ended, of any node as far as this one knows it.
-    last_step: the last step that workers of this node finished. cut_short: some of them ended otherwise than by finishing or draining.
+    failure: the first failed worker of the newest generation that a failure ended, of any node as
+    far as this one knows it.
+    last_step: the last step that workers of this node finished. cut_short: some of them ended
+    otherwise than by finishing or draining.
     """
 
     def __init__(self, spec: Any, logs_specs: Any, parts: Parts) -> None:
@@ -52,8 +56,8 @@ class NodeAgent(LocalElasticAgent):
         self.cut_short = False
         self._parts = parts
         self._generation: NodeGeneration | None = None  # None while this node has no workers
-        # Consecutive failures without a new step which the restored state may have caused: all but those by SIGKILL. The
-        # workers skip a state that was restored too often without progress.
+        # Consecutive failures without a new step which the restored state may have caused: all but
+        # those by SIGKILL. The workers skip a state that was restored too often without progress.
         self._suspect_failures = 0
 
     # The run, one generation after another.
@@ -61,7 +65,8 @@ class NodeAgent(LocalElasticAgent):
     def _invoke_run(self, role: str = "default") -> RunResult:
         parts, group = self._parts, self._worker_group
         while True:
-            # Renew before the rendezvous: importing inside an open generation would make all other nodes wait.
+            # Renew before the rendezvous: importing inside an open generation would make all other
+            # nodes wait.
             parts.spawner.renew()
             try:
                 self._initialize_workers(group)  # torch's: the rendezvous, then `_start_workers`
@@ -80,7 +85,8 @@ class NodeAgent(LocalElasticAgent):
                 parts.save_last_state(others=False)
                 end = RunEnd(exit_code=EXIT_INTERRUPTED, reason=str(error))
             except ElasticError as error:
-                # For example, the group's state is damaged. Torch's `run` calls `_shutdown`, which ends the workers.
+                # For example, the group's state is damaged. Torch's `run` calls `_shutdown`, which
+                # ends the workers.
                 end = RunEnd(exit_code=error.exit_code, reason=str(error))
             if end is not None:
                 self.end = end
@@ -93,7 +99,8 @@ class NodeAgent(LocalElasticAgent):
     def _run_generation(self) -> RunEnd | None:
         """Returns how the run ended for this node, or None where it is to join the next generation.
 
-        Raises BackendFailed when a node without work has not reached the backend for --rdzv-timeout.
+        Raises BackendFailed when a node without work has not reached the backend for
+        --rdzv-timeout.
         """
         generation, clock = self._generation, self._parts.clock
         assert generation is not None
@@ -141,7 +148,7 @@ class NodeAgent(LocalElasticAgent):
                     return view.ended
 
     def _poll(self, generation: NodeGeneration) -> GroupView | None:
-        """Look at everything around the workers; None when the backend does not answer, which ends nothing."""
+        """Serve what surrounds the workers; None when the rendezvous backend does not answer."""
         parts, workers = self._parts, generation.workers
         parts.memory.poll()
         if parts.watchdog is not None:
@@ -153,12 +160,12 @@ class NodeAgent(LocalElasticAgent):
         if parts.uploader.revive():
             parts.memory.release_leases()
             parts.console.print_line(
-                "the uploader died and was started anew; a save that was under way is lost, training goes on"
+                "the uploader died and was restarted; a save in progress is lost, training goes on"
             )
         return parts.peers.poll(step=parts.step, is_idle=not workers.running)
 
     def _observe(self, generation: NodeGeneration, view: GroupView | None) -> Observation:
-        """Everything that a decision depends on, as one value. view: the newest answer of the group, None before the first."""
+        """What a decision depends on. view: the newest answer of the group, None before it."""
         parts, workers = self._parts, generation.workers
         settings, shutdown, watchdog = parts.settings, parts.shutdown, parts.watchdog
         return Observation(
@@ -190,7 +197,7 @@ class NodeAgent(LocalElasticAgent):
     def _assign_worker_ranks(
         self, store: Any, group_rank: int, group_world_size: int, spec: Any
     ) -> list[Worker]:
-        """Ranks follow from the generation alone. Torch exchanges them through a store, which hangs if its host dies."""
+        """Ranks follow from the generation; torch asks a store, which may die with its host."""
         generation = self._entered
         return [
             Worker(
@@ -216,7 +223,8 @@ class NodeAgent(LocalElasticAgent):
         if parts.watchdog is not None:
             parts.watchdog.start_generation()
         self._report_start(entered)
-        # The group counts all failures and starts from 0 at a new step; those that may lie in the state are some of them.
+        # The group counts all failures and starts from 0 at a new step; those that may lie in the
+        # state are some of them.
         self._suspect_failures = min(self._suspect_failures, entered.restarts)
         settings.error_folder(entered.number).mkdir(parents=True, exist_ok=True)
         starts = worker_starts(
@@ -230,8 +238,9 @@ class NodeAgent(LocalElasticAgent):
         )
         workers = NodeWorkers(starts, parts.spawner.start, parts.log, parts.console, parts.clock)
         self._generation = NodeGeneration(parts, entered.number, workers)
-        # The uploader may be saving a state of the generation before. It is told that this node is in the new one, which
-        # therefore does not fence that save; the workers start meanwhile.
+        # The uploader may be saving a state of the generation before. The agent tells it that this
+        # node is in the new one, which therefore does not fence that save; the workers start
+        # meanwhile.
         parts.uploader.enter(entered.number)
         if is_state_awaited and parts.peers.is_first:
             # A node that left waits until the state that it left behind is committed.
@@ -253,7 +262,7 @@ class NodeAgent(LocalElasticAgent):
             )
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """Kill what is left of them. Nothing happens where this generation's workers were stopped before."""
+        """Kill the workers that are left, if this node has any."""
         if self._generation is None:
             return
         self._generation.kill_workers()
@@ -265,7 +274,7 @@ class NodeAgent(LocalElasticAgent):
         self._stop_workers(self._worker_group)
 
     def _record_worker_events(self, result: RunResult) -> None:
-        """Our own events are recorded when things happen; torch's records know neither generations nor victims."""
+        """Ours are recorded as things happen, with generations and victims, unlike torch's."""
 
     @property
     def _entered(self) -> Generation:

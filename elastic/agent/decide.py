@@ -1,7 +1,9 @@
-"""What an agent does next is a function of one observation of its workers, its group and its signals.
+"""What an agent does next is a function of one observation of its workers, group and signals.
 
-`RULES` is that function, as data: the first rule whose condition holds decides, and the last one always holds. An agent evaluates it many times a second. This module does not act
-(agent.py and actions.py do), does not read a clock, and does not count restarts, which the group's shared state does.
+`RULES` is that function, as data: the first rule whose condition holds decides, and the last one
+always holds. An agent evaluates it many times a second. This module does not act (agent.py and
+actions.py do), does not read a clock, and does not count restarts, which the group's shared state
+does.
 """
 
 from collections.abc import Callable
@@ -13,10 +15,11 @@ from elastic.agent.hangs.hang_detector import HungWorker
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS, EXIT_PEER_LOST, EXIT_USAGE
 from elastic.rendezvous.partition_detector import SETTLED_AFTER, UNREACHABLE_AFTER
 
-# How long an agent whose workers only lost a peer waits for another agent to report the failure behind it. A failed worker
-# is reported at once. A dead node is noticed by its silence, after one keep-alive. A node that is cut off is noticed by
-# the reports that it is unreachable, which takes longest: the patience must cover that, because a lost node is a change of
-# membership, while an unexplained failure costs one of the run's restarts.
+# How long an agent whose workers only lost a peer waits for another agent to report the failure
+# behind it. A failed worker is reported at once. A dead node is noticed by its silence, after one
+# keep-alive. A node that is cut off is noticed by the reports that it is unreachable, which takes
+# longest: the patience must cover that, because a lost node is a change of membership, while an
+# unexplained failure costs one of the run's restarts.
 VICTIM_PATIENCE_S = 3.0
 VICTIM_PATIENCE_KEEP_ALIVES = UNREACHABLE_AFTER + SETTLED_AFTER + 0.5
 
@@ -76,7 +79,7 @@ class Observation:
 
     @property
     def first_failure(self) -> WorkerExit | None:
-        """The exit to act on: the first worker that failed by itself, else the first that lost a peer."""
+        """The exit to act on: of the first worker that failed by itself, else that lost a peer."""
         failures = [each for each in self.exits if each.code not in (EXIT_COMPLETE, EXIT_INTERRUPTED)]
         return min(failures, key=lambda each: each.code == EXIT_PEER_LOST, default=None)
 
@@ -95,7 +98,7 @@ class Observation:
 
     @property
     def is_unexplained(self) -> bool:
-        """Workers lost a peer, and no agent reported the failure behind it for as long as that may take."""
+        """Workers lost a peer, and no agent has reported the failure behind it in time."""
         patience_s = max(VICTIM_PATIENCE_S, VICTIM_PATIENCE_KEEP_ALIVES * self.keep_alive_s)
         has_victims = self.first_failure is not None and not self.has_failed
         return has_victims and self.first_exit_age_s > patience_s
@@ -126,14 +129,16 @@ class Rule(NamedTuple):
 
 
 RULES: tuple[Rule, ...] = (
-    # The group's decisions come first. A node may not go on where the run has ended, or train in a generation that is over: what its
-    # own workers did meanwhile, for instance that they died of it, no longer matters.
+    # The group's decisions come first. A node may not go on where the run has ended, or train in a
+    # generation that is over: what its own workers did meanwhile, for instance that they died of
+    # it, no longer matters.
     Rule(lambda o: o.group_ended is not None, Action.STOP, "the run ended: {o.group_ended}"),
     Rule(lambda o: o.fenced, Action.REJOIN, "a newer generation exists, and this node is not in it"),
     Rule(lambda o: o.closed is not None and o.leaving, Action.LEAVE, "the generation ended: {o.closed}"),
     Rule(lambda o: o.closed is not None, Action.REJOIN, "the generation ended: {o.closed}"),
-    # A worker failed by itself. Two exit codes mean that every restart would end the same way. On a node that leaves, whatever
-    # takes the machine away kills its workers too: that must not cost the others a restart.
+    # A worker failed by itself. Two exit codes mean that every restart would end the same way. On a
+    # node that leaves, whatever takes the machine away kills its workers too: that must not cost
+    # the others a restart.
     Rule(
         lambda o: o.would_fail_again,
         Action.END_RUN,
@@ -145,8 +150,8 @@ RULES: tuple[Rule, ...] = (
         "{o.leaving}; {o.first_failure} instead of draining",
     ),
     Rule(lambda o: o.has_failed, Action.FAIL, "{o.first_failure}"),
-    # Workers here are victims of a failure elsewhere. The agent that saw it closes the generation, which the rules above wait
-    # for; only when none does is a failure reported from here.
+    # Workers here are victims of a failure elsewhere. The agent that saw it closes the generation,
+    # which the rules above wait for; only when none does is a failure reported from here.
     Rule(
         lambda o: o.is_unexplained and o.leaving,
         Action.LEAVE,
@@ -157,8 +162,8 @@ RULES: tuple[Rule, ...] = (
         Action.FAIL,
         "rank {o.first_failure.rank} lost a peer, and no failure was reported that explains it",
     ),
-    # All workers ended well. Once the group knows that those of this node finished, the agent waits: the others may still be
-    # training, or fail and need this node again.
+    # All workers ended well. Once the group knows that those of this node finished, the agent
+    # waits: the others may still be training, or fail and need this node again.
     Rule(
         lambda o: o.all_finished and not o.is_done,
         Action.REPORT_DONE,
@@ -166,7 +171,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(lambda o: o.all_drained and o.leaving, Action.LEAVE, "{o.leaving}"),
     Rule(lambda o: o.all_drained, Action.CLOSE_AND_REJOIN, "all workers stopped after the same step"),
-    # A node that leaves does not wait for its drain for ever. This comes before a hang, for whose stacks there is no time left.
+    # A node that leaves does not wait for its drain for ever. This comes before a hang, for whose
+    # stacks there is no time left.
     Rule(lambda o: o.leaving and o.skips_drain, Action.LEAVE, "{o.leaving}, and a second signal"),
     Rule(
         lambda o: o.leaving and o.is_half_of_grace_over,

@@ -1,6 +1,6 @@
-"""The last thing an agent prints says how the run stands and what to do; its exit code says the same to a program.
+"""The agent's last line says how the run stands and what to do; its exit code says the same.
 
-The interrupted code is given only where a checkpoint holds the last step that was trained.
+It is the exit code for interrupted only where a checkpoint holds the last step that was trained.
 """
 
 import sys

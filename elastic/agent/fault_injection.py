@@ -1,8 +1,10 @@
-"""Carries out the faults of a plan that strike a node, and the repeated ones; what one agent decides here all others would decide as well.
+"""Agents inject the faults of a plan that hit a node, and the repeated ones, each exactly once.
 
-A repeated fault needs no message between agents: each draws victim and time of the next strike from the seed and the number of strikes so far, and the one that has the victim
-strikes. So it does not matter who is killed, the agent of rank 0 or one that was about to tell others. Of agents that disagree for a moment about who is
-in the group the first takes the claim, and there is one strike.
+A repeated fault needs no message between agents. Each of them draws the victim and the time of the
+next injection from the seed and the number of injections so far, and so comes to the same result.
+The agent that has the victim carries it out. So it does not matter which agent dies, that of rank 0
+or one that was about to tell the others. Agents that disagree for a moment about the members of the
+group may draw different victims; the first to take the claim injects, and the other one does not.
 """
 
 import os
@@ -24,11 +26,11 @@ from elastic.system.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Pids of what this node has: its workers that run, by rank, its uploader and its warm parent, if there is one."""
+    """Pids on this node: its running workers by rank, its uploader, and its fork server, if any."""
 
     workers: Mapping[int, int]
     uploader: int
-    warm_parent: int | None
+    fork_server: int | None
 
 
 class NodeFaults:
@@ -45,7 +47,7 @@ class NodeFaults:
 
     @staticmethod
     def of(settings: Settings, log: EventLog, clock: Clock) -> "NodeFaults | None":
-        """None where nothing in the plan is an agent's business."""
+        """None where the plan has no fault that an agent injects."""
         mine = tuple(
             fault
             for fault in parse(settings.options.faults or "")
@@ -54,22 +56,22 @@ class NodeFaults:
         return NodeFaults(mine, Claims(settings.run.faults), log, clock) if mine else None
 
     def enter(self, generation: Generation) -> None:
-        """A generation has formed with this node, which has not started its workers."""
+        """A generation has formed with this node, whose workers are not started yet."""
         self._generation = generation
         here = AtRendezvous(generation=generation.number, node=generation.rank_of_node)
         for fault in self._faults:
             if fault.trigger == here and self._claims.take(fault):
-                self._strike(fault, None)
+                self._inject(fault, None)
 
     def poll(self, step: int, targets: Targets) -> None:
-        """step: the last that all workers of this node have finished, 0 for none."""
+        """Inject what is due. step: the last that all workers of this node finished, 0 for none."""
         generation = self._generation
-        assert generation is not None, "entered before its workers are looked at"
+        assert generation is not None, "a generation is entered before it is polled"
         for fault in self._faults:
             match fault.trigger:
                 case AtNode(step=due, node=generation.rank_of_node) if due <= step:
                     if self._claims.take(fault):
-                        self._strike(fault, step)
+                        self._inject(fault, step)
                 case _:
                     pass
         for repeated in self._repeated:
@@ -78,7 +80,7 @@ class NodeFaults:
                 self._log.record(FaultInjected(fault=repeated.fault.text, step=step))
                 _kill(victim)
 
-    def _strike(self, fault: Fault, step: int | None) -> None:
+    def _inject(self, fault: Fault, step: int | None) -> None:
         self._log.record(FaultInjected(fault=fault.text, step=step))
         match fault.action:
             case Pause(seconds=seconds):
@@ -90,7 +92,7 @@ class NodeFaults:
 
 
 class RepeatedFault:
-    """A repeated fault, as one agent sees it: how often it struck, and how long ago."""
+    """A repeated fault as one agent sees it: how often it was injected, and when last."""
 
     def __init__(self, fault: Fault, every: AtIntervals, claims: Claims, clock: Clock) -> None:
         self.fault = fault
@@ -101,7 +103,7 @@ class RepeatedFault:
         self._since_s = clock.monotonic()
 
     def poll(self, generation: Generation, targets: Targets) -> int | None:
-        """The pid that this agent is to kill now."""
+        """The pid that this agent is to kill now, if any."""
         while self._claims.is_taken(self.fault, self._injections):
             self._injections += 1
             self._since_s = self._clock.monotonic()
@@ -111,18 +113,18 @@ class RepeatedFault:
         return victim if victim is not None and self._claims.take(self.fault, self._injections) else None
 
     def _victim(self, generation: Generation, targets: Targets) -> int | None:
-        """None: another node has it, or it is not there now."""
+        """None where the victim is on another node, or not running now."""
         if self._every.victim == "worker":
             return targets.workers.get(self._every.pick(self._injections, generation.world_size))
         if self._every.pick(self._injections, len(generation.members)) != generation.rank_of_node:
             return None
-        return {"node": os.getpid(), "uploader": targets.uploader, "warm parent": targets.warm_parent}[
+        return {"node": os.getpid(), "uploader": targets.uploader, "warm parent": targets.fork_server}[
             self._every.victim
         ]
 
 
 def _kill(pid: int) -> None:
-    """SIGKILL; an agent takes along all that it started."""
+    """SIGKILL; to this process itself with all that it started, as if the node were lost."""
     if pid == os.getpid():
         for child in process_tree(pid)[1:]:
             with suppress(ProcessLookupError):

@@ -1,9 +1,17 @@
-"""Whoever takes the last state along commits it, or sees that somebody else did, for as long as its grace lasts.
+"""Before a node leaves, the newest state in its memory is committed, within the grace period.
 
-The state lies in the node's memory, where its workers left it. It does not promise that the storage takes it: `safe_step` says which step is safe.
+The node commits it itself, or sees that another one has. A drain leaves the state of its last step
+in the memory of every node, not in a checkpoint: the workers need not wait for an upload, and most
+drains continue with another generation that has the state. Only where the run ends with the drain,
+or where this node cannot know whether others go on, must the state become durable before the
+process ends.
+
+It does not promise that the storage accepts the checkpoint. `newest_checkpoint` says which step is
+safe, and the exit code follows from that (exit_report.py).
 """
 
 from collections.abc import Callable
+from contextlib import closing
 
 from elastic.agent.snapshot_memory import SnapshotMemory
 from elastic.checkpoint.catalog import committed, of_run
@@ -14,7 +22,7 @@ from elastic.system.clock import Clock
 from elastic.uploader.client import UploaderClient
 from elastic.uploader.protocol import SaveState
 
-LOOK_S = 0.1
+POLL_S = 0.1
 
 
 class FinalCheckpoint:
@@ -28,6 +36,7 @@ class FinalCheckpoint:
         clock: Clock,
         report: Callable[[str], None],
     ) -> None:
+        """store: of the run's checkpoints. report: takes lines for the console."""
         self._memory = memory
         self._store = store
         self._run_id = run_id
@@ -36,7 +45,11 @@ class FinalCheckpoint:
         self._report = report
 
     def newest_checkpoint(self) -> CommitRecord | None:
-        """The storage's word, and not an event's: a save may have lost its writer right after it was committed. None where there is none, or the storage does not answer."""
+        """None where the storage holds no checkpoint of this run, or does not answer.
+
+        The storage is asked, and not the event log: an uploader may die after its commit and before
+        it records the event.
+        """
         try:
             records, _ = of_run(committed(self._store, self._clock), self._run_id)
         except StoreFailed as error:
@@ -44,55 +57,51 @@ class FinalCheckpoint:
             return None
         return max(records, key=lambda record: record.step, default=None)
 
-    def safe_step(self) -> int:
-        """The newest step that a checkpoint holds; 0 for none."""
-        newest = self.newest_checkpoint()
-        return 0 if newest is None else newest.step
-
     def offer_newest(self) -> None:
-        """Have the newest state of this node's memory committed, beside training; the uploader answers nobody."""
-        uploads = UploaderClient(self._socket)
-        try:
-            self._offer(uploads)
-        except StoreFailed as error:
-            self._report(f"the state that a leaving node waits for is not saved: {error}")
-        finally:
-            uploads.close()
+        """Have the uploader commit the newest snapshot; does not wait for the result."""
+        with closing(UploaderClient(self._socket)) as uploader:
+            try:
+                self._offer(uploader)
+            except StoreFailed as error:
+                self._report(f"the state that a leaving node waits for is not saved: {error}")
 
     def ensure_committed(self, *, others: bool, deadline: float, is_cancelled: Callable[[], bool]) -> None:
-        """Return once a checkpoint holds the newest step in memory, or after `deadline` on the monotonic clock.
+        """Return once a checkpoint holds the newest step in memory, or at the deadline.
 
-        others: other nodes go on with the same state, and commit it while they train; a part of the time is theirs. `is_cancelled` ends the waiting at once.
+        others: other nodes go on with the same state. They are given half of the time to commit it:
+        the node of their rank 0 offers it to its uploader as soon as their next generation starts,
+        and a second upload of the same bytes would only compete with theirs.
+        deadline: on the monotonic clock. is_cancelled: the wait ends as soon as this is true.
         """
         newest = self._memory.newest
         step = 0 if newest is None else newest.info.step
-        now = self._clock.monotonic()
-        theirs_until = (now + deadline) / 2 if others else now
-        while (
-            (safe := self.safe_step()) < step
-            and self._clock.monotonic() < theirs_until
-            and not is_cancelled()
-        ):
-            self._clock.sleep(LOOK_S)
-        if safe < step:
+        now_s = self._clock.monotonic()
+        others_until_s = (now_s + deadline) / 2 if others else now_s
+        while (is_missing := self._saved_step() < step) and not is_cancelled():
+            if self._clock.monotonic() >= others_until_s:
+                break
+            self._clock.sleep(POLL_S)
+        if is_missing:
             self._commit(step, deadline, is_cancelled)
 
-    def _commit(self, step: int, deadline: float, is_cancelled: Callable[[], bool]) -> None:
-        uploads = UploaderClient(self._socket)
-        try:
-            self._offer(uploads)
-            while self._clock.monotonic() < deadline and not is_cancelled():
-                result = uploads.wait(step, LOOK_S)
-                if result is not None:
-                    if result.state is not SaveState.COMMITTED:
-                        self._report(f"checkpoint step={step} is not saved: {result.reason}")
-                    return
-        except StoreFailed as error:
-            self._report(f"checkpoint step={step} is not saved: {error}")
-        finally:
-            uploads.close()
+    def _saved_step(self) -> int:
+        newest = self.newest_checkpoint()
+        return 0 if newest is None else newest.step
 
-    def _offer(self, uploads: UploaderClient) -> None:
-        area, newest = self._memory.area, self._memory.newest
-        if area is not None and newest is not None:
-            uploads.offer(area, newest, resumed_from=None, final=True)
+    def _commit(self, step: int, deadline: float, is_cancelled: Callable[[], bool]) -> None:
+        with closing(UploaderClient(self._socket)) as uploader:
+            try:
+                self._offer(uploader)
+                while self._clock.monotonic() < deadline and not is_cancelled():
+                    result = uploader.wait(step, POLL_S)
+                    if result is not None:
+                        if result.state is not SaveState.COMMITTED:
+                            self._report(f"checkpoint step={step} is not saved: {result.reason}")
+                        return
+            except StoreFailed as error:
+                self._report(f"checkpoint step={step} is not saved: {error}")
+
+    def _offer(self, uploader: UploaderClient) -> None:
+        slots, newest = self._memory.slots, self._memory.newest
+        if slots is not None and newest is not None:
+            uploader.offer(slots, newest, resumed_from=None, final=True)

@@ -1,6 +1,7 @@
-"""From a command line to an exit code: all checks come before the first write, and everything that is started is ended.
+"""All checks come before the first write, and everything that is started is ended.
 
-It neither trains nor decides: it puts the parts of one node together around its agent.
+This is the way from a command line to an exit code. It neither trains nor decides: it puts the
+parts of one node together around its agent.
 """
 
 import signal
@@ -63,7 +64,8 @@ _CLOCK = SystemClock()
 def launch(options: Options, spawner: Spawner) -> int:
     """Run this node's part of the run; returns the exit code.
 
-    The caller has checked what it takes no torch to check. spawner: its fork server imports meanwhile.
+    The caller has checked what it takes no torch to check. spawner: its fork server imports
+    meanwhile.
     Raises UsageError before anything is written.
     """
     run = RunDir.parse(options.run_dir)
@@ -80,11 +82,12 @@ def launch(options: Options, spawner: Spawner) -> int:
         set_aside(run, config, backend, keep_alive_s=options.keep_alive_s, clock=_CLOCK)
     min_generation = 0
     if backend is None:
-        # Opening a folder creates it. It may lie in the run directory, which was set aside only now.
+        # Opening a folder creates it. It may lie in the run directory, which was set aside only
+        # now.
         backend = config.open(environment.variables())
     elif backend.read() is None:
-        # The backend is new or has lost its state. Were generations to begin at 1 again, a process that is left from an
-        # earlier generation would no longer be fenced.
+        # The backend is new or has lost its state. Were generations to begin at 1 again, a process
+        # that is left from an earlier generation would no longer be fenced.
         min_generation = newest_generation(run, _CLOCK)
     with tempfile.TemporaryDirectory(prefix="elastic-", ignore_cleanup_errors=True) as scratch:
         settings = Settings(
@@ -119,7 +122,8 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         uploader = _start_uploader(settings)
         stack.callback(uploader.stop)
         parts = _parts(settings, rendezvous, shutdown, spawner, uploader, console=console, log=log)
-        # Without a folder of its own, torch's log specification would leave a new one behind at every start.
+        # Without a folder of its own, torch's log specification would leave a new one behind at
+        # every start.
         logs_specs = DefaultLogsSpecs(log_dir=str(settings.scratch))
         agent = NodeAgent(_worker_spec(settings, rendezvous, host, shutdown), logs_specs, parts)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -190,7 +194,7 @@ def _is_finished(rendezvous: Rendezvous, settings: Settings) -> bool:
     if rendezvous.reopen(is_new=settings.is_new).ended is None:
         return False
     print(
-        f"the run in {url} is finished; elastic-train report {url} shows it, --fresh would set it aside and start anew"
+        f"the run in {url} is finished; elastic-train report {url} shows it, --fresh sets it aside and begins a new one"
     )
     return True
 
@@ -251,7 +255,7 @@ def _parts(  # noqa: PLR0913 - what was started, and is put together here
 def _worker_spec(
     settings: Settings, rendezvous: Rendezvous, host: EndpointHost, shutdown: ShutdownRequest
 ) -> WorkerSpec:
-    """What torch's agent is told of the workers."""
+    """The workers as torch's agent knows them."""
     options = settings.options
     return WorkerSpec(
         role="default",

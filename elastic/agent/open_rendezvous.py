@@ -1,6 +1,6 @@
-"""Whatever backend the options name, the node gets one that answers, and the parts that depend on it fit together.
+"""The options lead to a rendezvous backend that answers, and the uploader's fence fits it.
 
-It does not decide who takes part: that is the group's.
+Which nodes take part is not decided here: that is the group's (rendezvous/).
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ IN_USE_S = 30.0
 
 
 def rendezvous_config(options: Options, run: RunDir) -> RendezvousConfig:
-    """The newest generation, which fences the savers of older ones, is told there and nowhere else."""
+    """Where the group meets. The options were checked before."""
     endpoint = options.rdzv_endpoint
     if options.meets_in_objects:
         return RendezvousConfig(kind="objects", endpoint=endpoint or run.rendezvous_url, group="")
@@ -39,7 +39,11 @@ def rendezvous_config(options: Options, run: RunDir) -> RendezvousConfig:
 
 
 def open_backend(config: RendezvousConfig, options: Options) -> Backend:
-    """Raises UsageError when it says no, RendezvousTimeout when it does not answer within --rdzv-timeout."""
+    """Return once the backend answers.
+
+    Raises UsageError when it refuses, RendezvousTimeout when it does not answer within
+    --rdzv-timeout.
+    """
     backend = config.open(environment.variables())
     wait_for(
         backend,
@@ -51,17 +55,20 @@ def open_backend(config: RendezvousConfig, options: Options) -> Backend:
 
 
 def newest_generation(run: RunDir, clock: Clock) -> int:
-    """The newest one that left something in the run directory: a backend in somebody's memory forgets them."""
+    """The newest generation that left a checkpoint or a log in the run directory; 0 for none.
+
+    For a backend that keeps its state in memory, and so has lost it when it was restarted.
+    """
     try:
         records, _ = committed(open_store(run.checkpoints_url), clock)
     except StoreFailed:
-        records = []  # the storage is asked again, with patience, by those who load
+        records = []  # the restore asks the storage again, and waits for it
     logs = (parse_number(path.name) for path in run.logs.glob("*"))
     return max([0, *(record.generation for record in records), *filter(None, logs)])
 
 
 def show_generation(config: RendezvousConfig, backend: Backend, mirror: Path) -> Mirror | None:
-    """What shows the newest generation to the uploader, where it cannot ask for it itself."""
+    """Write the newest generation into `mirror` where the uploader cannot ask the backend."""
     if config.kind != "c10d":
         return None
     assert isinstance(backend, PublishesGeneration)
@@ -71,11 +78,12 @@ def show_generation(config: RendezvousConfig, backend: Backend, mirror: Path) ->
 def set_aside(
     run: RunDir, config: RendezvousConfig, backend: Backend | None, *, keep_alive_s: float, clock: Clock
 ) -> None:
-    """Rename a used run directory; nothing of it is deleted. Raises UsageError while agents are in it.
+    """Rename a used run directory; nothing of it is deleted. Raises UsageError while agents use it.
 
-    backend: None for a folder, which may be a part of what is renamed.
+    backend: None for a folder, which may lie in the run directory and is opened only afterwards.
     """
-    # An agent that said goodbye is gone, however young its last beat: exit 76 advises --fresh, which must then work at once.
+    # An agent that recorded its end is gone, however young its last heartbeat: exit code 76 advises
+    # --fresh, which must then work at once.
     gone = {each.node for each in read_events(run.events) if isinstance(each.event, GOODBYES)}
     if backend is None:
         ages_s = heartbeat_ages_s(config.endpoint, now=clock.wall())
@@ -94,16 +102,21 @@ def set_aside(
 
 
 def _set_aside_objects(run: RunDir, suffix: str) -> None:
-    """All but the group's own: its generations go on counting, so that whoever wakes from before stays fenced."""
-    import fsspec  # only here: the other stores are opened by the checkpoint package
+    """Rename all objects but the group's state.
+
+    The generations go on counting, so that a process of the old run that wakes up late stays
+    fenced.
+    """
+    import fsspec  # only here: storage/ does not rename, because no other part may
 
     files, root = fsspec.core.url_to_fs(run.url, use_listings_cache=False, skip_instance_cache=True)
     root = root.rstrip("/")
-    config = f"{root}/{run.rendezvous_url.removeprefix(run.url).strip('/')}/"
+    of_group = f"{root}/{run.rendezvous_url.removeprefix(run.url).strip('/')}/"
     try:
-        found = [path for path in files.find(root) if not path.startswith(config)]
+        found = [path for path in files.find(root) if not path.startswith(of_group)]
     except FileNotFoundError:
         return
-    # What makes the run a run goes first: were this to end half-way, nothing of the rest would be taken for a part of the new one.
+    # Objects are moved one by one. run.json goes first and commit records next: if the move stops
+    # half-way, the rest is never taken for a part of the new run.
     for path in sorted(found, key=lambda path: (path != f"{root}/{NAME}", not path.endswith(".json"), path)):
         files.mv(path, f"{root}{suffix}{path.removeprefix(root)}")

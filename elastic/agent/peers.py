@@ -1,6 +1,10 @@
-"""The other nodes as this one meets them while it trains: a backend that does not answer stops no worker, and whoever waits to join is let in when it is time.
+"""An outage of the rendezvous backend never stops workers, and no waiting node is forgotten.
 
-It tells and it says what it sees; what follows is decided in decide.py. How a generation forms is the rendezvous's own business.
+This is the agent's view of the other nodes during a generation.
+Every call returns at once, with or without an answer. Only a node whose workers have nothing left
+to do gives up on a backend, after --rdzv-timeout. Waiting nodes are admitted after their rejoin
+backoff. What follows from an answer is decided in decide.py; how a generation forms is the
+rendezvous's own.
 """
 
 from collections.abc import Callable
@@ -26,20 +30,27 @@ class Peers:
         self.is_first = False
 
     def enter(self, generation: Generation, *, step: int) -> bool:
-        """A generation has formed with this node; `step` is the last that the one before it finished. Returns whether a member of that left in peace."""
+        """A generation has formed with this node.
+
+        step: the last that the generation before finished here. Returns whether a member of that
+        one has left as planned, and so waits for a checkpoint of the state it left behind.
+        """
         before = {node.id for node in self._backoff.members}
         self._backoff = self._backoff.entered(generation.members, step=step)
         self.is_first = generation.rank_of_node == 0
         has_left = not before <= {node.id for node in generation.members}
+        # After a failure or a loss, a missing member is dead. NODE_JOINED counts too: a node may
+        # leave in the drain that was requested to admit another one.
         return has_left and generation.cause in (NODE_LEFT, NODE_JOINED)
 
     def poll(self, *, step: int, is_idle: bool) -> GroupView | None:
-        """None when the backend does not answer. is_idle: this node's workers have nothing left to do.
+        """The state of the group, or None when the backend does not answer.
 
-        Raises BackendFailed when an idle node has not reached it for as long as a group is waited for.
+        step: the last that this node's workers finished. is_idle: they have nothing left to do.
+        Raises BackendFailed when an idle node has not reached the backend for --rdzv-timeout.
         """
         try:
-            watch = self._rendezvous.watch(step=step)
+            view = self._rendezvous.watch(step=step)
         except BackendFailed as error:
             if self._is_reached:
                 self._report(f"the rendezvous did not answer ({error}); training goes on")
@@ -49,16 +60,19 @@ class Peers:
         if not self._is_reached:
             self._report("the rendezvous answers again")
         self._is_reached, self._reached_s = True, self._clock.monotonic()
-        return watch
+        return view
 
-    def admits(self, watch: GroupView) -> bool:
-        """Whether the nodes that wait are to be let in now; the agent of rank 0 alone says so, for all."""
+    def admits(self, view: GroupView) -> bool:
+        """Whether the nodes that wait are to be admitted now.
+
+        Only the agent of rank 0 decides it: a drain that one agent requests drains all nodes.
+        """
         now_s = self._clock.monotonic()
-        self._backoff = self._backoff.observe(watch.newcomers, now_s=now_s)
-        return self.is_first and self._backoff.admits(watch.newcomers, now_s=now_s)
+        self._backoff = self._backoff.observe(view.newcomers, now_s=now_s)
+        return self.is_first and self._backoff.admits(view.newcomers, now_s=now_s)
 
     def report_done(self) -> bool:
-        """Tell that all workers of this node succeeded; False when that was not heard. Raises BackendFailed as `look`."""
+        """All workers of this node finished. Whether the backend answered; raises as `poll`."""
         try:
             self._rendezvous.done()
         except BackendFailed as error:
@@ -67,19 +81,23 @@ class Peers:
         return True
 
     def close(self, cause: str, *, step: int, counts: bool, failure: Failure | None = None) -> Group | None:
-        """Close the generation, unless somebody did. None when that is not heard now: it is told when all meet."""
+        """Close the generation unless another node did; counts: it uses up a restart.
+
+        None when the backend does not answer. Then the rendezvous closes it when this node joins
+        the next generation.
+        """
         try:
             return self._rendezvous.close(cause, step=step, counts=counts, failure=failure)
         except BackendFailed:
             return None
 
-    def end(self, verdict: RunEnd) -> None:
-        """End the run for all."""
-        with suppress(BackendFailed):  # the others will find the same
-            self._rendezvous.end(verdict)
+    def end(self, run_end: RunEnd) -> None:
+        """End the run for all nodes; without an answer, the others come to the same end."""
+        with suppress(BackendFailed):
+            self._rendezvous.end(run_end)
 
     def leave(self) -> bool:
-        """Whether others go on."""
+        """Leave the group. Returns whether other nodes go on, as far as the backend answers."""
         try:
             group = self._rendezvous.leave()
         except BackendFailed:

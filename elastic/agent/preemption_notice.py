@@ -1,7 +1,9 @@
-"""A notice that this machine will be taken away is heard once, within moments of coming, and asks for the same drain as SIGTERM.
+"""A notice that this machine will be taken away leads, within moments, to the drain of a SIGTERM.
 
-One thread looks for a file, and runs a command that asks whoever knows, a cloud's metadata service say; neither can stop training. It does not judge a notice: that the file
-is there, empty or not, or that the command exits with 0, is one. A command that cannot be run is no notice, which is said once.
+One thread looks for a file, and runs a command that asks, for example, the metadata service of a
+cloud. Neither can delay training. A notice is not judged: a file that exists, even empty, is one,
+and so is a command that exits with 0. A command that cannot be run, or takes too long, is no
+notice; that is reported once, and the command is run again.
 """
 
 import os
@@ -25,7 +27,7 @@ class Source(Protocol):
     name: str
 
     def poll(self) -> bool:
-        """Whether the notice is there; never waits."""
+        """Whether the notice has come; never waits."""
 
     def close(self) -> None: ...
 
@@ -42,19 +44,19 @@ class FileNotice:
 
 
 class CommandNotice:
-    """Runs a shell command again and again, one at a time, without ever waiting for it."""
+    """Runs a shell command every NOTICE_EVERY_S, one at a time, without waiting for it."""
 
-    def __init__(self, command: str, clock: Clock, say: Callable[[str], None]) -> None:
+    def __init__(self, command: str, clock: Clock, report: Callable[[str], None]) -> None:
         self.name = command
         self._clock = clock
-        self._say = say
+        self._report = report
         self._is_reported = False
         self._started_s = -NOTICE_EVERY_S
         self._running: subprocess.Popen[bytes] | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Whether no command runs."""
+        """Whether no command is running."""
         return self._running is None
 
     def poll(self) -> bool:
@@ -74,7 +76,7 @@ class CommandNotice:
         return code == 0
 
     def close(self) -> None:
-        """End what runs, with whatever it started."""
+        """Kill the running command, with everything that it started."""
         if self._running is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._running.pid, signal.SIGKILL)
@@ -97,7 +99,9 @@ class CommandNotice:
     def _report_once(self, what: str) -> None:
         if not self._is_reported:
             self._is_reported = True
-            self._say(f"the command for notices, {self.name!r}, gives no answer ({what}); it is tried again")
+            self._report(
+                f"the command for notices, {self.name!r}, gives no answer ({what}); it is tried again"
+            )
 
 
 @contextmanager
@@ -106,17 +110,17 @@ def open_notices(
     command: str | None,
     leave: Callable[[str], None],
     clock: Clock,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Iterator[None]:
-    """While it is open, the first notice of either calls `leave` with its reason, from a thread; afterwards nothing that was started is left.
+    """While the context is open, the first notice calls `leave` with its reason, from a thread.
 
-    file: path that appears. command: for a shell. Where both are None nothing is started.
+    file: a path that appears. command: for a shell. Where both are None, nothing is started.
     """
     sources: list[Source] = []
     if file is not None:
         sources.append(FileNotice(file))
     if command is not None:
-        sources.append(CommandNotice(command, clock, say))
+        sources.append(CommandNotice(command, clock, report))
     if not sources:
         yield
         return
@@ -127,7 +131,7 @@ def open_notices(
         yield
     finally:
         is_over.set()
-        # A file system that does not answer may hold the thread; it ends with the process.
+        # A file system that does not answer may hold the thread, which then ends with the process.
         thread.join(END_S)
 
 

@@ -1,9 +1,12 @@
-"""Nothing is written, and no other node is disturbed, before the command, the recipe and the run directory were checked.
+"""Nothing is written before the command, the recipe and the run directory were checked.
 
-Three checks, cheapest first. `check_command` sees what the command line alone shows; it needs neither torch nor a process. `declared_identity` runs the recipe in a
-process of its own up to `elastic.start`, which writes down the identity of the run and ends the process. So a recipe that does not import, a wrong argument
-or a broken machine ends here, with exit code 2, and a node that was given other arguments never joins. `check_run_dir` compares that identity with the run directory.
-A script that does not import this library is not run twice: nothing is known of it but its text.
+Three checks, cheapest first. `check_command` sees what the command line alone shows; it needs
+neither torch nor a process. `declared_identity` runs the recipe in a process of its own up to
+`elastic.start`, which writes down the identity of the run and ends the process. So a recipe that
+does not import, a wrong argument or a broken machine ends here, with exit code 2, and a node that
+was given other arguments never joins. `check_run_dir` compares that identity with the run
+directory. A script that does not import this library is not run twice: nothing is known of it but
+its text.
 """
 
 import ast
@@ -32,7 +35,7 @@ _STDERR = 2
 
 
 def uses_library(recipe: Path) -> bool:
-    """Whether the script imports `elastic` anywhere in its own text. Raises UsageError when it is not Python."""
+    """Whether the script imports `elastic` anywhere. Raises UsageError when it is not Python."""
     try:
         tree = ast.parse(recipe.read_bytes(), filename=str(recipe))
     except FileNotFoundError as error:
@@ -85,7 +88,8 @@ def declared_identity(
 ) -> Identity:
     """The identity of the run that the recipe declares by calling `elastic.start`.
 
-    Raises UsageError when the recipe fails before that; SystemExit(0) when it ends well without, as `-- --help` does.
+    Raises UsageError when the recipe fails before that; SystemExit(0) when it ends well without, as
+    `-- --help` does.
     """
     with tempfile.TemporaryDirectory(prefix="elastic-preflight-") as folder, tempfile.TemporaryFile() as out:
         answer = Path(folder) / "run.json"
@@ -115,7 +119,11 @@ def declared_identity(
 
 
 def check_run_dir(options: Options, declared: Identity, run: RunDir, nproc: int) -> bool:
-    """Whether the run directory holds no run yet. Raises UsageError when it holds another run, or when the nodes have more workers than the run has shards."""
+    """Whether the run directory holds no run yet.
+
+    Raises UsageError when it holds another run, cannot be read, or the nodes have more workers than
+    the run has shards.
+    """
     if options.max_nodes * nproc > declared.shards:
         raise UsageError(
             f"expected at most as many workers as shards ({declared.shards}), found {options.max_nodes} nodes of {nproc} workers; "

@@ -1,4 +1,4 @@
-"""What one agent knows of its run before it starts anything; nothing in here changes while it lives."""
+"""What one agent knows of its run before it starts anything; none of it ever changes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ class Settings:
 
     @property
     def uses_library(self) -> bool:
-        """False for a script that does not import the library: it is asked to stop as torchrun asks."""
+        """False for a script without the library, which is asked to stop as torchrun asks."""
         return self.declared is not None
 
     @property

@@ -1,18 +1,21 @@
-"""A node that was asked to leave has its grace for that and no longer, whoever asked, and of several reasons the first counts.
+"""A node that was asked to leave has one grace period, which begins with the first request.
 
-It may be asked from signal handlers and from any thread. What a request leads to is decided in decide.py.
+Signal handlers and threads may request it at any time: a request only sets values. What it leads to
+is decided in decide.py.
 """
 
 import signal
 
 from elastic.system.clock import Clock
 
-SHORTEST_LIMIT_S = 1.0  # beyond the grace, for processes that have nothing left to do to end
-SIGNALS_TO_STOP = 3  # the first asks for a drain, the second for an end without one, the third for an end without a checkpoint
+# For what is left to do when the grace is over: processes that are only to exit still get so long.
+SHORTEST_LIMIT_S = 1.0
+SIGNALS_TO_SKIP_DRAIN = 2
+SIGNALS_TO_SKIP_CHECKPOINT = 3
 
 
 class ShutdownRequest:
-    """`reason` is None until somebody asks."""
+    """`reason` is None until the first request."""
 
     def __init__(self, grace_s: float, clock: Clock) -> None:
         self.reason: str | None = None
@@ -22,12 +25,17 @@ class ShutdownRequest:
         self._signals = 0
 
     def on_signal(self, number: int, _frame: object) -> None:
-        """Signal handler."""
+        """A signal handler.
+
+        The first signal requests a drain, the second ends the wait for it, and the third ends the
+        wait for a checkpoint.
+        """
         self._signals += 1
         self.request(f"{signal.Signals(number).name} asks this node to leave")
 
     def request(self, reason: str) -> None:
         if self.reason is None:
+            # In this order: a thread that sees the reason reads the time that belongs to it.
             self._since_s = self._clock.monotonic()
             self.reason = reason
 
@@ -37,26 +45,24 @@ class ShutdownRequest:
 
     @property
     def skips_drain(self) -> bool:
-        """Nobody waits for a drain any more."""
-        return self._signals > 1
+        return self._signals >= SIGNALS_TO_SKIP_DRAIN
 
     @property
     def skips_checkpoint(self) -> bool:
-        """Nor for a checkpoint."""
-        return self._signals >= SIGNALS_TO_STOP
+        return self._signals >= SIGNALS_TO_SKIP_CHECKPOINT
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was asked; of no meaning before."""
+        """Seconds since the request; without meaning before."""
         return self._clock.monotonic() - self._since_s
 
     @property
     def deadline_s(self) -> float:
-        """When the grace ends, on the monotonic clock; a node that goes without having been asked has all of it from now on."""
+        """The end of the grace period on the monotonic clock; without a request it begins now."""
         return (self._since_s if self.is_requested else self._clock.monotonic()) + self.grace_s
 
     def limit_s(self, longest_s: float) -> float:
-        """How long what is left to do may take: `longest_s`, or what is left of the grace of a node that was asked."""
+        """How long a last task may take: `longest_s`, or what a request leaves of the grace."""
         if not self.is_requested:
             return longest_s
         left_s = 0.0 if self.skips_checkpoint else self.grace_s - self.age_s

@@ -1,6 +1,9 @@
-"""The node's snapshots belong to its agent: they outlive every worker, and one that was lent for a checkpoint is given back whoever dies.
+"""A snapshot outlives every worker of its node: its memory belongs to the agent, and dies with it.
 
-The agent makes the memory when workers ask for it through the control page, in a thread, because preallocating takes time; it never looks into a state.
+Workers write snapshots and the uploader reads them; the agent never looks into one. It allocates
+the memory when a worker asks for it on the control page, because only then the size of the state is
+known, and in a thread, because the pages are reserved at once, which takes seconds for a large
+state.
 """
 
 import threading
@@ -9,76 +12,72 @@ from collections.abc import Callable
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.system.control_page import ControlPage
 
-SLOTS = 3
-SLOTS_WITHOUT_SNAPSHOTS = 1
+SLOTS = 3  # the newest snapshot, one that is being written, one that is leased to the uploader
+SLOTS_WITHOUT_SNAPSHOTS = 1  # where states are copied only to be saved
 
 
 class SnapshotMemory:
-    def __init__(self, page: ControlPage, slots: int, report: Callable[[str], None]) -> None:
-        """slots: three, so that one holds the newest state, one is written and one is lent; one where states are kept for checkpoints alone."""
-        self._page = page
-        self._slots = slots
-        self._report = report
-        self._area: SnapshotSlots | None = None
-        self._refused_bytes = 0
-        self._thread: threading.Thread | None = None
-        self._made: SnapshotSlots | OSError | None = None
+    """`slots` is None until the workers have asked for memory."""
 
-    @property
-    def area(self) -> SnapshotSlots | None:
-        return self._area
+    def __init__(self, page: ControlPage, count: int, report: Callable[[str], None]) -> None:
+        """count: of slots, each of which holds one state."""
+        self.slots: SnapshotSlots | None = None
+        self._page = page
+        self._count = count
+        self._report = report
+        self._refused_bytes = 0  # the last size for which there was no memory
+        self._thread: threading.Thread | None = None
+        self._created: SnapshotSlots | OSError | None = None  # by the thread
 
     @property
     def path(self) -> str:
-        """Where workers open it to restore from; empty while there is none."""
-        return "" if self._area is None else self._area.path
+        """What workers open to restore from; empty while there is no memory."""
+        return "" if self.slots is None else self.slots.path
 
     @property
     def newest(self) -> Snapshot | None:
-        return None if self._area is None else self._area.newest()
+        return None if self.slots is None else self.slots.newest()
 
     def publish(self) -> None:
-        """To a new generation, whose page is empty."""
-        self._page.slots_fd = None if self._area is None else self._area.fd
+        """Write the memory's descriptor on the control page."""
+        self._page.slots_fd = None if self.slots is None else self.slots.fd
 
     def poll(self) -> None:
-        """Make what the workers ask for; called at every look, never blocks."""
+        """Allocate what the workers ask for, and publish it when it is there; never blocks."""
         if self._thread is not None:
             if not self._thread.is_alive():
                 self._thread = None
                 self._adopt()
             return
         wanted = self._page.wanted_bytes
-        if wanted > self._capacity_bytes and wanted != self._refused_bytes:
-            self._thread = threading.Thread(target=self._make, args=(wanted,), daemon=True, name="memory")
+        capacity = 0 if self.slots is None else self.slots.capacity_bytes
+        if wanted > capacity and wanted != self._refused_bytes:
+            self._thread = threading.Thread(target=self._create, args=(wanted,), daemon=True, name="memory")
             self._thread.start()
 
     def release_leases(self) -> None:
-        """The uploader that had them is dead."""
-        if self._area is not None:
-            self._area.release_all()
+        """The uploader died, which would have returned the slots that it read."""
+        if self.slots is not None:
+            self.slots.release_all()
 
-    @property
-    def _capacity_bytes(self) -> int:
-        return 0 if self._area is None else self._area.capacity_bytes
-
-    def _make(self, size_bytes: int) -> None:
+    def _create(self, size_bytes: int) -> None:
         try:
-            self._made = SnapshotSlots.create(size_bytes, self._slots)
+            self._created = SnapshotSlots.create(size_bytes, self._count)
         except OSError as error:
-            self._made = error
+            self._created = error
 
     def _adopt(self) -> None:
-        made, self._made = self._made, None
-        if isinstance(made, SnapshotSlots):
-            # The old one goes with its snapshots: workers that outgrew it are about to write a newer one. An uploader that reads from it has it open itself.
-            old, self._area = self._area, made
+        created, self._created = self._created, None
+        if isinstance(created, SnapshotSlots):
+            # The old snapshots are lost with the old memory: their state was smaller than what the
+            # workers are about to write. An uploader that still reads one has the old memory open.
+            old, self.slots = self.slots, created
             if old is not None:
                 old.close()
             self.publish()
             return
         self._refused_bytes = self._page.wanted_bytes
         self._report(
-            f"no memory for {self._slots} snapshots of {self._refused_bytes / 1e6:.0f} MB ({made}); "
+            f"no memory for {self._count} snapshots of {self._refused_bytes / 1e6:.0f} MB ({created}); "
             "training goes on without, and a fault costs the steps since the newest checkpoint"
         )

@@ -1,8 +1,9 @@
 """How long ago each node sent its newest heartbeat, for a process outside the group.
 
-Only the backends that keep heartbeats in files or objects show this: directory.py and object_store.py. An age compares the storage's
-clock with the reader's, which may differ by seconds. That is good enough to tell a person whether a run is alive; the group itself never
-compares clocks (failure_detector.py).
+Only the backends that keep heartbeats in files or objects show this: directory.py and
+object_store.py. An age compares the storage's clock with the reader's, which may differ by seconds.
+That is good enough to tell a person whether a run is alive; the group itself never compares clocks
+(failure_detector.py).
 """
 
 from contextlib import suppress
