@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 for name in ("cluster", "support"):  # behind: a name of ours must not be hidden
     sys.path.append(str(HERE.parent / "tests" / name))
 
-from left import evidence  # noqa: E402
+from evidence import evidence  # noqa: E402
 from oracle import Struck, judge  # noqa: E402
 
 from elastic.config.run_dir import RunDir  # noqa: E402

@@ -19,11 +19,11 @@ from typing import Any, Self
 
 from engine import NoEngine, docker, need_package
 from etcd_servers import etcd_program
+from evidence import evidence
 from image import BASE, NODE, ROOT, mounts
-from left import evidence
 from oracle import Evidence, Struck
-from play import WentWrong
-from where import reached
+from run_storage import reached
+from scenario_runner import WentWrong
 
 from elastic.config.run_dir import RunDir
 from elastic.report.download import readable

@@ -31,15 +31,15 @@ from cluster import ENTER, Cluster, Limits
 from compose import ARGUMENTS, PROFILES, RECIPE, Compose
 from containers import Containers
 from engine import NoEngine, engine
+from evidence import evidence
 from image import ROOT, node_image
-from left import evidence
 from machines import Machines
 from namespaces import Namespaces, need_namespaces
 from oracle import Evidence, Verdict, history, judge
-from play import SAVES, TINY, Play, WentWrong
 from rich.console import Console
 from rich.table import Table
 from scenario import Scenario, parse, rewritten
+from scenario_runner import SAVES, TINY, Play, WentWrong
 
 from elastic.agent.workers.fork_server_client import ForkServerClient
 from elastic.config.environment import pin_threads

@@ -1,6 +1,6 @@
 """A scenario is a text that says what happens to a group of containers, line by line; it is read into values or refused with its line.
 
-It does nothing: `play.py` does. The language:
+It does nothing: `scenario_runner.py` does. The language:
 
     # The first comment is the scenario's title.
     options --snapshot-every 2        further options of every node; {n1} is the address of the first node, {etcd} those of etcd's members

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from cluster import SCRATCH, SHARED, Cluster
-from harm import Volume, WallClocks
+from etcd_members import Members
+from evidence import evidence, field, host
 from image import ROOT
-from left import evidence, field, host
-from members import Members
 from oracle import Evidence, Record, Struck
+from run_storage import InFolder, InStore, Where
 from scenario import (
     Again,
     Command,
@@ -30,7 +30,7 @@ from scenario import (
     Strike,
     Until,
 )
-from where import InFolder, InStore, Where
+from volume import Volume, WallClocks
 
 TINY = ROOT / "tests" / "process" / "recipes" / "tiny.py"
 # Every node keeps every step in memory; the group waits for all of the first nodes.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cluster import SHARED, Cluster
 from engine import need_package
-from left import HOUR_S
+from evidence import HOUR_S
 from scenario import Harm
 
 CLOCK = Path(__file__).parent / "clock.c"
