@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from chaos_plan import HARMLESS, Deed, Strike, expected_goodput, storm
+from chaos_plan import HARMLESS, FaultKind, PlannedFault, expected_goodput, fault_schedule
 from soak import NODES, WORKERS, Soak
 
 HERE = Path(__file__).parent
@@ -27,7 +27,7 @@ for name in ("cluster", "support"):  # behind: a name of ours must not be hidden
     sys.path.append(str(HERE.parent / "tests" / name))
 
 from evidence import evidence  # noqa: E402
-from oracle import Struck, judge  # noqa: E402
+from oracle import Injection, judge  # noqa: E402
 
 from elastic.config.run_dir import RunDir  # noqa: E402
 from elastic.observe import metrics  # noqa: E402
@@ -42,18 +42,18 @@ SLOW_S, SLOW_TIMES = 0.2, 10
 WITHIN_S = 120.0
 LIMIT_S = 3600.0
 SIGNALS = {
-    Deed.WORKER_KILLED: signal.SIGKILL,
-    Deed.WORKER_ABORTED: signal.SIGABRT,
-    Deed.WORKER_SEGFAULT: signal.SIGSEGV,
-    Deed.WORKER_HANGS: signal.SIGSTOP,
-    Deed.UPLOADER_KILLED: signal.SIGKILL,
-    Deed.WARM_PARENT_KILLED: signal.SIGKILL,
+    FaultKind.WORKER_KILLED: signal.SIGKILL,
+    FaultKind.WORKER_ABORTED: signal.SIGABRT,
+    FaultKind.WORKER_SEGFAULT: signal.SIGSEGV,
+    FaultKind.WORKER_HANGS: signal.SIGSTOP,
+    FaultKind.UPLOADER_KILLED: signal.SIGKILL,
+    FaultKind.WARM_PARENT_KILLED: signal.SIGKILL,
 }
-KINDS = {Deed.UPLOADER_KILLED: "uploader", Deed.WARM_PARENT_KILLED: "warm parent"}
+KINDS = {FaultKind.UPLOADER_KILLED: "uploader", FaultKind.WARM_PARENT_KILLED: "warm parent"}
 
 
 @dataclass(slots=True)
-class Later:
+class Resume:
     """What is due after a deed: somebody goes on."""
 
     at_s: float
@@ -69,55 +69,55 @@ class Chaos(Soak):
     def __init__(self, folder: Path, epochs: int) -> None:
         super().__init__(folder, epochs, seed=0)
         self.run = RunDir.parse(str(folder / "run"))
-        self.deeds: list[Struck] = []
-        self.counted: Counter[Deed] = Counter()
-        self._later: list[Later] = []
+        self.injections: list[Injection] = []
+        self.counted: Counter[FaultKind] = Counter()
+        self._resumes: list[Resume] = []
 
-    def weather(self, strikes: list[Strike]) -> None:
+    def inject_all(self, faults: list[PlannedFault]) -> None:
         """Let it come, until it is over or the run is."""
         began_at = time.monotonic()
-        for strike in strikes:
-            while (left_s := began_at + strike.at_s - time.monotonic()) > 0 and not self.is_over():
-                self.wake()
+        for fault in faults:
+            while (left_s := began_at + fault.at_s - time.monotonic()) > 0 and not self.is_over():
+                self.resume_due()
                 self.restart()
                 time.sleep(min(left_s, 0.2))
             if self.is_over():
                 break
-            self.do(strike)
-        while self._later:
-            self.wake()
+            self.inject(fault)
+        while self._resumes:
+            self.resume_due()
             time.sleep(0.05)
 
-    def do(self, strike: Strike) -> None:
+    def inject(self, fault: PlannedFault) -> None:
         self.restart()
-        struck = self._now()
-        pids = self._victims(strike)
+        injection = self._now()
+        pids = self._victims(fault)
         if not pids:
             return
-        match strike.deed:
-            case Deed.NODE_KILLED | Deed.NODE_DRAINED:
-                is_drain = strike.deed is Deed.NODE_DRAINED
+        match fault.kind:
+            case FaultKind.NODE_KILLED | FaultKind.NODE_DRAINED:
+                is_drain = fault.kind is FaultKind.NODE_DRAINED
                 _send(pids[:1], signal.SIGTERM if is_drain else signal.SIGKILL)
-            case Deed.NODE_SILENT:
+            case FaultKind.NODE_SILENT:
                 _send(pids, signal.SIGSTOP)
-                self._later.append(Later(at_s=time.monotonic() + SILENCE_S, pids=pids))
-            case Deed.WORKER_SLOW:
+                self._resumes.append(Resume(at_s=time.monotonic() + SILENCE_S, pids=pids))
+            case FaultKind.WORKER_SLOW:
                 for turn in range(SLOW_TIMES):
                     _send(pids, signal.SIGSTOP)
                     time.sleep(SLOW_S)
                     _send(pids, signal.SIGCONT)
                     time.sleep(SLOW_S if turn else 0)
-            case deed:
-                _send(pids, SIGNALS[deed])
-        self.counted[strike.deed] += 1
-        if strike.deed not in HARMLESS:
-            self.deeds.append(struck)
+            case kind:
+                _send(pids, SIGNALS[kind])
+        self.counted[fault.kind] += 1
+        if fault.kind not in HARMLESS:
+            self.injections.append(injection)
 
-    def wake(self) -> None:
-        due = [later for later in self._later if later.at_s <= time.monotonic()]
-        for later in due:
-            _send(later.pids, signal.SIGCONT)
-            self._later.remove(later)
+    def resume_due(self) -> None:
+        due = [resume for resume in self._resumes if resume.at_s <= time.monotonic()]
+        for resume in due:
+            _send(resume.pids, signal.SIGCONT)
+            self._resumes.remove(resume)
 
     def restart(self) -> None:
         """As a scheduler does with a node that ended before the run did."""
@@ -126,15 +126,15 @@ class Chaos(Soak):
                 self.agents.remove(agent)
                 self.start_node()
 
-    def _victims(self, strike: Strike) -> list[int]:
+    def _victims(self, fault: PlannedFault) -> list[int]:
         """Whom it hits; nobody where nobody is there, or where it would end the last node that trains, which is no case of this test."""
-        if strike.deed in (Deed.NODE_KILLED, Deed.NODE_DRAINED, Deed.NODE_SILENT):
+        if fault.kind in (FaultKind.NODE_KILLED, FaultKind.NODE_DRAINED, FaultKind.NODE_SILENT):
             agents = [agent.pid for agent in self.agents if agent.poll() is None]
-            if len(agents) < NODES or len(self.find("worker")) < NODES * WORKERS or self._later:
+            if len(agents) < NODES or len(self.find("worker")) < NODES * WORKERS or self._resumes:
                 return []
-            return self._node(agents[int(strike.victim * len(agents))])
-        found = self.find(KINDS.get(strike.deed, "worker"))
-        return [found[int(strike.victim * len(found))]] if found else []
+            return self._node(agents[int(fault.victim * len(agents))])
+        found = self.find(KINDS.get(fault.kind, "worker"))
+        return [found[int(fault.victim * len(found))]] if found else []
 
     def _node(self, agent: int) -> list[int]:
         """The agent and all that it started, parents first."""
@@ -144,9 +144,9 @@ class Chaos(Soak):
             found += [child for child, parent in parents.items() if parent == pid and child not in found]
         return found
 
-    def _now(self) -> Struck:
+    def _now(self) -> Injection:
         newest = metrics.newest(self.run.metrics) or StepLine(step=0)
-        return Struck(time=time.time(), step=newest.step, generation=newest.generation)
+        return Injection(time=time.time(), step=newest.step, generation=newest.generation)
 
 
 def _send(pids: list[int], number: signal.Signals) -> None:
@@ -171,7 +171,7 @@ def calm(folder: Path, epochs: int) -> Chaos:
     return run
 
 
-def stormy(folder: Path, epochs: int, strikes: list[Strike]) -> Chaos:
+def stormy(folder: Path, epochs: int, faults: list[PlannedFault]) -> Chaos:
     folder.mkdir(parents=True)
     run = Chaos(folder, epochs)
     began_at = time.monotonic()
@@ -180,7 +180,7 @@ def stormy(folder: Path, epochs: int, strikes: list[Strike]) -> Chaos:
             run.start_node()
         while not metrics.newest(run.run.metrics) and not run.is_over():
             time.sleep(0.1)
-        run.weather(strikes)
+        run.inject_all(faults)
         while not run.is_over() and time.monotonic() - began_at < LIMIT_S:
             run.restart()
             time.sleep(0.5)
@@ -230,18 +230,18 @@ def chaos(args: argparse.Namespace, folder: Path) -> int:
     assert probe.step_time_s.median is not None, "the probe trained no step"
     rate = (probe.goodput or 1.0) / probe.step_time_s.median
     epochs = max(PROBE_EPOCHS, int(args.minutes * 60 * rate / STEPS_AN_EPOCH))
-    strikes = storm(args.seed, mtbf_s=args.mtbf, duration_s=args.minutes * 60)
-    print(f"seed {args.seed}: {len(strikes)} faults in {args.minutes:g} minutes, {epochs} epochs", flush=True)
-    undisturbed, run = calm(folder / "calm", epochs), stormy(folder / "stormy", epochs, strikes)
+    faults = fault_schedule(args.seed, mtbf_s=args.mtbf, duration_s=args.minutes * 60)
+    print(f"seed {args.seed}: {len(faults)} faults in {args.minutes:g} minutes, {epochs} epochs", flush=True)
+    undisturbed, run = calm(folder / "calm", epochs), stormy(folder / "stormy", epochs, faults)
     there, calmly = report_of(run.run), report_of(undisturbed.run)
-    verdict = judge(evidence(run.run, struck=run.deeds), evidence(undisturbed.run), WITHIN_S)
-    print(json.dumps({deed.value: count for deed, count in run.counted.items()}))
+    verdict = judge(evidence(run.run, injections=run.injections), evidence(undisturbed.run), WITHIN_S)
+    print(json.dumps({kind.value: count for kind, count in run.counted.items()}))
     print(f"{len(there.recoveries)} recoveries, {verdict.lost_steps} finished steps lost")
     print(
         f"goodput {there.goodput or 0.0:.3f}, expected {expected(there, calmly):.3f}; undisturbed {calmly.goodput or 0.0:.3f}"
     )
-    for complaint in verdict.complaints:
-        print(f"NOT as promised: {complaint}")
+    for problem in verdict.problems:
+        print(f"NOT as promised: {problem}")
     print("as promised" if verdict.survived else f"replay with --seed {args.seed}")
     return 0 if verdict.survived else 1
 

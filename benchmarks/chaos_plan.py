@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Deed(Enum):
+class FaultKind(Enum):
     WORKER_KILLED = "worker killed"
     WORKER_ABORTED = "worker aborted"  # as a sticky error of a device ends it
     WORKER_SEGFAULT = "worker segfault"
@@ -26,43 +26,45 @@ class Deed(Enum):
 
 # Shares in percent. The last two are parts that only this program has.
 MIX = {
-    Deed.WORKER_KILLED: 35,
-    Deed.WORKER_ABORTED: 20,
-    Deed.WORKER_SEGFAULT: 13,
-    Deed.WORKER_HANGS: 10,
-    Deed.NODE_SILENT: 9,
-    Deed.NODE_DRAINED: 8,
-    Deed.WORKER_SLOW: 3,
-    Deed.NODE_KILLED: 2,
-    Deed.UPLOADER_KILLED: 1,
-    Deed.WARM_PARENT_KILLED: 1,
+    FaultKind.WORKER_KILLED: 35,
+    FaultKind.WORKER_ABORTED: 20,
+    FaultKind.WORKER_SEGFAULT: 13,
+    FaultKind.WORKER_HANGS: 10,
+    FaultKind.NODE_SILENT: 9,
+    FaultKind.NODE_DRAINED: 8,
+    FaultKind.WORKER_SLOW: 3,
+    FaultKind.NODE_KILLED: 2,
+    FaultKind.UPLOADER_KILLED: 1,
+    FaultKind.WARM_PARENT_KILLED: 1,
 }
 # These cost no recovery: training goes on beside them.
-HARMLESS = (Deed.WORKER_SLOW, Deed.UPLOADER_KILLED)
+HARMLESS = (FaultKind.WORKER_SLOW, FaultKind.UPLOADER_KILLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strike:
+class PlannedFault:
     """`at_s` after the beginning of the storm; `victim`, in [0, 1), says which of those that there are then."""
 
     at_s: float
-    deed: Deed
+    kind: FaultKind
     victim: float
 
 
-def storm(seed: int, *, mtbf_s: float, duration_s: float, mix: dict[Deed, int] = MIX) -> list[Strike]:
+def fault_schedule(
+    seed: int, *, mtbf_s: float, duration_s: float, mix: dict[FaultKind, int] = MIX
+) -> list[PlannedFault]:
     """Faults that know nothing of each other: the gaps are exponential with mean `mtbf_s`. Raises ValueError for a rate or a mix that cannot be."""
     if not mtbf_s > 0 or not any(mix.values()) or min(mix.values()) < 0:
         raise ValueError(
             f"expected a time between faults above 0 and a mix of shares, found {mtbf_s} and {mix}"
         )
     draw = random.Random(seed)  # noqa: S311 - it chooses victims
-    strikes, at_s = [], draw.expovariate(1 / mtbf_s)
+    faults, at_s = [], draw.expovariate(1 / mtbf_s)
     while at_s < duration_s:
-        deed = draw.choices(list(mix), list(mix.values()))[0]
-        strikes.append(Strike(at_s=at_s, deed=deed, victim=draw.random()))
+        kind = draw.choices(list(mix), list(mix.values()))[0]
+        faults.append(PlannedFault(at_s=at_s, kind=kind, victim=draw.random()))
         at_s += draw.expovariate(1 / mtbf_s)
-    return strikes
+    return faults
 
 
 def expected_goodput(*, mtbf_s: float, recovery_s: float, interval_s: float, save_s: float) -> float:
@@ -81,6 +83,6 @@ def best_interval_s(*, mtbf_s: float, save_s: float) -> float:
     return math.sqrt(2 * save_s * mtbf_s)
 
 
-def costly(strikes: Sequence[Strike]) -> int:
+def num_recoveries(faults: Sequence[PlannedFault]) -> int:
     """How many of them cost a recovery."""
-    return sum(strike.deed not in HARMLESS for strike in strikes)
+    return sum(fault.kind not in HARMLESS for fault in faults)

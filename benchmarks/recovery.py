@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery_cases import CASES, Case, Measured
-from recovery_group import Group, Side, Stuck
+from recovery_group import Group, NotRecovered, Side
 from recovery_table import comparison, notes, phases
 from rich.console import Console
 
@@ -119,8 +119,8 @@ class Trial:
                 for figure in each.run(group):
                     rows = rows[rows.index(figure.what) + 1 :]
                     self._note(figure)
-            except Stuck as stuck:
-                self._note(Measured(what=rows[0], seconds=None, note=str(stuck)))
+            except NotRecovered as failure:
+                self._note(Measured(what=rows[0], seconds=None, note=str(failure)))
                 return False
         self.steps_s.append(group.step_s())
         return True

@@ -25,7 +25,7 @@ SETTLED_STEPS = 5
 T = TypeVar("T")
 
 
-class Stuck(Exception):  # noqa: N818 - a result as good as any
+class NotRecovered(Exception):  # noqa: N818 - a result as good as any
     """What was waited for did not come; the message says how that showed."""
 
 
@@ -182,9 +182,9 @@ class Group:
         while not (value := condition()):
             codes = [node.process.poll() for node in self.nodes]
             if None not in codes:
-                raise Stuck(f"job died ({', '.join(map(str, codes))}) without {what}")
+                raise NotRecovered(f"job died ({', '.join(map(str, codes))}) without {what}")
             if time.monotonic() > deadline_s:
-                raise Stuck(f"not {what} within {self.limit_s:.0f} s")
+                raise NotRecovered(f"not {what} within {self.limit_s:.0f} s")
             time.sleep(POLL_S)
         return value
 
@@ -207,6 +207,6 @@ class Group:
         deadline_s = time.monotonic() + self.limit_s
         while any(node.process.poll() is None or node.pids() for node in nodes):
             if time.monotonic() > deadline_s:
-                raise Stuck(f"processes were left {self.limit_s:.0f} s after SIGTERM")
+                raise NotRecovered(f"processes were left {self.limit_s:.0f} s after SIGTERM")
             time.sleep(POLL_S)
         return time.time()

@@ -1,5 +1,5 @@
-/* The wall clock of every process that this is loaded into is ahead by as many seconds as the file CLOCK_AHEAD_S says; clocks that only measure are as they are.
-   LD_PRELOAD; the file holds one int64. */
+/* For LD_PRELOAD: the process's wall clock is ahead by the number of seconds, one int64, in the file
+   that the variable CLOCK_AHEAD_S names. Monotonic clocks stay as they are. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 static volatile const int64_t *ahead_s;
-/* No machine has been up for that long, and no wall clock stands before it. */
+/* A larger time is of the wall clock: no machine has been up for that long. */
 #define FIRST_WALL_S 1000000000
 
 __attribute__((constructor)) static void begin(void) {
@@ -49,7 +49,7 @@ time_t time(time_t *now) {
     return exact.tv_sec;
 }
 
-/* The kernel's clock did not jump, so a moment of ours that is waited for is an earlier one of the kernel's. */
+/* The kernel's clock did not jump: a deadline by our clock is an earlier moment by the kernel's. */
 static struct timespec kernels(const struct timespec *until) {
     struct timespec real = *until;
     if (ahead_s && real.tv_sec > FIRST_WALL_S) real.tv_sec -= *ahead_s;

@@ -1,7 +1,9 @@
-"""Nodes are machines on a network of their own that share one folder, or no more of it than gates; whatever way the block ends, none of them is left.
+"""However the block ends, no machine of the cluster is left.
 
-Faults come from outside: a node cannot prepare for what is done to it here. It does not know what a node is for: it starts commands and does things to them.
-Nodes run as an unprivileged user without any capability; nothing is published on the host.
+Nodes are machines on a network of their own. They share one folder, or nothing but the gates in it.
+Faults come from outside, so a node cannot prepare for them. Nodes run as an unprivileged user
+without capabilities, and nothing is published on the host. What a node trains is not known here: a
+cluster starts commands and injects faults.
 """
 
 import os
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from machines import IDLE, UNPRIVILEGED, Machine, Machines
-from namespaces import outside
+from namespaces import pid_outside
 
 from elastic.agent.workers.fork_server_client import ForkedProcess, ForkServerClient
 from elastic.agent.workers.process import ProcessStart
@@ -27,34 +29,43 @@ SCRATCH = "/mnt/scratch"  # a machine's own disk
 ENTER = Path(__file__).parent / "enter.py"
 FIRST = {"n": 10, "e": 100, "s": 200}  # in the subnet: nodes, etcd's members, the object store
 END_S = 240.0
-LOOK_S = 0.02
+POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """`memory_mib`: what one node may use before the kernel kills it; `volume_mib`: the size of the run's folder. None: no limit."""
+    """None: no limit.
+
+    memory_mib: of one node; above it the kernel kills a process of the node.
+    volume_mib: size of the run's folder.
+    """
 
     memory_mib: int | None = None
     volume_mib: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
-class Life:
-    """One command in one container; a node that is started again begins another."""
+class Launch:
+    """One start of the command on a machine. A node that is started again has another one.
+
+    pid: on this machine, not in the node's own process namespace.
+    """
 
     node: str
     process: ForkedProcess
     printed: Path
-    pid: int  # on this machine
+    pid: int
 
 
 @dataclass(slots=True)
 class Cluster:
-    """Use as a context manager. `shared` is the folder that all nodes see as SHARED, and `run` one in it, which may have little room.
+    """Use as a context manager.
 
-    shares_run: without it there is no such folder, and nodes begin in one of their own.
-
-    warm: what nodes are forked from, the process of `enter.py`. containers: so many machines are there, idle, when the block begins.
+    warm: the process of `enter.py`, which nodes are forked from.
+    containers: number of machines that are there, idle, when the block begins.
+    shared: folder that all nodes see as SHARED. Its folder `run` may be of limited size.
+    shares_run: if not, there is no folder `run`, and each node starts in a folder of its own.
+    node_files: what nodes print, and their own disks.
     """
 
     machines: Machines
@@ -63,8 +74,8 @@ class Cluster:
     limits: Limits = field(default_factory=Limits)
     shares_run: bool = True
     shared: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="elastic-cluster-")))
-    outside: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="elastic-outside-")))
-    lives: list[Life] = field(default_factory=list)
+    node_files: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="elastic-node-files-")))
+    launches: list[Launch] = field(default_factory=list)
     _subnet: IPv4Network | None = None
     _is_mounted: bool = False
 
@@ -87,10 +98,13 @@ class Cluster:
     @property
     def nodes(self) -> list[str]:
         """In the order in which they were started."""
-        return list(dict.fromkeys(life.node for life in self.lives))
+        return list(dict.fromkeys(launch.node for launch in self.launches))
 
     def start(self, words: Sequence[str], env: Mapping[str, str], *, is_cold: bool = False) -> str:
-        """Run `elastic-train WORDS` on the next machine; gives the node's name, which is also its host name."""
+        """Run `elastic-train WORDS` on the next machine.
+
+        Returns the node's name, also its host name.
+        """
         node = f"n{len(self.nodes) + 1}"
         self._begin(node, words, env, is_cold=is_cold)
         return node
@@ -101,33 +115,39 @@ class Cluster:
         self._begin(node, words, env, is_cold=False)
 
     def serve(self, services: Mapping[str, Sequence[str]], programs: tuple[Path, ...] = ()) -> None:
-        """Commands on machines of their own, at `address(name)`; `programs`: of this machine, which they need beside its virtual environment."""
+        """Run commands, each on a machine of its own at `address(name)`.
+
+        programs: files of this machine that the commands need besides the virtual environment.
+        """
         self.machines.make(
             [self._machine(name, words=tuple(words), programs=programs) for name, words in services.items()]
         )
 
     def address(self, name: str) -> str:
-        """Of a node, n1 and so on, or of a service, e1 and so on, s1."""
+        """Of a node (n1, n2, ...), a member of etcd (e1, ...), or the object store (s1)."""
         assert self._subnet is not None
         return str(self._subnet[FIRST[name[0]] + int(name[1:]) - 1])
 
     def scratch(self, name: str) -> Path:
-        """A machine's own disk, SCRATCH in there."""
-        return self.outside / f"scratch-{name}"
+        """A machine's own disk, which it sees as SCRATCH."""
+        return self.node_files / f"scratch-{name}"
 
-    # Deeds.
+    # Faults.
 
     def terminate(self, *nodes: str) -> None:
         """SIGTERM to each node's agent."""
         for node in nodes:
-            os.kill(self._life(node).pid, signal.SIGTERM)
+            os.kill(self._newest_launch(node).pid, signal.SIGTERM)
 
     def kill_process(self, node: str, pid: int) -> None:
-        """One process of a node, by its number in there."""
-        os.kill(outside(self.machines.pid(node), pid), signal.SIGKILL)
+        """SIGKILL to one process of a node. pid: in the node's own process namespace."""
+        os.kill(pid_outside(self.machines.pid(node), pid), signal.SIGKILL)
 
     def cut(self, node: str, *chains: str) -> None:
-        """From now on packets vanish without a word: those that come in with INPUT, those that go out with OUTPUT. What a node says to itself stays."""
+        """Drop packets silently from now on: incoming ones with INPUT, outgoing ones with OUTPUT.
+
+        Packets on the node's loopback interface still pass.
+        """
         for chain, flag in (("INPUT", "-i"), ("OUTPUT", "-o")):
             if chain in chains:
                 self.inside(node, ["net"], "iptables", "--wait", "-A", chain, "!", flag, "lo", "-j", "DROP")
@@ -136,7 +156,10 @@ class Cluster:
         self.inside(node, ["net"], "iptables", "--wait", "-F")
 
     def inside(self, node: str, namespaces: Sequence[str], *words: str) -> None:
-        """A command, as root, in some namespaces of a node: net, or mount with pid, because mounts are read from /proc. Raises RuntimeError."""
+        """Run a command as root in some namespaces of a node. Raises RuntimeError if it fails.
+
+        namespaces: `net`; or `mount` together with `pid`, because `umount` reads mounts from /proc.
+        """
         done = subprocess.run(
             [
                 "nsenter",
@@ -154,22 +177,25 @@ class Cluster:
                 f"{' '.join(words)} in {node}: exit code {done.returncode}: {done.stderr.strip()}"
             )
 
-    # What is seen.
+    # Observations.
 
     def running(self) -> list[str]:
-        return [node for node in self.nodes if self._life(node).process.poll() is None]
+        return [node for node in self.nodes if self._newest_launch(node).process.poll() is None]
 
-    def wait(self, lives: Sequence[Life]) -> list[int]:
-        """Their exit codes, once all have ended; 137 where the machine did. Raises TimeoutError after END_S."""
+    def wait(self, launches: Sequence[Launch]) -> list[int]:
+        """Exit codes, once all have ended; 137 if the machine was killed.
+
+        Raises TimeoutError after END_S.
+        """
         deadline = time.monotonic() + END_S
-        while any(life.process.poll() is None for life in lives):
+        while any(launch.process.poll() is None for launch in launches):
             if time.monotonic() > deadline:
-                names = ", ".join(life.node for life in lives)
+                names = ", ".join(launch.node for launch in launches)
                 raise TimeoutError(
                     f"expected {names} to end within {END_S:.0f} s, found {', '.join(self.running())} running"
                 )
-            time.sleep(LOOK_S)
-        return [code for life in lives if (code := life.process.poll()) is not None]
+            time.sleep(POLL_S)
+        return [code for launch in launches if (code := launch.process.poll()) is not None]
 
     # The end.
 
@@ -177,12 +203,12 @@ class Cluster:
         self.machines.close()
         if self._is_mounted:
             subprocess.run(["umount", "--lazy", self.shared / "run"], check=True)
-        for folder in (self.shared, self.outside):
+        for folder in (self.shared, self.node_files):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _begin(self, node: str, words: Sequence[str], env: Mapping[str, str], *, is_cold: bool) -> None:
-        name = f"{node}-{len(self.lives)}"
-        printed, told = self.outside / f"{name}.log", self.outside / f"{name}.pid"
+        name = f"{node}-{len(self.launches)}"
+        printed, told = self.node_files / f"{name}.log", self.node_files / f"{name}.pid"
         how = {
             "ENTER_CONTAINER": str(self.machines.pid(node)),
             "ENTER_TELL": str(told),
@@ -198,8 +224,8 @@ class Cluster:
         while not told.exists():
             if process.poll() is not None:
                 raise RuntimeError(f"expected a process in {node}, found: {printed.read_text()}")
-            time.sleep(LOOK_S)
-        self.lives.append(Life(node=node, process=process, printed=printed, pid=int(told.read_text())))
+            time.sleep(POLL_S)
+        self.launches.append(Launch(node=node, process=process, printed=printed, pid=int(told.read_text())))
 
     def _make_folders(self) -> None:
         self.shared.chmod(0o755)
@@ -235,5 +261,5 @@ class Cluster:
             memory_mib=memory_mib,
         )
 
-    def _life(self, node: str) -> Life:
-        return next(life for life in reversed(self.lives) if life.node == node)
+    def _newest_launch(self, node: str) -> Launch:
+        return next(launch for launch in reversed(self.launches) if launch.node == node)

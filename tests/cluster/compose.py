@@ -1,6 +1,7 @@
-"""The compose files themselves, with a node killed while one watches: the run ends with the digest of one that nobody disturbed.
+"""A run of each compose file ends with the undisturbed digest although one of its nodes is killed.
 
-Image, interpreter and sources are those of the other scenarios, by an override file that says nothing else; so what a registry would serve is not tested here.
+An override file replaces image, interpreter and sources by those of the other scenarios, and
+nothing else. So the images that a registry would serve are not tested here.
 """
 
 import json
@@ -21,19 +22,19 @@ from engine import NoEngine, docker, need_package
 from etcd_servers import etcd_program
 from evidence import evidence
 from image import BASE, NODE, ROOT, mounts
-from oracle import Evidence, Struck
+from oracle import Evidence, Injection
 from run_storage import reached
-from scenario_runner import WentWrong
+from scenario_runner import ScenarioFailed
 
 from elastic.config.run_dir import RunDir
 from elastic.report.download import readable
 
 RECIPE = "recipes/barlow.py"
-# Long enough that three nodes are together for most of it, on a machine of two cores.
+# Long enough that all three nodes train for most of the run, on a machine with two cores.
 ARGUMENTS = ("--epochs", "24")
 NODES = 3
-PATIENCE_S = 600.0  # three nodes import everything side by side here
-LOOK_S = 2.0  # each look starts an interpreter
+WAIT_LIMIT_S = 600.0  # three nodes import torch at the same time on this machine
+POLL_S = 2.0  # each poll starts an interpreter
 MAIN = "docker-compose.yml"
 STORE_PORT = 9000
 ETCD_BASE = "elastic-train-etcd-base"
@@ -41,7 +42,9 @@ ETCD_BASE = "elastic-train-etcd-base"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """`services` that are nodes, with how many of each; `servers`: others of the node's image."""
+    """services: those that are nodes, with the number of each. servers: others that run the nodes'
+    image.
+    """
 
     title: str
     file: str = MAIN
@@ -58,22 +61,22 @@ class Profile:
 
 PROFILES = {
     "compose": Profile(
-        title="docker-compose.yml: three nodes train recipes/barlow.py, one is killed while they do."
+        title="docker-compose.yml: three nodes train recipes/barlow.py, and one of them is killed."
     ),
     "compose_etcd": Profile(
-        title="docker-compose.etcd.yml: the same, and they meet in etcd.",
+        title="docker-compose.etcd.yml: the same, with the rendezvous in etcd.",
         file="docker-compose.etcd.yml",
         needs_etcd=True,
     ),
     "compose_s3": Profile(
-        title="docker-compose.s3.yml: the same, and they share nothing but an object store.",
+        title="docker-compose.s3.yml: the same; the nodes share nothing but an object store.",
         file="docker-compose.s3.yml",
         servers=("s3",),
         run="s3://runs/barlow",
         within_s=60.0,
     ),
     "compose_c10d": Profile(
-        title="docker-compose.c10d.yml: the same, and they meet in a store on one of them, which is not the one that is killed.",
+        title="docker-compose.c10d.yml: the same; one node holds the rendezvous store, another one is killed.",
         file="docker-compose.c10d.yml",
         services=(("node", NODES - 1), ("host", 1)),
     ),
@@ -81,7 +84,10 @@ PROFILES = {
 
 
 class Compose:
-    """One project of a profile; use as a context manager."""
+    """One compose project of a profile.
+
+    Use as a context manager: it removes the project at the end.
+    """
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
@@ -105,8 +111,8 @@ class Compose:
         self._compose("down", "--volumes", "--timeout", "0", check=False)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def perform(self) -> Evidence:
-        """Three nodes train, one is killed, the others finish. Raises WentWrong."""
+    def run(self) -> Evidence:
+        """Train on three nodes, kill one, and let the others finish. Raises ScenarioFailed."""
         if self._profile.needs_etcd:
             _make_etcd_base(self._folder)
         self._compose("up", "--detach", "--build", "--scale", f"node={dict(self._profile.services)['node']}")
@@ -115,21 +121,25 @@ class Compose:
             for name, _ in self._profile.services
             for node in self._compose("ps", "--quiet", name).split()
         ]
-        self._waits_for(lambda: self._status(nodes).get("world_size") == NODES, f"{NODES} workers")
+        self._wait_for(lambda: self._status(nodes).get("world_size") == NODES, f"{NODES} workers")
         status = self._status(nodes)
-        struck = Struck(time=time.time(), step=int(status["step"]), generation=int(status["generation"]))
+        injection = Injection(
+            time=time.time(), step=int(status["step"]), generation=int(status["generation"])
+        )
         docker("kill", nodes[0])
-        codes = docker("wait", *nodes, timeout_s=PATIENCE_S).split()
+        codes = docker("wait", *nodes, timeout_s=WAIT_LIMIT_S).split()
         if sorted(codes) != ["0", "0", "137"]:
-            raise WentWrong(
+            raise ScenarioFailed(
                 f"expected the exit codes 0, 0 and 137, found {codes}: {self._compose('logs', '--tail', '5')}"
             )
         with self._readable(nodes[1]) as run:
-            return evidence(run, struck=[struck])
+            return evidence(run, injections=[injection])
 
     @contextmanager
     def _readable(self, node: str) -> Iterator[RunDir]:
-        """The run as a folder: from the object store, or a copy of what `node` sees."""
+        """The run as a folder: read from the object store, or a copy of the folder that `node`
+        sees.
+        """
         if not self._profile.servers:
             docker("cp", f"{node}:{self._profile.run}", str(self._folder / "run"))
             yield RunDir.parse(str(self._folder / "run"))
@@ -145,21 +155,21 @@ class Compose:
             yield run
 
     def _status(self, nodes: list[str]) -> dict[str, Any]:
-        """Of a node that can be asked; empty while there is no run yet."""
+        """`status --json` of the first node that answers; empty before the run exists."""
         for node in nodes:
-            told = docker("exec", node, "elastic-train", "status", self._profile.run, "--json", check=False)
-            if told.startswith("{"):
-                return dict(json.loads(told))
+            answer = docker("exec", node, "elastic-train", "status", self._profile.run, "--json", check=False)
+            if answer.startswith("{"):
+                return dict(json.loads(answer))
         return {}
 
-    def _waits_for(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+    def _wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + WAIT_LIMIT_S
         while not condition():
             if time.monotonic() > deadline:
-                raise WentWrong(
-                    f"expected {what} within {PATIENCE_S:.0f} s, found none: {self._compose('logs', '--tail', '9')}"
+                raise ScenarioFailed(
+                    f"expected {what} within {WAIT_LIMIT_S:.0f} s, found none: {self._compose('logs', '--tail', '9')}"
                 )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _compose(self, *words: str, check: bool = True) -> str:
         files = [*(str(ROOT / name) for name in self._profile.files), str(self._override)]
@@ -176,12 +186,16 @@ class Compose:
             | {"RECIPE": " ".join([str(ROOT / RECIPE), "--", *ARGUMENTS])},
         )
         if check and done.returncode:
-            raise WentWrong(f"compose {' '.join(words)}: exit code {done.returncode}: {done.stderr.strip()}")
+            raise ScenarioFailed(
+                f"compose {' '.join(words)}: exit code {done.returncode}: {done.stderr.strip()}"
+            )
         return done.stdout.strip()
 
 
 def _make_etcd_base(folder: Path) -> None:
-    """The base with this machine's etcd in it, so that the image of etcd needs no package."""
+    """Add this machine's etcd to the base image, so that building the image of etcd downloads
+    nothing.
+    """
     context = folder / "etcd"
     context.mkdir()
     shutil.copy(etcd_program(), context / "etcd")
@@ -190,11 +204,11 @@ def _make_etcd_base(folder: Path) -> None:
 
 
 def compose_command() -> list[str]:
-    """`docker compose` where that plugin is, else docker-compose. Raises NoEngine."""
+    """`docker compose` if that plugin is installed, else docker-compose. Raises ScenarioFailed."""
     if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0:
         return ["docker", "compose"]
     try:
         need_package("docker-compose", "docker-compose")
     except NoEngine as error:
-        raise WentWrong(str(error)) from error
+        raise ScenarioFailed(str(error)) from error
     return ["docker-compose"]

@@ -1,7 +1,8 @@
-"""Either a Docker engine answers on this machine, or there is one sentence why none can.
+"""Either a Docker engine answers on this machine, or one sentence says why none can.
 
-Where none runs and this process is root, one is installed from the distribution's packages and started; one that was started here is ended here. What was
-installed stays. It does not use an engine on another machine: nodes share folders of this one.
+If no engine runs and this process is root, an engine is installed from the distribution's packages
+and started. An engine that was started here is stopped here; installed packages stay. An engine on
+another machine is refused, because nodes share folders of this one.
 """
 
 import os
@@ -19,13 +20,13 @@ STOP_S = 30.0
 _QUIET_APT = {"DEBIAN_FRONTEND": "noninteractive"}
 
 
-class NoEngine(Exception):  # noqa: N818 - a state of this machine, and whoever runs the tests decides what it means
+class NoEngine(Exception):  # noqa: N818 - a state of this machine; the caller decides whether it is an error
     """No container can run here; the message says why and what to do."""
 
 
 @contextmanager
 def engine() -> Iterator[str]:
-    """The version of an engine that runs until the end of the block. Raises NoEngine."""
+    """Yields the version of an engine that runs until the end of the block. Raises NoEngine."""
     _refuse_remote()
     if version := _version():
         yield version
@@ -41,15 +42,19 @@ def engine() -> Iterator[str]:
 
 
 def docker(*words: str, check: bool = True, timeout_s: float | None = None) -> str:
-    """What `docker WORDS` prints on its standard output. Raises RuntimeError with its complaint if it fails and `check`."""
+    """The standard output of `docker WORDS`.
+
+    Raises RuntimeError with its standard error if it fails and `check`.
+    """
     done = subprocess.run(
         ["docker", *words],
         capture_output=True,
         text=True,
         check=False,
         timeout=timeout_s,
-        process_group=0,  # Ctrl-C goes to the tests alone, which then remove what they made
-        # The classic builder needs no plugin, and this Dockerfile nothing that the other one has.
+        process_group=0,  # Ctrl-C reaches only the tests, which then remove their containers
+        # The classic builder needs no plugin, and our Dockerfiles use nothing that only BuildKit
+        # has.
         env=os.environ | {"DOCKER_BUILDKIT": "0"},
     )
     if check and done.returncode:
@@ -58,7 +63,7 @@ def docker(*words: str, check: bool = True, timeout_s: float | None = None) -> s
 
 
 def need_package(command: str, package: str) -> None:
-    """Have `command`, by installing `package` where it is missing. Raises NoEngine."""
+    """Install `package` if `command` is missing. Raises NoEngine."""
     if shutil.which(command) is None and os.geteuid() != 0:
         raise NoEngine(
             f"expected the command {command}, found none; install the package {package}, or run this as root"
@@ -112,7 +117,7 @@ def _daemon() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="elastic-engine-"))
     log = folder / "dockerd.log"
     with log.open("wb") as out:
-        # A session of its own, because it must outlive Ctrl-C for as long as there is something to remove.
+        # In a session of its own: after Ctrl-C the daemon is still needed to remove the containers.
         daemon = subprocess.Popen(["dockerd"], stdout=out, stderr=out, start_new_session=True)
     try:
         yield _answer(daemon, log)

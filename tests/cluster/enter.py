@@ -1,8 +1,13 @@
-"""A command becomes a process of a container, from a fork that has imported torch already: a node begins in a tenth of a second instead of in four.
+"""A process that has imported torch enters a container, and runs the command there.
 
-What runs this is forked from a warm process of this machine. It stays outside, tells the number of the process that it forked into the container, and ends as that one ends. That one is
-in every namespace and control group of the container, without capabilities and under its user: what is done to the container is done to it. The engine's seccomp filter alone is
-missing. It needs root. With ENTER_COLD the command is begun anew in there, imports and all, under what the environment then says (LD_PRELOAD).
+So a node starts in a tenth of a second instead of four. This script runs in a fork of the fork
+server of this machine. It forks once more: the parent stays outside, writes the child's pid to a
+file, and exits with the child's exit code. The child enters every namespace and control group of
+the container, drops all capabilities and becomes the container's user, so a fault that hits the
+container hits it too. Only the engine's seccomp filter is missing. Root is needed.
+
+With ENTER_COLD the child executes a new interpreter in the container, which loads what LD_PRELOAD
+names.
 """
 
 import ctypes
@@ -10,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-# What a worker of the recipe will need, so that no node imports it.
+# Imported here once for all nodes: what a worker of the recipe needs.
 import torch._dynamo
 import torch.optim.swa_utils  # noqa: F401
 import torchvision  # noqa: F401
@@ -24,7 +29,7 @@ NEWCGROUP, NEWUTS, NEWIPC, NEWPID, NEWNET, NEWNS = (
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 LAST_CAPABILITY = Path("/proc/sys/kernel/cap_last_cap")
 SIGKILL = 9
-EXIT_SIGNALLED = 128  # plus the signal's number, as a container's exit code
+EXIT_SIGNALLED = 128  # plus the signal's number: the exit code of a container that a signal ended
 
 
 def main() -> None:
@@ -36,7 +41,7 @@ def main() -> None:
     target = os.pidfd_open(container)
     groups = [os.open(path, os.O_WRONLY) for path in cgroups(container)]
     capabilities = int(LAST_CAPABILITY.read_text()) + 1
-    _check(libc.setns(target, NEWPID))  # takes effect for children alone
+    _check(libc.setns(target, NEWPID))  # takes effect only for children
     child = os.fork()
     if child:
         part = told.with_suffix(".part")
@@ -56,7 +61,8 @@ def main() -> None:
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
-    # A change of user undoes these: as a process that began under its user, it dies with its parent and its own may look into its /proc.
+    # A change of user resets both. A process that had started under this user would die with its
+    # parent, and other processes of the user could read its /proc.
     _check(libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0))
     _check(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))
     os.chdir(folder)
@@ -66,7 +72,7 @@ def main() -> None:
 
 
 def cgroups(pid: int) -> list[Path]:
-    """The files by which a process enters the control groups that `pid` is in, of either version of them."""
+    """The files to write to for entering the control groups of `pid`; of cgroup version 1 and 2."""
     found = []
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", maxsplit=2)

@@ -1,17 +1,17 @@
-"""The members of an etcd that are there before the nodes, each on a machine of its own."""
+"""An etcd cluster runs before the first node starts, each member on a machine of its own."""
 
 from cluster import SCRATCH, Cluster
 from etcd_servers import etcd_program
 
 
-class Members:
+class EtcdMembers:
     def __init__(self, cluster: Cluster, count: int) -> None:
         self._cluster = cluster
         self.names = [f"e{place}" for place in range(1, count + 1)]
 
     @property
     def endpoints(self) -> str:
-        """As --rdzv-endpoint wants them."""
+        """In the form of --rdzv-endpoint."""
         return ",".join(f"{self._cluster.address(name)}:2379" for name in self.names)
 
     def start(self) -> None:

@@ -1,4 +1,6 @@
-"""All that a run left behind, read once and put under one clock; every checkpoint is read."""
+"""The evidence of a run is read once: events of all nodes on one clock, and every checkpoint
+verified.
+"""
 
 import json
 from collections.abc import Collection, Sequence
@@ -7,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import run_records
-from oracle import Evidence, Record, Struck
+from oracle import Evidence, Injection, Record
 
 from elastic.checkpoint.catalog import committed, verify
 from elastic.config.run_dir import RunDir
@@ -20,12 +22,17 @@ HOUR_S = 3600.0
 def evidence(
     run: RunDir,
     samples: Path | None = None,
-    struck: Sequence[Struck] = (),
+    injections: Sequence[Injection] = (),
     *,
-    spoiled: Collection[int] = (),
+    damaged_steps: Collection[int] = (),
     ahead: Collection[str] = (),
 ) -> Evidence:
-    """samples: folder that the recipe wrote down its samples in. ahead: nodes whose wall clocks were put an hour ahead at some time."""
+    """Read everything that the run left behind.
+
+    samples: folder to which the recipe wrote the samples of each step.
+    damaged_steps: checkpoints that a fault damaged on purpose.
+    ahead: nodes whose wall clock was put an hour ahead at some time.
+    """
     store, clock = open_store(run.checkpoints_url), SystemClock()
     records, _ = committed(store, clock)
     now = clock.wall()
@@ -37,9 +44,9 @@ def evidence(
         metrics=run_records.lines(run.metrics),
         commits=[{"step": record.step, "digest": record.digest} for record in records],
         damage=[asdict(damage) for damage in verify(store, clock)],
-        struck=struck,
+        injections=injections,
         samples=[] if samples is None else _lines(samples),
-        spoiled=frozenset(spoiled),
+        damaged_steps=frozenset(damaged_steps),
     )
 
 
@@ -48,12 +55,12 @@ def field(event: Record, key: str) -> Any:
 
 
 def host(event: Record) -> str:
-    """A node's id begins with its host name, which is the container's."""
+    """The node's host name, which is the container's name: a node's id begins with it."""
     return str(event["node"]).split("-", maxsplit=1)[0]
 
 
 def _set_back(event: Record, now: float) -> Record:
-    """What was written after the clock was put ahead lies in the future."""
+    """Undo the jump of the clock. Events that were written after the jump lie in the future."""
     return event if event["time"] <= now else event | {"time": event["time"] - HOUR_S}
 
 

@@ -1,7 +1,9 @@
-"""Nodes run an image with nothing of the project in it: interpreter, packages and sources are this machine's, mounted read-only at their own paths.
+"""The nodes' image contains nothing of the project.
 
-So a change needs no new image, and no image needs a copy of torch. The base is made of the distribution's own packages where no image can be pulled; it is kept
-under its own tag, and made anew only when that is removed.
+Interpreter, packages and sources of this machine are mounted read-only at their own paths. So a
+change needs no new image, and no image needs a copy of torch. If no image can be pulled, the base
+image is made of the distribution's packages. It is kept under a tag of its own, and made again only
+if that tag is removed.
 """
 
 import platform
@@ -18,20 +20,24 @@ ROOT = Path(__file__).parents[2]
 BASE = "elastic-train-base"
 NODE = "elastic-train-node"
 PULLED = "python:3.11-slim"
-# It depends on whatever libraries an interpreter may want to load, under whatever names they have in this release.
+# This package depends on all libraries that any Python interpreter may load, whatever the release
+# names them.
 INCLUDE = "python3"
 KEYRINGS = Path("/usr/share/keyrings")
 
 
 def node_image() -> str:
-    """The tag of an image that can run this machine's interpreter; built at the first use. Raises NoEngine."""
+    """The tag of an image that can run this machine's interpreter.
+
+    Builds it if it is missing. Raises NoEngine.
+    """
     base = base_image()
     docker("build", "--target", "node", "--build-arg", f"BASE={base}", "--tag", NODE, str(ROOT))
     return NODE
 
 
 def base_image() -> str:
-    """The tag of the base image: our own where it was made, one that is here already, else our own, made now. Raises NoEngine."""
+    """The tag of the base image, which is made now if it is missing. Raises NoEngine."""
     if docker("images", "--quiet", BASE):
         return BASE
     print("making a base image of the distribution's packages; about a minute, once", flush=True)
@@ -47,11 +53,12 @@ def base_image() -> str:
 
 
 def mounts() -> list[Path]:
-    """Folders that a node needs of this machine: the virtual environment, the interpreter that it was made of, and the sources."""
+    """Folders that a node needs: virtual environment, its base interpreter, and sources."""
     base = Path(sys.base_prefix).resolve()
-    # An interpreter of the distribution is in the base image too, and nothing may be mounted over that.
+    # The base image has the distribution's interpreter too, and nothing may be mounted over /usr.
     ours = [] if base == Path("/usr") else [base]
-    # Scripts of the virtual environment begin with its name as it was when they were installed, which may be a link.
+    # The scripts in a virtual environment name its path at installation, which may be a symbolic
+    # link.
     return list(dict.fromkeys([*ours, Path(sys.prefix).resolve(), Path(sys.prefix), ROOT]))
 
 
@@ -60,7 +67,7 @@ def interpreter() -> Path:
 
 
 def mirror() -> str | None:
-    """Where this machine's own packages come from, without any credentials; None where it does not say."""
+    """The URL from which this machine installs packages, without credentials; None if unknown."""
     apt = Path("/etc/apt")
     files = [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]
     codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
@@ -72,7 +79,7 @@ def mirror() -> str | None:
 
 
 def _url(paragraph: str, codename: str) -> str | None:
-    """The first URL of a sources list, in either of its two forms, that offers the release itself."""
+    """The first URL of a sources list that offers the release itself; deb822 or one-line format."""
     for line in paragraph.splitlines():
         words = line.split("#")[0].split()
         urls = [word for word in words if urlsplit(word).scheme in ("http", "https", "file")]
@@ -98,7 +105,7 @@ def _bootstrap(codename: str, distribution: str, folder: Path) -> None:
             f"expected a base system by `{' '.join(words)}`, found: {' / '.join(done.stdout.splitlines()[-3:])}; "
             f"or make one by hand: docker pull {PULLED} && docker tag {PULLED} {BASE}"
         )
-    # This machine's interpreter may be mounted below it, and nodes are not root.
+    # This machine's interpreter may be mounted below /root, and nodes run as another user.
     (folder / "root").chmod(0o755)
     for waste in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man"):
         shutil.rmtree(folder / waste, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""What a cluster wants of its machines: each is a first process in namespaces of its own, at an address of its own, and can be harmed as a whole.
+"""A machine has one first process in namespaces of its own, and an address; faults hit all of it.
 
-Two kinds keep this contract: `containers.py` and, where no engine runs, `namespaces.py`.
+Two implementations: `containers.py` and, if no container engine runs, `namespaces.py`.
 """
 
 import secrets
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 UNPRIVILEGED = 1000
-# Of the private range; most home and company networks use others.
+# In the private range, and rarely used by home and company networks.
 SUBNETS = IPv4Network("10.208.0.0/12")
 NETWORK_TRIES = 20
 IDLE = ("sleep", "infinity")
@@ -19,7 +19,11 @@ IDLE = ("sleep", "infinity")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """`words`: its first process; `folders`: of this machine, and where they are in there; `programs`: files of this machine that it needs as they are."""
+    """words: the command of its first process.
+
+    folders: of this machine, mounted at the given paths.
+    programs: files of this machine, mounted at their own paths.
+    """
 
     name: str
     address: str
@@ -30,38 +34,44 @@ class Machine:
 
 
 class Machines(Protocol):
-    """Whatever was made is gone after `close`, however far it got. All raise RuntimeError with what was complained."""
+    """After `close` nothing is left, even if `make` failed half-way.
+
+    All methods raise RuntimeError.
+    """
 
     def open(self) -> IPv4Network:
-        """The network that they are on."""
+        """Make the network, and return it."""
 
     def make(self, machines: Sequence[Machine]) -> None: ...
 
     def pid(self, name: str) -> int:
-        """Of its first process, on this machine."""
+        """The pid on this machine of its first process."""
 
     def kill(self, *names: str) -> None:
-        """They lose their power, all at once."""
+        """Cut the power of all of them at once."""
 
     def revive(self, *names: str) -> None:
-        """Their first processes begin again, at their addresses, with what was on their disks."""
+        """Start their first processes again, with the same addresses and disks."""
 
     def pause(self, *names: str) -> None:
-        """No process of theirs does anything until `unpause`."""
+        """Stop all their processes until `unpause`."""
 
     def unpause(self, *names: str) -> None: ...
 
     def unplug(self, name: str) -> None:
-        """The interface disappears, and its connections with it."""
+        """Remove the network interface and with it all connections."""
 
     def plug(self, name: str) -> None:
-        """Back with the address that it had."""
+        """Bring the interface back, with the same address."""
 
     def close(self) -> None: ...
 
 
 def free_subnet(take: Callable[[IPv4Network], object]) -> IPv4Network:
-    """One that `take` did not refuse, with RuntimeError: fixed addresses need a subnet of one's own."""
+    """A subnet that `take` accepted; fixed addresses need a subnet of their own.
+
+    take: raises RuntimeError for a subnet that is in use.
+    """
     failure = "nothing tried"
     for _ in range(NETWORK_TRIES):
         start = int(SUBNETS[0]) + 256 * secrets.randbelow(SUBNETS.num_addresses // 256)

@@ -1,6 +1,8 @@
-"""Machines that are Linux namespaces on a bridge, for where no container engine runs: processes, network, host name and mounts of their own, the file system of this machine.
+"""Machines without a container engine: Linux namespaces on a bridge.
 
-They are not containers: no image, no seccomp filter, and what is not mounted over is this machine's. `pause` stops process by process.
+Each has its own processes, network, host name and mounts. They are not containers: there is no
+image and no seccomp filter, they see the file system of this machine except where something is
+mounted over it, and `pause` stops one process after the other.
 """
 
 import os
@@ -22,9 +24,9 @@ from machines import IDLE, UNPRIVILEGED, Machine, free_subnet
 
 CGROUPS = Path("/sys/fs/cgroup")
 LIMIT_S = 30.0
-LOOK_S = 0.02
-OWN = "/mnt"  # what is private to a machine is mounted below it
-# Whoever loses its parent becomes a child of this one, which takes note of its end.
+POLL_S = 0.02
+OWN = "/mnt"  # a machine's private folders are mounted below it
+# The first process adopts orphans, and `wait` reaps them.
 IDLE_FOR_EVER = "while :; do sleep 1000 & wait $!; done"
 
 
@@ -43,7 +45,7 @@ class Namespaces:
     def open(self) -> IPv4Network:
         command("ip", "link", "add", self._bridge, "type", "bridge")
         command("ip", "link", "set", self._bridge, "up")
-        # An engine that ran here once may have left the order to pass nothing on.
+        # A Docker engine that once ran here may have left the policy to forward nothing.
         command("iptables", "--wait", "-I", "FORWARD", *self._passing)
         return free_subnet(self._take)
 
@@ -77,13 +79,13 @@ class Namespaces:
 
     def pause(self, *names: str) -> None:
         for name in names:
-            # One that was just being forked is found at the next look.
-            while running := [pid for pid in inhabitants(self.pid(name)) if not _is_still(pid)]:
+            # Repeated, because a process may fork between the listing and its SIGSTOP.
+            while running := [pid for pid in processes_in(self.pid(name)) if not _is_still(pid)]:
                 _signal(signal.SIGSTOP, running)
 
     def unpause(self, *names: str) -> None:
         for name in names:
-            _signal(signal.SIGCONT, inhabitants(self.pid(name)))
+            _signal(signal.SIGCONT, processes_in(self.pid(name)))
 
     def unplug(self, name: str) -> None:
         command("nsenter", "--target", str(self.pid(name)), "--net", "ip", "link", "delete", "eth0")
@@ -139,11 +141,11 @@ class Namespaces:
         )
         self._processes[machine.name] = process
         deadline = time.monotonic() + LIMIT_S
-        # The first process is there once it has the namespaces, and not before.
+        # `unshare` makes the namespaces after it has started, and its child is the first process.
         while process.poll() is None and not _has_namespaces(process.pid):
             if time.monotonic() > deadline:
                 break
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         if machine.memory_mib is not None:
             self._limit(machine.name, machine.memory_mib)
         self.plug(machine.name)
@@ -152,18 +154,18 @@ class Namespaces:
                 raise RuntimeError(
                     f"expected {machine.name} to begin within {LIMIT_S:.0f} s, found it not ready"
                 )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _is_ready(self, name: str) -> bool:
         return Path(f"/proc/{self.pid(name)}/root{OWN}/ready").exists()
 
     def _script(self, machine: Machine) -> Iterator[str]:
-        """For sh, as root, as the first process."""
+        """The script for sh that the first process runs as root."""
         yield "set -e"
         yield f"hostname {machine.name}"
         yield f"mount --bind {self._hosts} /etc/hosts"
         yield f"mount -t tmpfs -o mode=755 tmpfs {OWN}"
-        yield from _opened([*mounts(), *machine.programs])
+        yield from _made_reachable([*mounts(), *machine.programs])
         for here, there in machine.folders.items():
             assert there.startswith(OWN)
             yield f"mkdir -p {there}; mount --rbind {here} {there}"
@@ -176,7 +178,10 @@ class Namespaces:
             yield f"exec setpriv {user} --no-new-privs --bounding-set=-all {shlex.join(machine.words)}"
 
     def _limit(self, name: str, memory_mib: int) -> None:
-        """By a control group of either version, which whoever enters the machine is put into."""
+        """Make a control group (version 1 or 2).
+
+        Processes that enter the machine enter the group too.
+        """
         is_first = (CGROUPS / "memory").is_dir()
         group = (CGROUPS / "memory" if is_first else CGROUPS) / f"{self._bridge}-{name}"
         limits = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes") if is_first else ("memory.max",)
@@ -192,7 +197,7 @@ class Namespaces:
 
 
 def need_namespaces() -> None:
-    """Raises NoEngine where this machine does not let us make any."""
+    """Raises NoEngine if this process may not make namespaces."""
     for program, package in (("ip", "iproute2"), ("iptables", "iptables"), ("setpriv", "util-linux")):
         need_package(program, package)
     try:
@@ -201,42 +206,49 @@ def need_namespaces() -> None:
         raise NoEngine(f"expected to be allowed namespaces of our own, found: {error}") from error
 
 
-def inhabitants(first: int) -> list[int]:
-    """The processes, by their numbers on this machine, that are in the process namespace of `first`."""
+def processes_in(first: int) -> list[int]:
+    """The pids, on this machine, of the processes in the process namespace of `first`."""
     return [pid for pid in _processes() if _namespace(pid) == _namespace(first)]
 
 
-def outside(first: int, inner: int) -> int:
-    """The number on this machine of process `inner` of that namespace. Raises RuntimeError when there is none."""
-    for pid in inhabitants(first):
+def pid_outside(first: int, inner: int) -> int:
+    """The pid on this machine of process `inner` of that namespace.
+
+    Raises RuntimeError if there is none.
+    """
+    for pid in processes_in(first):
         with suppress(FileNotFoundError, ProcessLookupError):
             status = Path(f"/proc/{pid}/status").read_text()
             numbers = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
             if int(numbers[-1]) == inner:
                 return pid
-    raise RuntimeError(f"expected a process {inner} in there, found none")
+    raise RuntimeError(f"expected a process {inner} in the namespace of {first}, found none")
 
 
 def command(*words: str) -> str:
-    """What it prints. Raises RuntimeError with its complaint."""
+    """The standard output of a command. Raises RuntimeError with its standard error."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: exit code {done.returncode}: {done.stderr.strip()}")
     return done.stdout.strip()
 
 
-def _opened(paths: Sequence[Path]) -> Iterator[str]:
-    """What lies below a folder that is its owner's alone gets a place in an empty one over that, for an unprivileged user to find."""
-    shut = {path: folder for path in paths if (folder := _shut(path)) is not None}
-    for number, path in enumerate(shut):
+def _made_reachable(paths: Sequence[Path]) -> Iterator[str]:
+    """Commands that make `paths` reachable for an unprivileged user.
+
+    Where a parent folder is closed to others (/root, for example), an empty folder is mounted over
+    it, and the path is mounted again below that.
+    """
+    hidden = {path: folder for path in paths if (folder := _closed_parent(path)) is not None}
+    for number, path in enumerate(hidden):
         yield f"mkdir -p {OWN}/kept/{number}; mount --rbind {path} {OWN}/kept/{number}"
-    for folder in dict.fromkeys(shut.values()):
+    for folder in dict.fromkeys(hidden.values()):
         yield f"mount -t tmpfs -o mode=755 tmpfs {folder}"
-    for number, path in enumerate(shut):
+    for number, path in enumerate(hidden):
         yield f"mkdir -p {path}; mount --rbind {OWN}/kept/{number} {path}"
 
 
-def _shut(path: Path) -> Path | None:
+def _closed_parent(path: Path) -> Path | None:
     folders = [*reversed(path.parents), path]
     return next((folder for folder in folders if not folder.stat().st_mode & stat.S_IXOTH), None)
 
@@ -260,7 +272,7 @@ def _processes() -> list[int]:
 
 
 def _namespace(pid: int) -> Path | None:
-    # Gone by now, or of the machine that this one is a guest of.
+    # The process has ended, or it belongs to the host of this container.
     with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         return Path(f"/proc/{pid}/ns/pid").readlink()
     return None

@@ -1,7 +1,9 @@
-"""A run is judged by what it left behind alone, the same way whatever was done to it; what is wrong is said in sentences.
+"""A run is judged only by what it left behind, and by the same rules whatever faults hit it.
 
-Every sample of every epoch counts exactly once where every step does, its shards had each sample of its batch once in the generation that the step counts in, and its chain
-value, a sum over losses and gradients of all steps so far, is that of the undisturbed run. It does not promise to see what left no trace: an event can be lost with its writer.
+Every step must count exactly once. In the generation in which a step counts, its shards must have
+had the samples of the undisturbed run, each once. The step's chain value, a sum over losses and
+gradients of all steps so far, must be that of the undisturbed run. What left no trace is not seen:
+an event can be lost with the process that wrote it.
 """
 
 import math
@@ -12,13 +14,17 @@ from typing import Any
 
 Record = dict[str, Any]
 
-# A generation opens a moment before its word reaches a save that is just being committed (docs/guarantees.md, limits).
+# A save that is just being committed learns of a new generation a moment after it opens
+# (docs/guarantees.md, limits).
 FENCE_TOLERANCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Struck:
-    """A deed: when it began, by the wall clock of the machine that all nodes are on, and the newest step and generation of then."""
+class Injection:
+    """When a fault was injected, and the newest step and generation at that moment.
+
+    time: seconds since 1970, by the wall clock of the machine that all nodes are on.
+    """
 
     time: float
     step: int
@@ -27,37 +33,45 @@ class Struck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """`events` by time, `metrics` as the file has them; `commits`: step and digest of every commit record; `damage`: what does not load, step and reason.
+    """What a run left behind.
 
-    `samples`: what each shard of each step of each generation had, as the recipe wrote it down; none for a recipe that does not. `spoiled`: steps whose checkpoint was damaged from outside.
+    events: of all nodes, by time.
+    metrics: the lines of the file, in its order.
+    commits: step and digest of every commit record.
+    damage: step and reason of every checkpoint that does not load.
+    samples: what each shard of each step had in each generation; empty if the recipe does not write
+    it.
+    damaged_steps: steps whose checkpoint a fault damaged on purpose.
     """
 
     events: Sequence[Record]
     metrics: Sequence[Record]
     commits: Sequence[Record]
     damage: Sequence[Record] = ()
-    struck: Sequence[Struck] = ()
+    injections: Sequence[Injection] = ()
     samples: Sequence[Record] = ()
-    spoiled: frozenset[int] = frozenset()
+    damaged_steps: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`next_step_s`: the longest time from a deed to the end of the next new step; None without a deed."""
+    """next_step_s: the longest time from a fault to the end of the next new step; None without a
+    fault.
+    """
 
-    complaints: tuple[str, ...]
+    problems: tuple[str, ...]
     digest: str | None
     lost_steps: int
     next_step_s: float | None
 
     @property
     def survived(self) -> bool:
-        return not self.complaints
+        return not self.problems
 
 
 def judge(found: Evidence, undisturbed: Evidence, within_s: float) -> Verdict:
-    waits_s = [_next_step_s(struck, found.metrics) for struck in found.struck]
-    complaints = [
+    waits_s = [_next_step_s(injection, found.metrics) for injection in found.injections]
+    problems = [
         *_digest_differs(found, undisturbed),
         *_steps_differ(found.metrics, undisturbed.metrics),
         *_samples_differ(found, undisturbed),
@@ -65,13 +79,13 @@ def judge(found: Evidence, undisturbed: Evidence, within_s: float) -> Verdict:
         *_fenced_commits(found.events),
         *_started_over(found.events),
         *(
-            f"expected a new step within {within_s:g} s of each deed, found {wait_s:.1f} s"
+            f"expected a new step within {within_s:g} s of each fault, found {wait_s:.1f} s"
             for wait_s in waits_s
             if wait_s > within_s
         ),
     ]
     return Verdict(
-        complaints=tuple(complaints),
+        problems=tuple(problems),
         digest=next(iter(digests(found.events)), None),
         lost_steps=sum(int(e["lost_steps"]) for e in found.events if e["event"] == "restored"),
         next_step_s=max(waits_s, default=None),
@@ -83,7 +97,10 @@ def digests(events: Sequence[Record]) -> list[str]:
 
 
 def history(events: Sequence[Record]) -> list[str]:
-    """One line for each generation: how many trained, why it began, and from what; nothing that depends on speed or on who came first."""
+    """One line for each generation: world size, cause, and restored state.
+
+    Nothing in it depends on speed or on the order in which nodes arrive.
+    """
     lines = []
     for start in (e for e in events if e["event"] == "generation_started"):
         number = start["generation"]
@@ -121,7 +138,7 @@ def _steps_differ(found: Sequence[Record], undisturbed: Sequence[Record]) -> Ite
 
 
 def _samples_differ(found: Evidence, undisturbed: Evidence) -> Iterator[str]:
-    """Of the steps that count, in the generations that they count in; what was trained in vain says nothing."""
+    """Compare the samples of each step, in the generation in which the step counts."""
     expected = {(each["step"], each["shard"]): each["samples"] for each in undisturbed.samples}
     if not expected:
         return
@@ -137,13 +154,13 @@ def _samples_differ(found: Evidence, undisturbed: Evidence) -> Iterator[str]:
 
 def _commits_are_wrong(found: Evidence, undisturbed: Evidence) -> Iterator[str]:
     for damage in found.damage:
-        if damage["step"] not in found.spoiled:
+        if damage["step"] not in found.damaged_steps:
             yield f"expected every checkpoint to load, found damage: step {damage['step']}: {damage['reason']}"
-    for step in sorted(found.spoiled - {damage["step"] for damage in found.damage}):
+    for step in sorted(found.damaged_steps - {damage["step"] for damage in found.damage}):
         yield f"expected the checkpoint of step {step} to be found damaged, as it is, found it taken for whole"
     records = Counter(record["step"] for record in found.commits)
-    told = Counter(int(e["step"]) for e in found.events if e["event"] == "checkpoint_committed")
-    for step, times in sorted((records | told).items()):
+    announced = Counter(int(e["step"]) for e in found.events if e["event"] == "checkpoint_committed")
+    for step, times in sorted((records | announced).items()):
         if times > 1:
             yield f"expected one commit of step {step}, found {times}"
     states = {record["step"]: record["digest"] for record in undisturbed.commits}
@@ -155,7 +172,7 @@ def _commits_are_wrong(found: Evidence, undisturbed: Evidence) -> Iterator[str]:
 
 
 def _fenced_commits(events: Sequence[Record]) -> Iterator[str]:
-    """A node that is in no newer generation may commit only until that one opens."""
+    """A node that is not a member of a newer generation may commit only until that one opens."""
     starts = [e for e in events if e["event"] == "generation_started"]
     for commit in (e for e in events if e["event"] == "checkpoint_committed"):
         known = [s for s in starts if s["time"] < commit["time"] - FENCE_TOLERANCE_S]
@@ -177,14 +194,15 @@ def _started_over(events: Sequence[Record]) -> Iterator[str]:
             reached = max(reached, int(event["step"]))
 
 
-def _next_step_s(struck: Struck, metrics: Sequence[Record]) -> float:
-    """To the first new step of a newer generation, or of the same one if no other came; infinite where there is none.
+def _next_step_s(injection: Injection, metrics: Sequence[Record]) -> float:
+    """Seconds until the first new step of a newer generation, or of the same one if no other came.
 
-    A drain still finishes a step of its own, which says nothing of how long the group stood still. A deed after the last step costs nothing.
+    Infinite if there was no new step. A drain still finishes its own step, which says nothing about
+    how long the group stood still. A fault after the last step costs nothing.
     """
-    if metrics and struck.step == metrics[-1]["step"]:
+    if metrics and injection.step == metrics[-1]["step"]:
         return 0.0
-    new = [line for line in metrics if line["step"] > struck.step]
-    newer = [line for line in new if line["generation"] > struck.generation]
+    new = [line for line in metrics if line["step"] > injection.step]
+    newer = [line for line in new if line["generation"] > injection.generation]
     first = next(iter(newer or new), None)
-    return math.inf if first is None else max(0.0, float(first["time"]) - struck.time)
+    return math.inf if first is None else max(0.0, float(first["time"]) - injection.time)

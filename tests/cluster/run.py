@@ -1,11 +1,13 @@
-"""`make cluster`: every scenario on containers, one table, exit 1 if one of them was not survived or went another way than written.
+"""`make cluster`: run every scenario on containers, and print one table.
 
-    python tests/cluster/run.py [NAME ...]        some scenarios only
-    python tests/cluster/run.py --quick           one of each kind: what must pass before a change is merged
-    python tests/cluster/run.py --update          write what happened into the files, for a person to review
+    python tests/cluster/run.py [NAME ...]    only these scenarios
+    python tests/cluster/run.py --quick       one of each kind: what must pass before a merge
+    python tests/cluster/run.py --update      write what happened into the files, for review
     python tests/cluster/run.py --list
 
-Exit 2: nothing can be played here, and why. Where no container can run, the scenarios are played on namespaces of this machine. What a failed scenario left behind is kept, and named.
+Exit 1: a run did not survive its faults, or took another course than its scenario expects. Its
+files are kept, and their folder is printed. Exit 2: this machine can run no scenario; the reason is
+printed. If no container can run, the scenarios run on namespaces of this machine.
 """
 
 import argparse
@@ -39,16 +41,17 @@ from oracle import Evidence, Verdict, history, judge
 from rich.console import Console
 from rich.table import Table
 from scenario import Scenario, parse, rewritten
-from scenario_runner import SAVES, TINY, Play, WentWrong
+from scenario_runner import SAVES, TINY, ScenarioFailed, ScenarioRunner
 
 from elastic.agent.workers.fork_server_client import ForkServerClient
 from elastic.config.environment import pin_threads
 from elastic.config.run_dir import RunDir
 from elastic.errors import ElasticError
 
-Stage = Callable[[], Machines]
+MakeMachines = Callable[[], Machines]
 SCENARIOS = ROOT / "tests" / "scenarios" / "cluster"
-# A process, a machine, a machine that comes back, a planned stop, a network, a disk, a recovery that is hit itself, each backend.
+# One of each kind: no fault, a worker, a node, a node that comes back, a planned stop, the network,
+# damage, a fault during a recovery, a wait for enough nodes, and a fault of each backend.
 QUICK = (
     "undisturbed",
     "worker_killed",
@@ -66,12 +69,14 @@ QUICK = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """`verdict` is None where the case could not be played to its end; `kept` is the folder of what is left of a failure."""
+class CaseResult:
+    """verdict: None if the case did not run to its end. kept: folder with the files of a failed
+    case.
+    """
 
     name: str
     verdict: Verdict | None
-    complaints: list[str]
+    problems: list[str]
     took_s: float
     kept: Path | None
 
@@ -99,8 +104,8 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     try:
-        with _stage(wanted.namespaces, chosen) as stage:
-            return _play_all(chosen, scenarios, stage, update=wanted.update)
+        with _machines(wanted.namespaces, chosen) as make_machines:
+            return _run_all(chosen, scenarios, make_machines, update=wanted.update)
     except NoEngine as reason:
         print(f"\nNOTHING WAS TESTED, BECAUSE NOTHING CAN BE HERE: {reason}\n", file=sys.stderr)
         return 2
@@ -110,11 +115,14 @@ def main() -> int:
 
 
 @contextmanager
-def _stage(only_namespaces: bool, chosen: list[str]) -> Iterator[Stage]:
-    """What makes machines here: containers where they can run, else namespaces, which is said loudly. Raises NoEngine where neither can be."""
+def _machines(only_namespaces: bool, chosen: list[str]) -> Iterator[MakeMachines]:
+    """How machines are made here: as containers, else as namespaces, with a warning.
+
+    Raises NoEngine if neither is possible.
+    """
     if os.geteuid() != 0:
         raise NoEngine(
-            "expected to be root, who alone may put processes into containers and cut their networks; run this as root"
+            "expected to be root, because only root may enter containers and cut their networks; run this as root"
         )
     with ExitStack() as stack:
         try:
@@ -125,7 +133,7 @@ def _stage(only_namespaces: bool, chosen: list[str]) -> Iterator[Stage]:
         except NoEngine as reason:
             need_namespaces()
             print(
-                f"\nNO CONTAINERS ({reason}); THE SCENARIOS ARE PLAYED ON NAMESPACES OF THIS MACHINE\n",
+                f"\nNO CONTAINERS ({reason}); THE SCENARIOS RUN ON NAMESPACES OF THIS MACHINE\n",
                 flush=True,
             )
             for name in set(PROFILES) & set(chosen):
@@ -138,47 +146,51 @@ def _stage(only_namespaces: bool, chosen: list[str]) -> Iterator[Stage]:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """What was started is removed on the way out, and an impatient second signal does not stop that."""
+    """End by KeyboardInterrupt, which removes all machines; ignore further signals meanwhile."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
-def _play_all(names: list[str], scenarios: dict[str, Scenario], stage: Stage, *, update: bool) -> int:
+def _run_all(
+    names: list[str], scenarios: dict[str, Scenario], make_machines: MakeMachines, *, update: bool
+) -> int:
     began_s = time.monotonic()
     pin_threads()  # as the command does
     warm = ForkServerClient.spawn(ENTER)
     try:
         undisturbed = _undisturbed(TINY)
-        outcomes = []
+        results = []
         for name in names:
             if name in PROFILES:
-                outcome = _compose(name)
+                result = _compose(name)
             else:
-                outcome = _play(scenarios[name], stage, warm, undisturbed, update=update)
-            outcomes.append(outcome)
-            _tell(outcome)
+                result = _run_scenario(scenarios[name], make_machines, warm, undisturbed, update=update)
+            results.append(result)
+            _print_result(result)
     finally:
         warm.close()
-    Console().print(_table(outcomes))
-    print(f"{len(outcomes)} cases in {time.monotonic() - began_s:.0f} s")
-    return 1 if any(outcome.complaints for outcome in outcomes) else 0
+    Console().print(_table(results))
+    print(f"{len(results)} cases in {time.monotonic() - began_s:.0f} s")
+    return 1 if any(result.problems for result in results) else 0
 
 
-def _tell(outcome: Outcome) -> None:
+def _print_result(result: CaseResult) -> None:
     print(
-        f"{outcome.name}: {'FAILED' if outcome.complaints else 'survived'}, {outcome.took_s:.0f} s",
+        f"{result.name}: {'FAILED' if result.problems else 'survived'}, {result.took_s:.0f} s",
         flush=True,
     )
-    for complaint in outcome.complaints:
-        print(f"    {complaint}", flush=True)
-    if outcome.kept is not None:
-        print(f"    what it left is in {outcome.kept}", flush=True)
+    for problem in result.problems:
+        print(f"    {problem}", flush=True)
+    if result.kept is not None:
+        print(f"    what it left is in {result.kept}", flush=True)
 
 
 @cache
 def _undisturbed(recipe: Path, *arguments: str) -> Evidence:
-    """One worker on this machine, outside of any container, from start to end."""
+    """The evidence of the recipe's run by one worker on this machine, in no container and without
+    faults.
+    """
     folder = Path(tempfile.mkdtemp(prefix="elastic-undisturbed-"))
     samples = folder / "samples"
     samples.mkdir()
@@ -191,66 +203,71 @@ def _undisturbed(recipe: Path, *arguments: str) -> Evidence:
         shutil.rmtree(folder)
 
 
-def _play(
-    scenario: Scenario, stage: Stage, warm: ForkServerClient, undisturbed: Evidence, *, update: bool
-) -> Outcome:
+def _run_scenario(
+    scenario: Scenario,
+    make_machines: MakeMachines,
+    warm: ForkServerClient,
+    undisturbed: Evidence,
+    *,
+    update: bool,
+) -> CaseResult:
     began_s = time.monotonic()
     verdict, happened, kept = None, [], None
     limits = Limits(memory_mib=scenario.memory_mib, volume_mib=scenario.volume_mib)
-    with Cluster(stage(), warm, scenario.nodes, limits, not scenario.has_store) as cluster:
+    with Cluster(make_machines(), warm, scenario.nodes, limits, not scenario.has_store) as cluster:
         try:
-            found = Play(scenario, cluster).perform()
+            found = ScenarioRunner(scenario, cluster).run()
             verdict, happened = judge(found, undisturbed, scenario.within_s), history(found.events)
-            complaints = list(verdict.complaints)
-        except (WentWrong, TimeoutError, RuntimeError, NoEngine, ElasticError) as error:
-            complaints = [str(error)]
+            problems = list(verdict.problems)
+        except (ScenarioFailed, TimeoutError, RuntimeError, NoEngine, ElasticError) as error:
+            problems = [str(error)]
         if verdict is not None and happened != list(scenario.expected):
             if update:
                 path = SCENARIOS / f"{scenario.name}.txt"
                 path.write_text(rewritten(path.read_text(), happened))
             else:
-                complaints += [
+                problems += [
                     "expected " + " | ".join(scenario.expected),
                     "found    " + " | ".join(happened),
                 ]
-        if complaints:
+        if problems:
             kept = _keep(scenario.name, cluster)
     took_s = time.monotonic() - began_s
-    return Outcome(name=scenario.name, verdict=verdict, complaints=complaints, took_s=took_s, kept=kept)
+    return CaseResult(name=scenario.name, verdict=verdict, problems=problems, took_s=took_s, kept=kept)
 
 
-def _compose(name: str) -> Outcome:
+def _compose(name: str) -> CaseResult:
     began_s = time.monotonic()
     verdict = None
     try:
         with Compose(PROFILES[name]) as project:
-            found = project.perform()
+            found = project.run()
         undisturbed = _undisturbed(ROOT / RECIPE, *ARGUMENTS)
         verdict = judge(found, undisturbed, PROFILES[name].within_s)
-        complaints = list(verdict.complaints)
-    except (WentWrong, TimeoutError, RuntimeError, ElasticError) as error:
-        complaints = [str(error)]
+        problems = list(verdict.problems)
+    except (ScenarioFailed, TimeoutError, RuntimeError, ElasticError) as error:
+        problems = [str(error)]
     took_s = time.monotonic() - began_s
-    return Outcome(name=name, verdict=verdict, complaints=complaints, took_s=took_s, kept=None)
+    return CaseResult(name=name, verdict=verdict, problems=problems, took_s=took_s, kept=None)
 
 
 def _keep(name: str, cluster: Cluster) -> Path:
-    """The run, and what every node printed."""
+    """Keep the run, and what every node printed. Returns the folder."""
     folder = Path(tempfile.mkdtemp(prefix=f"elastic-failed-{name}-"))
-    for there in (cluster.shared, cluster.outside):
+    for there in (cluster.shared, cluster.node_files):
         shutil.copytree(there, folder, dirs_exist_ok=True)
     return folder
 
 
-def _table(outcomes: list[Outcome]) -> Table:
+def _table(results: list[CaseResult]) -> Table:
     table = Table(title="What survives what")
     table.add_column("case", no_wrap=True)
     table.add_column("survived")
     for name in ("seconds to next step", "steps lost"):
         table.add_column(name, justify="right")
     table.add_column("digest", no_wrap=True)
-    for outcome in outcomes:
-        table.add_row(outcome.name, "no" if outcome.complaints else "yes", *_measured(outcome.verdict))
+    for result in results:
+        table.add_row(result.name, "no" if result.problems else "yes", *_measured(result.verdict))
     return table
 
 

@@ -1,7 +1,8 @@
-"""A run lies in a folder that all nodes share, or in an object store and nothing else is shared; whoever plays a scenario sees either alike.
+"""A scenario looks the same whether its run lies in a shared folder or in an object store.
 
-While nodes run, events are read where they were written, on the nodes' own disks. What is judged afterwards is read as any user would read it, from the store itself,
-past the proxy that the nodes' requests go through.
+While nodes run, events are read from the disks on which they were written: with an object store,
+the nodes' own. The evidence is read afterwards as a user would read it: from the store itself,
+bypassing the proxy that injects the store's faults.
 """
 
 import http.client
@@ -17,7 +18,7 @@ import run_records
 from cluster import SCRATCH, SHARED, Cluster
 from image import ROOT, interpreter
 from oracle import Record
-from scenario import Storage
+from scenario import StorageMode
 from storage_server import ACCESS, BUCKET, ORDERS_PORT, PROXY_PORT, SERVER_PORT
 
 from elastic.checkpoint.catalog import committed
@@ -33,11 +34,14 @@ SERVER = Path(__file__).parent / "storage_server.py"
 SUPPORT = ROOT / "tests" / "support"
 START_S = 120.0
 CALL_S = 10.0
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
-class Where(Protocol):
-    """`url`: for --run-dir; `options`: further ones that a node needs for it; `env`: what it is found by, once `begin` is through."""
+class RunStorage(Protocol):
+    """url: for --run-dir. options: further options of every node. env: how nodes find the storage.
+
+    `env` is complete when `begin` has returned.
+    """
 
     @property
     def url(self) -> str: ...
@@ -51,20 +55,20 @@ class Where(Protocol):
     def begin(self) -> None: ...
 
     def events(self) -> list[Record]:
-        """Of all nodes, by time."""
+        """The events of all nodes so far, by time."""
 
     def step(self) -> int:
-        """The newest one that a node has written down."""
+        """The newest step that a node has written to its metrics."""
 
     def readable(self) -> AbstractContextManager[RunDir]:
         """A context with the run as a folder."""
 
 
-class InFolder:
+class SharedFolder:
     url = f"{SHARED}/run"
-    # A node that is silent for 2 s is out.
+    # A node that is silent for 2 s is evicted.
     options = ("--keep-alive", "2")
-    env: dict[str, str] = {}  # noqa: RUF012 - nobody adds to it
+    env: dict[str, str] = {}  # noqa: RUF012 - never changed
 
     def __init__(self, cluster: Cluster) -> None:
         self._run = RunDir.parse(str(cluster.shared / "run"))
@@ -83,8 +87,8 @@ class InFolder:
         yield self._run
 
 
-class InStore:
-    """The keep-alive is what the command takes by itself there."""
+class ObjectStore:
+    """Nodes share nothing else. The keep-alive is the command's own default for object stores."""
 
     url = f"s3://{BUCKET}/run"
     options = ()
@@ -97,33 +101,33 @@ class InStore:
         return ACCESS | {"AWS_ENDPOINT_URL": f"http://{self._address}:{PROXY_PORT}"}
 
     def begin(self) -> None:
-        """Raises TimeoutError where the server does not begin."""
+        """Start the server. Raises TimeoutError if it does not answer within START_S."""
         path = f"PYTHONPATH={SUPPORT}:{ROOT}"
         words = ("env", path, str(interpreter()), str(SERVER), self._address, f"{SCRATCH}/printed")
         self._cluster.serve({STORE: words})
         deadline = time.monotonic() + START_S
         while True:
             try:
-                self.order(Storage.HEAL)
+                self.order(StorageMode.HEAL)
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise TimeoutError(
                         f"expected an object store within {START_S:.0f} s, found: {error}"
                     ) from error
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
             else:
                 return
 
-    def order(self, storage: Storage) -> None:
-        """It is so for each request that begins after this."""
-        if storage is Storage.STALE:
-            # The proxy shows what it listed last, so somebody lists what a reader would.
+    def order(self, storage: StorageMode) -> None:
+        """Applies to each request that starts after this returns."""
+        if storage is StorageMode.STALE:
+            # The proxy repeats the last listing that it saw, so one is made now.
             with reached(self.env["AWS_ENDPOINT_URL"]):
                 committed(open_store(f"{self.url}/checkpoints"), SystemClock())
         self._ask("PUT", storage.name)
 
-    def has_struck(self) -> bool:
-        """Whether a request met the newest order."""
+    def was_hit(self) -> bool:
+        """Whether the newest order has affected a request."""
         return int(self._ask("GET", "")) > 0
 
     def events(self) -> list[Record]:
@@ -133,7 +137,7 @@ class InStore:
     def step(self) -> int:
         return _step([path for run in self._runs() for path in run.glob("metrics/*.jsonl")])
 
-    def carried_events(self) -> list[Record]:
+    def uploaded_events(self) -> list[Record]:
         try:
             with self.readable() as run:
                 return run_records.events(run.events)
@@ -165,7 +169,10 @@ class InStore:
 
 @contextmanager
 def reached(endpoint: str) -> Iterator[None]:
-    """This process finds an object store by its environment, as the command does; those that it found before are forgotten."""
+    """Let this process find an object store by its environment, as the command does.
+
+    fsspec caches connections by URL alone; those to another store are dropped.
+    """
     before = dict(os.environ)
     os.environ.update(ACCESS | {"AWS_ENDPOINT_URL": endpoint, "NO_PROXY": "*"})
     fsspec.get_filesystem_class("s3").clear_instance_cache()

@@ -1,32 +1,46 @@
-"""A scenario is a text that says what happens to a group of containers, line by line; it is read into values or refused with its line.
+"""A scenario is a text of commands to a group of containers; a line that cannot be read is named.
 
-It does nothing: `scenario_runner.py` does. The language:
+This module parses; `scenario_runner.py` carries the commands out. The language:
 
     # The first comment is the scenario's title.
-    options --snapshot-every 2        further options of every node; {n1} is the address of the first node, {etcd} those of etcd's members
-    within 8s                         the most that a fault may cost, from the deed to the end of the next new step [10 s]
-    memory 900                        MiB that a node may use before the kernel kills something in it
-    volume 16                         MiB that the run's folder has
-    etcd 3                            members, named e1, e2, e3, which are there before the nodes
-    store                             the run lies in an object store, and the nodes share nothing else
-    start 3                           so many nodes, which wait for each other; what follows the number are their own options
-    again n1                          a machine that was killed is switched on, and the same command is given there
-    shut 10 meet-2 load-2             gates: no rank begins step 10 before it is opened, none of generation 2 asks what there is to restore, none has it loaded whole
-    stands 10                         wait until all ranks of the newest generation stand before it
-    open 10
-    kill node of rank 0               or: worker of rank 0, nodes of ranks 1 2, every node, node n1, members e1 e2
-    until restored generation=2       wait for an event with these fields; node=n2 is the second node that was started
-    until the store has restored      the same, of what was carried to the store
-    hold 5s                           time that belongs to the fault: how long a node sleeps or is cut off
-    release                           undo every pause and every cut, make the volume what it was, bring killed members back
-    end 0 137                         wait until all nodes have ended, with these exit codes in any order
+    options --snapshot-every 2      options of every node; {n1}, {etcd}: addresses
+    within 8s                       the longest time from a fault to the end of a new step [10 s]
+    memory 900                      MiB that a node may use before the kernel kills a process of it
+    volume 16                       size of the run's folder in MiB
+    etcd 3                          members e1, e2, e3 of an etcd cluster, started before the nodes
+    store                           the run lies in an object store, and nodes share nothing else
+    start 3 --max-nodes 2           three nodes, which wait for each other; options of these nodes
+    again n1                        start a killed machine, and run the same command on it
+    shut 10 meet-2 load-2           close gates
+    stands 10                       wait until all ranks of the newest generation wait at the gate
+    open 10                         open the gate
+    kill node of rank 0             inject a fault; see below
+    until restored generation=2     wait for an event with these fields; node=n2: the second node
+    until the store has restored    the same, for events that were uploaded to the store
+    hold 5s                         how long a fault lasts, for example a pause
+    release                         end pauses and cuts, repair the volume, revive killed members
+    end 0 137                       wait until all nodes have ended, with these codes in any order
     > generation 1: 2 workers, start; restored step 0 from none
 
-Deeds: kill (SIGKILL to a container, or to a worker in it), terminate (SIGTERM to the agent), pause (every process stops), cut (no packet comes in or
-goes out), deafen (none comes in), mute (none goes out), unplug (the interface is gone), jump (the wall clock goes an hour ahead), starve (a worker takes all
-memory that it can get, once its gate is open). To what the nodes share: `fill volume`, `lock volume` (nothing can be opened for writing), `flip newest checkpoint` (one
-bit of it), `truncate newest checkpoint`. To the store's answers, until `storage heals`, which waits until one was struck: `storage answers 500`, `storage answers 503`,
-`storage hangs`, `storage loses answers to commits`, `storage lists what was` (now). Lines that begin with `>` are what must have happened.
+Lines that begin with `>` are the history that is expected.
+
+Gates: a rank waits before step 10, in generation 2 before it asks which states exist (meet-2), and
+in generation 2 while it loads the state (load-2).
+
+Actions on nodes, named as `node of rank 0`, `nodes of ranks 1 2`, `every node`, `node n1`, `members
+e1 e2`: kill (SIGKILL to the container), terminate (SIGTERM to the agent), pause (all processes
+stop), cut (no packet arrives or leaves), deafen (none arrives), mute (none leaves), unplug (the
+network interface vanishes), jump (the wall clock goes an hour ahead).
+
+Actions on workers, named as `worker of rank 0`: kill, starve (once its gate is open, the worker
+takes all memory that it can get).
+
+Faults of the shared folder: `fill volume`, `lock volume` (nothing can be opened for writing), `flip
+newest checkpoint` (one bit), `truncate newest checkpoint`.
+
+Faults of the object store, until `storage heals`, which first waits until a request was affected:
+`storage answers 500`, `storage answers 503`, `storage hangs`, `storage loses answers to commits`,
+`storage lists what was` (listings stay as they are now).
 """
 
 import re
@@ -41,7 +55,7 @@ NAME = r"[en]\d+"
 GATE = r"\d+|(?:meet|load)-\d+"
 
 
-class Deed(Enum):
+class Action(Enum):
     KILL = "kill"
     TERMINATE = "terminate"
     PAUSE = "pause"
@@ -53,8 +67,8 @@ class Deed(Enum):
     STARVE = "starve"
 
 
-class Harm(Enum):
-    """Deeds to what the nodes share."""
+class VolumeFault(Enum):
+    """Faults of the shared folder."""
 
     FILL = "fill volume"
     LOCK = "lock volume"
@@ -62,8 +76,8 @@ class Harm(Enum):
     TRUNCATE = "truncate newest checkpoint"
 
 
-class Storage(Enum):
-    """What the object store does from now on."""
+class StorageMode(Enum):
+    """How the object store behaves from now on."""
 
     ERROR = "storage answers 500"
     SLOW_DOWN = "storage answers 503"
@@ -73,7 +87,7 @@ class Storage(Enum):
     HEAL = "storage heals"
 
 
-OF_WORKERS = (Deed.KILL, Deed.STARVE)
+WORKER_ACTIONS = (Action.KILL, Action.STARVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +117,14 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strike:
-    """Whom: the nodes of `ranks`, or their workers alone (`is_worker`), or those with `names`; every node that runs where neither says anything."""
+class Inject:
+    """An action on the nodes of `ranks`, on their workers only (`is_worker`), or on the nodes
+    `names`.
 
-    deed: Deed
+    Without ranks and names: on every node that runs.
+    """
+
+    action: Action
     ranks: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     is_worker: bool = False
@@ -114,11 +132,11 @@ class Strike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
-    """`is_carried`: to the store, where the run lies in one."""
+    """is_uploaded: wait until the event can be read in the object store."""
 
     event: str
     fields: dict[str, int | str]
-    is_carried: bool = False
+    is_uploaded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +154,9 @@ class End:
     codes: tuple[int, ...]  # sorted
 
 
-Command = Start | Again | Shut | Stands | Open | Strike | Harm | Storage | Until | Hold | Release | End
+Command = (
+    Start | Again | Shut | Stands | Open | Inject | VolumeFault | StorageMode | Until | Hold | Release | End
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,11 +174,11 @@ class Scenario:
 
     @property
     def nodes(self) -> int:
-        """How many there are from start to end."""
+        """The number of nodes that the scenario starts in all."""
         return sum(command.nodes for command in self.commands if isinstance(command, Start))
 
-    def does(self, deed: Deed) -> bool:
-        return any(isinstance(command, Strike) and command.deed is deed for command in self.commands)
+    def does(self, action: Action) -> bool:
+        return any(isinstance(command, Inject) and command.action is action for command in self.commands)
 
 
 def parse(name: str, text: str) -> Scenario:
@@ -204,7 +224,7 @@ def parse(name: str, text: str) -> Scenario:
 
 
 def rewritten(text: str, happened: list[str]) -> str:
-    """The scenario with what happened in place of what it expected, for a person to review as a difference."""
+    """The scenario's text, with `happened` as its expected history."""
     kept = [line for line in text.splitlines() if not line.startswith(">")]
     return "\n".join([*kept, *(f"> {line}" for line in happened)]) + "\n"
 
@@ -232,45 +252,45 @@ def _command(word: str, rest: str, where: str) -> Command:
             return Release()
         case "end":
             return End(codes=tuple(sorted(_numbers(rest, where))))
-        case _ if (line := f"{word} {rest}") in {each.value for each in Harm}:
-            return Harm(line)
-        case "storage" if line in {each.value for each in Storage}:
-            return Storage(line)
-        case deed if deed in {each.value for each in Deed}:
-            return _strike(Deed(deed), rest, where)
+        case _ if (line := f"{word} {rest}") in {each.value for each in VolumeFault}:
+            return VolumeFault(line)
+        case "storage" if line in {each.value for each in StorageMode}:
+            return StorageMode(line)
+        case action if action in {each.value for each in Action}:
+            return _inject(Action(action), rest, where)
         case _:
-            verbs = "start, again, shut, stands, open, until, hold, release, end or a deed"
+            verbs = "start, again, shut, stands, open, until, hold, release, end or an action"
             raise ValueError(f"{where}: expected {verbs}, found {word!r}")
 
 
-def _strike(deed: Deed, whom: str, where: str) -> Strike:
-    if whom == "every node" and deed is not Deed.STARVE:
-        return Strike(deed=deed)
+def _inject(action: Action, whom: str, where: str) -> Inject:
+    if whom == "every node" and action is not Action.STARVE:
+        return Inject(action=action)
     if named := re.fullmatch(rf"(?:node|member)s? ({NAME}(?: {NAME})*)", whom):
-        return Strike(deed=deed, names=tuple(named[1].split()))
+        return Inject(action=action, names=tuple(named[1].split()))
     found = re.fullmatch(r"(node|worker)s? of ranks? (\d+(?: \d+)*)", whom)
     if (
         found is None
-        or (found[1] == "worker" and deed not in OF_WORKERS)
-        or (found[1] == "node" and deed is Deed.STARVE)
+        or (found[1] == "worker" and action not in WORKER_ACTIONS)
+        or (found[1] == "node" and action is Action.STARVE)
     ):
         raise ValueError(
-            f"{where}: expected `{deed.value} node of rank 0`, `nodes of ranks 0 1`, `every node`, `node n1`, `members e1 e2` "
+            f"{where}: expected `{action.value} node of rank 0`, `nodes of ranks 0 1`, `every node`, `node n1`, `members e1 e2` "
             f"or `kill worker of rank 0`, found {whom!r}"
         )
-    return Strike(deed=deed, ranks=_numbers(found[2], where), is_worker=found[1] == "worker")
+    return Inject(action=action, ranks=_numbers(found[2], where), is_worker=found[1] == "worker")
 
 
 def _check_storage(command: Command, where: str, *, has_store: bool) -> None:
-    of_store = isinstance(command, Storage) or (isinstance(command, Until) and command.is_carried)
-    if (isinstance(command, Harm) and has_store) or (of_store and not has_store):
-        raise ValueError(f"{where}: expected it {'without' if has_store else 'below'} a line `store`")
+    of_store = isinstance(command, StorageMode) or (isinstance(command, Until) and command.is_uploaded)
+    if (isinstance(command, VolumeFault) and has_store) or (of_store and not has_store):
+        raise ValueError(f"{where}: expected this {'without' if has_store else 'below'} a line `store`")
 
 
 def _until(rest: str, where: str) -> Until:
     words = rest.split()
-    is_carried = words[:3] == ["the", "store", "has"]
-    event, *pairs = words[3 if is_carried else 0 :] or [""]
+    is_uploaded = words[:3] == ["the", "store", "has"]
+    event, *pairs = words[3 if is_uploaded else 0 :] or [""]
     fields: dict[str, int | str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -279,7 +299,7 @@ def _until(rest: str, where: str) -> Until:
         fields[key] = int(value) if value.isdecimal() else value
     if not event:
         raise ValueError(f"{where}: expected the name of an event, found nothing")
-    return Until(event=event, fields=fields, is_carried=is_carried)
+    return Until(event=event, fields=fields, is_uploaded=is_uploaded)
 
 
 def _numbers(text: str, where: str, count: int | None = None) -> tuple[int, ...]:

@@ -1,9 +1,11 @@
-"""The object store of a cluster: a server that speaks S3, a proxy before it that fails as ordered, and a port that takes orders.
+"""The object store of a cluster: an S3 server, a proxy in front of it that fails on order, and a
+port for orders.
 
-    python storage_server.py ADDRESS PRINTED       what it prints goes to the file PRINTED
+    python storage_server.py ADDRESS PRINTED       its output goes to the file PRINTED
 
-PUT /NAME with the name of a `scenario.Storage` is in force when it is answered; GET / says how many requests the newest order has struck. Orders are taken once there is a bucket.
-What is stored is in memory alone.
+PUT /NAME, the name of a `scenario.StorageMode`, is in force when it is answered. GET / answers how
+many requests the newest order has affected. Orders are answered once the bucket exists. Objects are
+kept in memory only.
 """
 
 import os
@@ -23,7 +25,7 @@ _HEAL = "HEAL"
 
 
 def main() -> None:
-    # Here, because whoever gives orders needs the ports alone.
+    # Imported here, because clients import this module only for its constants.
     import fsspec
     from faulty_storage import FaultyStorage
     from moto.server import ThreadedMotoServer
@@ -68,7 +70,7 @@ def _take_orders(address: str, proxy: Any) -> None:
     ThreadingHTTPServer((address, ORDERS_PORT), Handler).serve_forever()
 
 
-# To which requests, by method and path with its query; to all where nothing is said.
+# The requests that an order affects, by method, and path with query; all, if it has no entry.
 APPLIES: dict[str, Callable[[str, str], bool]] = {
     "LOSE": lambda method, path: method == "PUT" and path.endswith("/COMMIT.json"),
     "STALE": lambda method, path: "list-type" in path,

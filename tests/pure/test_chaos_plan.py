@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 import pytest
-from chaos_plan import MIX, Deed, best_interval_s, expected_goodput, storm
+from chaos_plan import MIX, FaultKind, best_interval_s, expected_goodput, fault_schedule
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,29 +12,31 @@ from hypothesis import strategies as st
 @given(st.integers(0, 2**32), st.floats(0.5, 60), st.floats(0, 600))
 def test_a_storm_is_a_function_of_its_seed(seed, mtbf_s, duration_s):
     """Drawn twice, and once more for half the time: the shorter one is the beginning of the longer."""
-    strikes = storm(seed, mtbf_s=mtbf_s, duration_s=duration_s)
-    assert strikes == storm(seed, mtbf_s=mtbf_s, duration_s=duration_s)
-    half = storm(seed, mtbf_s=mtbf_s, duration_s=duration_s / 2)
-    assert strikes[: len(half)] == half
-    assert [s.at_s for s in strikes] == sorted(s.at_s for s in strikes)
-    assert all(0 < s.at_s < duration_s and 0 <= s.victim < 1 for s in strikes)
+    faults = fault_schedule(seed, mtbf_s=mtbf_s, duration_s=duration_s)
+    assert faults == fault_schedule(seed, mtbf_s=mtbf_s, duration_s=duration_s)
+    half = fault_schedule(seed, mtbf_s=mtbf_s, duration_s=duration_s / 2)
+    assert faults[: len(half)] == half
+    assert [s.at_s for s in faults] == sorted(s.at_s for s in faults)
+    assert all(0 < s.at_s < duration_s and 0 <= s.victim < 1 for s in faults)
 
 
 def test_a_long_storm_has_the_rate_and_the_mix_that_were_asked_for():
     """Forty thousand strikes: each share within half a percent of all, the rate within three."""
-    strikes = storm(1, mtbf_s=2.0, duration_s=80_000.0)
-    assert len(strikes) == pytest.approx(40_000, rel=0.03)
-    counted = Counter(strike.deed for strike in strikes)
-    assert set(counted) == set(Deed)
-    for deed, percent in MIX.items():
-        assert counted[deed] / len(strikes) == pytest.approx(percent / sum(MIX.values()), abs=0.005)
+    faults = fault_schedule(1, mtbf_s=2.0, duration_s=80_000.0)
+    assert len(faults) == pytest.approx(40_000, rel=0.03)
+    counted = Counter(fault.kind for fault in faults)
+    assert set(counted) == set(FaultKind)
+    for kind, percent in MIX.items():
+        assert counted[kind] / len(faults) == pytest.approx(percent / sum(MIX.values()), abs=0.005)
 
 
-@pytest.mark.parametrize("mix", [{}, {Deed.WORKER_KILLED: 0}, {Deed.WORKER_KILLED: 2, Deed.WORKER_SLOW: -1}])
+@pytest.mark.parametrize(
+    "mix", [{}, {FaultKind.WORKER_KILLED: 0}, {FaultKind.WORKER_KILLED: 2, FaultKind.WORKER_SLOW: -1}]
+)
 def test_a_mix_that_cannot_be_is_refused(mix):
     """Nothing to draw from, or less than nothing."""
     with pytest.raises(ValueError, match="mix"):
-        storm(1, mtbf_s=1.0, duration_s=1.0, mix=mix)
+        fault_schedule(1, mtbf_s=1.0, duration_s=1.0, mix=mix)
 
 
 def simulated(mtbf_s, recovery_s, interval_s, save_s, wall_s):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from oracle import Evidence, Struck, history, judge
+from oracle import Evidence, Injection, history, judge
 
 STEPS = 6
 
@@ -44,7 +44,7 @@ def run():
         ],
         metrics=[line(step, 1 if step < 4 else 2) for step in range(1, STEPS + 1)],
         commits=[{"step": 2, "digest": "s2"}, {"step": 6, "digest": "s6"}],
-        struck=[Struck(time=103.2, step=3, generation=1)],
+        injections=[Injection(time=103.2, step=3, generation=1)],
         samples=[
             # Step 4 was begun in vain by both.
             *(samples(1, step, shard) for step in range(1, 5) for shard in range(2)),
@@ -53,8 +53,8 @@ def run():
     )
 
 
-def complaints(found):
-    return judge(found, run(), within_s=1.0).complaints
+def problems(found):
+    return judge(found, run(), within_s=1.0).problems
 
 
 def test_a_run_that_went_well_survives_and_is_measured():
@@ -113,9 +113,9 @@ WRONG = {
     ),
     "no checkpoint": (replace(run(), commits=[]), "a checkpoint of the last step"),
     "damage": (replace(run(), damage=[{"step": 2, "reason": "torn"}]), "step 2: torn"),
-    "damage that is not seen": (replace(run(), spoiled=frozenset({2})), "step 2 to be found damaged"),
+    "damage that is not seen": (replace(run(), damaged_steps=frozenset({2})), "step 2 to be found damaged"),
     "other damage than was done": (
-        replace(run(), spoiled=frozenset({2}), damage=[{"step": s, "reason": "torn"} for s in (2, 6)]),
+        replace(run(), damaged_steps=frozenset({2}), damage=[{"step": s, "reason": "torn"} for s in (2, 6)]),
         "step 6: torn",
     ),
     "a sample twice": (
@@ -139,7 +139,7 @@ WRONG = {
         ),
         "at step 0 after step 3",
     ),
-    "too slow": (replace(run(), struck=[Struck(time=102.9, step=3, generation=1)]), "within 1 s"),
+    "too slow": (replace(run(), injections=[Injection(time=102.9, step=3, generation=1)]), "within 1 s"),
     "no new step": (with_metrics(lambda ms: ms[:3]), "missing [4, 5, 6]"),
 }
 
@@ -147,15 +147,15 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_said(name):
     """One thing is wrong with a run that is otherwise as it should be."""
-    found, complaint = WRONG[name]
+    found, problem = WRONG[name]
 
-    assert any(complaint in said for said in complaints(found)), complaints(found)
+    assert any(problem in said for said in problems(found)), problems(found)
 
 
 def test_a_checkpoint_that_was_damaged_on_purpose_is_no_fault_of_the_run():
-    found = replace(run(), spoiled=frozenset({2}), damage=[{"step": 2, "reason": "torn"}])
+    found = replace(run(), damaged_steps=frozenset({2}), damage=[{"step": 2, "reason": "torn"}])
 
-    assert not complaints(found)
+    assert not problems(found)
 
 
 def test_a_recipe_that_writes_no_samples_down_is_judged_by_the_rest():
@@ -165,11 +165,11 @@ def test_a_recipe_that_writes_no_samples_down_is_judged_by_the_rest():
 def test_a_commit_right_after_a_generation_opened_is_nobodys_fault():
     found = with_events(lambda es: [*es, event("checkpoint_committed", 104.0, node="n2", step=4)])
 
-    assert not complaints(found)
+    assert not problems(found)
 
 
 def test_a_drain_is_measured_to_the_first_step_of_the_next_generation():
     """The step that a drain still finishes comes soon; counting that one would hide how long the group stood still."""
-    found = replace(run(), struck=[Struck(time=101.5, step=1, generation=1)])
+    found = replace(run(), injections=[Injection(time=101.5, step=1, generation=1)])
 
     assert judge(found, run(), within_s=9.0).next_step_s == pytest.approx(2.5)

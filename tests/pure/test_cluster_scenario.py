@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 from scenario import (
+    Action,
     Again,
-    Deed,
     End,
-    Harm,
     Hold,
+    Inject,
     Open,
     Release,
     Shut,
     Stands,
     Start,
-    Storage,
-    Strike,
+    StorageMode,
     Until,
+    VolumeFault,
     parse,
     rewritten,
 )
@@ -65,15 +65,15 @@ def test_every_word_is_read_as_it_is_meant():
         Start(nodes=2, options=("--max-nodes", "3")),
         Shut(gates=("6", "10", "meet-2")),
         Stands(gate="6"),
-        Strike(deed=Deed.PAUSE, ranks=(0,)),
-        Strike(deed=Deed.KILL, ranks=(1,), is_worker=True),
-        Strike(deed=Deed.CUT, ranks=(0, 1)),
-        Strike(deed=Deed.TERMINATE),
-        Strike(deed=Deed.KILL, names=("e1", "e2")),
-        Strike(deed=Deed.KILL, names=("n1",)),
-        Strike(deed=Deed.STARVE, ranks=(1,), is_worker=True),
-        Harm.FILL,
-        Harm.FLIP,
+        Inject(action=Action.PAUSE, ranks=(0,)),
+        Inject(action=Action.KILL, ranks=(1,), is_worker=True),
+        Inject(action=Action.CUT, ranks=(0, 1)),
+        Inject(action=Action.TERMINATE),
+        Inject(action=Action.KILL, names=("e1", "e2")),
+        Inject(action=Action.KILL, names=("n1",)),
+        Inject(action=Action.STARVE, ranks=(1,), is_worker=True),
+        VolumeFault.FILL,
+        VolumeFault.FLIP,
         Until(event="restored", fields={"generation": 2, "source": "peer"}),
         Hold(seconds=5.0),
         Again(node="n1"),
@@ -120,12 +120,12 @@ def test_a_line_that_means_nothing_is_named(line):
 
 
 def test_what_an_object_store_does_is_read_as_it_is_meant():
-    lines = ["store", "start 1", *(each.value for each in Storage), "until the store has restored step=4"]
+    lines = ["store", "start 1", *(each.value for each in StorageMode), "until the store has restored step=4"]
     scenario = parse("name", "\n".join(["# Title.", *lines]))
 
     assert scenario.has_store
-    until = Until(event="restored", fields={"step": 4}, is_carried=True)
-    assert scenario.commands == (Start(nodes=1, options=()), *Storage, until)
+    until = Until(event="restored", fields={"step": 4}, is_uploaded=True)
+    assert scenario.commands == (Start(nodes=1, options=()), *StorageMode, until)
 
 
 @pytest.mark.parametrize(
