@@ -1,12 +1,34 @@
-"""`elastic-train` for tests, which fork their agents from one fork server instead of importing
-torch for each.
+"""`elastic-train` for tests, which fork their agents from a fork server that has imported torch.
+
+DRILL_NAMESPACES, the pid of a process, puts the agent into the user and mount namespaces of that one.
 """
 
+import ctypes
 import os
+from pathlib import Path
 
 import elastic.agent.launch  # noqa: F401 - what the command would import
 from elastic import cli
 
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
+SIGKILL = 9
+
+
+def enter(pid: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name in ("user", "mnt"):
+        there = Path(f"/proc/{pid}/ns/{name}")
+        if there.readlink() != Path(f"/proc/self/ns/{name}").readlink():
+            with there.open() as namespace:
+                assert libc.setns(namespace.fileno(), 0) == 0, os.strerror(ctypes.get_errno())
+    # The new capabilities reset both: the agent would survive its parent, and workers could not open
+    # its memory through /proc.
+    assert libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) == 0
+    assert libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) == 0
+
+
 if __name__ == "__main__":
+    if namespaces := os.environ.pop("DRILL_NAMESPACES", None):
+        enter(namespaces)
     os.chdir(os.environ["DRILL_FOLDER"])
     cli.command()

@@ -74,35 +74,53 @@ def test_a_run_of_which_nothing_loads_is_never_started_over(stopped, undisturbed
     }
 
 
+class SmallDisk:
+    """A file system of limited size for the checkpoints alone, in mount namespaces that need no root.
+
+    A process of its own keeps the namespaces; `env` makes an agent enter them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        own_user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+        self._flags = ["--mount", *(["--user", "--preserve-credentials"] if own_user else [])]
+        words = ["unshare", "--mount", *own_user, "sh", "-c", "echo; exec sleep infinity"]
+        self._keeper = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
+        assert self._keeper.stdout is not None
+        assert self._keeper.stdout.readline(), "expected to be allowed namespaces of our own"
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"DRILL_NAMESPACES": str(self._keeper.pid)}
+
+    def mount(self, options: str) -> None:
+        words = ["nsenter", "--target", str(self._keeper.pid), *self._flags, "mount", "-t", "tmpfs"]
+        subprocess.run([*words, "-o", options, "tmpfs", str(self._folder)], check=True)
+
+    def close(self) -> None:
+        self._keeper.kill()
+        self._keeper.wait()
+
+
 @pytest.fixture
-def small_disk(drill: Any) -> Iterator[Callable[[str], None]]:
-    """A file system for the checkpoints alone, of the size that is asked for; needs the right to mount."""
+def small_disk(drill: Any) -> Iterator[SmallDisk]:
     folder = drill.run.local / "checkpoints"
     folder.mkdir(parents=True)
-
-    def mount(options: str) -> None:
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            pytest.skip(
-                f"NOT TESTED: a full disk needs the right to mount a small one: {done.stderr.strip()}"
-            )
-
-    yield mount
-    if os.path.ismount(folder):
-        drill.close()
-        subprocess.run(["umount", str(folder)], check=True)
+    disk = SmallDisk(folder)
+    yield disk
+    disk.close()
 
 
 def test_a_full_disk_fails_saves_and_not_training(drill, undisturbed, small_disk):
-    """The checkpoints' disk has room for one of them. Training goes on to the end, which cannot be saved, not by restarts that find it in memory either; with more room
-    the run is completed.
+    """The checkpoints' disk has room for one of them.
 
-    Gates let each save end before the next one could take its place.
+    Training goes on to the end. The last state cannot be saved, and restarts that find it in memory
+    do not help. With more room the same command completes the run. Gates let each save end before
+    the next one could take its place.
     """
-    small_disk("size=240k")
+    small_disk.mount("size=240k")
     drill.shut(7, 11)
-    agent = drill.start("--max-restarts", "2", "--snapshot-every", "1")
+    agent = drill.start("--max-restarts", "2", "--snapshot-every", "1", env=small_disk.env)
     for gate, name, step in ((7, "checkpoint_committed", 4), (11, "checkpoint_failed", 8)):
         drill.stands(gate, ranks=1)
         drill.happens(name, step=step)
@@ -118,8 +136,8 @@ def test_a_full_disk_fails_saves_and_not_training(drill, undisturbed, small_disk
     assert "Step 4 is the newest that is saved" in agent.output
     assert drill.inspects("report", drill.run.url)[1]["checkpoints"]["failed"] >= 2
 
-    small_disk("remount,size=8m")
-    drill.start().ends_with(0)
+    small_disk.mount("remount,size=8m")
+    drill.start(env=small_disk.env).ends_with(0)
     drill.is_like(undisturbed)
 
 
