@@ -77,7 +77,8 @@ def test_a_run_of_which_nothing_loads_is_never_started_over(stopped, undisturbed
 class SmallDisk:
     """A file system of limited size for the checkpoints alone, in mount namespaces that need no root.
 
-    A process of its own keeps the namespaces; `env` makes an agent enter them.
+    A process of its own keeps the namespaces; `env` makes an agent enter them. Containers may forbid
+    even that.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -87,7 +88,9 @@ class SmallDisk:
         words = ["unshare", "--mount", *own_user, "sh", "-c", "echo; exec sleep infinity"]
         self._keeper = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
         assert self._keeper.stdout is not None
-        assert self._keeper.stdout.readline(), "expected to be allowed namespaces of our own"
+        if not self._keeper.stdout.readline():
+            self.close()
+            pytest.skip("NOT TESTED: a full disk needs a mount namespace, which this container forbids")
 
     @property
     def env(self) -> dict[str, str]:
