@@ -1,31 +1,33 @@
-"""Every error says whose fault it is and what the agent does next; the class is the recovery table.
+"""The class of an error says whose fault it is and what the agent does next.
 
 ElasticError
-├─ UsageError            the person's: say what to change, exit 2, nothing written
-│   └─ StateNotSavable   the recipe's: an entry of its state cannot be kept without pickle
-├─ StatesDiffer          ranks disagree about the training state: stop, exit 1 (a bug or bad hardware)
-├─ PeerLost              another worker went away: this one is a victim; a new generation follows
-├─ Fenced                a newer generation exists: whatever this process was about to write is dropped
-├─ GroupEnded            the run is over (complete, failed): the agent leaves with its exit code
-├─ RendezvousTimeout     no generation formed in time: the agent leaves, exit 75, the same command tries again
-├─ Interrupted           a stop was requested while the agent waited for a generation: it saves its state and leaves, exit 75
-├─ BackendFailed         the group's state cannot be reached: workers go on, the next poll tries again  (rendezvous.backends.backend)
-├─ GroupDamaged          the group's state cannot be read: stop; a person removes it  (rendezvous.group)
+├─ UsageError            the user's: name what to change, exit 2, write nothing
+│   └─ StateNotSavable   the recipe's: an entry of its state cannot be saved without pickle
+├─ StatesDiffer          ranks hold different training states: stop, exit 1 (a bug, bad hardware)
+├─ PeerLost              another worker went away: this worker is a victim, a new generation follows
+├─ Fenced                a newer generation exists: drop what this process was about to write
+├─ GroupEnded            the run is over (complete or failed): leave with the run's exit code
+├─ RendezvousTimeout     no generation formed in time: exit 75, the same command tries again
+├─ Interrupted           a stop was requested before a generation formed: save, exit 75
+├─ BackendFailed         the group's state is out of reach: workers go on, the next poll tries again
+├─ GroupDamaged          the group's state cannot be read: stop; a person removes it
 ├─ CheckpointDamaged     the store's: report it, fall back to the next older checkpoint
-├─ NothingLoads          commit records exist and none loads: stop, exit 76, never start over silently
-└─ StoreFailed           the store's: a save is reported as failed, training goes on
+├─ NothingLoads          commit records exist and none loads: exit 76, never start over silently
+└─ StoreFailed           the store's: report a save as failed, training goes on
+
+BackendFailed is defined in rendezvous/backends/backend.py, GroupDamaged in rendezvous/group.py.
 """
 
 EXIT_COMPLETE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_PEER_LOST = 70  # worker to agent only: "my collective broke because somebody else died"
+EXIT_PEER_LOST = 70  # worker to agent only: "my collective failed because a peer died"
 EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes
 EXIT_NOTHING_LOADS = 76
 
 
 class ElasticError(Exception):
-    """Root of this library's errors; `exit_code` is what a process that dies of it exits with."""
+    """Root of this library's errors; a process that one of them ends exits with `exit_code`."""
 
     exit_code = EXIT_FAILED
 
@@ -34,7 +36,7 @@ class UsageError(ElasticError, ValueError):
     exit_code = EXIT_USAGE
 
 
-class StateNotSavable(UsageError):  # noqa: N818 - the name says what is wrong, not that it is an error
+class StateNotSavable(UsageError):  # noqa: N818 - the names say what is wrong
     pass
 
 
@@ -51,7 +53,7 @@ class Fenced(ElasticError):  # noqa: N818
 
 
 class GroupEnded(ElasticError):  # noqa: N818
-    """Raised to a node that meets a group whose run is over."""
+    """The run of the group that this node joins is over."""
 
     def __init__(self, exit_code: int, reason: str) -> None:
         super().__init__(reason)
@@ -65,7 +67,10 @@ class RendezvousTimeout(ElasticError):  # noqa: N818
 
 
 class Interrupted(ElasticError):  # noqa: N818
-    """The caller asked to stop waiting for a generation; `others`: whether other nodes are left in the group."""
+    """The caller stopped waiting for a generation.
+
+    `others`: whether other nodes are in the group.
+    """
 
     exit_code = EXIT_INTERRUPTED
 

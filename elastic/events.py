@@ -1,7 +1,8 @@
-"""Everything noteworthy that can happen to a run, one frozen record each.
+"""Everything noteworthy that can happen to a run is an event, a frozen record.
 
-The log adds `time` (seconds since 1970), `node` and `generation` to each record and writes it as one JSON line;
-console, report, status and tests read these records and nothing else. A field is only ever added, with a default, never renamed.
+The log adds `time` (seconds since 1970), `node` and `generation` to each event and writes it as one
+JSON line. Console, report, status and tests read these lines and no other text. Fields are added,
+with a default, and never renamed: old runs stay readable.
 """
 
 import re
@@ -17,7 +18,7 @@ def _snake(name: str) -> str:
 class Event:
     @property
     def name(self) -> str:
-        """GenerationStarted is written as generation_started."""
+        """The event's name in the log: generation_started for GenerationStarted."""
         return _snake(type(self).__name__)
 
     def fields(self) -> dict[str, Any]:
@@ -26,7 +27,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStarted(Event):
-    """Written by rank 0 of every generation; `steps` is the last step of the run."""
+    """Rank 0 begins to train; one in every generation. `steps` is the last step of the run."""
 
     steps: int
     epochs: int
@@ -37,7 +38,10 @@ class RunStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationStarted(Event):
-    """Written by the agent of rank 0. `cause`: start, resume, failure, node lost, node joined or node left."""
+    """Written by the agent of rank 0.
+
+    `cause`: start, resume, failure, node lost, node joined or node left.
+    """
 
     world_size: int
     nodes: list[str]
@@ -47,7 +51,7 @@ class GenerationStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationEnded(Event):
-    """Written by each agent when it sees that its generation is over; `step` is the last its own workers finished."""
+    """Written by each agent; `step` is the last step that its own workers finished."""
 
     cause: str
     step: int
@@ -61,7 +65,10 @@ class WorkerStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExited(Event):
-    """`code` is None when `signal` is set. `victim`: it was killed, or broke, because another one died first."""
+    """`code` is None when `signal` is set.
+
+    `victim`: the agent killed it, or its collective failed, because another worker failed first.
+    """
 
     rank: int
     pid: int
@@ -72,7 +79,7 @@ class WorkerExited(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailed(Event):
-    """The traceback of a worker that raised, as its own process told it."""
+    """The exception that ended a worker, as the worker itself reported it."""
 
     rank: int
     message: str
@@ -81,9 +88,12 @@ class WorkerFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangDetected(Event):
-    """An agent takes a worker of its own for hung; the stacks of all its threads follow in the worker's log, then it is killed.
+    """An agent finds that one of its workers hangs.
 
-    `place`: start, step, wait, between, save or after. `silence_s`: seconds without a sign of progress; `limit_s`: how many it was allowed there.
+    The stacks of all its threads follow in the worker's log, and then the agent kills it.
+
+    `place`: the phase of the worker: start, step, wait, between, save or after. `silence_s`:
+    seconds without progress; `limit_s`: the seconds that this phase may take.
     """
 
     rank: int
@@ -100,7 +110,11 @@ class DrainRequested(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained(Event):
-    """All ranks stopped after the same step. `committed`: a checkpoint holds it already; else the agents' memory does, and they commit it if the run ends here."""
+    """All ranks stopped after the same step.
+
+    `committed`: a checkpoint holds that step. Otherwise the agents hold it in memory, and commit it
+    if the run ends here.
+    """
 
     step: int
     committed: bool
@@ -108,9 +122,10 @@ class Drained(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored(Event):
-    """Written by rank 0; `lost_steps` were done before and come again.
+    """Written by rank 0; `lost_steps` are the steps that are done a second time.
 
-    `source`: snapshot (each node had it in memory), peer (some got it from another node's memory), checkpoint, or none for a start from the seed.
+    `source`: snapshot (every node had the state in memory), peer (some nodes received it from
+    another node's memory), checkpoint, or none (the run starts from its seed).
     """
 
     step: int
@@ -121,7 +136,7 @@ class Restored(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStep(Event):
-    """Rank 0 finished the first step of its generation that had never been trained before."""
+    """Rank 0 finished a step that no generation had finished before, the first of its own."""
 
     step: int
 
@@ -142,7 +157,7 @@ class CheckpointFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFenced(Event):
-    """A save that was given up because its node is in no generation any more."""
+    """A save was dropped because a newer generation exists without this node."""
 
     step: int
     reason: str
@@ -150,7 +165,7 @@ class CheckpointFenced(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRejected(Event):
-    """A committed checkpoint that did not load; the next older one is used and this one is left where it is."""
+    """A committed checkpoint does not load; it stays where it is, and an older one is used."""
 
     step: int
     reason: str
@@ -158,7 +173,10 @@ class CheckpointRejected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotInterval(Event):
-    """`--snapshot-every auto` chose to keep the state every so many steps: one costs `cost_s`, a step takes `step_s` (medians, in seconds)."""
+    """`--snapshot-every auto` takes a snapshot every `every` steps from now on.
+
+    `cost_s` and `step_s` are medians: seconds that a snapshot costs, and that a step takes.
+    """
 
     every: int
     cost_s: float
@@ -167,7 +185,7 @@ class SnapshotInterval(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRejected(Event):
-    """A state in memory that is not used: nodes disagree about it, or it was restored again and again without a new step."""
+    """A snapshot is not used: nodes hold different ones, or restoring it brought no new step."""
 
     step: int
     reason: str
@@ -175,7 +193,11 @@ class SnapshotRejected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultInjected(Event):
-    """`step` is the one that is trained or saved, for an agent's strike the last that its workers finished, 0 for none; None at a restore or a rendezvous."""
+    """A fault of the plan is about to happen; `fault` is its text.
+
+    `step`: the step in training or being saved. For a fault of a node, the last step that its
+    workers finished, 0 before the first. None during a restore or a rendezvous.
+    """
 
     fault: str
     step: int | None
@@ -196,11 +218,11 @@ class RunFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInterrupted(Event):
-    """An agent leaves with exit 75; `step` is the newest committed checkpoint."""
+    """An agent leaves with exit code 75; `step` is that of the newest committed checkpoint."""
 
     step: int
 
 
-# The last events of an agent: its node is gone, however young its last heartbeat.
+# The last events of an agent. Its node is gone then, even if its last heartbeat is recent.
 GOODBYES = (RunInterrupted, RunFailed, RunFinished)
 KINDS = {_snake(kind.__name__): kind for kind in Event.__subclasses__()}

@@ -24,7 +24,7 @@ def duration_s(text: str) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Every:
-    """An interval of `value` steps or seconds, or one that the program chooses (auto), or never (off)."""
+    """An interval of `value` steps or seconds, one that the program chooses (auto), or none (off)."""
 
     kind: Kind
     value: float = 0.0  # 0 for auto and off
@@ -37,7 +37,7 @@ class Every:
         unit: str = "",
         expected: str = "500steps, 30s, 10min, 2h, auto or off",
     ) -> "Every":
-        """Read `500steps`, `30s`, `10min`, `2h`, `auto` or `off`; `unit` belongs to a number without one.
+        """Read `500steps`, `30s`, `10min`, `2h`, `auto` or `off`; a number alone is of this `unit`.
 
         Raises UsageError, which says what was `expected`, for other text and other `kinds`.
         """

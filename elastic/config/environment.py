@@ -25,7 +25,7 @@ HUGETLB = "glibc.malloc.hugetlb"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLink:
-    """What an agent tells its workers beside torchrun's variables."""
+    """What an agent passes to its workers in addition to torchrun's variables."""
 
     pid: int
     node: str
@@ -35,9 +35,9 @@ class AgentLink:
     uploader: str  # path of the uploader's socket
     save_every: str
     snapshot_every: str
-    memory: str  # path of the node's snapshots to restore from; empty while it has none
-    failures: int  # consecutive ones without a new step that may lie in the state
-    error_folder: str  # directory of this generation's error files
+    memory: str  # path of the node's snapshot slots to restore from; empty without a snapshot
+    failures: int  # failures in a row, without a new step, that the restored state may have caused
+    error_folder: str  # where workers of this generation leave their errors
     faults: str | None
 
     def to_env(self) -> dict[str, str]:
@@ -46,18 +46,20 @@ class AgentLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
+    """How this process was started."""
+
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
     agent: AgentLink | None
-    preflight: str | None  # path that the recipe's declaration is written to
+    preflight: str | None  # path to write the recipe's declaration to
     run_dir: str | None
     is_distributed: bool
 
 
 def read() -> Launch:
-    """Raises UsageError for a variable that is not what the launcher sets."""
+    """How the launcher started this process. Raises UsageError for a malformed variable."""
     link, preflight = os.environ.get(AGENT), os.environ.get(PREFLIGHT)
     return Launch(
         rank=_number("RANK", 0),
@@ -67,18 +69,18 @@ def read() -> Launch:
         agent=None if link is None else _agent_link(link),
         preflight=preflight,
         run_dir=os.environ.get(RUN_DIR),
-        # An agent that a launcher started passes that launcher's variables on to its preflight.
+        # If torchrun started the agent, the agent's preflight inherits torchrun's MASTER_ADDR.
         is_distributed="MASTER_ADDR" in os.environ and preflight is None,
     )
 
 
 def variables() -> dict[str, str]:
-    """A copy of all variables, for what has its own names for some: etcdctl, gloo, a child process."""
+    """A copy of all variables, for child processes and for clients such as etcd's."""
     return dict(os.environ)
 
 
 def replace(by: Mapping[str, str]) -> None:
-    """Take the environment of another process, as if this one had been started with it."""
+    """Exchange the whole environment, as if this process had been started with `by`."""
     os.environ.clear()
     os.environ.update(by)
 
@@ -101,9 +103,10 @@ def _number(name: str, default: int) -> int:
 
 
 def pin_threads() -> int:
-    """Fix the intra-op threads of this process's children to OMP_NUM_THREADS, one where it is not set, and return the number.
+    """Pin the number of intra-op threads for this process's children, and return it.
 
-    CPU kernels split their sums by threads: another number of threads is another result.
+    It is OMP_NUM_THREADS, or 1 if that is not set: CPU kernels split their sums by threads, so
+    another number of threads gives another result. Raises UsageError.
     """
     threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
     if not threads.isdecimal() or int(threads) < 1:
@@ -111,19 +114,20 @@ def pin_threads() -> int:
             f"expected a number of threads in OMP_NUM_THREADS, found {threads!r}; unset it to use 1"
         )
     os.environ.setdefault("MKL_NUM_THREADS", threads)
-    # numpy's library starts its threads when it is imported: nothing could be forked from a process that did.
+    # OpenBLAS starts its threads when numpy is imported, and the fork server must have one thread.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # cuBLAS is deterministic only with a fixed workspace (its documentation, section 2.1.4).
+    # cuBLAS is deterministic only with a fixed workspace (cuBLAS documentation, section 2.1.4).
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
     return int(threads)
 
 
 def ask_for_large_pages() -> None:
-    """Begin this process anew, once, so that malloc asks for pages of 2 MiB, here and in all that comes from it.
+    """Restart this process once, so that malloc uses pages of 2 MiB here and in its children.
 
-    Fresh memory then costs one fault for 2 MiB instead of 512: on CPU a worker's first step is a quarter faster, later ones a tenth. glibc reads its setting
-    when a process begins (GLIBC_TUNABLES, glibc 2.35). Nothing happens where that does not apply, or where the variable says something of it already.
+    New memory then costs one page fault for 2 MiB instead of 512: on CPU a worker's first step is a
+    quarter faster, and later steps a tenth. glibc (2.35 or newer) reads GLIBC_TUNABLES only when a
+    process starts. Nothing happens on other systems, or if the variable sets that tunable already.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     try:

@@ -1,7 +1,8 @@
-"""A run directory belongs to one run: what its result is a function of is written down once, and every resume must match it.
+"""A run directory belongs to one run; a resume must match everything that its result depends on.
 
-Trajectory = f(recipe, its arguments, seed, global batch, shards), for one torch build, one kind of device and one number of threads.
-The recipe's text is recorded but not compared: mending a bug and going on is the person's decision.
+The result is a function of the recipe, its arguments, the seed, the global batch and the shards,
+for one torch build, one kind of device and one number of threads. The recipe's text is recorded but
+not compared: fixing a bug and resuming is the user's decision.
 """
 
 import hashlib
@@ -30,7 +31,7 @@ class Identity:
 
     @property
     def run_id(self) -> str:
-        """The same for two runs exactly when their results are the same function."""
+        """Equal for two runs exactly if everything that is compared is equal."""
         compared = [getattr(self, field) for field in WORDS]
         return hashlib.sha256(json.dumps(compared).encode()).hexdigest()[:16]
 
@@ -52,7 +53,7 @@ WORDS = {
 
 
 def parse(text: bytes) -> Identity:
-    """Raises UsageError when the text is not an identity."""
+    """Raises UsageError if the text is not an identity."""
     try:
         return decode(Identity, text, what=NAME)
     except ValueError as error:
@@ -60,7 +61,7 @@ def parse(text: bytes) -> Identity:
 
 
 def check(found: Identity, ours: Identity, run_dir: str) -> None:
-    """Raises UsageError that names everything in which the run of this directory differs from ours."""
+    """Raises UsageError, which names every difference, if the directory holds another run."""
     differences = [
         f"{words}: {_show(getattr(found, field))} there, {_show(getattr(ours, field))} here"
         for field, words in WORDS.items()

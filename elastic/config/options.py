@@ -1,7 +1,7 @@
 """A command line becomes one valid value, or a UsageError: expected, found, what to do.
 
-Whether the recipe exists and the fault plan makes sense is checked where they are read. Nothing here
-reads files or the environment, prints or exits.
+Whether the recipe exists and the fault plan makes sense is checked where they are read. Nothing
+here reads files or the environment, prints or exits.
 """
 
 import argparse
@@ -66,7 +66,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """A command that only reads runs: `elastic-train report|status|verify RUN` or `diff RUN RUN`."""
+    """A command that only reads: `elastic-train report|status|verify RUN` or `diff RUN RUN`."""
 
     command: str
     runs: tuple[str, ...]
@@ -317,7 +317,7 @@ def _whole(lowest: int, text: str) -> int:
 
 
 def _has_exclusive_create(url: str) -> bool:
-    """Whether nodes can meet in this storage: of several that create an object, exactly one succeeds."""
+    """Whether, of several nodes that create one object in this storage, exactly one succeeds."""
     protocol, separator, _ = url.partition("://")
     return bool(separator) and protocol in _EXCLUSIVE
 

@@ -1,8 +1,9 @@
-"""Names of everything inside a run directory; nothing else spells such a path.
+"""Every path inside a run directory is spelled here and nowhere else.
 
-A run directory is a local or shared folder, or any fsspec URL. Checkpoints, `run.json` and the group's state live under the URL itself.
-What is appended line by line (metrics, events, logs) needs a file system: with a remote URL each node keeps its own in a local folder named after
-it, below `runs/`, and carries it to the URL in parts (observe/upload_parts.py).
+A run directory is a local or shared folder, or any fsspec URL. Checkpoints, `run.json` and the
+group's state are at the URL itself. Files that grow line by line (metrics, events, logs) need a
+file system: with a remote URL, each node keeps its own copies in a local folder below `runs/`,
+named after the URL, and uploads them in parts (observe/upload_parts.py).
 """
 
 import re
@@ -46,7 +47,7 @@ class RunDir:
         return self.local / "metrics.jsonl"
 
     def metrics_of(self, node: str) -> Path:
-        """What a node writes: the run's one file, or its own copy where nothing is shared."""
+        """The file that a node writes: the run's own, or the node's copy if the run is remote."""
         return self.copies / f"{node}.jsonl" if self.is_remote else self.metrics
 
     @property

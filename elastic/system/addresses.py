@@ -23,9 +23,10 @@ _IFNAME_BYTES = 15
 
 
 def node_address(environ: Mapping[str, str]) -> str:
-    """IPv4 address of the interface in GLOO_SOCKET_IFNAME (its first, if a list), else of the host name, else 127.0.0.1.
+    """The IPv4 address of the first interface in GLOO_SOCKET_IFNAME, else of the host name.
 
-    Raises UsageError if that interface does not exist or has no address.
+    127.0.0.1 if the host name has no address. Raises UsageError if the interface does not exist or
+    has no address.
     """
     interface = environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip()
     if interface:
@@ -37,7 +38,7 @@ def node_address(environ: Mapping[str, str]) -> str:
 
 
 def new_node_id() -> str:
-    """A name for this agent process that no other process, before or after it, has."""
+    """A name that no other agent process has, earlier and later ones included."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
@@ -88,7 +89,8 @@ def _bound(family: socket.AddressFamily, where: Any, kind: socket.SocketKind) ->
 
 
 def _interface_address(interface: str) -> str:
-    # struct ifreq begins with the name in 16 bytes; the answer puts a sockaddr_in behind it, its address at 20 to 24.
+    # struct ifreq begins with the name in 16 bytes. The kernel writes a sockaddr_in after it, whose
+    # address is at bytes 20 to 23.
     request = struct.pack("256s", interface.encode()[:_IFNAME_BYTES])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

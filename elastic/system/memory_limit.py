@@ -1,14 +1,17 @@
-"""How much memory may still be taken before the kernel kills somebody for it, as far as the kernel says.
+"""Memory is taken only up to what the kernel says is left before it kills a process.
 
-Linux grants memory that is not there and later ends a process of its own choice, most likely the one that trains. It does not promise that the memory is still there a
-moment later. Limits of control groups are seen in their second version only.
+Linux grants more memory than there is, and later kills a process of its choice: most likely the one
+that trains. The memory may still be gone a moment later. Of control groups, only version 2 is read.
 """
 
 from pathlib import Path
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """What this machine, and every control group around this process, have left; None where neither says. root: where proc and sys are."""
+    """Bytes left on this machine, or in the tightest control group around this process.
+
+    None if the kernel tells neither. root: the folder of `proc` and `sys`.
+    """
     found = _of_machine(root / "proc/meminfo")
     limits = [] if found is None else [found]
     top = root / "sys/fs/cgroup"
@@ -32,11 +35,11 @@ def _of_group(group: Path) -> int | None:
     limit, used = _lines(group / "memory.max"), _lines(group / "memory.current")
     if not limit or not used or limit[0] == "max":
         return None
-    # Pages of files that nobody looks at are given up before anybody is killed.
-    given_up = [
+    # The kernel frees inactive pages of the file cache before it kills a process.
+    reclaimable = [
         line.split()[1] for line in _lines(group / "memory.stat") if line.startswith("inactive_file ")
     ]
-    return max(0, int(limit[0]) - int(used[0]) + sum(map(int, given_up)))
+    return max(0, int(limit[0]) - int(used[0]) + sum(map(int, reclaimable)))
 
 
 def _lines(path: Path) -> list[str]:
