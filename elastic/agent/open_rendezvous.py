@@ -16,7 +16,7 @@ from elastic.observe.log import read_events
 from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.rendezvous.backends.select import RendezvousConfig, active_nodes, wait_for
-from elastic.storage.remote import open_store
+from elastic.storage.remote import move_aside, open_store
 from elastic.system.clock import Clock, SystemClock, timestamp
 from elastic.system.untrusted import parse_number
 from elastic.uploader.fence import Mirror
@@ -107,16 +107,12 @@ def _set_aside_objects(run: RunDir, suffix: str) -> None:
     The generations go on counting, so that a process of the old run that wakes up late stays
     fenced.
     """
-    import fsspec  # only here: storage/ does not rename, because no other part may
+    of_group = run.rendezvous_url.removeprefix(run.url).strip("/") + "/"
 
-    files, root = fsspec.core.url_to_fs(run.url, use_listings_cache=False, skip_instance_cache=True)
-    root = root.rstrip("/")
-    of_group = f"{root}/{run.rendezvous_url.removeprefix(run.url).strip('/')}/"
-    try:
-        found = [path for path in files.find(root) if not path.startswith(of_group)]
-    except FileNotFoundError:
-        return
-    # Objects are moved one by one. run.json goes first and commit records next: if the move stops
-    # half-way, the rest is never taken for a part of the new run.
-    for path in sorted(found, key=lambda path: (path != f"{root}/{NAME}", not path.endswith(".json"), path)):
-        files.mv(path, f"{root}{suffix}{path.removeprefix(root)}")
+    def pick(names: list[str]) -> list[str]:
+        # Objects are moved one by one. run.json goes first and commit records next: if the move
+        # stops half-way, the rest is never taken for a part of the new run.
+        moved = (name for name in names if not name.startswith(of_group))
+        return sorted(moved, key=lambda name: (name != NAME, not name.endswith(".json"), name))
+
+    move_aside(run.url, suffix, pick)

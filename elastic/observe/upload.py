@@ -38,7 +38,7 @@ class MetricsUpload:
         self._there: dict[int, int] | None = None
 
     def upload(self, *, others_upload: bool = False) -> None:
-        """`others_upload`: somebody else may have carried some of the same lines since. Raises ObjectsFailed; then the next call goes on."""
+        """`others_upload`: somebody else may have carried some of the same lines since. Raises StoreFailed; then the next call goes on."""
         with suppress(OSError):  # what cannot be read is left for the next call
             self._waiting.extend(parse_lines(self._file.lines_to_end(), step_line.parse))
         if not self._waiting:
@@ -68,7 +68,7 @@ class FilesUpload:
         self._ends: dict[str, int] | None = None
 
     def upload(self) -> bool:
-        """Whether everything that is written is carried. Raises ObjectsFailed."""
+        """Whether everything that is written is carried. Raises StoreFailed."""
         if self._ends is None:
             listed = self._objects.listed(upload_parts.EVENTS) | self._objects.listed(upload_parts.LOGS)
             self._ends = upload_parts.uploaded_bytes(

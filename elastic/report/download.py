@@ -11,13 +11,13 @@ from pathlib import Path
 
 from elastic.config.identity import NAME
 from elastic.config.run_dir import RunDir
-from elastic.errors import StoreFailed, UsageError
+from elastic.errors import UsageError
 from elastic.events import Event
 from elastic.observe import logged_event, step_line, upload_parts
 from elastic.observe.log import parse_lines
 from elastic.observe.logged_event import LoggedEvent
 from elastic.observe.step_line import StepLine
-from elastic.storage.objects import Objects, ObjectsFailed
+from elastic.storage.objects import Objects
 
 CALL_LIMIT_S = 120.0
 
@@ -34,10 +34,7 @@ def readable(run: RunDir) -> Iterator[RunDir]:
         return
     with tempfile.TemporaryDirectory(prefix="elastic-run-") as folder:
         local = RunDir(url=run.url, local=Path(folder))
-        try:
-            _download(Objects(run.url, limit_s=CALL_LIMIT_S), local)
-        except ObjectsFailed as error:
-            raise StoreFailed(str(error)) from error
+        _download(Objects(run.url, limit_s=CALL_LIMIT_S), local)
         yield local
 
 

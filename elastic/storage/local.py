@@ -1,7 +1,8 @@
-"""On a local or shared folder, what `write` and `create` returned is on the disk, its folders included, after a power cut.
+"""On a local or shared folder, an object whose `write` or `create` returned survives a power cut, its folders included.
 
-Nothing outside of the folder is read or written: links below it are followed only as far as they stay in it. It does not promise so on a file system that answers
-fsync without doing it, nor against somebody who makes links there in the very moment.
+Nothing outside of the folder is read or written: links below it are followed only as far as they stay in it. It does
+not promise either on a file system that answers fsync without doing it, nor against another process that makes links
+there between the check and the call.
 """
 
 import os
@@ -42,7 +43,7 @@ class LocalStore:
             try:
                 size_bytes = _write_new(path, payload, midway)
             except BaseException:
-                # The next try creates the same name exclusively and must not meet the torn remains of this one.
+                # The next attempt creates the same name exclusively, and must not find a part of the payload there.
                 with suppress(OSError):
                     path.unlink()
                 raise
@@ -66,7 +67,7 @@ class LocalStore:
                 try:
                     folder.rmdir()
                 except OSError:
-                    # Not empty: another attempt or record lives beside it.
+                    # It is not empty: another attempt or a commit record lies beside it.
                     break
             if path.parent.exists():
                 _sync(path.parent)
@@ -86,7 +87,8 @@ class LocalStore:
         try:
             found = list(os.scandir(folder))
         except FileNotFoundError:
-            # Never made, or removed while we listed: either way it holds nothing. Any other error must not look like that.
+            # The folder was never made, or was removed since the listing of its parent: it holds nothing. Any other
+            # error must not look like an empty folder, or the run would be started over.
             return
         for item in found:
             name = f"{prefix}{item.name}"
@@ -94,7 +96,8 @@ class LocalStore:
                 yield from self._entries(Path(item.path), f"{name}/")
                 continue
             if item.is_dir():
-                self._inside(name)  # checkpoints that were moved away must not look like none
+                # Raises OutsideStore: a link in the place of checkpoints must not look as if there were none.
+                self._inside(name)
             with suppress(FileNotFoundError):
                 yield StoredObject(name=name, size_bytes=item.stat().st_size)
 
@@ -127,14 +130,14 @@ def _classified(doing: str) -> Iterator[None]:
     except FileNotFoundError as error:
         if doing.startswith("reading"):
             raise as_store_failure(doing, error) from error
-        # Somebody removed an emptied folder between our mkdir and our open: the next try makes it again.
+        # Another writer's retention removed an empty folder between our mkdir and our open. The next attempt makes it again.
         raise StoreUnavailable(f"{doing} failed: {error}") from error
     except OSError as error:
         raise as_store_failure(doing, error) from error
 
 
 def _write_new(path: Path, payload: Payload, midway: Callable[[], None]) -> int:
-    # Two chunks at least, so that a small payload has a middle, too.
+    # At least two chunks, so that a small payload has a middle as well.
     chunk_bytes = min(CHUNK_BYTES, max(1, (payload.size_bytes + 1) // 2))
     middle = -(-payload.size_bytes // chunk_bytes) // 2
     with path.open("xb", buffering=0) as file:

@@ -1,11 +1,13 @@
-"""Any fsspec URL is a store with the same promises; what a storage library raises becomes a classified StoreFailed.
+"""Any fsspec URL is a store with the same promises; each failure of a storage library becomes a classified StoreFailed.
 
-Where a service ignores the create-only header, `create` may replace: the commit protocol stays right, because attempts never share a
-payload. It does not promise that a call returns in time; whoever calls bounds the whole save.
+Where a service ignores the create-only header, `create` may replace an object. The commit protocol stays correct, because
+attempts never share a payload. It does not promise that a call returns in time: the caller bounds the whole save.
+
+All URLs are opened here, and by `open_url` alone.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,12 @@ import fsspec
 
 from elastic.errors import StoreFailed, UsageError
 from elastic.storage.local import LocalStore
-from elastic.storage.objects import quick_failure
-from elastic.storage.store import CHUNK_BYTES, Payload, Store, StoredObject, as_store_failure
+from elastic.storage.store import CHUNK_BYTES, Payload, Store, StoredObject, StoreRefused, as_store_failure
 from elastic.system.files import write_all
 
 _REQUEST_BYTES = 4 * CHUNK_BYTES
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+_TRIES_A_CALL = 2.5
 
 
 def open_store(url: str) -> Store:
@@ -36,23 +38,49 @@ def open_store(url: str) -> Store:
 
 
 def check_url(url: str) -> None:
-    """Raises UsageError where `open_store` would, and starts nothing: file systems of a network begin with a thread."""
+    """Raise UsageError where `open_store` would, without starting anything.
+
+    An fsspec file system of a network starts a thread when it is made, and no worker can be forked
+    from a process with threads.
+    """
     protocol, separator, _ = url.partition("://")
     if separator:
         with _explained(url):
             fsspec.get_filesystem_class(protocol)
 
 
+def open_url(url: str, *, call_limit_s: float | None = None) -> tuple[Any, str]:
+    """An fsspec file system of its own, and the path of `url` in it; no request is made yet.
+
+    call_limit_s: within it a call of the library must have room for a second try. Raises UsageError.
+    """
+    with _explained(url):
+        # A shared or caching instance would go on listing what another process has deleted since, and would miss
+        # what it committed.
+        fs, root = fsspec.core.url_to_fs(
+            url, use_listings_cache=False, skip_instance_cache=True, **_options(url, call_limit_s)
+        )
+    return fs, root.rstrip("/")
+
+
+def move_aside(url: str, suffix: str, pick: Callable[[list[str]], Iterable[str]]) -> None:
+    """Rename objects below `url` to the same names below `url` + `suffix`; pick: which of them, and in which order."""
+    store = FsspecStore(url)
+    for name in pick([each.name for each in store.list()]):
+        store.move(name, suffix)
+
+
 class FsspecStore:
     def __init__(self, url: str) -> None:
         self._url = url
-        self._fs, self._root = _file_system(url)
+        self._fs, self._root = open_url(url)
 
     def list(self) -> list[StoredObject]:
-        with _classified(f"listing {self._url}"):
+        with classified(f"listing {self._url}"):
             self._fs.invalidate_cache()
             try:
-                # Some file systems leave out of `find` what they may not read, and nothing found would mean a fresh start; `ls` raises.
+                # `find` of some file systems leaves out what may not be read. A store that looked empty would be
+                # taken for a new run; `ls` raises.
                 self._fs.ls(self._root, detail=True)
                 found = self._fs.find(self._root, detail=True)
             except FileNotFoundError:
@@ -65,9 +93,9 @@ class FsspecStore:
         return sorted(entries, key=lambda entry: entry.name)
 
     def read(self, name: str) -> Iterator[bytes]:
-        # Without a cache each chunk is one ranged request; read-ahead would fetch and keep what is read once.
+        # Without a cache each chunk is one ranged request. Read-ahead would fetch, and keep, bytes that are read once.
         with (
-            _classified(f"reading {self._url}/{name}"),
+            classified(f"reading {self._url}/{name}"),
             self._fs.open(self._path(name), "rb", cache_type="none") as file,
         ):
             while chunk := file.read(_REQUEST_BYTES):
@@ -75,16 +103,17 @@ class FsspecStore:
 
     def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
         midway()
-        with _classified(f"writing {self._url}/{name}"):
+        with classified(f"writing {self._url}/{name}"):
             self._fs.makedirs(self._fs._parent(self._path(name)), exist_ok=True)  # noqa: SLF001 - it has no public name
-            # put_file aborts what it began when it fails; a file object opened for writing would publish a torn object.
+            # put_file aborts its multipart upload when it fails. A file object opened for writing would publish a
+            # truncated object: leaving its `with` closes it, and closing uploads what there is.
             with _as_file(payload) as path:
                 self._fs.put_file(path, self._path(name))
             self._fs.invalidate_cache()
             return int(self._fs.info(self._path(name))["size"])
 
     def create(self, name: str, data: bytes) -> bool:
-        with _classified(f"creating {self._url}/{name}"):
+        with classified(f"creating {self._url}/{name}"):
             try:
                 self._fs.pipe_file(self._path(name), data, mode="create")
             except FileExistsError:
@@ -92,11 +121,16 @@ class FsspecStore:
         return True
 
     def delete(self, name: str) -> None:
-        with _classified(f"deleting {self._url}/{name}"):
+        with classified(f"deleting {self._url}/{name}"):
             try:
                 self._fs.rm_file(self._path(name))
             except FileNotFoundError:
                 return
+
+    def move(self, name: str, suffix: str) -> None:
+        """To the same name below this store's URL + `suffix`."""
+        with classified(f"moving {self._url}/{name}"):
+            self._fs.mv(self._path(name), f"{self._root}{suffix}/{name}")
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -106,8 +140,25 @@ class FsspecStore:
 
 
 @contextmanager
+def classified(doing: str) -> Iterator[None]:
+    """Raises StoreFailed for whatever is raised inside; `doing` begins with `reading` where an object may be missing."""
+    try:
+        yield
+    except StoreFailed:
+        raise
+    # Storage libraries raise classes of their own (botocore, aiohttp, google) that share no base. One that got through
+    # would end the uploader's thread, and its save would never have a result.
+    except Exception as error:
+        if isinstance(error, FileNotFoundError) and not doing.startswith("reading"):
+            raise StoreRefused(
+                f"{doing} failed: {error}. Expected the bucket to exist: create it, or correct --run-dir"
+            ) from error
+        raise as_store_failure(doing, error) from error
+
+
+@contextmanager
 def _as_file(payload: Payload) -> Iterator[str]:
-    """A file that holds the payload and nothing else, in memory: storage libraries upload whole files."""
+    """A file in memory that holds the payload and nothing else: storage libraries upload whole files."""
     fd = os.memfd_create("elastic-upload", os.MFD_CLOEXEC)
     try:
         for chunk in payload.chunks():
@@ -117,13 +168,18 @@ def _as_file(payload: Payload) -> Iterator[str]:
         os.close(fd)
 
 
-def _file_system(url: str) -> tuple[Any, str]:
-    with _explained(url):
-        # A shared or caching instance would go on serving a listing from before another process committed or deleted.
-        fs, root = fsspec.core.url_to_fs(
-            url, use_listings_cache=False, skip_instance_cache=True, **quick_failure(url)
-        )
-    return fs, root.rstrip("/")
+def _options(url: str, call_limit_s: float | None) -> dict[str, Any]:
+    """With these a call fails after seconds: the caller tries again, and checks in between what the first try did."""
+    if url.partition("://")[0] not in ("s3", "s3a"):
+        return {}
+    # Each of the five tries of s3fs would be five tries of botocore.
+    config: dict[str, Any] = {"retries": {"max_attempts": 1}}
+    if call_limit_s is None:
+        return {"config_kwargs": config}
+    share_s = call_limit_s / _TRIES_A_CALL
+    timeouts = {"connect_timeout": share_s, "read_timeout": share_s}
+    # One request for each object, instead of one before it that asks for the object's size.
+    return {"config_kwargs": config | timeouts, "max_concurrency": 1}
 
 
 @contextmanager
@@ -141,23 +197,3 @@ def _explained(url: str) -> Iterator[None]:
         raise UsageError(
             f"expected a path or a URL that fsspec knows (file, s3, gs, memory, ...), found {url!r} ({error}); correct --run-dir"
         ) from error
-
-
-@contextmanager
-def _classified(doing: str) -> Iterator[None]:
-    try:
-        yield
-    except StoreFailed:
-        raise
-    # Storage libraries raise their own classes (botocore, aiohttp, google) that share no base; one that got through would end
-    # the uploader's thread without any word about the save.
-    except Exception as error:
-        raise _kind(doing, error) from error
-
-
-def _kind(doing: str, error: Exception) -> StoreFailed:
-    if isinstance(error, FileNotFoundError) and not doing.startswith("reading"):
-        return StoreFailed(
-            f"{doing} failed: {error}. Expected the bucket to exist: create it, or correct --run-dir"
-        )
-    return as_store_failure(doing, error)

@@ -1,8 +1,9 @@
-"""A store holds named objects that appear whole or not at all when they are created, and says why when it fails.
+"""A small object appears in a store whole or not at all, and every failure is classified and says what to do.
 
-It does not promise that a bulk payload appears whole: a crash may leave part of one, which is why a checkpoint exists only
-once its commit record does. A store raises StoreFailed for everything that goes wrong; the subclasses below are for
-its callers in this package: StoreUnavailable may be tried again, ObjectNotFound and OutsideStore are answers.
+It does not promise that a payload appears whole: a crash may leave a part of one, which is why a checkpoint exists only
+once its commit record does. A store raises StoreFailed for everything that goes wrong. The subclasses below tell
+callers more: StoreUnavailable may be tried again, StoreRefused is for a person to change, and ObjectNotFound and
+OutsideStore are answers.
 """
 
 import errno
@@ -22,9 +23,8 @@ SMALL_LIMIT_BYTES = 64 * 1024
 READ_PATIENCE_S = 120.0
 READ_ATTEMPTS = 5
 _LONGEST_PAUSE_S = 20.0
+_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT}
 _FINAL_ERRNOS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
     errno.EROFS,
     errno.EACCES,
     errno.EPERM,
@@ -37,7 +37,11 @@ Answer = TypeVar("Answer")
 
 
 class StoreUnavailable(StoreFailed):
-    """The call failed in a way that may pass, or nobody knows whether it took effect."""
+    """The call failed in a way that may pass, or its answer was lost, so that it may have taken effect."""
+
+
+class StoreRefused(StoreFailed):
+    """The storage says no: to the credentials, or because there is no such bucket."""
 
 
 class ObjectNotFound(StoreFailed):
@@ -45,7 +49,7 @@ class ObjectNotFound(StoreFailed):
 
 
 class OutsideStore(StoreFailed):
-    """What is there is no object of this store: a link that leads out of it, or no plain file."""
+    """The name leads to something that is not an object of this store: a link out of it, or no plain file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,10 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """`size_bytes` (1 or more) bytes of an open file, from `offset` on; reading them does not move the descriptor's own offset, which others share."""
+    """`size_bytes` (1 or more) bytes of an open file, from `offset` on.
+
+    Reading them does not move the descriptor's own offset, which other processes share.
+    """
 
     fd: int
     size_bytes: int
@@ -95,13 +102,13 @@ class Store(Protocol):
     """Names are relative, with `/` between folders. Every verb may raise StoreUnavailable, or StoreFailed for good."""
 
     def list(self) -> list[StoredObject]:
-        """Every object there is, by name; an empty list when the store's folder does not exist."""
+        """Every object, sorted by name; an empty list when the store's folder does not exist."""
 
     def read(self, name: str) -> Iterator[bytes]:
         """The object in chunks. Raises ObjectNotFound or OutsideStore."""
 
     def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
-        """Store a payload under a name that nobody else uses; return the size in bytes that the store now reports.
+        """Store a payload under a name that no other writer uses; the size in bytes that the store now reports.
 
         Calls `midway` once after it has begun and before the object is complete, half-way where it can.
         """
@@ -110,11 +117,14 @@ class Store(Protocol):
         """Store a small object whole unless the name is taken; False when it is. Durable when it returns True."""
 
     def delete(self, name: str) -> None:
-        """Absent before is fine."""
+        """Deleting an object that does not exist is no error."""
 
 
 def retrying(call: Callable[[], Answer], *, clock: Clock, deadline: float, attempts: int = 1000) -> Answer:
-    """The answer of `call`, tried again while it is unsteady, until `deadline` on the monotonic clock or `attempts`."""
+    """The answer of `call`, which is tried again after StoreUnavailable.
+
+    It ends at `deadline` on the monotonic clock, or after `attempts`, with the last error.
+    """
 
     def is_over(state: tenacity.RetryCallState) -> bool:
         return state.attempt_number >= attempts or clock.monotonic() + state.upcoming_sleep >= deadline
@@ -129,12 +139,15 @@ def retrying(call: Callable[[], Answer], *, clock: Clock, deadline: float, attem
 
 
 def reading(call: Callable[[], Answer], clock: Clock) -> Answer:
-    """`retrying` with the patience of a reader."""
+    """`retrying` for two minutes and five attempts."""
     return retrying(call, clock=clock, deadline=clock.monotonic() + READ_PATIENCE_S, attempts=READ_ATTEMPTS)
 
 
 def read_small(store: Store, name: str, clock: Clock) -> bytes | None:
-    """A small object, cut just above SMALL_LIMIT_BYTES; None when there is none."""
+    """A small object, None when there is none.
+
+    One above SMALL_LIMIT_BYTES is cut just after the limit, so that its length shows that it is too large.
+    """
 
     def whole() -> bytes:
         data = bytearray()
@@ -151,7 +164,7 @@ def read_small(store: Store, name: str, clock: Clock) -> bytes | None:
 
 
 def create_or_read(store: Store, name: str, data: bytes, clock: Clock) -> bytes:
-    """What the store holds under `name` afterwards: `data`, or what another process had put there first."""
+    """What the store holds under `name` afterwards: `data`, or what another process created before."""
 
     def once() -> bytes:
         store.create(name, data)
@@ -164,21 +177,22 @@ def create_or_read(store: Store, name: str, data: bytes, clock: Clock) -> bytes:
 
 
 def as_store_failure(doing: str, error: Exception) -> StoreFailed:
-    """What a storage library raised, as a sentence, and classified: worth another try, an answer, or final."""
+    """An exception of a storage library or of the kernel as a sentence, classified."""
     sentence = f"{doing} failed: {type(error).__name__}: {error}"
+    number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, FileNotFoundError):
         return ObjectNotFound(f"{doing} failed: nothing is there ({error})")
-    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+    if number in _FULL_ERRNOS:
         return StoreFailed(
             f"{sentence}. The disk or quota is full: free space, keep fewer checkpoints, or use another --run-dir"
         )
-    if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.errno in _FINAL_ERRNOS):
-        return StoreFailed(
+    if isinstance(error, PermissionError) or number in _FINAL_ERRNOS:
+        return StoreRefused(
             f"{sentence}. Expected to be allowed to write there: check permissions and credentials"
         )
-    # botocore's and google's own classes, which cannot be imported without the extras.
+    # By name: the classes of botocore and of Google's library cannot be imported without the extras.
     if "Credentials" in type(error).__name__:
-        return StoreFailed(
+        return StoreRefused(
             f"{sentence}. Expected credentials for this store in the environment or its config file"
         )
     if isinstance(error, _OUR_MISTAKES) and not isinstance(error, OSError):

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, UsageError
+from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, StoreFailed, UsageError
 from elastic.faults.grammar import parse
 from elastic.faults.inject import FaultInjector
 from elastic.faults.plan import AtSave
 from elastic.observe.log import EventLog
 from elastic.observe.upload import PART_LIMIT_S, MetricsUpload
-from elastic.storage.objects import Objects, ObjectsFailed
+from elastic.storage.objects import Objects
 from elastic.storage.remote import open_store
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.json_lines import JsonLineSocket
@@ -188,7 +188,7 @@ def _with_metrics_upload(
         if point == "before-commit":
             try:
                 metrics.upload(others_upload=True)
-            except ObjectsFailed as error:
+            except StoreFailed as error:
                 report_problem(f"the metrics up to step {step} are not in the run directory yet: {error}")
         reached(point, step)
 

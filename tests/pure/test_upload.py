@@ -10,7 +10,7 @@ import run_records
 from faulty_storage import Deed, FaultyStorage
 
 from elastic.config.run_dir import RunDir
-from elastic.errors import UsageError
+from elastic.errors import StoreFailed, UsageError
 from elastic.events import GenerationEnded, Restored, RunFinished
 from elastic.observe import metrics, upload
 from elastic.observe.log import EventLog
@@ -20,7 +20,7 @@ from elastic.observe.upload import FilesUpload, LogUploader, MetricsUpload
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
-from elastic.storage.objects import Objects, ObjectsFailed
+from elastic.storage.objects import Objects
 from elastic.system.clock import SystemClock
 
 
@@ -141,7 +141,7 @@ def test_a_part_whose_answer_was_lost_is_there_once(node, s3, monkeypatch):
     lost = proxy.fail(Deed.LOSE, lambda method, path: method == "PUT")
     for call in (files.upload, lines.upload):
         # The library asks again by itself, and is told that it is there.
-        with contextlib.suppress(ObjectsFailed):
+        with contextlib.suppress(StoreFailed):
             call()
     assert lost.struck >= 2
     proxy.heal()

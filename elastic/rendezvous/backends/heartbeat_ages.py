@@ -10,8 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
-from elastic.errors import StoreFailed
-
 LIST_LIMIT_S = 120.0
 
 
@@ -33,15 +31,9 @@ def _of_folder(folder: Path) -> dict[str, float]:
 
 
 def _of_objects(url: str) -> dict[str, float]:
-    from elastic.storage.objects import (  # starts a thread, which a folder does not need
-        Objects,
-        ObjectsFailed,
-    )
+    from elastic.storage.objects import Objects  # starts a thread, which a folder does not need
 
-    try:
-        listed = Objects(url, limit_s=LIST_LIMIT_S).listed("beats")
-    except ObjectsFailed as error:
-        raise StoreFailed(str(error)) from error
+    listed = Objects(url, limit_s=LIST_LIMIT_S).listed("beats")
     return {
         name.rpartition("/")[2]: each.changed for name, each in listed.items() if each.changed is not None
     }

@@ -21,8 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
+from elastic.errors import StoreFailed
 from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
-from elastic.storage.objects import Objects, ObjectsFailed, ObjectsRefused
+from elastic.storage.objects import Objects
+from elastic.storage.store import StoreRefused
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.untrusted import parse_number
 
@@ -118,9 +120,9 @@ class ObjectStoreBackend:
             successor = self._seen + 1
             try:
                 is_created = self._objects.create(_state(successor), value)
-            except ObjectsRefused as error:
+            except StoreRefused as error:
                 raise BackendRefused(str(error)) from error
-            except ObjectsFailed:
+            except StoreFailed:
                 # It may have been created all the same, or may be yet. The next read finds out.
                 self._next_read_s = float("-inf")
                 return False
@@ -233,9 +235,9 @@ class ObjectStoreBackend:
 def _failures(what: str) -> Iterator[None]:
     try:
         yield
-    except ObjectsRefused as error:
+    except StoreRefused as error:
         raise BackendRefused(f"{what}: {error}") from error
-    except ObjectsFailed as error:
+    except StoreFailed as error:
         raise BackendFailed(f"{what}: {error}; trying again") from error
 
 
