@@ -40,7 +40,7 @@ class InjectedFault(Exception):  # noqa: N818 - no error of the program or its u
 
 
 class Claims:
-    """One process gets the right to inject a fault: the one that creates its file in the run directory.
+    """Only the process that creates a fault's file in the run directory may inject the fault.
 
     Claims outlive the processes that the faults kill, so a replayed step does not meet its fault
     again. Nodes that share no run directory (it is a URL) have claims of their own: there each
@@ -51,7 +51,7 @@ class Claims:
         self._folder = folder
 
     def take(self, fault: Fault, injection: int = 0) -> bool:
-        """Whether this process is to inject the fault. Only a repeated fault has injections beyond 0."""
+        """Whether this process must inject it. Only repeated faults have injections beyond 0."""
         path = self._path(fault, injection)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,11 +177,11 @@ class WorkerFaults:
         return WorkerFaults(FaultInjector(own, folder, log, clock), rank=rank, generation=generation)
 
     def at_step(self, step: int) -> Callable[[str], None]:
-        """A function to be called with each point of this step."""
+        """To be called with each point of this step."""
         return lambda point: self._faults.reach(AtStep(step=step, rank=self._rank, point=point))
 
     def in_snapshot(self, step: int) -> Callable[[], None] | None:
-        """A function to be called in the middle of the copy; None if the plan has no fault there."""
+        """To be called in the middle of the copy; None if the plan has no fault there."""
         trigger = AtStep(step=step, rank=self._rank, point="snapshot")
         return (lambda: self._faults.reach(trigger)) if self._faults.expects(trigger) else None
 

@@ -1,7 +1,8 @@
-"""What workers print appears on the agent's console, whole lines in each worker's order, each with its prefix, above the progress.
+"""The agent's console shows whole lines of its workers, each worker's in order, with a prefix.
 
-It does not promise the order of lines across workers, nor lines longer than `LINE_LIMIT`, which are cut.
-A slow or closed console never holds up training: one thread reads the workers' log files, and nobody waits for it for long.
+It does not promise the order of lines of different workers, nor lines longer than `LINE_LIMIT`,
+which are cut. A slow or closed console never holds up training: workers write into log files, one
+thread of the agent reads those, and the agent waits at most `STOP_WITHIN_S` for that thread.
 """
 
 import os
@@ -36,7 +37,7 @@ _READS_AT_THE_END = 64
 class Screen(Protocol):
     """Where lines and progress go: a terminal or a plain stream."""
 
-    def line(self, text: str) -> None: ...
+    def print_line(self, text: str) -> None: ...
 
     def progress(self, newest: StepLine, steps: int | None, now: float) -> None: ...
 
@@ -51,7 +52,7 @@ class PlainScreen:
         self._printed_at: float | None = None
         self._waiting: str | None = None
 
-    def line(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         print(text, file=self._out, flush=True)
 
     def progress(self, newest: StepLine, steps: int | None, now: float) -> None:
@@ -65,7 +66,7 @@ class PlainScreen:
 
     def _print_waiting(self) -> None:
         if self._waiting is not None:
-            self.line(self._waiting)
+            self.print_line(self._waiting)
         self._waiting = None
 
 
@@ -80,11 +81,11 @@ class BarScreen:
             TextColumn("{task.description}"),
             TimeRemainingColumn(),
         )
-        # No refresh thread of its own: the bar moves when there is something to show.
+        # Without rich's refresh thread: the bar moves when there is something to show.
         self._progress = Progress(*columns, console=Console(file=out), auto_refresh=False)
         self._task: TaskID | None = None
 
-    def line(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self._progress.console.print(Text.from_ansi(text), soft_wrap=True)
 
     def progress(self, newest: StepLine, steps: int | None, now: float) -> None:
@@ -107,9 +108,10 @@ def progress_line(newest: StepLine, steps: int | None) -> str:
 
 
 class ConsoleFollower:
-    """The thread that follows this node's worker logs and the run's metrics; start it with `start`, end it with `stop`.
+    """The thread that follows the logs of this node's workers, and the run's metrics.
 
-    Lines of metrics that are there at the start belong to an earlier life of the run and are not shown as progress.
+    Lines of metrics that are there at the start are not shown: they are progress of an earlier
+    start of the run, which this one may resume from far behind them.
     """
 
     def __init__(self, run: RunDir, node: str, screen: Screen, clock: Clock) -> None:
@@ -118,7 +120,7 @@ class ConsoleFollower:
         self._screen = screen
         self._clock = clock
         self._followed: dict[str, GrowingFile] = {}
-        self._asked: deque[tuple[str, GrowingFile | None]] = deque()
+        self._requests: deque[tuple[str, GrowingFile | None]] = deque()
         self._ending = threading.Event()
         self._drain = True
         self._shown = newest(self._metrics)
@@ -129,16 +131,19 @@ class ConsoleFollower:
         self._thread.start()
 
     def follow(self, path: Path, prefix: str) -> None:
-        """Print the lines of a log that may not exist yet. An older log of the same prefix is read to its end first."""
-        self._asked.append((prefix, GrowingFile(path, read_bytes=_READ_BYTES, cut_bytes=LINE_LIMIT)))
+        """Print the lines of a log that may not exist yet.
+
+        The log before it of the same prefix is read to its end first.
+        """
+        self._requests.append((prefix, GrowingFile(path, read_bytes=_READ_BYTES, cut_bytes=LINE_LIMIT)))
 
     def print_line(self, text: str) -> None:
         """Print a line of the agent itself, in order with the workers' lines."""
-        # It may hold the names of other nodes.
-        self._asked.append((printable(text), None))
+        # The text may quote another node, which must not command this terminal.
+        self._requests.append((printable(text), None))
 
     def stop(self, *, drain: bool = True) -> None:
-        """End the thread; with `drain` what the logs hold by now is printed first, but not for longer than `STOP_WITHIN_S`."""
+        """End the thread in `STOP_WITHIN_S`; with `drain` it first prints what the logs hold."""
         self._drain = drain
         self._ending.set()
         if self._thread.is_alive():
@@ -154,18 +159,19 @@ class ConsoleFollower:
                     self._read_to_end(prefix)
             self._screen.close()
         except Exception as error:
-            # A closed pipe or a full disk behind stdout ends the console only. Without this line it would fall silent
-            # with a bare thread traceback, and the person would take a training that goes on for one that hangs.
-            _complain(f"console output ends here ({error}); training goes on, see {self._run.local / 'logs'}")
+            # A closed pipe or a full disk behind stdout ends the console only. Without this message
+            # the console would fall silent, and a training that goes on would look like one that
+            # hangs.
+            _warn(f"console output ends here ({error}); training goes on, see {self._run.local / 'logs'}")
 
     def _poll(self) -> None:
-        for _ in range(len(self._asked)):
-            name, log = self._asked.popleft()
+        for _ in range(len(self._requests)):
+            text, log = self._requests.popleft()
             if log is None:
-                self._screen.line(name)
+                self._screen.print_line(text)
             else:
-                self._read_to_end(name)
-                self._followed[name] = log
+                self._read_to_end(text)
+                self._followed[text] = log
         for prefix, log in self._followed.items():
             self._print(prefix, _new_lines(log))
         self._show_progress()
@@ -184,27 +190,27 @@ class ConsoleFollower:
 
     def _print(self, prefix: str, lines: list[bytes]) -> None:
         for line in lines:
-            self._screen.line(f"[{prefix}] {_shown(line)}")
+            self._screen.print_line(f"[{prefix}] {_shown(line)}")
 
     def _show_progress(self) -> None:
-        record = newest(self._metrics)
-        if record is None or record == self._shown:
+        line = newest(self._metrics)
+        if line is None or line == self._shown:
             return
-        self._shown = record
+        self._shown = line
         if self._steps is None:
             self._steps = _steps(self._run.events)
-        self._screen.progress(record, self._steps, self._clock.monotonic())
+        self._screen.progress(line, self._steps, self._clock.monotonic())
 
 
 def _new_lines(log: GrowingFile) -> list[bytes]:
     try:
         return log.lines()
     except OSError:
-        return []  # a log that cannot be read costs its lines, not the console
+        return []  # an unreadable log costs its lines, not the console
 
 
 def _shown(line: bytes) -> str:
-    """A progress bar of the recipe redraws one line with carriage returns; its last drawing is the one to show."""
+    """As on a terminal, where text after a carriage return is drawn over the text before it."""
     text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
     return (
         text
@@ -223,7 +229,7 @@ def _steps(events: Path) -> int | None:
     return None if started is None else started.event.steps
 
 
-def _complain(message: str) -> None:
+def _warn(message: str) -> None:
     try:
         os.write(sys.stderr.fileno(), f"{message}\n".encode())
     except (OSError, ValueError):

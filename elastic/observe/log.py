@@ -1,6 +1,7 @@
-"""An event is one JSON line, appended whole, by the only process that writes its file; writing never blocks or ends training.
+"""An event is one JSON line, appended whole by the only process that writes its file.
 
-It does not promise that a line reached the disk: a power cut may lose the newest ones.
+Writing an event never ends training, and never waits for the disk. So it does not promise that a
+line reached the disk: a power cut may lose the newest ones.
 """
 
 import json
@@ -35,10 +36,10 @@ class EventLog:
         )
         line = json.dumps(logged.to_json()) + "\n"
         try:
-            # One write of one line on an O_APPEND descriptor: a reader, or a kill, never sees two lines interleaved.
+            # One write call for the whole line, on an O_APPEND descriptor: lines never interleave.
             os.write(self._open(), line.encode())
         except OSError as error:
-            # A full or read-only disk must not end a training run because of its diary.
+            # A full or read-only disk costs the event, not the training.
             print(f"event not written ({error}): {line.rstrip()}", file=sys.stderr)
 
     def _open(self) -> int:
@@ -56,7 +57,7 @@ def read_events(directory: Path) -> list[LoggedEvent[Event]]:
 
 
 def parse_lines(lines: Iterable[bytes], parse: Callable[[dict[str, Any]], T | None]) -> Iterator[T]:
-    """What `parse` makes of those lines that hold a JSON object; lines of which it makes None are left out."""
+    """What `parse` makes of those lines that hold a JSON object, where it is not None."""
     for line in lines:
         with suppress(ValueError):
             record = parse_json(line.decode(errors="replace"))

@@ -1,9 +1,9 @@
-"""A line of an event file is read into its frozen event with the head that the log wrote, or left out.
+"""A line of an event file becomes a frozen event with the head that the log wrote, or is left out.
 
 A reader takes lines of older and newer versions: of an event that it knows, fields that it does not
-know are ignored, and missing ones take their defaults. An event that it does not know is a recipe's.
-It does not promise that what an event claims is true, nor the order of events of different nodes:
-each node stamps its own wall clock.
+know are ignored, and missing ones take their defaults. An event that it does not know is a
+recipe's. It does not promise that what an event claims is true, nor the order of events of
+different nodes: each node stamps its own wall clock.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class RecipeEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedEvent(Generic[E_co]):
-    """`time`: seconds since 1970 by the clock of `node`; `generation`: that of the process, 0 before its first."""
+    """time: seconds since 1970 by the clock of `node`. generation: 0 before the first one."""
 
     time: float
     node: str

@@ -1,7 +1,8 @@
-"""metrics.jsonl holds one line per step that counts, in the order of the steps, written by one process at a time.
+"""metrics.jsonl holds one line for each step that counts, in the order of the steps.
 
-It does not promise that the newest lines survive a power cut before `sync`, nor that two live writers stay apart: a
-generation calls `rewind` first, and from then on a writer of an older one appends to a file that nobody reads.
+One process writes it at a time: rank 0 of the newest generation, which calls `rewind` first. A rank
+0 of an older generation that is still alive appends to the file that `rewind` replaced, and that
+file has no readers. It does not promise that the newest lines survive a power cut before `sync`.
 """
 
 import json
@@ -26,24 +27,25 @@ class Metrics:
         self._path = path
         self._fd: int | None = None
         self._torn = False
-        self._complained = False
+        self._has_warned = False
 
     def append(self, line: StepLine) -> None:
-        """Write one line; a float that is not finite becomes null, because JSON has no word for it.
+        """Write one line; a float that is not finite becomes null, because JSON has no such number.
 
-        A full or failing disk costs the line, not the training: it is told once on stderr. Raises TypeError if a value
-        is not JSON (a tensor, say).
+        A full or failing disk costs the line, not the training, and one message on stderr. Raises
+        TypeError if the recipe logged a value that is not JSON, such as a tensor.
         """
         text = json.dumps(_finite(line.to_json()), allow_nan=False) + "\n"
-        # After a short write the next line starts on a fresh one, so that a full disk costs one line and not two.
+        # A full disk may cut a write short. The next line must not continue the torn one: both
+        # would be lost then.
         data = (("\n" if self._torn else "") + text).encode()
         try:
             self._torn = os.write(self._open(), data) < len(data)
         except OSError as error:
-            self._complain(error)
+            self._warn(error)
 
     def rewind(self, step: int) -> int:
-        """Keep only the complete lines of steps up to `step`; returns the highest step that was there before, 0 if none.
+        """Drop the lines of steps beyond `step`; returns the highest step that was there, or 0.
 
         Raises OSError: a step that stayed in the file would be there twice after the replay.
         """
@@ -52,7 +54,8 @@ class Metrics:
             data = written.read()
         cut, highest = _cut(data, step)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # A new file under the old name: a writer that still has the old one open can no longer spoil the record.
+        # A new file under the old name: an older rank 0 that still has the old file open can write
+        # to it, but not into the record.
         replace_whole(self._path, data[:cut], fsync=True)
         self.close()
         return highest
@@ -62,7 +65,7 @@ class Metrics:
         try:
             os.fsync(self._open())
         except OSError as error:
-            self._complain(error)
+            self._warn(error)
 
     def close(self) -> None:
         if self._fd is not None:
@@ -72,18 +75,19 @@ class Metrics:
     def _open(self) -> int:
         if self._fd is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            # Not through a link: whoever may write here could have every file of this user appended to.
+            # O_NOFOLLOW: anyone with write access to the folder could put a link here, and make
+            # this process append to any file of its user.
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
             self._fd = os.open(self._path, flags, 0o644)
         return self._fd
 
-    def _complain(self, error: OSError) -> None:
-        if not self._complained:
+    def _warn(self, error: OSError) -> None:
+        if not self._has_warned:
             print(
                 f"metrics not written to {self._path} ({error}); training goes on without them",
                 file=sys.stderr,
             )
-        self._complained = True
+        self._has_warned = True
 
 
 def read(path: Path) -> list[StepLine]:
@@ -92,7 +96,7 @@ def read(path: Path) -> list[StepLine]:
 
 
 def newest(path: Path) -> StepLine | None:
-    """The newest complete line, read from the end of the file alone; None if there is none or it cannot be read."""
+    """The newest complete line, read from the end of the file alone; None if there is none."""
     try:
         lines = last_lines(path, _TAIL_BYTES)
     except OSError:
@@ -101,9 +105,9 @@ def newest(path: Path) -> StepLine | None:
 
 
 def _cut(data: bytes, step: int) -> tuple[int, int]:
-    """Where the lines of steps up to `step` end, and the highest step of the file.
+    """(where the lines of steps up to `step` end, the highest step of the file).
 
-    Lines stand in the order of steps, so the walk goes back from the end and is as long as what is dropped.
+    Lines are in the order of steps, so the search starts at the end and reads only what is dropped.
     """
     highest = 0
     end = data.rfind(b"\n") + 1

@@ -1,11 +1,15 @@
-"""A line of metrics is one step that counts; what the report computes with has the right type, or the line is left out."""
+"""A line of metrics is one step that counts; with a field of the wrong type it is no line at all.
+
+It does not promise that the values are true.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from elastic.system.untrusted import fits
 
-# In the order in which a line is written. Any marks what is printed and compared, not computed with.
+# In the order in which a line is written. Any marks what is printed and compared, not computed
+# with.
 _KINDS: dict[str, Any] = {
     "step": int,
     "epoch": int,
@@ -23,8 +27,9 @@ class StepLine:
     """What rank 0 writes after a step.
 
     step: counted from 1; epoch: from 0. loss: a number, null where it was not finite. chain: see
-    docs/architecture.md; two runs are equal as far as their chains are. time: seconds since 1970, when
-    the step ended. seconds: how long it took. values: what the recipe logged, by name, any JSON.
+    docs/architecture.md; two runs are equal as far as their chains are. time: seconds since 1970,
+    when the step ended. seconds: how long it took. values: what the recipe logged, by name, any
+    JSON.
     """
 
     step: int

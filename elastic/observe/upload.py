@@ -1,7 +1,12 @@
-"""What a node writes line by line is in the run's store a few seconds later, and nothing waits for it but the end of the agent, for a bounded time.
+"""Events, metrics and logs that a node writes are in the run's store a few seconds later.
 
-It does not promise that the newest seconds survive the machine. The steps up to a checkpoint do: the uploader carries their lines before it commits. Where it fails, it is said
-once and tried again.
+A run directory in an object store has no files that grow, so each node writes into a local folder,
+and uploads what is new in immutable parts (`upload_parts.py`). Training never waits for it; only
+the end of the agent does, for `CLOSE_WITHIN_S` at most. A failure is reported once, and tried
+again.
+
+It does not promise that the newest seconds survive the machine. The lines of all steps up to a
+checkpoint do: the uploader uploads them before it commits the checkpoint (`uploader/main.py`).
 """
 
 import json
@@ -28,38 +33,42 @@ _ROUNDS_AT_THE_END = 3
 
 
 class MetricsUpload:
-    """The metrics of one node on their way to the store."""
+    """Uploads the metrics of one node; generation and step identify a line."""
 
     def __init__(self, path: Path, node: str, objects: Objects) -> None:
         self._file = GrowingFile(path)
         self._node = node
         self._objects = objects
         self._waiting: list[StepLine] = []
-        self._there: dict[int, int] | None = None
+        self._uploaded: dict[int, int] | None = None
 
     def upload(self, *, others_upload: bool = False) -> None:
-        """`others_upload`: somebody else may have carried some of the same lines since. Raises StoreFailed; then the next call goes on."""
-        with suppress(OSError):  # what cannot be read is left for the next call
+        """Upload the new lines. Raises StoreFailed; then the next call continues.
+
+        others_upload: another process uploads lines of the same file, so the store is listed again.
+        """
+        with suppress(OSError):  # what cannot be read now is left for the next call
             self._waiting.extend(parse_lines(self._file.lines_to_end(), step_line.parse))
         if not self._waiting:
             return
-        if self._there is None or self._file.started_over or others_upload:
-            self._there = upload_parts.uploaded_steps(self._objects.listed(upload_parts.METRICS))
-        for generation, missing in upload_parts.not_uploaded(self._waiting, self._there).items():
-            for begin in range(0, len(missing), _LINES_PER_PART):
-                batch = missing[begin : begin + _LINES_PER_PART]
+        if self._uploaded is None or self._file.started_over or others_upload:
+            self._uploaded = upload_parts.uploaded_steps(self._objects.listed(upload_parts.METRICS))
+        for generation, lines in upload_parts.not_uploaded(self._waiting, self._uploaded).items():
+            for begin in range(0, len(lines), _LINES_PER_PART):
+                batch = lines[begin : begin + _LINES_PER_PART]
                 first, last = batch[0].step, batch[-1].step
                 text = "".join(json.dumps(line.to_json()) + "\n" for line in batch)
-                # Taken by an earlier try of ours, with the same lines.
+                # A part that exists is ours, from a try whose answer was lost: it has the same
+                # lines.
                 self._objects.create(
                     upload_parts.metrics_part_name(generation, first, last, self._node), text.encode()
                 )
-                self._there[generation] = last
+                self._uploaded[generation] = last
         self._waiting = []
 
 
 class FilesUpload:
-    """The events and logs below a run's local folder on their way to the store."""
+    """Uploads the events and logs of a local folder; its offset in the file identifies a part."""
 
     def __init__(self, run: RunDir, objects: Objects, *, ignored: frozenset[Path]) -> None:
         self._run = run
@@ -68,7 +77,7 @@ class FilesUpload:
         self._ends: dict[str, int] | None = None
 
     def upload(self) -> bool:
-        """Whether everything that is written is carried. Raises StoreFailed."""
+        """Upload what is new; returns whether that was everything. Raises StoreFailed."""
         if self._ends is None:
             listed = self._objects.listed(upload_parts.EVENTS) | self._objects.listed(upload_parts.LOGS)
             self._ends = upload_parts.uploaded_bytes(
@@ -76,12 +85,14 @@ class FilesUpload:
             )
         for path in [*self._run.events.glob("*.jsonl"), *self._run.logs.glob("*/*.log")]:
             if path not in self._ignored and not self._upload(path, self._ends):
-                # Somebody else carried some of this file, or an answer was lost: look again what is there.
+                # The part exists: another agent in this folder uploaded it, or the answer to an
+                # earlier try was lost. What the store has is listed again with the next call.
                 self._ends = None
                 return False
         return True
 
     def _upload(self, path: Path, ends: dict[str, int]) -> bool:
+        """False if a part existed."""
         source = path.relative_to(self._run.local).as_posix()
         while data := _whole_lines(path, ends.get(source, 0)):
             if not self._objects.create(upload_parts.part_name(source, ends.get(source, 0)), data):
@@ -91,7 +102,7 @@ class FilesUpload:
 
 
 class LogUploader:
-    """The thread of one node; start it with `start`, end it with `close`."""
+    """The thread that uploads what one node writes."""
 
     def __init__(
         self,
@@ -103,15 +114,21 @@ class LogUploader:
         clock: Clock,
         report: Callable[[str], None],
     ) -> None:
-        """is_first: whether this node has rank 0, whose metrics are the run's. is_new: what lies in the local folder by now is of another run that had the same URL."""
+        """is_first: whether this node has rank 0, whose metrics are the run's.
+
+        is_new: the run starts new at this URL. Then the files that are in the local folder by now
+        belong to an older run, and stay there. Otherwise a killed agent of this run may have left
+        lines that it had not uploaded; this one uploads them.
+        """
         objects = Objects(run.url, limit_s=PART_LIMIT_S)
-        there = frozenset([*run.local.glob("*/*.jsonl"), *run.local.glob("*/*/*.log")])
-        left = [path for path in sorted(run.copies.glob("*.jsonl")) if path.stem != node]
-        self._files = FilesUpload(run, objects, ignored=there if is_new else frozenset())
-        self._left = [] if is_new else [MetricsUpload(path, path.stem, objects) for path in left]
+        present = frozenset([*run.local.glob("*/*.jsonl"), *run.local.glob("*/*/*.log")])
+        others = [path for path in sorted(run.copies.glob("*.jsonl")) if path.stem != node]
+        self._files = FilesUpload(run, objects, ignored=present if is_new else frozenset())
+        self._left_behind = [] if is_new else [MetricsUpload(path, path.stem, objects) for path in others]
         self._lines = MetricsUpload(run.metrics_of(node), node, objects)
-        # The agent and its uploader write down what matters at once, and little else: generations, deaths, checkpoints.
-        self._noteworthy = [run.events / f"{node}-{who}.jsonl" for who in ("agent", "uploader")]
+        # Generations, deaths and checkpoints: events that are uploaded at once, for `status`.
+        # Workers write events too, but those can wait for the next regular upload.
+        self._urgent = [run.events / f"{node}-{who}.jsonl" for who in ("agent", "uploader")]
         self._is_first = is_first
         self._clock = clock
         self._report = report
@@ -124,7 +141,7 @@ class LogUploader:
         self._thread.start()
 
     def close(self) -> None:
-        """Carry what is left, for 15 s at most."""
+        """Upload what is left, for `CLOSE_WITHIN_S` at most."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(CLOSE_WITHIN_S)
@@ -132,7 +149,7 @@ class LogUploader:
     def _run_until_closed(self) -> None:
         due_s, seen_bytes = 0.0, 0
         while not self._closing.wait(TICK_S):
-            size_bytes = sum(map(_size_bytes, self._noteworthy))
+            size_bytes = sum(map(_size_bytes, self._urgent))
             now_s = self._clock.monotonic()
             if now_s < due_s and (size_bytes == seen_bytes or self._has_failed):
                 continue
@@ -145,17 +162,19 @@ class LogUploader:
                 break
 
     def _try(self) -> bool:
-        """Whether everything is carried."""
+        """Whether everything is uploaded."""
         try:
-            while self._left:
-                self._left[-1].upload()
-                self._left.pop()
-            # Events first, so that nobody finds a step whose generation is not known to have restored anything.
+            while self._left_behind:
+                self._left_behind[-1].upload()
+                self._left_behind.pop()
+            # Events before metrics: a reader that finds a step must find the event that says which
+            # state its generation restored.
             is_done = self._files.upload()
             if self._is_first():
                 self._lines.upload()
         except Exception as error:
-            # The thread's edge: were it to die of a store that is away, a full disk or a bug, the run's report would end here without a word.
+            # The thread's edge. If the thread died of a store that does not answer, a full disk or
+            # a bug, the run's report would end here, and no message would say so.
             self._report_failure(error)
             return False
         if self._has_failed:
@@ -166,7 +185,7 @@ class LogUploader:
     def _report_failure(self, error: Exception) -> None:
         if not self._has_failed:
             self._report(
-                f"events and metrics do not reach the run directory ({error}); they stay here, training goes on, and it is tried again"
+                f"events and metrics do not reach the run directory ({error}); they stay on this node, training goes on, and the upload is tried again"
             )
         self._has_failed = True
 

@@ -1,11 +1,16 @@
-"""A diary that many nodes keep is carried to a store in immutable parts, and whatever parts there are make one diary again.
+"""What many nodes upload in immutable parts is one event log and one file of metrics again.
 
-events/<name>/<offset>.jsonl                     what a file events/<name>.jsonl has from byte <offset> on, whole lines
+events/<name>/<offset>.jsonl                     the bytes of events/<name>.jsonl from <offset> on
 logs/<generation>/rank<k>/<offset>.log           the same of a worker's log
-metrics/<generation>/<first>-<last>-<node>.jsonl lines of steps that one generation trained, from step <first> to <last>
+metrics/<generation>/<first>-<last>-<node>.jsonl the steps <first> to <last> that a generation
+trained
 
-An offset belongs to one part only, because parts are created exclusively. Lines of metrics may be carried twice, by nodes that keep the same ones: a line is known by
-its generation and step. It does not promise that nothing is missing: what a node had not carried when its machine was lost is gone.
+Parts hold whole lines and are created exclusively, so an offset belongs to one part only. Lines of
+metrics may be uploaded twice, by nodes that keep the same ones: generation and step identify a
+line.
+
+It does not promise that nothing is missing: what a node had not uploaded when its machine was lost
+is gone.
 """
 
 import re
@@ -29,7 +34,7 @@ _METRICS_PART = re.compile(rf"{METRICS}/(?P<generation>\d+)/(?P<first>\d+)-(?P<l
 
 
 def pause_s(age_s: float) -> float:
-    """Seconds until the next part: young runs are looked at, and the parts of long ones are to stay few."""
+    """Seconds until the next part: few for a young run that a user watches, more for a long one."""
     return min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, age_s * _PAUSE_PER_AGE))
 
 
@@ -47,7 +52,7 @@ def parse_part_name(name: str) -> tuple[str, int] | None:
 
 
 def uploaded_bytes(sizes: Mapping[str, int]) -> dict[str, int]:
-    """How many bytes of each source are in the store; `sizes`: of parts, in bytes, by name."""
+    """How many bytes of each source the store has; `sizes`: bytes of each part, by its name."""
     ends: dict[str, int] = {}
     for name, size_bytes in sizes.items():
         part = parse_part_name(name)
@@ -61,7 +66,7 @@ def metrics_part_name(generation: int, first: int, last: int, node: str) -> str:
 
 
 def uploaded_steps(names: Iterable[str]) -> dict[int, int]:
-    """Of each generation the last step of which the store has a line of that generation."""
+    """The last step of each generation that the store has a line of, by generation."""
     last: dict[int, int] = {}
     for name in names:
         match = _METRICS_PART.fullmatch(name)
@@ -72,7 +77,7 @@ def uploaded_steps(names: Iterable[str]) -> dict[int, int]:
 
 
 def not_uploaded(lines: Iterable[StepLine], uploaded: Mapping[int, int]) -> dict[int, list[StepLine]]:
-    """The lines that the store lacks, by generation, in their order; `uploaded`: see `uploaded_steps`."""
+    """The lines that the store lacks, by generation; `uploaded` is from `uploaded_steps`."""
     found: dict[int, list[StepLine]] = {}
     for line in lines:
         if line.step > uploaded.get(line.generation, 0):
@@ -86,11 +91,11 @@ def restored_steps(events: Events) -> dict[int, int]:
 
 
 def merge(lines: Iterable[StepLine], restored: Mapping[int, int]) -> tuple[list[StepLine], dict[int, int]]:
-    """(one line for each step that counts, in order; generation -> how many steps it had to train again).
+    """(one line for each step that counts, in order; by generation, the steps it trained again).
 
     A generation replaces all that older ones trained beyond the state that it restored. It does so
-    from its restore on, before it has trained a step itself: the lost steps do not count any more. If
-    the event of its restore is missing, its first line tells where it began.
+    from its restore on, before it has trained a step itself: the lost steps do not count any more.
+    If the event of its restore is missing, its first line tells where it began.
     """
     by_generation: dict[int, dict[int, StepLine]] = {generation: {} for generation in restored}
     for line in lines:
@@ -108,8 +113,8 @@ def merge(lines: Iterable[StepLine], restored: Mapping[int, int]) -> tuple[list[
 def with_losses(events: Events, lost: Mapping[int, int]) -> list[LoggedEvent[Event]]:
     """The same events with the lost steps that `merge` found, where they are more.
 
-    Rank 0 counts lost steps by the metrics in its own folder. If it is on another node than the rank 0
-    before, that folder lacks lines, and rank 0 could not know of all steps that were lost.
+    Rank 0 counts lost steps by the metrics in its own folder. If it is on another node than the
+    rank 0 before, that folder lacks lines, and rank 0 could not know of all steps that were lost.
     """
     return [
         replace(

@@ -1,7 +1,7 @@
 """Two runs are the same as far as their chain values agree, step by step, and their final digests.
 
-It does not promise equality of what neither run recorded: a step that only one of them has is counted,
-not compared.
+It does not promise equality of what neither run recorded: a step that only one of them has is
+counted, not compared.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The fields are the keys of `diff --json`, in this order. `reason` is a sentence, also for equal runs."""
+    """The fields are the keys of `diff --json`. `reason` is a sentence, also for equal runs."""
 
     same: bool
     reason: str
@@ -43,7 +43,7 @@ def first_difference(lines_a: Sequence[StepLine], lines_b: Sequence[StepLine]) -
 
 
 def compare(a: Report, lines_a: Sequence[StepLine], b: Report, lines_b: Sequence[StepLine]) -> Difference:
-    """Runs of different length differ once the shorter one is finished; before that it may catch up.
+    """Runs of different length differ once the shorter one is finished; before, it may catch up.
 
     Runs without a common step are not the same, since nothing was compared.
     """

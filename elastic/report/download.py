@@ -1,6 +1,6 @@
-"""A run that lies in an object store is read like one in a folder: its parts are put together in a temporary one.
+"""A run in an object store is read like one in a folder: a temporary one that holds its parts.
 
-It does not promise the newest seconds, which may not have been carried yet.
+It does not promise the newest seconds, which the nodes may not have uploaded yet.
 """
 
 import json
@@ -24,7 +24,10 @@ CALL_LIMIT_S = 120.0
 
 @contextmanager
 def readable(run: RunDir) -> Iterator[RunDir]:
-    """The run as a folder: itself, or a copy that is there as long as the context. Raises UsageError when there is none, StoreFailed when the store does not answer."""
+    """The run as a folder: itself, or a copy that exists as long as the context.
+
+    Raises UsageError when there is no run, StoreFailed when the store does not answer.
+    """
     if not run.is_remote:
         if not run.local.is_dir():
             raise UsageError(
@@ -39,8 +42,9 @@ def readable(run: RunDir) -> Iterator[RunDir]:
 
 
 def _download(objects: Objects, run: RunDir) -> None:
-    # Events are listed after metrics, and uploaded before them. So if a step is found, the event that
-    # says what its generation restored is found as well; without it the step could not be placed.
+    # Events are listed after metrics, and uploaded before them. So if a step is found, the event
+    # that says what its generation restored is found as well; without it the step could not be
+    # placed.
     metrics_parts, events_parts = objects.listed(upload_parts.METRICS), objects.listed(upload_parts.EVENTS)
     if not events_parts and objects.read(NAME) is None:
         raise UsageError(

@@ -1,11 +1,11 @@
 """What a run did, computed from its events and metrics; no duration is negative, and phases add up.
 
-It does not promise precision across nodes: each event carries the wall clock of the node that wrote it,
-and an order that the clocks got wrong shows as a phase of 0 seconds. What no event tells is None, never
-a guess.
+It does not promise precision across nodes: each event carries the wall clock of the node that wrote
+it, and an order that the clocks got wrong shows as a phase of 0 seconds. What no event tells is
+None, never a guess.
 
-How a recovery is measured. A recovery belongs to a generation that follows another one. It is a line
-of five marks, and its phases are the times between neighbouring marks:
+How a recovery is measured. A recovery belongs to a generation that follows another one. It is a
+line of five marks, and its phases are the times between neighbouring marks:
 
     fault ── detect ──> end ── rendezvous ──> start ── restore ──> state ── first step ──> new step
 
@@ -15,9 +15,9 @@ of five marks, and its phases are the times between neighbouring marks:
     state      every rank has loaded the state (`restored`)
     new step   rank 0 finished a step that was never trained before (`first_step`)
 
-The last phase includes the replay of lost steps, because the run is where it was before the fault only
-then. Five marks rather than one total, because each has another remedy: a hang timeout, the network of
-the rendezvous, the store or the size of the state, the interval of snapshots.
+The last phase includes the replay of lost steps, because the run is where it was before the fault
+only then. Five marks rather than one total, because each has another remedy: a hang timeout, the
+network of the rendezvous, the store or the size of the state, the interval of snapshots.
 """
 
 import math
@@ -47,9 +47,9 @@ from elastic.events import (
 from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, last, of_kind
 from elastic.observe.step_line import StepLine
 
-# A fault that ends a generation lets the group finish two more steps at most: the one in flight, and
-# the one that a drain still takes. After more steps than that the fault was survived (a slow disk, a
-# paused uploader), and the end has another cause.
+# A fault that ends a generation lets the group finish two more steps at most: the one in flight,
+# and the one that a drain still takes. After more steps than that the fault was survived (a slow
+# disk, a paused uploader), and the end has another cause.
 _STEPS_AFTER_A_FAULT = 2
 _SIGNS = (WorkerExited, WorkerFailed, HangDetected, DrainRequested, GenerationEnded)
 
@@ -100,8 +100,8 @@ class Recovery:
 class Report:
     """The fields are the keys of `report --json`, in this order.
 
-    goodput: the share of the run's time that went into steps that count, 0 to 1; None before the first
-    generation. snapshots: what `--snapshot-every auto` chose last; None if it chose nothing.
+    goodput: the share of the run's time that went into steps that count, 0 to 1; None before the
+    first generation. snapshots: what `--snapshot-every auto` chose last; None if it chose nothing.
     """
 
     finished: bool
@@ -154,9 +154,11 @@ def _step_time_s(lines: Sequence[StepLine]) -> StepTime:
 
 
 def _goodput(events: Events, lines: Sequence[StepLine]) -> float | None:
-    """The sum of the seconds of steps that count, over the time from the first generation's start to the
-    last event or step. A planned stop of the whole run is not part of that time, a crash of all nodes is:
-    the user chose the one, the other is what goodput is there to show.
+    """The share of the run's time that went into steps that count.
+
+    The time is that from the first generation's start to the last event or step. A planned stop of
+    the whole run is not part of that time, a crash of all nodes is: the user chose the one, the
+    other is what goodput is there to show.
     """
     starts = of_kind(events, GenerationStarted)
     if not starts:
@@ -181,8 +183,8 @@ def _pauses_s(events: Events) -> list[float]:
 def _planned_stop(events: Events, before: Start, after: Start) -> LoggedEvent[RunInterrupted] | None:
     """The planned stop of the whole run between two generations, if there was one.
 
-    One node that leaves while others train on writes the same event, but then the next generation is
-    no resume.
+    One node that leaves while others train on writes the same event, but then the next generation
+    is no resume.
     """
     if after.event.cause != "resume":
         return None
@@ -200,8 +202,8 @@ def _generations(events: Events, lines: Sequence[StepLine]) -> list[GenerationSu
 def _generation(start: Start, own: Events, last_kept: int) -> GenerationSummary:
     """last_kept: the last step of the generation that is still in the metrics, 0 for none.
 
-    Its last step may have been lost since: then only `generation_ended` tells of it. If nobody wrote
-    that event, the metrics are what is left.
+    Its last step may have been lost since: then only `generation_ended` tells of it. If that
+    event is missing, the metrics are what is left.
     """
     restored = first(own, Restored)
     last_step = max([last_kept, *(each.event.step for each in of_kind(own, GenerationEnded))])
@@ -265,19 +267,19 @@ def _phases_s(marks: list[float | None]) -> list[float | None]:
 
 
 def _fault(own: Events, lines: Sequence[StepLine], generation: int) -> tuple[float | None, float | None]:
-    """(when the fault that ended a generation first showed, when its end was noticed); None if no event tells.
+    """(when a generation's fault first showed, when its end was noticed), from its `own` events.
 
-    `own`: the events of that generation. The candidates for the first sign:
+    None if no event tells. The candidates for the first sign are:
 
-    - what happened to a worker, and the request of a drain, at their own times;
-    - a hang at the time of the last progress before it, because the run has stood still since then and
-      not since the agent's patience ended;
-    - a fault that a plan injected, if the generation did not survive it: it precedes the signs that it
-      causes, and an injected pause has no other sign. Only the newest one counts, since each earlier
-      one had its own consequences or none;
-    - none of these before the end was noticed: a node fell silent, with its machine or its network.
-      Nothing shows that but the missing steps. The group has stood still since the last step before,
-      because each step needs every node.
+    - What happened to a worker, and the request of a drain, at their own times.
+    - A hang, at the time of the last progress before it: the run has stood still since then, and
+      not only since the agent's patience ended.
+    - A fault that a plan injected, if the generation did not survive it. It comes before the signs
+      that it causes, and an injected pause has no other sign. Only the newest one counts: each
+      earlier one had its own consequences, or none.
+    - If there is none of these before the end was noticed, a node fell silent, with its machine or
+      its network. Nothing shows that but the missing steps. The group has stood still since the
+      last step before, because each step needs every node.
     """
     noticed = _time(first(own, GenerationEnded))
     signs = [each.time - _silence_s(each.event) for each in own if isinstance(each.event, _SIGNS)]

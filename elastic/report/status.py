@@ -1,6 +1,7 @@
 """Where a run stands now, computed from its events, its newest step and its nodes' heartbeats.
 
-It does not promise to be newer than a heartbeat: a killed agent counts as alive for `ALIVE_WITHIN_S`.
+It does not promise to be newer than a heartbeat: a killed agent counts as alive for
+`ALIVE_WITHIN_S`.
 """
 
 from collections.abc import Mapping
@@ -40,10 +41,10 @@ class LastCheckpoint:
 class Status:
     """The fields are the keys of `status --json`, in this order.
 
-    state: `finished`; `running` while an agent is alive; else `failed`, `drained` (stopped as planned,
-    a checkpoint committed) or `interrupted` (all agents died without a last event: a power cut, a
-    SIGKILL). The same command resumes a run that is drained or interrupted. steps: None until the
-    recipe has said how long the run is.
+    state: `finished`; `running` while an agent is alive; else `failed`, `drained` (stopped as
+    planned, a checkpoint committed) or `interrupted` (all agents died without a last event: a power
+    cut, a SIGKILL). The same command resumes a run that is drained or interrupted. steps: None
+    until the recipe has said how long the run is.
     """
 
     state: str
@@ -105,7 +106,7 @@ def _is_beating(events: Events, beat_ages_s: Mapping[str, float]) -> bool:
 
 
 def _is_stepping(events: Events, newest: StepLine | None, now: float) -> bool:
-    """A young step proves a live agent where heartbeats cannot be seen: in etcd, or in another folder."""
+    """A young step proves a live agent whose heartbeats are elsewhere: in etcd, or another folder."""
     time = None if newest is None else newest.time
     if time is None or now - time >= ALIVE_WITHIN_S:
         return False

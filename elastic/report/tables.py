@@ -1,4 +1,4 @@
-"""Tables and sentences for people, made of the same values that `--json` prints; nothing is computed here.
+"""Tables and sentences for people, made of the values that `--json` prints; nothing is computed.
 
 It does not promise a stable layout: scripts read the JSON.
 """
@@ -79,7 +79,7 @@ def _report_facts(report: Report) -> dict[str, str]:
 
 def _snapshots(chosen: SnapshotInterval | None) -> str:
     if chosen is None:
-        return "as asked for"
+        return "as --snapshot-every says"
     cost_ms, step_ms = chosen.cost_s * 1000, chosen.step_s * 1000
     return (
         f"every {chosen.every} steps, chosen because one costs {cost_ms:.1f} ms of a step of {step_ms:.0f} ms"
@@ -124,7 +124,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _cell(value: object) -> Text:
-    """Escaped, and no markup: any node writes events, and their text must not command the terminal."""
+    """Escaped, without markup: every node writes events, and none may command this terminal."""
     return Text(printable(str(value)))
 
 

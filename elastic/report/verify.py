@@ -1,4 +1,4 @@
-"""Every committed checkpoint of a run is read whole, and what does not load is listed; nothing is repaired."""
+"""Every committed checkpoint of a run is read whole, and damage is listed; nothing is repaired."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from elastic.system.clock import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The fields are the keys of `verify --json`; `committed` holds the steps of all commit records."""
+    """The fields are the keys of `verify --json`; `committed`: the steps of all commit records."""
 
     committed: list[int]
     damage: list[Damage]

@@ -23,7 +23,7 @@ class GrowingFile:
     def __init__(
         self, path: Path, *, read_bytes: int = LINE_LIMIT_BYTES, cut_bytes: int | None = None
     ) -> None:
-        """One read takes at most `read_bytes`, and a line that is longer, with its end, is left out.
+        """One read takes at most `read_bytes`; a line that is longer, with its end, is left out.
 
         cut_bytes: where a long line is better shown in pieces than waited for. An unfinished line
         of more bytes than that is given as it stands, and what follows counts as a line of its own.

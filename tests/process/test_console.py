@@ -20,7 +20,7 @@ class RecordingScreen:
     shown: list[tuple[int, int | None]] = field(default_factory=list)
     seen: threading.Event = field(default_factory=threading.Event)
 
-    def line(self, text):
+    def print_line(self, text):
         self.lines.append(text)
         if self.awaited and self.awaited in text:
             self.seen.set()
@@ -116,7 +116,7 @@ def test_a_bar_leaves_worker_output_as_it_is():
     out = io.StringIO()
     screen = BarScreen(out)
     screen.progress(StepLine(step=1, loss=0.5, world_size=2, generation=1), 10, now=0.0)
-    screen.line("[rank0] [bold]tensor[/bold] " + "x" * 200)
+    screen.print_line("[rank0] [bold]tensor[/bold] " + "x" * 200)
     screen.close()
 
     assert "[rank0] [bold]tensor[/bold] " + "x" * 200 in out.getvalue()
