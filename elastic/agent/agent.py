@@ -25,7 +25,6 @@ from elastic.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     ElasticError,
-    GroupEnded,
     Interrupted,
     RendezvousTimeout,
 )
@@ -75,18 +74,14 @@ class NodeAgent(LocalElasticAgent):
                 parts.save_last_state(others=interrupted.others)
                 reason = f"{parts.shutdown.reason} while it waited for the group"
                 end = RunEnd(exit_code=EXIT_INTERRUPTED, reason=reason)
-            except GroupEnded as ended:
-                end = RunEnd(exit_code=ended.exit_code, reason=str(ended))
-            except RendezvousTimeout as error:
-                parts.save_last_state(others=False)
-                end = RunEnd(exit_code=error.exit_code, reason=str(error))
-            except BackendFailed as error:
-                # For as long as --rdzv-timeout. The same command goes on when the backend is back.
+            except (RendezvousTimeout, BackendFailed) as error:
+                # Too few nodes came, or the backend did not answer, for --rdzv-timeout. The same
+                # command goes on when that has changed.
                 parts.save_last_state(others=False)
                 end = RunEnd(exit_code=EXIT_INTERRUPTED, reason=str(error))
             except ElasticError as error:
-                # For example, the group's state is damaged. Torch's `run` calls `_shutdown`, which
-                # ends the workers.
+                # GroupEnded: the run ended while this node was not in the group. Or the group's
+                # state is damaged. Torch's `run` calls `_shutdown`, which ends the workers.
                 end = RunEnd(exit_code=error.exit_code, reason=str(error))
             if end is not None:
                 self.end = end
@@ -222,7 +217,11 @@ class NodeAgent(LocalElasticAgent):
         parts.memory.publish()
         if parts.watchdog is not None:
             parts.watchdog.start_generation()
-        self._report_start(entered)
+        parts.console.print_line(
+            f"generation {entered.number} ({entered.cause}): {entered.world_size} workers on {len(entered.members)} nodes"
+        )
+        if parts.peers.is_first:
+            self._record_start(entered)
         # The group counts all failures and starts from 0 at a new step; those that may lie in the
         # state are some of them.
         self._suspect_failures = min(self._suspect_failures, entered.restarts)
@@ -247,19 +246,15 @@ class NodeAgent(LocalElasticAgent):
             parts.final_checkpoint.offer_newest()
         return {start.local_rank: workers.pid(start.rank) for start in starts}
 
-    def _report_start(self, entered: Generation) -> None:
-        self._parts.console.print_line(
-            f"generation {entered.number} ({entered.cause}): {entered.world_size} workers on {len(entered.members)} nodes"
-        )
-        if self._parts.peers.is_first:
-            self._parts.log.record(
-                GenerationStarted(
-                    world_size=entered.world_size,
-                    nodes=[node.id for node in entered.members],
-                    cause=entered.cause,
-                    restarts=entered.restarts,
-                )
+    def _record_start(self, entered: Generation) -> None:
+        self._parts.log.record(
+            GenerationStarted(
+                world_size=entered.world_size,
+                nodes=[node.id for node in entered.members],
+                cause=entered.cause,
+                restarts=entered.restarts,
             )
+        )
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Kill the workers that are left, if this node has any."""

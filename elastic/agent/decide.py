@@ -78,48 +78,34 @@ class Observation:
     skips_drain: bool  # a second signal came
 
     @property
-    def first_failure(self) -> WorkerExit | None:
+    def failure(self) -> WorkerExit | None:
         """The exit to act on: of the first worker that failed by itself, else that lost a peer."""
         failures = [each for each in self.exits if each.code not in (EXIT_COMPLETE, EXIT_INTERRUPTED)]
         return min(failures, key=lambda each: each.code == EXIT_PEER_LOST, default=None)
 
     @property
-    def has_failed(self) -> bool:
-        """A worker failed by itself."""
-        return self.first_failure is not None and self.first_failure.code != EXIT_PEER_LOST
+    def failure_code(self) -> int | None:
+        return None if self.failure is None else self.failure.code
 
     @property
-    def would_fail_again(self) -> bool:
-        """The exit code says that no restart can help."""
-        return self.first_failure is not None and self.first_failure.code in (
-            EXIT_USAGE,
-            EXIT_NOTHING_LOADS,
-        )
+    def has_failed(self) -> bool:
+        """A worker failed by itself."""
+        return self.failure_code not in (None, EXIT_PEER_LOST)
 
     @property
     def is_unexplained(self) -> bool:
         """Workers lost a peer, and no agent has reported the failure behind it in time."""
         patience_s = max(VICTIM_PATIENCE_S, VICTIM_PATIENCE_KEEP_ALIVES * self.keep_alive_s)
-        has_victims = self.first_failure is not None and not self.has_failed
-        return has_victims and self.first_exit_age_s > patience_s
-
-    @property
-    def all_ended_well(self) -> bool:
-        """All workers ended, at the end of the recipe or of a drain."""
-        return len(self.exits) == self.workers and self.first_failure is None
+        return self.failure_code == EXIT_PEER_LOST and self.first_exit_age_s > patience_s
 
     @property
     def all_finished(self) -> bool:
-        return self.all_ended_well and all(each.code == EXIT_COMPLETE for each in self.exits)
+        return [each.code for each in self.exits] == self.workers * [EXIT_COMPLETE]
 
     @property
     def all_drained(self) -> bool:
-        return self.all_ended_well and not self.all_finished
-
-    @property
-    def is_half_of_grace_over(self) -> bool:
-        """The other half belongs to the upload of the newest state in memory."""
-        return self.leaving_age_s > self.grace_s / 2
+        """All workers ended well, but not all at the end of the recipe."""
+        return len(self.exits) == self.workers and self.failure is None and not self.all_finished
 
 
 class Rule(NamedTuple):
@@ -140,42 +126,35 @@ RULES: tuple[Rule, ...] = (
     # node that leaves, whatever takes the machine away kills its workers too: that must not cost
     # the others a restart.
     Rule(
-        lambda o: o.would_fail_again,
+        lambda o: o.failure_code in (EXIT_USAGE, EXIT_NOTHING_LOADS),
         Action.END_RUN,
-        "{o.first_failure}, which a restart does not change",
+        "{o.failure}, which a restart does not change",
     ),
-    Rule(
-        lambda o: o.has_failed and o.leaving,
-        Action.LEAVE,
-        "{o.leaving}; {o.first_failure} instead of draining",
-    ),
-    Rule(lambda o: o.has_failed, Action.FAIL, "{o.first_failure}"),
+    Rule(lambda o: o.has_failed and o.leaving, Action.LEAVE, "{o.leaving}; {o.failure} instead of draining"),
+    Rule(lambda o: o.has_failed, Action.FAIL, "{o.failure}"),
     # Workers here are victims of a failure elsewhere. The agent that saw it closes the generation,
     # which the rules above wait for; only when none does is a failure reported from here.
     Rule(
         lambda o: o.is_unexplained and o.leaving,
         Action.LEAVE,
-        "{o.leaving}; rank {o.first_failure.rank} lost a peer",
+        "{o.leaving}; rank {o.failure.rank} lost a peer",
     ),
     Rule(
         lambda o: o.is_unexplained,
         Action.FAIL,
-        "rank {o.first_failure.rank} lost a peer, and no failure was reported that explains it",
+        "rank {o.failure.rank} lost a peer, and no reported failure explains it",
     ),
     # All workers ended well. Once the group knows that those of this node finished, the agent
     # waits: the others may still be training, or fail and need this node again.
-    Rule(
-        lambda o: o.all_finished and not o.is_done,
-        Action.REPORT_DONE,
-        "all workers of this node finished the recipe",
-    ),
+    Rule(lambda o: o.all_finished and not o.is_done, Action.REPORT_DONE, "all workers of this node finished"),
     Rule(lambda o: o.all_drained and o.leaving, Action.LEAVE, "{o.leaving}"),
     Rule(lambda o: o.all_drained, Action.CLOSE_AND_REJOIN, "all workers stopped after the same step"),
-    # A node that leaves does not wait for its drain for ever. This comes before a hang, for whose
-    # stacks there is no time left.
+    # A node that leaves does not wait for its drain for ever: the other half of its grace belongs to
+    # the upload of the newest state in memory. This comes before a hang, for whose stacks there is
+    # no time left.
     Rule(lambda o: o.leaving and o.skips_drain, Action.LEAVE, "{o.leaving}, and a second signal"),
     Rule(
-        lambda o: o.leaving and o.is_half_of_grace_over,
+        lambda o: o.leaving and o.leaving_age_s > o.grace_s / 2,
         Action.LEAVE,
         "{o.leaving}, and half of the grace of {o.grace_s:g} s is over",
     ),

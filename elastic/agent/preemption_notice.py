@@ -12,7 +12,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
 
 from elastic.system.clock import Clock
 
@@ -23,31 +22,11 @@ END_S = 5.0
 _NOT_RUN = (126, 127)  # what a shell exits with when it cannot run a command, or does not find it
 
 
-class Source(Protocol):
-    name: str
-
-    def poll(self) -> bool:
-        """Whether the notice has come; never waits."""
-
-    def close(self) -> None: ...
-
-
-class FileNotice:
-    def __init__(self, path: str) -> None:
-        self.name = path
-
-    def poll(self) -> bool:
-        return os.path.exists(self.name)  # noqa: PTH110 - Path.exists raises where the folder may not be read
-
-    def close(self) -> None:
-        pass
-
-
 class CommandNotice:
     """Runs a shell command every NOTICE_EVERY_S, one at a time, without waiting for it."""
 
     def __init__(self, command: str, clock: Clock, report: Callable[[str], None]) -> None:
-        self.name = command
+        self.command = command
         self._clock = clock
         self._report = report
         self._is_reported = False
@@ -87,7 +66,7 @@ class CommandNotice:
         self._started_s = self._clock.monotonic()
         try:
             self._running = subprocess.Popen(
-                ["/bin/sh", "-c", self.name],
+                ["/bin/sh", "-c", self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -100,7 +79,7 @@ class CommandNotice:
         if not self._is_reported:
             self._is_reported = True
             self._report(
-                f"the command for notices, {self.name!r}, gives no answer ({what}); it is tried again"
+                f"the command for notices, {self.command!r}, gives no answer ({what}); it is tried again"
             )
 
 
@@ -116,16 +95,13 @@ def open_notices(
 
     file: a path that appears. command: for a shell. Where both are None, nothing is started.
     """
-    sources: list[Source] = []
-    if file is not None:
-        sources.append(FileNotice(file))
-    if command is not None:
-        sources.append(CommandNotice(command, clock, report))
-    if not sources:
+    if file is None and command is None:
         yield
         return
+    asked = None if command is None else CommandNotice(command, clock, report)
     is_over = threading.Event()
-    thread = threading.Thread(target=_watch, args=(sources, leave, is_over.wait), name="notices", daemon=True)
+    args = file, asked, leave, is_over.wait
+    thread = threading.Thread(target=_watch, args=args, name="notices", daemon=True)
     thread.start()
     try:
         yield
@@ -135,13 +111,22 @@ def open_notices(
         thread.join(END_S)
 
 
-def _watch(sources: list[Source], leave: Callable[[str], None], is_over: Callable[[float], bool]) -> None:
+def _watch(
+    file: str | None,
+    command: CommandNotice | None,
+    leave: Callable[[str], None],
+    is_over: Callable[[float], bool],
+) -> None:
     try:
         while not is_over(POLL_S):
-            for source in sources:
-                if source.poll():
-                    leave(f"a notice ({source.name}) asks this node to leave")
-                    return
+            came = None
+            if file is not None and os.path.exists(file):  # noqa: PTH110 - Path.exists raises where the folder may not be read
+                came = file
+            elif command is not None and command.poll():
+                came = command.command
+            if came is not None:
+                leave(f"a notice ({came}) asks this node to leave")
+                return
     finally:
-        for source in sources:
-            source.close()
+        if command is not None:
+            command.close()
