@@ -49,7 +49,7 @@ class Batch:
 
 
 class KeyedDataset(Dataset[Any]):
-    """A map-style dataset that loads each sample under its own stream; indexed by (epoch, sample)."""
+    """A map-style dataset, indexed by (epoch, sample), with a random stream for each sample."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset = dataset

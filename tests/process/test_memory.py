@@ -1,4 +1,4 @@
-"""The state of the newest step outlives workers and nodes: a fault costs no finished step, and what is not what it was is never loaded."""
+"""The state of the newest step outlives workers and nodes, and a changed state is never loaded."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from elastic.snapshot.slots import SnapshotSlots
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 ALWAYS = ("--snapshot-every", "1")
-# No checkpoint but the first step's and the last: whatever comes back comes from memory.
+# Only the first and the last step are saved: a restored state comes from memory.
 MEMORY_ALONE = (*ALWAYS, "--save-every", "1000steps")
 TWO = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0")
 
@@ -22,7 +22,7 @@ def restored(drill):
     return [(e["step"], e["source"], e["lost_steps"]) for e in drill.events("restored")]
 
 
-def area_of(agent) -> SnapshotSlots:
+def slots_of(agent) -> SnapshotSlots:
     """The agent's memory for snapshots, opened as its workers open it."""
     for path in Path(f"/proc/{agent.pid}/fd").iterdir():
         if "elastic-snapshots" in str(path.readlink()):
@@ -31,7 +31,9 @@ def area_of(agent) -> SnapshotSlots:
 
 
 def test_a_killed_worker_costs_no_step_that_was_finished(drill, undisturbed):
-    """SIGKILL of either rank at a gate, with no checkpoint at all: the state comes from the node's memory."""
+    """SIGKILL of either rank at a gate, with no checkpoint at all: the state comes from the node's
+    memory.
+    """
     drill.shut(7, 15)
     agent = drill.start(*MEMORY_ALONE, "--nproc-per-node", "2", "--max-restarts", "1")
     for gate, rank, generation in ((7, 0, 1), (15, 1, 2)):
@@ -46,10 +48,11 @@ def test_a_killed_worker_costs_no_step_that_was_finished(drill, undisturbed):
     assert [e["step"] for e in drill.events("checkpoint_committed")] == [24]
 
 
-def test_a_node_that_joins_gets_the_state_from_a_peer_and_one_that_dies_takes_nothing_along(
-    drill, undisturbed
-):
-    """No checkpoint is there to load from. The first node, which has rank 0 and wrote the diary, gets SIGKILL."""
+def test_a_joining_node_gets_the_state_from_a_peer_and_survives_that_peer(drill, undisturbed):
+    """There is no checkpoint to load.
+
+    The first node, which has rank 0 and wrote the metrics, gets SIGKILL.
+    """
     drill.shut(6, 13)
     first = drill.start(*MEMORY_ALONE, "--max-nodes", "2", "--last-call", "0s", "--max-restarts", "0")
     drill.stands(6, ranks=1)
@@ -67,13 +70,15 @@ def test_a_node_that_joins_gets_the_state_from_a_peer_and_one_that_dies_takes_no
 
 
 def test_a_snapshot_whose_bytes_changed_is_refused_and_the_one_before_is_used(drill, undisturbed):
-    """One bit of the newest state is flipped in the agent's memory while the run stands; then a worker dies."""
+    """One bit of the newest state is flipped in the agent's memory while the worker waits at a
+    gate; then the worker dies.
+    """
     drill.shut(7)
     agent = drill.start(*ALWAYS)
     drill.stands(7, ranks=1)
-    area = area_of(agent)
-    newest = area.newest()
-    area.body(newest.slot)[newest.size_bytes // 2] ^= 16
+    slots = slots_of(agent)
+    newest = slots.newest()
+    slots.body(newest.slot)[newest.size_bytes // 2] ^= 16
     os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
     drill.happens("restored", generation=2)
     drill.open(7)
@@ -85,18 +90,20 @@ def test_a_snapshot_whose_bytes_changed_is_refused_and_the_one_before_is_used(dr
 
 
 def test_snapshots_that_disagree_are_refused_and_the_checkpoint_is_used(drill, undisturbed):
-    """One node's state of step 6 is another one, in itself whole, as a machine that computes wrongly would leave it."""
+    """One node's snapshot of step 6 is whole but different, as a machine with faulty arithmetic
+    would leave it.
+    """
     drill.shut(7)
     agents = [drill.start(*ALWAYS, *TWO[:-1], "1") for _ in range(2)]
     drill.stands(7, ranks=2)
     drill.happens("checkpoint_committed", step=4)
-    area = area_of(agents[1])
-    newest = area.newest()
-    slot = area.begin()
-    area.body(slot)[: newest.size_bytes] = area.body(newest.slot)[: newest.size_bytes]
-    area.body(slot)[newest.size_bytes - 1] ^= 1
-    changed = checksum.of_image(area.body(slot)[: newest.size_bytes])
-    area.publish(slot, size_bytes=newest.size_bytes, info=replace(newest.info, checksum=changed))
+    slots = slots_of(agents[1])
+    newest = slots.newest()
+    slot = slots.begin()
+    slots.body(slot)[: newest.size_bytes] = slots.body(newest.slot)[: newest.size_bytes]
+    slots.body(slot)[newest.size_bytes - 1] ^= 1
+    changed = checksum.of_image(slots.body(slot)[: newest.size_bytes])
+    slots.publish(slot, size_bytes=newest.size_bytes, info=replace(newest.info, checksum=changed))
     os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
     drill.happens("restored", generation=2)
     drill.open(7)
@@ -124,8 +131,10 @@ def test_without_snapshots_a_fault_costs_the_steps_since_the_last_save(drill, un
     assert restored(drill) == [(0, "none", 0), (4, "snapshot", 2)]
 
 
-def test_a_state_that_leads_nowhere_is_given_up_for_an_older_one(drill):
-    """The recipe raises in step 10 whatever it starts from: three times from step 9 in memory, twice from the checkpoint of step 8, then it is over."""
+def test_a_state_without_progress_gives_way_to_an_older_one(drill):
+    """The recipe raises in step 10 from any state: three times from step 9 in memory and twice from
+    the checkpoint of step 8; then the run fails.
+    """
     drill.shut(5, 9)
     agent = drill.start(*ALWAYS, "--max-restarts", "5", env={"TINY_RAISE": "10 0"})
     for gate in (5, 9):
@@ -139,7 +148,11 @@ def test_a_state_that_leads_nowhere_is_given_up_for_an_older_one(drill):
 
 
 def test_a_rank_killed_right_after_its_snapshot_costs_the_step_in_flight_at_most(drill, undisturbed):
-    """Rank 0, which writes the snapshot, after it; then rank 1, which writes nothing: where rank 0 stands when it is killed for that, before its line, before its snapshot or after it, is open."""
+    """First rank 0 dies after it has published the snapshot.
+
+    Then rank 1 dies, which writes none; the agent kills rank 0 before its line of the metrics,
+    before its snapshot or after it.
+    """
     plan = "step 9 rank 0 after-snapshot: kill; step 15 rank 1 after-snapshot: kill"
     drill.start(*MEMORY_ALONE, "--nproc-per-node", "2", "--faults", plan).ends_with(0)
 
@@ -151,7 +164,11 @@ def test_a_rank_killed_right_after_its_snapshot_costs_the_step_in_flight_at_most
 
 
 def test_a_step_that_only_another_node_wrote_down_leaves_no_hole_in_the_metrics(drill, undisturbed):
-    """Rank 0 dies between step 9's sums and its line of the metrics. The other node has the step whole: its agent is held (SIGSTOP) until its worker stands before step 10."""
+    """Rank 0 dies between step 9's sums and its line of the metrics.
+
+    The other node finishes the step: its agent is held (SIGSTOP) until its worker waits before step
+    10.
+    """
     drill.shut(9, 10)
     agents = [
         drill.start(

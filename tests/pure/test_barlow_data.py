@@ -1,4 +1,4 @@
-"""Views are functions of their random numbers; real loaders read what is on the disk, and say what is missing."""
+"""Views are functions of their random numbers; loaders name what is missing on the disk."""
 
 import hashlib
 import pickle
@@ -39,7 +39,9 @@ class Batch:
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 2**31))
 def test_augmented_digit_is_a_function_of_its_own_numbers(seed: int) -> None:
-    """The same sample alone, and in a batch after other draws of the global generator, must come out the same."""
+    """The same sample alone, and in a batch after other draws of the global generator, must come
+    out the same.
+    """
     generator = torch.Generator().manual_seed(seed)
     images, draws = torch.rand(5, 1, 8, 8, generator=generator), torch.rand(5, DRAWS, generator=generator)
     together = barlow_data.augment_digits(images, draws)
@@ -50,7 +52,7 @@ def test_augmented_digit_is_a_function_of_its_own_numbers(seed: int) -> None:
 
 
 def test_middle_numbers_leave_a_digit_as_it_is() -> None:
-    """0.5 is no rotation, no shift, no noise: an augmentation that is off-centre would show."""
+    """At 0.5 there is no rotation, shift or noise: an augmentation that is off-centre fails."""
     images = torch.rand(3, 1, 8, 8)
     torch.testing.assert_close(barlow_data.augment_digits(images, torch.full((3, DRAWS), 0.5)), images)
 
@@ -91,7 +93,9 @@ def picture(seed: int, size: tuple[int, int] = (40, 30)) -> Image.Image:
 
 @pytest.mark.parametrize("size", [32, 224])
 def test_photograph_views_are_a_function_of_the_generator(size: int) -> None:
-    """The library keys torch's generator for each sample; a transform that drew elsewhere would differ here."""
+    """The library keys torch's generator for each sample; a transform that drew elsewhere would
+    differ here.
+    """
     views = barlow_data.TwoViews(size)
     drawn = []
     for seed in (1, 1, 2):
@@ -147,7 +151,9 @@ def test_folder_without_val_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_val_with_other_classes_is_a_usage_error(tmp_path: Path) -> None:
-    """Labels are places in the sorted list of folders: other folders would silently mean other classes."""
+    """Labels are places in the sorted list of folders: other folders would silently mean other
+    classes.
+    """
     image_folder(tmp_path)
     (tmp_path / "val" / "dog").rename(tmp_path / "val" / "emu")
     with pytest.raises(UsageError, match="must be the same in both"):
@@ -156,7 +162,9 @@ def test_val_with_other_classes_is_a_usage_error(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cifar_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Small batches in CIFAR-10's format; torchvision's list of checksums is that of these files, and is really checked."""
+    """Small batches in CIFAR-10's format; torchvision's list of checksums is that of these files,
+    and is really checked.
+    """
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     sums = {}
@@ -187,7 +195,7 @@ def test_cifar10_is_read(cifar_folder: Path) -> None:
 
 
 def test_damaged_cifar10_is_a_usage_error(cifar_folder: Path) -> None:
-    """One flipped byte: the loader must say so before a run is started."""
+    """One flipped byte: the loader must refuse it before a run starts."""
     path = cifar_folder / "cifar-10-batches-py" / "data_batch_3"
     content = bytearray(path.read_bytes())
     content[-100] ^= 1

@@ -1,4 +1,6 @@
-"""The recipe's mathematics beside plain restatements: loss, gradient by shards, LARS, learning rates."""
+"""The recipe's mathematics beside plain restatements: loss, gradient by shards, LARS, learning
+rates.
+"""
 
 import math
 from typing import Any
@@ -15,7 +17,9 @@ LAMBD = 0.005
 
 
 def plain_loss(a: Tensor, b: Tensor) -> Tensor:
-    """The paper's formula on all samples at once: batch norm without affine, correlation, two sums; over D."""
+    """The paper's formula on all samples at once: batch norm without affine, correlation, two sums;
+    over D.
+    """
     norm = nn.BatchNorm1d(a.shape[1], affine=False).double()
     c = norm(a.double()).T @ norm(b.double()) / len(a)
     on = sum((c[i, i] - 1) ** 2 for i in range(len(c)))
@@ -34,7 +38,9 @@ def gradients(model: nn.Module) -> Tensor:
 
 
 def test_loss_equals_the_formula_of_the_paper() -> None:
-    """Embeddings far from zero mean: a variance computed as a difference of float32 sums would be visibly wrong here."""
+    """Embeddings far from zero mean: a variance computed as a difference of float32 sums would be
+    visibly wrong here.
+    """
     torch.manual_seed(0)
     a, b = torch.randn(64, 5) + 300, torch.randn(64, 5) - 300
     sums = barlow.correlation_sums(a, b)
@@ -45,7 +51,9 @@ def test_loss_equals_the_formula_of_the_paper() -> None:
 
 @pytest.mark.parametrize("shards", [1, 3, 8])
 def test_gradient_by_shards_is_the_gradient_of_the_whole_batch(shards: int) -> None:
-    """Done as the trainer does it: sums of each shard, dL/dsums into each shard, gradients added; W never appears."""
+    """Done as the trainer does it: sums of each shard, dL/dsums into each shard, gradients added; W
+    never appears.
+    """
     torch.manual_seed(0)
     one, other = torch.rand(24, 1, 8, 8), torch.rand(24, 1, 8, 8)
     whole, parts = network(), network()
@@ -88,7 +96,7 @@ def restated_lars(p: Tensor, grads: list[Tensor], *, lr: float, decay: float, ad
 @pytest.mark.parametrize("adapt", [True, False])
 @pytest.mark.parametrize("start", [0.0, 1.0])
 def test_lars_moves_as_its_restatement(adapt: bool, start: float) -> None:
-    """Several steps, so that momentum shows; from zero too, where the trust ratio has no meaning and must be 1."""
+    """Several steps, because of the momentum; also from zero, where the trust ratio must be 1."""
     torch.manual_seed(0)
     p = nn.Parameter(torch.randn(3, 4) * start)
     grads = [torch.randn(3, 4) for _ in range(4)] + [torch.zeros(3, 4)]
@@ -101,7 +109,9 @@ def test_lars_moves_as_its_restatement(adapt: bool, start: float) -> None:
 
 
 def test_lars_resumes_from_its_state_dict() -> None:
-    """Half the steps, a new optimizer from the state, the other half: a forgotten momentum would show at once."""
+    """Half the steps, then a new optimizer from the state and the other half: momentum must
+    survive.
+    """
     torch.manual_seed(0)
     start, grads = torch.randn(3, 4), [torch.randn(3, 4) for _ in range(6)]
     straight, broken = nn.Parameter(start.clone()), nn.Parameter(start.clone())
@@ -161,7 +171,9 @@ def same_weights(one: nn.Module, other: nn.Module) -> bool:
 
 
 def test_initial_network_is_a_function_of_the_seed() -> None:
-    """The probe makes it again after the run, when any number of random numbers has been drawn; nor may it disturb those."""
+    """The probe makes it again after the run, when any number of random numbers has been drawn; nor
+    may it disturb those.
+    """
     first = network()
     torch.manual_seed(99)
     torch.rand(17)

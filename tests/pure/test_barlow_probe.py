@@ -1,4 +1,6 @@
-"""The probe measures features and nothing else; the backbone's file is whole and needs no pickle to be trusted."""
+"""The probe measures features and nothing else; the backbone's file is whole and needs no pickle to
+be trusted.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""A step ends with the mean over shards of what the buffers became, and buffers that nothing changed keep their bits."""
+"""A step ends with the mean over shards of what the buffers became, and buffers that nothing
+changed keep their bits.
+"""
 
 from functools import reduce
 
@@ -37,7 +39,7 @@ def step(module, shards, forward=lambda _shard: None):
     values=st.lists(st.floats(allow_nan=False, width=16), min_size=1, max_size=9), shards=st.integers(1, 13)
 )
 def test_floats_that_no_forward_changed_keep_their_bits(dtype, values, shards):
-    """A sum of 13 equal values divided by 13 is not always the value: of an anchor, say, or a mask. Zeros keep their sign."""
+    """The sum of 13 equal values divided by 13 is not always the value. Zeros keep their sign."""
     tensor = (torch.tensor(values, dtype=torch.float64) / 3).to(dtype)
     before = tensor.clone()
     step(holder(anchor=tensor), shards)
@@ -70,7 +72,9 @@ def test_integers_come_from_shard_0():
 
 
 def test_every_shard_starts_from_the_opening_values():
-    """What one shard's forward leaves in a buffer must not be seen by the next one: which shards a rank has would show."""
+    """A shard must not see what another one left in a buffer: the result would depend on which
+    shards a rank has.
+    """
     seen = []
     tensor = torch.zeros(1)
     step(holder(average=tensor), 3, lambda _shard: (seen.append(tensor.item()), tensor.add_(1)))
@@ -78,7 +82,10 @@ def test_every_shard_starts_from_the_opening_values():
 
 
 def test_a_buffer_of_two_modules_is_one_buffer():
-    """A teacher that shares a buffer with its student: counted twice, it would be set twice from different places of the sum."""
+    """A teacher may share a buffer with its student.
+
+    Counted twice, it would be set twice, from different parts of the sum.
+    """
     shared = torch.ones(3)
     one, other = holder(a=shared), holder(b=shared, c=torch.ones(2))
     assert Buffers([one, other], 2, CPU).length == 5
@@ -94,7 +101,9 @@ def test_modules_without_buffers_contribute_nothing():
 
 
 def test_loading_buffers_keeps_graphs_of_earlier_shards_valid():
-    """In the form with sums, shard 0's graph is alive while shard 1's buffers are put in place; autograd must not object."""
+    """In the form with sums, shard 0's graph is alive while shard 1's buffers are put in place;
+    autograd must not object.
+    """
     norm = nn.BatchNorm1d(3)
     buffers = Buffers([norm], 2, CPU)
     buffers.begin_step()

@@ -1,4 +1,4 @@
-"""Attacks on the checksum of a state: what differs must show, where it lies in memory must not."""
+"""Checksums differ where states differ, and do not depend on addresses and strides."""
 
 import itertools
 
@@ -35,7 +35,7 @@ def test_one_flipped_bit_anywhere_shows(size, data):
 
 @settings(deadline=None)
 @given(SIZES, st.integers(0, 9))
-def test_the_place_in_memory_does_not_show(size, shift):
+def test_the_address_does_not_show(size, shift):
     """Words that do not lie on their boundaries are summed as if they did."""
     image = torch.arange(size).to(torch.uint8)
     elsewhere = torch.cat([torch.zeros(shift, dtype=torch.uint8), image])[shift:]
@@ -45,7 +45,9 @@ def test_the_place_in_memory_does_not_show(size, shift):
 @settings(deadline=None)
 @given(st.integers(1, 3_000), st.data())
 def test_pieces_may_be_added_in_any_order(words, data):
-    """Cut anywhere between words, as tensors are, and added from the last to the first or in between."""
+    """Cut anywhere between words, as tensors are, and added from the last to the first or in
+    between.
+    """
     image = torch.arange(words * WORD_BYTES).to(torch.uint8).numpy()
     cuts = sorted({0, words, *data.draw(st.lists(st.integers(0, words), max_size=5))})
     parts = [(a * WORD_BYTES, image[a * WORD_BYTES : b * WORD_BYTES]) for a, b in itertools.pairwise(cuts)]
@@ -57,7 +59,9 @@ def test_pieces_may_be_added_in_any_order(words, data):
 
 
 def test_a_large_image_is_cut_into_blocks_and_each_counts(monkeypatch):
-    """More than 64 of the largest blocks: two whole ones change places, and one byte at the very end is lost."""
+    """More than 64 of the largest blocks: two whole ones change places, and one byte at the very
+    end is lost.
+    """
     block_bytes = 2 * SMALL_BYTES
     monkeypatch.setattr(checksum, "LARGEST_BLOCK_BYTES", block_bytes)
     image = np.arange(block_bytes * (STRETCHES + 1) // WORD_BYTES, dtype=np.uint64).view(np.uint8)
@@ -68,7 +72,7 @@ def test_a_large_image_is_cut_into_blocks_and_each_counts(monkeypatch):
 
 
 def test_halves_that_changed_places_show():
-    """What a plain sum would not see: every byte is there, elsewhere."""
+    """A plain sum would not see it: every byte is there, elsewhere."""
     half = STRETCHES * WORD_BYTES * 100
     a, b = torch.zeros(half, dtype=torch.uint8), torch.ones(half, dtype=torch.uint8)
     assert of_image(torch.cat([a, b])) != of_image(torch.cat([b, a]))

@@ -14,7 +14,7 @@ def parts(value):
     )
 
 
-def world_of(member):
+def groups_of(member):
     return ProcessGroups(
         rank=member.rank,
         world_size=member.world_size,
@@ -26,31 +26,35 @@ def world_of(member):
 
 
 def answers_of(member, values):
-    """Each rank holds its own value of model.b; returns the error's words, or nothing."""
+    """Each rank holds its own value of model.b; returns the error's message, or None."""
     try:
-        return check_same_state(world_of(member), parts(values[member.rank]), "after step 7")
+        return check_same_state(groups_of(member), parts(values[member.rank]), "after step 7")
     except StatesDiffer as error:
         return str(error)
 
 
 def answers_with_snapshots(member, values, kept):
-    """The same where each rank has a snapshot with that checksum, or none; and whether the states themselves were looked at."""
-    looked = []
+    """The same for ranks with snapshots of these checksums, or none; and whether states were
+    flattened.
+    """
+    flattened = []
     state = parts(values[member.rank])
 
-    def look():
-        looked.append(member.rank)
+    def flatten():
+        flattened.append(member.rank)
         return state
 
     try:
-        check_same_snapshots(world_of(member), kept[member.rank], look, "after step 7")
+        check_same_snapshots(groups_of(member), kept[member.rank], flatten, "after step 7")
     except StatesDiffer as error:
-        return str(error), bool(looked)
-    return "", bool(looked)
+        return str(error), bool(flattened)
+    return "", bool(flattened)
 
 
 def test_one_rank_that_differs_stops_all_with_the_entrys_name(ranks):
-    """Rank 1 has flipped the lowest bit of one number, as a pretrained file of another version or a bad memory would."""
+    """Rank 1 has flipped the lowest bit of one number, as a pretrained file of another version or a
+    bad memory would.
+    """
     answers = ranks.run(3, answers_of, [1.0, 1.0000001, 1.0])
 
     for answer in answers:
@@ -63,18 +67,21 @@ def test_ranks_that_agree_go_on(ranks):
     assert ranks.run(3, answers_of, [1.0, 1.0, 1.0]) == [None, None, None]
 
 
-def test_states_that_all_have_in_memory_alike_are_not_looked_at_again(ranks):
+def test_equal_snapshots_save_a_second_pass_over_the_states(ranks):
     assert ranks.run(2, answers_with_snapshots, [1.0, 1.0], ["abc", "abc"]) == [["", False]] * 2
 
 
-def test_a_rank_without_a_snapshot_has_all_of_them_look_at_what_they_train(ranks):
+def test_a_rank_without_a_snapshot_makes_all_ranks_compare_states(ranks):
     assert ranks.run(2, answers_with_snapshots, [1.0, 1.0], ["abc", None]) == [["", True]] * 2
-    for words, looked in ranks.run(2, answers_with_snapshots, [1.0, 2.0], ["abc", None]):
-        assert "model.b" in words and looked
+    for message, flattened in ranks.run(2, answers_with_snapshots, [1.0, 2.0], ["abc", None]):
+        assert "model.b" in message and flattened
 
 
-def test_snapshots_that_differ_have_all_look_and_the_state_decides(ranks):
-    """A difference in what is trained is named; one in a copy alone is none of it, and is found where the copy is used."""
-    for words, looked in ranks.run(2, answers_with_snapshots, [1.0, 2.0], ["abc", "xyz"]):
-        assert "model.b" in words and looked
+def test_snapshots_that_differ_make_all_ranks_compare_states(ranks):
+    """A difference between states is named.
+
+    One between copies alone is ignored here: a restore finds it.
+    """
+    for message, flattened in ranks.run(2, answers_with_snapshots, [1.0, 2.0], ["abc", "xyz"]):
+        assert "model.b" in message and flattened
     assert ranks.run(2, answers_with_snapshots, [1.0, 1.0], ["abc", "xyz"]) == [["", True]] * 2

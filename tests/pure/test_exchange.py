@@ -20,7 +20,9 @@ SPECIAL = [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -6e4, 6e
 
 
 def leaves(shards, length, dtype, seed):
-    """Vectors whose numbers span many magnitudes, so that almost every other order of addition shows; some of them special."""
+    """Numbers of many magnitudes, so that other orders of addition give other bits; some are
+    special.
+    """
     draw = torch.Generator().manual_seed(seed)
     shape, f64 = (shards, length), torch.float64
     numbers = torch.randn(shape, generator=draw, dtype=f64) * 2.0 ** torch.randint(
@@ -32,7 +34,9 @@ def leaves(shards, length, dtype, seed):
 
 
 def dumb_twin(values):
-    """Halves at the largest power of two below the length, recursively; half precision rounds after every single addition."""
+    """Halves at the largest power of two below the length; half precision rounds after each
+    addition.
+    """
     if len(values) == 1:
         return values[0]
     half = 1 << (len(values) - 1).bit_length() - 1
@@ -67,14 +71,16 @@ def sum_on_this_rank(member, shards, name, lengths, seed):
 @pytest.mark.parametrize("shards", [5, 6, 8])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
 def test_every_rank_gets_the_bits_of_the_dumb_sum(ranks, world_size, shards, name):
-    """Odd lengths, some shorter than the group; numbers whose order of addition shows, with infinities, NaNs and signed zeros."""
+    """Odd lengths, some shorter than the world; numbers with infinities, NaNs and signed zeros."""
     lengths = [1, 2, 3, 7, 129, 1001]
     found = ranks.run(world_size, sum_on_this_rank, shards, name, lengths, 17)
     assert found == [[True] * len(lengths)] * world_size
 
 
 def test_numbers_of_these_tests_show_the_order_of_addition():
-    """Guards the tests above: with these leaves a sum from left to right has other bits than the tree."""
+    """Guards the tests above: with these leaves a sum from left to right has other bits than the
+    tree.
+    """
     for name in DTYPES:
         values = leaves(8, 1001, getattr(torch, name), 17)
         straight = values[0]
@@ -107,7 +113,7 @@ def reduce_through_a_broken_group(member):
 
 
 def test_a_collective_that_fails_blames_the_peer(ranks):
-    """gloo reports a dead peer as RuntimeError; the worker must say that it is a victim, and during what."""
+    """gloo reports a dead peer as RuntimeError; PeerLost must say during what."""
     assert (
         ranks.run(2, reduce_through_a_broken_group)
         == ["another worker went away during a test: Connection closed by peer"] * 2

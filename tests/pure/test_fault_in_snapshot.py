@@ -1,4 +1,4 @@
-"""The point `snapshot` is in the middle of the copy: half of a state lies in a slot that nobody finds."""
+"""The point `snapshot` is in the middle of the copy: half of a state lies in a slot that is never found."""
 
 import pytest
 import torch
@@ -15,10 +15,10 @@ class Died(Exception):  # noqa: N818 - nothing is wrong
 
 
 @pytest.fixture
-def area():
-    area = SnapshotSlots.create(1 << 16, 3)
-    yield area
-    area.close()
+def slots():
+    slots = SnapshotSlots.create(1 << 16, 3)
+    yield slots
+    slots.close()
 
 
 def take(snapshots, step, halfway=None):
@@ -32,9 +32,9 @@ def bytes_of(step):
     return torch.full([32], float(step)).numpy().tobytes()
 
 
-def test_a_process_that_dies_halfway_leaves_half_a_state_that_nobody_finds(area):
+def test_a_process_that_dies_halfway_leaves_half_a_state_that_is_never_found(slots):
     """Step 1 is kept whole; the copy of step 2 is left in its middle: half of its tensors are there, the other half is not, and the newest snapshot is step 1's."""
-    snapshots = Snapshotting(lambda _size: area, HostCopy(), FakeClock(), generation=1, world_size=1)
+    snapshots = Snapshotting(lambda _size: slots, HostCopy(), FakeClock(), generation=1, world_size=1)
     take(snapshots, 1)
 
     def die():
@@ -42,16 +42,16 @@ def test_a_process_that_dies_halfway_leaves_half_a_state_that_nobody_finds(area)
 
     with pytest.raises(Died):
         take(snapshots, 2, halfway=die)
-    assert [snapshot.info.step for snapshot in area.whole()] == [1]
-    (torn,) = (slot for slot in range(area.num_slots) if bytes_of(2) in bytes(area.body(slot)))
-    assert bytes_of(2) * 2 not in bytes(area.body(torn))
-    assert area.newest().slot != torn
+    assert [snapshot.info.step for snapshot in slots.whole()] == [1]
+    (torn,) = (slot for slot in range(slots.num_slots) if bytes_of(2) in bytes(slots.body(slot)))
+    assert bytes_of(2) * 2 not in bytes(slots.body(torn))
+    assert slots.newest().slot != torn
 
 
-def test_a_process_that_lives_on_halfway_keeps_the_whole_state(area):
+def test_a_process_that_lives_on_halfway_keeps_the_whole_state(slots):
     """A pause in the middle of the copy: afterwards the snapshot is what it would have been."""
-    snapshots = Snapshotting(lambda _size: area, HostCopy(), FakeClock(), generation=1, world_size=1)
+    snapshots = Snapshotting(lambda _size: slots, HostCopy(), FakeClock(), generation=1, world_size=1)
     reached = []
-    published = take(snapshots, 2, halfway=lambda: reached.append(area.newest()))
+    published = take(snapshots, 2, halfway=lambda: reached.append(slots.newest()))
     assert reached == [None]
-    assert bytes_of(2) * 2 in bytes(area.body(published.snapshot.slot))
+    assert bytes_of(2) * 2 in bytes(slots.body(published.snapshot.slot))

@@ -1,4 +1,6 @@
-"""`.grad` holds the sum over all shards, for every mix of parameters, and nothing of an earlier step."""
+"""`.grad` holds the sum over all shards, for every mix of parameters, and nothing of an earlier
+step.
+"""
 
 import pytest
 import torch
@@ -38,7 +40,9 @@ def mixed():
 
 @pytest.mark.parametrize("bucket_bytes", [1, 16, 2**20])
 def test_parameters_of_several_dtypes_get_their_own_sums(monkeypatch, bucket_bytes):
-    """Each element's gradient is another number: a wrong offset or a wrong bucket would put it elsewhere."""
+    """Each element's gradient is another number: a wrong offset or a wrong bucket would put it
+    elsewhere.
+    """
     monkeypatch.setattr(gradients_module, "BUCKET_BYTES", bucket_bytes)
     parameters = mixed()
     marks = [torch.arange(p.numel(), dtype=p.dtype).view_as(p) + 10 * i for i, p in enumerate(parameters)]
@@ -60,7 +64,9 @@ def test_parameters_of_several_dtypes_get_their_own_sums(monkeypatch, bucket_byt
 
 @pytest.mark.parametrize("touched", [0, 2, SHARDS - 1])
 def test_a_parameter_that_one_shard_touched_has_that_shards_gradient(touched):
-    """The first, one in the middle, the last: whether the shard is the first of its pair must not matter."""
+    """The first, one in the middle, the last: whether the shard is the first of its pair must not
+    matter.
+    """
     always, once = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     never = nn.Parameter(torch.ones(2))
     gradients = Gradients([always, once, never], alone())
@@ -71,7 +77,9 @@ def test_a_parameter_that_one_shard_touched_has_that_shards_gradient(touched):
 
 
 def test_a_step_has_nothing_of_the_one_before():
-    """Vectors are used again: one that was not cleared would add the last step's gradient; a mark that stayed would make a zero of None."""
+    """Vectors are used again: one that was not cleared would add the last step's gradient; a mark
+    that stayed would make a zero of None.
+    """
     one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     gradients = Gradients([one, other], alone())
     one_step(gradients, lambda _leaf: (one + other).sum().backward())
@@ -93,7 +101,9 @@ def test_memory_does_not_grow_with_steps():
 
 
 def test_a_closed_sum_leaves_the_parameters_alone():
-    """After the run a recipe may train a probe on the same model; hooks that stayed would send its gradients."""
+    """After the run a recipe may train a probe on the same model; hooks that stayed would send its
+    gradients.
+    """
     parameter = nn.Parameter(torch.ones(2))
     gradients = Gradients([parameter], alone())
     gradients.close()
@@ -114,7 +124,8 @@ def order_of_sums(member):
     gradients.begin_step()
     for leaf in exchange.leaves:
         gradients.before_backward(leaf)
-        # Rank 1 does not use the layer whose bucket goes first: it must still send that one first, as the others do.
+        # Rank 1 does not use the layer whose bucket goes first: it must still send that one first,
+        # as the others do.
         output = first(torch.ones(3))
         (output if member.rank == 1 else second(output)).sum().backward()
         gradients.after_backward(leaf)
@@ -124,5 +135,7 @@ def order_of_sums(member):
 
 
 def test_buckets_are_sent_in_one_order_on_every_rank(ranks):
-    """One rank's backward finishes the buckets in another order, as a branch in a model may do: collectives that cross would mix gradients."""
+    """One rank's backward finishes the buckets in another order, as a branch in a model may do:
+    collectives that cross would mix gradients.
+    """
     assert ranks.run(3, order_of_sums) == [[[0, 1], True]] * 3

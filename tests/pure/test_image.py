@@ -1,4 +1,4 @@
-"""Any reader of safetensors opens an image; what is no image is damage, never another error and never a surprise."""
+"""Any reader of safetensors opens an image; anything else is CheckpointDamaged."""
 
 import json
 
@@ -62,7 +62,7 @@ def test_the_library_of_the_format_reads_every_dtype():
     st.text(max_size=5000),
 )
 def test_data_begins_on_a_page(sizes, words):
-    """Whatever the header's length: what maps or copies pages of it may count on that."""
+    """For any length of the header: code that maps or copies pages relies on it."""
     tensors = {name: torch.zeros(size) for name, size in sizes.items()}
     data = written(tensors, words)
     head = image.LENGTH.size + image.LENGTH.unpack_from(data)[0]
@@ -72,7 +72,9 @@ def test_data_begins_on_a_page(sizes, words):
 
 
 def test_tensors_that_were_read_own_their_memory():
-    """An image may be a mapped file that goes away, or be read twice: writing to one tensor changes nothing else."""
+    """An image may be a mapped file that goes away, or be read twice: writing to one tensor changes
+    nothing else.
+    """
     data = bytearray(IMAGE)
     first, _ = image.read(data)
     second, _ = image.read(data)
@@ -94,7 +96,9 @@ def test_tensors_that_are_read_in_place_are_the_image():
 
 @given(st.lists(st.sampled_from([torch.bool, torch.float64, torch.bfloat16, torch.int32]), max_size=8))
 def test_every_tensor_begins_on_a_multiple_of_its_elements_size(dtypes):
-    """In whatever order they come and however odd their lengths: only then can they be used in place."""
+    """In whatever order they come and however odd their lengths: only then can they be used in
+    place.
+    """
     tensors = {f"t{number}": torch.ones(3).to(dtype) for number, dtype in enumerate(dtypes)}
     layout = image.layout(tensors, None)
     assert all(offset % tensor.element_size() == 0 for offset, tensor in layout.places)
@@ -130,7 +134,10 @@ def test_every_truncation_is_damage(cut):
 @settings(max_examples=300)
 @given(st.integers(0, len(IMAGE[:HEADER_BYTES].rstrip())), st.integers(1, 255))
 def test_a_flipped_byte_in_the_header_is_damage_or_harmless(place, flip):
-    """The length word included, which may then announce exabytes. What is still an image must stay within the bytes there are."""
+    """The length word included, which may then announce exabytes.
+
+    What is still an image must not exceed its bytes.
+    """
     data = bytearray(IMAGE)
     data[place] ^= flip
     try:
@@ -197,7 +204,11 @@ def test_an_entry_without_bytes_has_no_elements():
 
 @pytest.mark.parametrize(("offsets", "shape"), [([-8, 64], 8), ([60, 68], 4), ([72, 72], 0), ([8, 0], 0)])
 def test_offsets_outside_of_the_data_are_damage(offsets, shape):
-    """64 bytes of data. Python counts negative places from the end, and cuts off what lies beyond: both would read something."""
+    """64 bytes of data.
+
+    Python counts negative offsets from the end and cuts slices at the end: both would read
+    something.
+    """
     entry = {"dtype": "U8", "shape": [shape], "data_offsets": offsets}
     with pytest.raises(CheckpointDamaged):
         image.read(with_header({"__metadata__": METADATA, "x": entry}))

@@ -1,4 +1,6 @@
-"""What a shard holds depends on seed, epoch and samples: not on loading processes, world size, or where loading began."""
+"""What a shard holds depends on seed, epoch and samples: not on loading processes, world size, or
+where loading began.
+"""
 
 import random
 
@@ -50,12 +52,17 @@ def plain(batch):
 
 
 def test_loading_processes_are_not_seen_in_the_data():
-    """Two processes load what this one loads, augmentation included; epochs and padding are crossed."""
+    """Two processes load what this one loads, augmentation included; epochs and padding are
+    crossed.
+    """
     assert loaded(workers=2) == loaded(workers=0)
 
 
 def test_augmentation_differs_between_samples_and_epochs():
-    """Guards the test above: constant noise would be equal everywhere. Each first trained sample has its own numbers each time."""
+    """Guards the test above: constant noise would be equal everywhere.
+
+    Each first trained sample has its own numbers each time.
+    """
     noises = [number for batch in loaded() for number in batch["noise"][1]]
     whole, repeated = ORDER.epochs * ORDER.samples, 2 * (-ORDER.samples % ORDER.global_batch)
     assert len(noises) == whole + repeated
@@ -70,7 +77,7 @@ def test_loading_from_any_step_on_continues_the_same_batches(workers):
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_ranks_together_load_what_one_rank_loads(world_size):
-    """Each rank loads its own shards alone; merged by step they are the batches of a world of one."""
+    """Each rank loads its own shards; merged by step they are the batches of a world of one."""
     by_rank = [loaded(span(ORDER.shards, world_size, rank)) for rank in range(world_size)]
     merged = []
     for step in range(ORDER.steps):
@@ -81,7 +88,9 @@ def test_ranks_together_load_what_one_rank_loads(world_size):
 
 
 def test_tensors_in_memory_are_the_same_batches_as_sample_by_sample():
-    """The short cut for TensorDataset indexes whole tensors; a dataset that hides its type takes the long way."""
+    """The short cut for TensorDataset indexes whole tensors; a dataset that hides its type takes
+    the long way.
+    """
     tensors = TensorDataset(torch.randn(ORDER.samples, 3), torch.arange(ORDER.samples))
 
     class Hidden(Dataset):
@@ -100,7 +109,9 @@ def test_own_collate_gets_the_samples_of_one_shard():
 
 
 def test_draws_of_a_batch_belong_to_its_samples():
-    """uniform(): a second call goes on; a sample has the same numbers in another batch of the epoch, others in another epoch."""
+    """uniform(): a second call goes on; a sample has the same numbers in another batch of the
+    epoch, others in another epoch.
+    """
 
     def batch(indices, epoch=0):
         return Batch(data=None, indices=torch.tensor(indices), epoch=epoch, shard=0, seed=11)

@@ -1,4 +1,4 @@
-"""Every sample is trained exactly once per epoch, at every world size and from every resume point."""
+"""Every sample is trained exactly once per epoch, at every world size and after every resume."""
 
 from collections import Counter
 
@@ -29,7 +29,7 @@ def orders(draw, tail=None):
 
 
 def global_batch(order, step):
-    """The samples of one step, asked for afresh."""
+    """The samples of one step, computed from nothing but the step."""
     epoch, batch_in_epoch = order.position(step)
     return order.batch(order.permutation(epoch), batch_in_epoch)
 
@@ -62,7 +62,7 @@ def test_drop_trains_no_sample_twice_and_leaves_out_less_than_a_batch(order):
 
 @given(orders(Tail.PAD))
 def test_pad_trains_every_sample_and_repeats_only_to_fill_the_last_batch(order):
-    """Counts every sample of every epoch; what comes twice is the start of the same epoch's order."""
+    """Counts every sample of every epoch; those that come twice start the same epoch's order."""
     for epoch in range(order.epochs):
         for world_size in range(1, order.shards + 1):
             samples = trained(order, epoch_steps(order, epoch), world_size)
@@ -76,7 +76,9 @@ def test_pad_trains_every_sample_and_repeats_only_to_fill_the_last_batch(order):
 
 @given(orders(), st.data())
 def test_a_change_of_world_size_at_any_step_loses_and_repeats_nothing(order, data):
-    """Interrupt anywhere, go on with another number of ranks: together they trained what one rank trains without a stop."""
+    """Interrupt anywhere, go on with another number of ranks: together they trained what one rank
+    trains without a stop.
+    """
     stop = data.draw(st.integers(0, order.steps))
     before, after = (data.draw(st.integers(1, order.shards)) for _ in range(2))
     resumed = trained(order, range(1, stop + 1), before) + trained(
@@ -96,7 +98,9 @@ def test_shards_of_all_ranks_are_the_batch(order):
 
 @given(orders(), st.data())
 def test_a_batch_depends_on_seed_and_step_alone(order, data):
-    """Asked for in any order, by objects that were made differently: how many epochs the run has, or what was asked before, is not seen."""
+    """In any order, by an order of other epochs and shards: neither the number of epochs nor
+    earlier calls count.
+    """
     step = data.draw(st.integers(1, order.steps))
     expected = global_batch(order, step)
     longer = Order(
@@ -130,7 +134,9 @@ def test_the_order_is_what_it_always_was():
 
 @given(st.lists(st.integers(0, 2**64 - 1) | st.text(max_size=5), max_size=4), st.data())
 def test_keys_tell_their_parts_apart(parts, data):
-    """Another order of the parts, one part more or less, is another key: else two purposes would share their draws."""
+    """Another order of the parts, one part more or less, is another key: else two purposes would
+    share their draws.
+    """
     shuffled = data.draw(st.permutations(parts))
     assert (key(*shuffled) == key(*parts)) == (shuffled == parts)
     assert key(*parts, 0) != key(*parts)
@@ -140,7 +146,9 @@ def test_keys_tell_their_parts_apart(parts, data):
 @settings(max_examples=25)
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(0, 50), st.integers(1, 20))
 def test_draws_are_a_function_of_key_sample_and_place(base, sample, first, count):
-    """A sample drawn alone, or in two calls, has the numbers that it has in any batch; all lie in [0, 1)."""
+    """A sample drawn alone, or in two calls, has the numbers that it has in any batch; all lie in
+    [0, 1).
+    """
     together = uniform(base, np.array([3, sample, 5]), 0, first + count)
     alone = uniform(base, np.array([sample]), first, count)
     assert together.dtype == np.float32 and together.shape == (3, first + count)
@@ -149,7 +157,9 @@ def test_draws_are_a_function_of_key_sample_and_place(base, sample, first, count
 
 
 def test_bits_are_spread_evenly():
-    """A broken mixer shows in the simplest count: each of the 64 bits is set in about half of 4096 words."""
+    """The simplest count finds a broken mixer: each of the 64 bits is set in about half of 4096
+    words.
+    """
     words = bits(key("evenly"), np.arange(4096, dtype=np.uint64))
     shares = [(words >> np.uint64(bit) & np.uint64(1)).mean() for bit in range(64)]
     assert max(abs(share - 0.5) for share in shares) < 0.05  # 6 standard deviations

@@ -36,5 +36,7 @@ def test_a_purpose_has_the_same_draws_whatever_was_drawn_before(seed, step, unre
     [(2, "shard", 3, 4), (1, "sample", 3, 4), (1, "shard", 4, 3), (1, "shard", 3), (1, "shard", 3, 4, 0)],
 )
 def test_every_part_of_the_purpose_counts(source, other):
-    """Seed, word, numbers, their order and their count: a part that is lost would give two purposes the same draws."""
+    """Seed, word, numbers, their order and their count: a part that is lost would give two purposes
+    the same draws.
+    """
     assert draws(1, "shard", 3, 4)[source] != draws(*other)[source]

@@ -1,4 +1,4 @@
-"""Attacks on the choice of a state to go on from."""
+"""Attacks on the order in which states are tried at a restore."""
 
 from dataclasses import replace
 
@@ -23,8 +23,10 @@ def record(step):
 
 
 @st.composite
-def claims(draw) -> list[AvailableStates]:
-    """Ranks with or without snapshots, some of which lie, and a storage on rank 0 with or without damage."""
+def available(draw) -> list[AvailableStates]:
+    """Ranks with or without snapshots, some of them wrong, and a storage on rank 0 with or without
+    damage.
+    """
     ranks = draw(st.integers(1, 4))
     found = []
     for rank in range(ranks):
@@ -56,14 +58,14 @@ def twin(found: list[AvailableStates], failures: int) -> list[tuple[int, Tier]]:
     return [each for here in usable[skip:] for each in here]
 
 
-@given(claims(), st.integers(0, 12))
+@given(available(), st.integers(0, 12))
 def test_the_order_is_that_of_a_walk_down_the_steps(found, failures):
     candidates, _ = order_candidates(found, failures)
     assert [(c.step, c.tier) for c in candidates] == twin(found, failures)
 
 
-@given(claims(), st.integers(0, 12))
-def test_whoever_is_named_as_having_a_state_has_it_and_nobody_else_does(found, failures):
+@given(available(), st.integers(0, 12))
+def test_a_candidates_ranks_are_exactly_those_that_have_it(found, failures):
     candidates, _ = order_candidates(found, failures)
     for candidate in candidates:
         if candidate.tier is Tier.MEMORY:
@@ -74,14 +76,14 @@ def test_whoever_is_named_as_having_a_state_has_it_and_nobody_else_does(found, f
             assert candidate.record in found[0].records
 
 
-@given(claims(), st.integers(0, 12))
-def test_nothing_that_anybody_has_vanishes_without_a_word(found, failures):
+@given(available(), st.integers(0, 12))
+def test_every_available_state_is_a_candidate_or_rejected(found, failures):
     candidates, rejected = order_candidates(found, failures)
-    told = {(c.step, c.tier) for c in candidates} | {(r.step, r.tier) for r in rejected}
-    for claim in found:
-        assert claim.step is None or (claim.step, Tier.MEMORY) in told
-        assert all((each.step, Tier.STORAGE) in told for each in claim.records)
-        assert all((each.step, Tier.STORAGE) in told for each in claim.damaged)
+    seen = {(c.step, c.tier) for c in candidates} | {(r.step, r.tier) for r in rejected}
+    for of_rank in found:
+        assert of_rank.step is None or (of_rank.step, Tier.MEMORY) in seen
+        assert all((each.step, Tier.STORAGE) in seen for each in of_rank.records)
+        assert all((each.step, Tier.STORAGE) in seen for each in of_rank.damaged)
 
 
 def test_snapshots_that_differ_are_refused_by_name_and_storage_is_used():
@@ -97,7 +99,7 @@ def test_snapshots_that_differ_are_refused_by_name_and_storage_is_used():
 
 
 def test_the_only_state_is_tried_again_however_often_it_failed():
-    """Passing it over would start the run anew, silently."""
+    """Skipping it would start the run from the seed, silently."""
     candidates, rejected = order_candidates([AvailableStates(step=3, checksum="a")], 99)
     assert [c.step for c in candidates] == [3]
     assert not rejected

@@ -1,4 +1,6 @@
-"""The digest of a state, computed from the bytes of its image alone, is the one that its tensors give; and no header is believed further than its bytes go."""
+"""The digest from an image's bytes is that of its tensors, and headers are believed as far as bytes
+go.
+"""
 
 import hashlib
 import json
@@ -36,7 +38,9 @@ def digest_of(tensors, document):
 
 @st.composite
 def tensors_of_any_kind(draw):
-    """Any bits of any dtype, empty and 0-dimensional ones, transposed ones, and names that share one memory."""
+    """Any bits of any dtype, empty and 0-dimensional ones, transposed ones, and names that share
+    one memory.
+    """
     tensors = {}
     for name in draw(st.lists(NAMES, unique=True, max_size=6)):
         if tensors and draw(st.booleans()):
@@ -126,7 +130,7 @@ def test_an_entry_that_its_bytes_bear_out_is_read():
     ],
 )
 def test_an_entry_that_its_bytes_do_not_bear_out_is_damage(change):
-    """64 bytes of data: each change announces other bytes, or others than its shape and dtype need."""
+    """64 bytes of data: each change announces bytes that are not there, or too many or too few."""
     with pytest.raises(CheckpointDamaged):
         safetensors_header.parse(with_header({"__metadata__": metadata(), "x": GOOD | change}))
 
@@ -140,6 +144,6 @@ def test_a_tie_to_nothing_is_damage(ties):
 
 @pytest.mark.parametrize("document", [{"step": 3}, {"state": [1]}, [1], "state"])
 def test_an_image_without_a_state_has_no_digest(document):
-    """A safetensors file of somebody else must not get one."""
+    """Another program's safetensors file must not get one."""
     with pytest.raises(CheckpointDamaged, match="lacks a state"):
         safetensors_header.digest(with_header({"__metadata__": metadata(document=document), "x": GOOD}))

@@ -50,7 +50,7 @@ def test_auto_saves_when_the_interval_of_its_cost_is_over(cost_s, since_s):
 
 @given(COSTS, COSTS)
 def test_costlier_saves_come_less_often_within_bounds(one, other):
-    """Monotonic, and clamped at both ends: a save that costs nothing must not come at every step."""
+    """Monotonic and clamped: a save that costs nothing must not come at every step."""
     cheap, dear = sorted((one, other))
     assert MIN_INTERVAL_S <= save_interval_s(cheap) <= save_interval_s(dear) <= MAX_INTERVAL_S
 

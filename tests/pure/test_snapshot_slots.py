@@ -1,4 +1,4 @@
-"""Attacks on the memory for snapshots: whoever is killed at whatever moment, what is found is whole and the newest."""
+"""Whichever process is killed at any moment, the snapshot that is found is whole and the newest."""
 
 import json
 import os
@@ -25,10 +25,10 @@ def info(step, **fields):
     return SnapshotInfo(step=step, epoch=0, generation=1, world_size=1, torch="2", **fields)
 
 
-class AreaAndItsTwin(RuleBasedStateMachine):
-    """Any order of writing, dying, leasing and forgetting, beside a list of what was published and how often each slot is leased.
+class SlotsAndTheirTwin(RuleBasedStateMachine):
+    """Writes, deaths, leases and invalidations in any order, beside a list of what was published.
 
-    A reader with a mapping of its own looks after every step.
+    A reader with a mapping of its own checks after every step.
     """
 
     @initialize(slots=st.integers(1, 3))
@@ -77,7 +77,7 @@ class AreaAndItsTwin(RuleBasedStateMachine):
 
     @rule()
     def the_writer_dies(self):
-        """Whatever it was doing; a successor knows nothing but the memory."""
+        """At any point; its successor knows nothing but the memory."""
         if self.writer is not self.owner:
             self.writer.close()
         self.writer, self.writing = SnapshotSlots.open(self.owner.path), None
@@ -120,69 +120,71 @@ class AreaAndItsTwin(RuleBasedStateMachine):
         assert not any(self.reader.is_whole(slot, seq) for slot, seq in self.gone)
 
     def teardown(self):
-        for area in {self.writer, self.owner, self.reader}:
-            area.close()
+        for slots in {self.writer, self.owner, self.reader}:
+            slots.close()
 
 
-AreaAndItsTwin.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-test_any_order_of_events_keeps_the_newest_published_whole = AreaAndItsTwin.TestCase
+SlotsAndTheirTwin.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+test_any_order_of_events_keeps_the_newest_published_whole = SlotsAndTheirTwin.TestCase
 
 WRITER = """
 import sys
 from pathlib import Path
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
-area, rounds = SnapshotSlots.open(sys.argv[1]), int(sys.argv[2])
-newest = area.newest()
+slots, rounds = SnapshotSlots.open(sys.argv[1]), int(sys.argv[2])
+newest = slots.newest()
 value = newest.info.step if newest else 0
 while True:
     value += 1
-    body = area.body(slot := area.begin())
+    body = slots.body(slot := slots.begin())
     for start in range(0, len(body), 4096):
         body[start : start + 4096] = bytes([value % 256]) * 4096
         if rounds == 0 and start == 4096:
             print("copying", flush=True)
     info = SnapshotInfo(step=value, epoch=0, generation=1, world_size=1, torch="2")
-    area.publish(slot, size_bytes=len(body), info=info)
+    slots.publish(slot, size_bytes=len(body), info=info)
     rounds -= 1
 """
 
 
 def test_a_writer_that_is_killed_in_its_copy_leaves_the_one_before():
-    """SIGKILL twenty times while a copy is under way, at whatever page it is; the next writer goes on in the same memory. A body is one byte, repeated."""
-    area = SnapshotSlots.create(256 * PAGE, 3)
+    """SIGKILL twenty times during a copy, at any page; the next writer continues in the same
+    memory. A body is one byte, repeated.
+    """
+    slots = SnapshotSlots.create(256 * PAGE, 3)
     least = torn = 0
     for _ in range(20):
         rounds = random.randrange(4)
-        command = [sys.executable, "-c", WRITER, area.path, str(rounds)]
+        command = [sys.executable, "-c", WRITER, slots.path, str(rounds)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
             assert writer.stdout.readline() == b"copying\n"
             writer.send_signal(signal.SIGKILL)
         least += rounds
-        newest = area.newest()
+        newest = slots.newest()
         if least:
             assert newest.info.step >= least
-            assert set(area.body(newest.slot)) == {newest.info.step % 256}
+            assert set(slots.body(newest.slot)) == {newest.info.step % 256}
         least = newest.info.step if newest else 0
-        whole = {each.slot for each in area.whole()}
-        torn += sum(len(set(area.body(slot))) > 1 for slot in range(3) if slot not in whole)
+        whole = {each.slot for each in slots.whole()}
+        torn += sum(len(set(slots.body(slot))) > 1 for slot in range(3) if slot not in whole)
     assert torn, "no kill struck a copy: this test would prove nothing"
-    area.close()
+    slots.close()
 
 
 def test_the_size_is_sealed():
-    """Whoever could cut the file would kill every process that reads behind its new end."""
-    area = SnapshotSlots.create(1, 2)
-    for size in (0, PAGE, os.fstat(area.fd).st_size + PAGE):
+    """A process that cut the file would kill every process that reads behind its new end."""
+    slots = SnapshotSlots.create(1, 2)
+    for size in (0, PAGE, os.fstat(slots.fd).st_size + PAGE):
         with pytest.raises(PermissionError):
-            os.ftruncate(area.fd, size)
-    area.close()
+            os.ftruncate(slots.fd, size)
+    slots.close()
 
 
 def open_fds():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_memory_that_is_lacking_is_an_error_and_leaves_nothing(monkeypatch):
+def test_missing_memory_is_an_error_and_leaves_no_descriptor(monkeypatch):
     """The allocation in advance fails: no descriptor stays, and with it no memory."""
     before = open_fds()
 
@@ -207,7 +209,9 @@ GROUP = "sys/fs/cgroup/job/step"
 
 
 def test_the_least_of_what_machine_and_groups_have_left_counts(tmp_path):
-    """A machine's files are added one by one: the machine's own, a group without a limit, with one, with cache to give up, and a narrower group around it."""
+    """A machine's files are added one by one: the machine's own, a group without a limit, with one,
+    with cache to give up, and a narrower group around it.
+    """
     around = "sys/fs/cgroup/job"
     added = [
         ({}, None),
@@ -232,11 +236,13 @@ def test_more_memory_than_is_left_is_refused_before_it_is_taken(monkeypatch):
 
 
 def test_pages_are_there_before_anybody_writes():
-    """Allocated at once: a page that could not be had later would be a SIGBUS in the middle of a copy."""
-    area = SnapshotSlots.create(100 * PAGE, 3)
-    status = os.fstat(area.fd)
+    """Allocated at once: a page that could not be had later would be a SIGBUS in the middle of a
+    copy.
+    """
+    slots = SnapshotSlots.create(100 * PAGE, 3)
+    status = os.fstat(slots.fd)
     assert status.st_blocks * 512 >= status.st_size
-    area.close()
+    slots.close()
 
 
 def words(*values):
@@ -256,8 +262,10 @@ def words(*values):
     ],
     ids=["empty", "other", "later format", "short", "fewer slots", "absurd", "unsealed"],
 )
-def test_what_is_no_area_is_refused(content, says):
-    """Nothing is mapped before it is known how long the file is and that it stays so; the descriptor is closed."""
+def test_a_file_that_is_no_memory_for_snapshots_is_refused(content, says):
+    """Nothing is mapped before it is known how long the file is and that it stays so; the
+    descriptor is closed.
+    """
     fd = os.memfd_create("fake")
     os.write(fd, content)
     before = open_fds()
@@ -269,40 +277,40 @@ def test_what_is_no_area_is_refused(content, says):
 
 def test_a_header_that_was_changed_in_memory_is_not_read_as_a_snapshot():
     """The size beyond the body, then text that is no JSON: the older one is found instead."""
-    area = SnapshotSlots.create(PAGE, 3)
+    slots = SnapshotSlots.create(PAGE, 3)
     for value in (1, 2):
-        slot = area.begin()
-        area.publish(slot, size_bytes=value, info=info(value))
-    newest = area.newest()
+        slot = slots.begin()
+        slots.publish(slot, size_bytes=value, info=info(value))
+    newest = slots.newest()
     at = newest.offset - PAGE
-    os.pwrite(area.fd, words(2**40), at + 16)
-    assert area.newest().info == info(1)
-    os.pwrite(area.fd, words(2), at + 16)
-    assert area.newest() == newest
-    os.pwrite(area.fd, b"x", at + 32)
-    assert area.newest().info == info(1)
-    area.close()
+    os.pwrite(slots.fd, words(2**40), at + 16)
+    assert slots.newest().info == info(1)
+    os.pwrite(slots.fd, words(2), at + 16)
+    assert slots.newest() == newest
+    os.pwrite(slots.fd, b"x", at + 32)
+    assert slots.newest().info == info(1)
+    slots.close()
 
 
-def test_what_is_said_of_a_snapshot_has_a_bound():
+def test_the_header_of_a_snapshot_has_a_bound():
     """One byte more than fits would reach into the body."""
-    area = SnapshotSlots.create(PAGE, 1)
-    slot = area.begin()
+    slots = SnapshotSlots.create(PAGE, 1)
+    slot = slots.begin()
     room = INFO_LIMIT_BYTES - len(info(1).to_json())
     with pytest.raises(ValueError, match="expected at most"):
-        area.publish(slot, size_bytes=1, info=info(1, chain="x" * (room + 1)))
-    area.body(slot)[:1] = b"!"
-    area.publish(slot, size_bytes=1, info=info(1, chain="x" * room))
-    assert bytes(area.body(slot)[:1]) == b"!"
-    area.close()
+        slots.publish(slot, size_bytes=1, info=info(1, chain="x" * (room + 1)))
+    slots.body(slot)[:1] = b"!"
+    slots.publish(slot, size_bytes=1, info=info(1, chain="x" * room))
+    assert bytes(slots.body(slot)[:1]) == b"!"
+    slots.close()
 
 
 def test_a_body_outlives_the_closing():
     """A tensor may still lie on it: closing must not take the memory from under it."""
-    area = SnapshotSlots.create(PAGE, 1)
-    body = area.body(0)
+    slots = SnapshotSlots.create(PAGE, 1)
+    body = slots.body(0)
     body[:3] = b"abc"
-    area.close()
+    slots.close()
     assert bytes(body[:3]) == b"abc"
 
 

@@ -1,4 +1,4 @@
-"""What is taken apart is put together exactly, and what cannot be kept is refused by name."""
+"""What is flattened is loaded exactly, and what cannot be kept is refused by name."""
 
 import copy
 import json
@@ -66,7 +66,9 @@ def is_same(one, other):
 
 @st.composite
 def tensors(draw):
-    """Any dtype that an image keeps, 0 to 3 dimensions, sometimes empty, sometimes not contiguous, any bits."""
+    """Any dtype that an image keeps, 0 to 3 dimensions, sometimes empty, sometimes not contiguous,
+    any bits.
+    """
     dtype = draw(st.sampled_from(list(image.DTYPES)))
     shape = draw(st.lists(st.integers(0, 3), max_size=3))
     size = math.prod(shape) * dtype.itemsize
@@ -96,12 +98,14 @@ states = st.dictionaries(names, values, max_size=4)
 
 @given(states)
 def test_any_nested_state_comes_back_as_it_was(value):
-    """Ints as keys, tuples, infinities, NaNs, -0.0, bfloat16, empty and 0-dimensional tensors, through real bytes."""
+    """Ints as keys, tuples, infinities, NaNs, -0.0, bfloat16, empty and 0-dimensional tensors,
+    through real bytes.
+    """
     assert is_same(round_trip(value), value)
 
 
 @given(states)
-def test_taking_apart_changes_nothing_and_draws_nothing(value):
+def test_flattening_changes_nothing_and_draws_nothing(value):
     """A draw at a save would make the trajectory depend on how often it is saved."""
     before = copy.deepcopy(value)
     drawn = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
@@ -111,12 +115,12 @@ def test_taking_apart_changes_nothing_and_draws_nothing(value):
     assert is_same(value, before)
 
 
-def digest_of(**objects):
+def whole_checksum_of(**objects):
     return checksum_of(State(**objects).flatten()).whole
 
 
 @given(states, st.randoms(use_true_random=False))
-def test_digest_does_not_depend_on_the_order_of_insertion(value, shuffler):
+def test_checksum_does_not_depend_on_the_order_of_insertion(value, shuffler):
     """Dicts are filled in the order in which things happened, which a resume changes."""
 
     def shuffled(thing):
@@ -129,7 +133,7 @@ def test_digest_does_not_depend_on_the_order_of_insertion(value, shuffler):
         return thing
 
     one, other = Holder(value), Holder(shuffled(value))
-    assert digest_of(a=one, b=Holder({})) == digest_of(b=Holder({}), a=other)
+    assert whole_checksum_of(a=one, b=Holder({})) == whole_checksum_of(b=Holder({}), a=other)
 
 
 @pytest.mark.parametrize(
@@ -149,13 +153,13 @@ def test_digest_does_not_depend_on_the_order_of_insertion(value, shuffler):
         ({}, []),
     ],
 )
-def test_digest_sees_the_smallest_difference(one, other):
+def test_checksum_sees_the_smallest_difference(one, other):
     """Values that == calls equal, or that print alike, and still are another state."""
-    assert digest_of(thing=Holder({"x": one})) != digest_of(thing=Holder({"x": other}))
+    assert whole_checksum_of(thing=Holder({"x": one})) != whole_checksum_of(thing=Holder({"x": other}))
 
 
-def test_digest_names_each_entry():
-    """A difference between ranks is told by the entry; the entries are all there is."""
+def test_checksum_names_each_entry():
+    """An error names the entry that differs, so the entries must cover the whole state."""
     found = checksum_of(State(net=nn.Linear(2, 2), other=Holder({"n": 3})).flatten())
     assert set(found.entries) == {"net.weight", "net.bias", "net (values)", "other (values)"}
     changed = checksum_of(State(net=nn.Linear(2, 2), other=Holder({"n": 4})).flatten())
@@ -220,12 +224,16 @@ def test_keys_that_json_would_change_are_refused(key):
     ids=["dot", "int-and-str"],
 )
 def test_entries_whose_paths_read_alike_are_both_kept(value):
-    """A dot in a key, or 0 beside "0"; the digest sees one of the two, so that no check after loading would notice."""
+    """A dot in a key, or 0 beside "0"; the digest sees one of the two, so that no check after
+    loading would notice.
+    """
     assert is_same(round_trip(value), value)
 
 
-def test_digest_does_not_depend_on_what_shares_memory():
-    """Schedulers keep the optimizer's tensor lr under several names, until a load makes copies: a sound checkpoint would be rejected."""
+def test_checksum_does_not_depend_on_what_shares_memory():
+    """Schedulers keep the optimizer's tensor lr under several names, until a load makes copies: a
+    sound checkpoint would be rejected.
+    """
     rate = torch.tensor(0.1)
     saved = State(thing=Holder({"now": rate, "last": rate})).flatten()
     loaded = State(thing=Holder(None))
@@ -234,7 +242,9 @@ def test_digest_does_not_depend_on_what_shares_memory():
 
 
 def test_equal_tensors_of_their_own_are_kept_apart():
-    """Same bits are no tie: a teacher starts as its student's copy, and as a view of other shape is another tensor."""
+    """Same bits are no tie: a teacher starts as its student's copy, and as a view of other shape is
+    another tensor.
+    """
     whole = torch.arange(4.0)
     parts = State(a=Holder({"x": whole, "y": whole.clone(), "z": whole[:2]})).flatten()
     assert set(parts.tensors) == {"a.x", "a.y", "a.z"}
@@ -251,7 +261,7 @@ def test_a_state_of_other_objects_is_refused(names, words):
 
 
 def test_a_state_that_does_not_fit_the_object_is_refused_by_name():
-    """A wider layer than was saved; torch's words follow ours."""
+    """A wider layer than was saved; torch's message follows ours."""
     saved = State(net=nn.Linear(2, 3)).flatten()
     with pytest.raises(CheckpointDamaged, match=r"(?s)net does not take the saved state.*size mismatch"):
         State(net=nn.Linear(2, 4)).load(saved)
@@ -308,7 +318,9 @@ class Keeper(nn.Linear):
     ids=["module", "module that keeps", "object"],
 )
 def test_nothing_that_was_loaded_lies_in_memory_that_is_written_again(make):
-    """The image is a slot of the memory for snapshots; after the load it is filled with other bytes."""
+    """The image is a slot of the memory for snapshots; after the load it is filled with other
+    bytes.
+    """
     saved = State(thing=make()).flatten()
     layout = image.layout(saved.tensors, {"state": saved.document})
     slot = bytearray(layout.size_bytes)

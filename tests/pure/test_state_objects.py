@@ -1,4 +1,6 @@
-"""Real objects of training are put together exactly, and go on as if they had never been interrupted."""
+"""Real objects of training are put together exactly, and go on as if they had never been
+interrupted.
+"""
 
 import pytest
 import torch
@@ -77,7 +79,9 @@ def training(optimizer, scheduler):
     ],
 )
 def test_real_objects_go_on_as_if_never_interrupted(optimizer, scheduler):
-    """Two steps, save, two more; fresh objects that went elsewhere first load the save and do the same two."""
+    """Two steps, save, two more; fresh objects that went elsewhere first load the save and do the
+    same two.
+    """
     state, step, draw = training(optimizer, scheduler)
     step(), step()
     saved = through_bytes(state.flatten())
@@ -95,7 +99,9 @@ def test_real_objects_go_on_as_if_never_interrupted(optimizer, scheduler):
 
 
 def test_chained_schedulers_with_a_tensor_as_learning_rate_resume():
-    """The case above as torch's own objects make it, at the step where one scheduler hands over to the next."""
+    """The case above as torch's own objects make it, at the step where one scheduler hands over to
+    the next.
+    """
     state, step, _ = training("adamw", "warmup")
     step(), step()
     saved = through_bytes(state.flatten())
@@ -105,7 +111,9 @@ def test_chained_schedulers_with_a_tensor_as_learning_rate_resume():
 
 
 def test_training_on_after_loading_leaves_what_was_loaded_alone():
-    """An optimizer may keep the tensors that it is given; two names of one tensor must not become one memory either."""
+    """An optimizer may keep the tensors that it is given; two names of one tensor must not become
+    one memory either.
+    """
     state, step, _ = training("adamw", "cosine")
     step()
     saved = through_bytes(state.flatten())

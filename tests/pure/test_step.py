@@ -23,7 +23,9 @@ DRAIN_AT, OVERFLOW_AT = 3, 2
 
 
 class Net(nn.Module):
-    """Everything that could tell world sizes apart: statistics of a batch, dropout, an unused layer, one that few shards use, odd buffers."""
+    """All that could depend on the world size: statistics of a batch, dropout, a layer that no
+    shard uses, one that few use, odd buffers.
+    """
 
     def __init__(self):
         super().__init__()
@@ -55,7 +57,7 @@ class NoPage:
 
 
 class Loop:
-    """The trainer's loop without its surroundings."""
+    """The trainer's loop without restores, snapshots and saves."""
 
     def __init__(self, member, modules, *, shards, epochs=2):
         self.member = member
@@ -78,7 +80,10 @@ class Loop:
         self.batches = loader.steps(exchange.leaves, 1)
 
     def step(self, number):
-        """The last rank, and nobody else, asks for a drain at one step; the first one for a save at the step after, and then for a snapshot."""
+        """The last rank alone asks for a drain at one step.
+
+        Rank 0 asks for a save at the next one, and then for a snapshot.
+        """
         is_last, is_first = self.member.rank == self.member.world_size - 1, self.member.rank == 0
         requests = Requests(
             drain=is_last and number == DRAIN_AT,
@@ -178,7 +183,9 @@ def alone(ranks):
     ],
 )
 def test_a_run_leaves_the_same_bits_at_every_world_size(ranks, alone, world_size, shards, form, is_scaled):
-    """AdamW over two epochs; the digest is of parameters, buffers, moments and scaler, and each step's loss and norms must check_same_state too."""
+    """AdamW over two epochs; the digest is of parameters, buffers, moments and scaler, and each
+    step's loss and norms must check_same_state too.
+    """
     expected = alone(shards, form, is_scaled)
     found = ranks.run(world_size, train, shards, form, is_scaled)
     assert found == [expected] * world_size
@@ -186,14 +193,18 @@ def test_a_run_leaves_the_same_bits_at_every_world_size(ranks, alone, world_size
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_run_leaves_the_same_state_with_any_size_of_bucket(ranks, alone, form):
-    """Buckets decide what travels when, and must not decide what comes out: one for each parameter, against one for all."""
+    """Buckets decide what travels when, and must not decide what comes out: one for each parameter,
+    against one for all.
+    """
     one_each, all_in_one = (ranks.run(3, train, 8, form, False, size)[0]["digest"] for size in (1, 2**20))
     assert one_each == all_in_one == alone(8, form, False)["digest"]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_a_drain_or_save_asked_by_one_rank_is_seen_by_all_at_that_step(ranks, world_size):
-    """The last rank asks for the one and the first rank for the other; a rank that did not hear of it would train on alone, or hang."""
+    """The last rank asks for the drain, rank 0 for the save; a rank that missed it would train on
+    alone, or hang.
+    """
     for seen in ranks.run(world_size, train, 6, "mean", False):
         steps = range(1, len(seen["drain"]) + 1)
         assert [n for n in steps if seen["drain"][n - 1]] == [DRAIN_AT]
@@ -202,13 +213,17 @@ def test_a_drain_or_save_asked_by_one_rank_is_seen_by_all_at_that_step(ranks, wo
 
 
 def test_an_overflow_on_one_shard_is_skipped_by_all_ranks(ranks):
-    """Shard 1's gradient overflows at step 2; every rank's scaler must skip the step and halve the scale."""
+    """Shard 1's gradient overflows at step 2; every rank's scaler must skip the step and halve the
+    scale.
+    """
     for seen in ranks.run(4, train, 6, "mean", True):
         assert seen["scale"][:3] == [1024.0, 512.0, 512.0]
 
 
 def test_parameters_that_no_shard_touched_keep_no_gradient(alone):
-    """A zero gradient would let AdamW's weight decay shrink a layer that plain PyTorch leaves alone; one that a single shard touched has one."""
+    """A zero gradient would let AdamW's weight decay shrink a layer that plain PyTorch leaves
+    alone; one that a single shard touched has one.
+    """
     found = alone(8, "mean", False)
     assert found["unused"] == [None, None]
     assert found["rare"]

@@ -1,4 +1,6 @@
-"""A step gives the gradient that plain autograd gives for the whole batch, and every draw and buffer its place."""
+"""A step gives the gradient that plain autograd gives for the whole batch, and every draw and
+buffer its place.
+"""
 
 import copy
 
@@ -80,7 +82,9 @@ def coupled_loss(outputs_sum, products):
 
 
 def test_gradient_of_a_batch_coupled_loss_is_that_of_the_whole_batch():
-    """Two sums in one step, both needed by the loss, and a penalty on the parameters; autograd does it all at once."""
+    """Two sums in one step, both needed by the loss, and a penalty on the parameters; autograd does
+    it all at once.
+    """
     net = linear()
     step = next(steps(net))
     first = step.sum(lambda batch: net(batch.data[0]).sum(0))
@@ -109,7 +113,9 @@ def test_gradient_and_value_of_a_mean_loss_are_those_of_the_whole_batch():
 
 @pytest.mark.parametrize("form", ["mean", "sum"])
 def test_a_scaler_scales_the_gradient_and_not_the_loss(form):
-    """A power of two is exact in binary: unscaled again, the gradient has the very bits of a run without scaler."""
+    """A power of two is exact in binary: unscaled again, the gradient has the very bits of a run
+    without scaler.
+    """
     found = []
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**10)):
         net = linear()
@@ -137,7 +143,9 @@ def test_second_step_starts_from_no_gradient():
 
 
 def test_running_averages_are_the_mean_over_shards_of_their_updates():
-    """Each shard alone, on a copy of the opening buffers; the mean of what the copies hold is what the step leaves."""
+    """Each shard alone, on a copy of the opening buffers; the mean of what the copies hold is what
+    the step leaves.
+    """
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(6)
     norm.running_mean.normal_()
@@ -154,7 +162,9 @@ def test_running_averages_are_the_mean_over_shards_of_their_updates():
 
 
 def test_two_sums_in_one_step_update_running_averages_twice():
-    """The second forward of a shard starts from what its own first one left, as it would in a plain loop."""
+    """The second forward of a shard starts from what its own first one left, as it would in a plain
+    loop.
+    """
     norm = nn.BatchNorm1d(6)
     step = next(steps(norm))
     totals = [step.sum(lambda batch: norm(batch.data[0]).sum()) for _ in range(2)]
@@ -177,7 +187,10 @@ def test_draws_of_the_recipe_after_a_sum_are_the_steps_own():
 
 
 def test_draws_of_the_recipe_before_the_first_sum_are_the_steps_own():
-    """A mixup weight, say, drawn at the top of the body: loading samples in this process left another stream on every rank."""
+    """For example a mixup weight.
+
+    Loading samples in this process has left another stream on every rank.
+    """
     drawn = []
     for history in (1, 2):
         coming = steps(linear())
@@ -213,7 +226,9 @@ def test_every_shard_and_every_pass_has_draws_of_its_own():
 
 
 def test_backward_without_a_sum_is_refused():
-    """A loss that knows nothing of the shards would be counted by every rank; the words name the way out."""
+    """Each rank would count a loss that does not depend on the shards; the message names the way
+    out.
+    """
     net = linear()
     step = next(steps(net))
     with pytest.raises(UsageError, match="mean_loss"):

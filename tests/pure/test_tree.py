@@ -1,4 +1,6 @@
-"""The tree sum beside a dumb twin: the same bits for every number of leaves and for every way to spread them over ranks."""
+"""The tree sum beside a dumb twin: the same bits for every number of leaves and for every way to
+spread them over ranks.
+"""
 
 from functools import reduce
 from itertools import pairwise
@@ -44,7 +46,9 @@ def assert_same_bits(found, expected):
 
 @given(vectors)
 def test_sum_has_the_bits_of_the_dumb_twin_at_every_world_size(leaves):
-    """Each world size cuts the leaves elsewhere; ranks hand in their blocks in any order, here the last rank first."""
+    """Each world size cuts the leaves elsewhere; ranks hand in their blocks in any order, here the
+    last rank first.
+    """
     expected = dumb_twin(list(leaves))
     shards = len(leaves)
     for world_size in range(1, shards + 1):
@@ -67,7 +71,9 @@ def test_sum_has_the_bits_of_the_dumb_twin_for_any_contiguous_cut(leaves, data):
 
 @given(vectors)
 def test_pairs_that_were_added_in_place_are_the_first_level(leaves):
-    """Autograd adds up each pair in `.grad`; a stack that is fed with pairs must reach the same root."""
+    """Autograd adds up each pair in `.grad`; a stack that is fed with pairs must reach the same
+    root.
+    """
     shards = len(leaves)
     for world_size in range(1, shards + 1):
         parts = {}
@@ -80,7 +86,7 @@ def test_pairs_that_were_added_in_place_are_the_first_level(leaves):
 
 
 def test_the_twin_tells_the_tree_from_a_plain_sum():
-    """Guards the tests above: in float32 (2^24 + 1) + 1 stays 2^24, while 2^24 + (1 + 1) does not."""
+    """Guards the tests above: in float32 (2^24 + 1) + 1 is 2^24, and 2^24 + (1 + 1) is not."""
     big = np.float32(2**24)
     leaves = [np.array([x], np.float32) for x in (1, 1, big, 0)]
     straight = reduce(add, leaves[::-1])
@@ -99,7 +105,7 @@ def test_every_leaf_has_one_owner_and_loads_differ_by_one_at_most(sizes):
 
 @given(st.integers(0, 64), st.integers(1, 64))
 def test_blocks_are_what_a_stack_is_left_with(start, length):
-    """Ranks announce the blocks they will send before they have them: both must name the same ones."""
+    """Ranks know the blocks of others before they exist: both ways must name the same ones."""
     own = range(start, start + length)
     left = partials({leaf: np.float32(0) for leaf in own}, own)
     assert sorted(left) == list(blocks(own))
@@ -107,7 +113,9 @@ def test_blocks_are_what_a_stack_is_left_with(start, length):
 
 @given(st.integers(0, 64), st.integers(1, 64))
 def test_blocks_are_aligned_subtrees_that_cover_the_span_and_cannot_be_merged(start, length):
-    """A block whose start its size does not divide is no subtree; two siblings side by side would be one more vector to send."""
+    """A block whose start its size does not divide is no subtree; two siblings side by side would
+    be one more vector to send.
+    """
     own = range(start, start + length)
     found = blocks(own)
     assert [leaf for b in found for leaf in range(b.start, b.start + b.size)] == list(own)
@@ -117,7 +125,9 @@ def test_blocks_are_aligned_subtrees_that_cover_the_span_and_cannot_be_merged(st
 
 @given(st.integers(1, 64))
 def test_a_stack_holds_few_vectors_at_once(length):
-    """Memory: a rank with n leaves must never hold more than one partial sum for each level of the tree."""
+    """Memory: a rank with n leaves must never hold more than one partial sum for each level of the
+    tree.
+    """
     stack = Stack(add)
     for leaf in range(length):
         stack.push(Block(leaf, 1), np.float32(1))
@@ -125,7 +135,7 @@ def test_a_stack_holds_few_vectors_at_once(length):
 
 
 @pytest.mark.parametrize("missing", [0, 2, 5])
-def test_a_missing_leaf_is_our_bug_and_is_said(missing):
+def test_a_missing_leaf_fails_an_assertion(missing):
     """A sum over fewer leaves than there are would train on, silently wrong."""
     parts = {Block(leaf, 1): np.float32(1) for leaf in range(6) if leaf != missing}
     with pytest.raises(AssertionError, match="do not cover 6 leaves"):
