@@ -120,7 +120,7 @@ def _train(words: list[str]) -> int:
     if not Path(options.recipe).is_file():
         commands = ", ".join(COMMANDS)
         raise UsageError(
-            f"expected a recipe file or one of the commands {commands}, found {options.recipe!r}, which is no file"
+            f"expected a recipe file or one of the commands {commands}, found {options.recipe!r}, which is not a file"
         )
     from elastic.agent import preflight
     from elastic.agent.workers.fork_server_client import ForkServerClient

@@ -24,7 +24,7 @@ def duration_s(text: str) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Every:
-    """An interval of `value` steps or seconds, one that the program chooses (auto), or none (off)."""
+    """An interval of `value` steps or seconds, one the program chooses (auto), or none (off)."""
 
     kind: Kind
     value: float = 0.0  # 0 for auto and off

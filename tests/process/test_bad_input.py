@@ -1,4 +1,4 @@
-"""Bad input ends with exit 2 and a sentence: what was expected, what was found, what to do. Nothing is written."""
+"""Bad input ends with exit 2, a sentence (expected, found, what to do), and nothing written."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ BARLOW = Path(__file__).parents[2] / "recipes" / "barlow.py"
 
 @pytest.fixture
 def refused(drill):
-    """Run a command in the drill's folder; gives what it said."""
+    """Run a command in the drill's folder and return its output."""
 
     def all_there() -> list[Path]:
         return [path for path in sorted(drill.folder.rglob("*")) if not path.name.startswith("printed-")]
@@ -61,8 +61,8 @@ def refused(drill):
         (["--", "--no-such-setting"], "ended with exit code 2 before it called elastic.start"),
     ],
 )
-def test_a_command_that_cannot_be_is_refused(refused, drill, recipes, words, says):
-    """Each line has one mistake; none may leave a run directory behind, nor touch the file that stands where one should be."""
+def test_a_command_with_one_mistake_is_refused(refused, drill, recipes, words, says):
+    """None leaves a run directory behind, or changes a file that is in the place of one."""
     (drill.folder / "a-file").write_text("precious")
     assert says in refused(recipes / "tiny.py", *words)
 
@@ -70,30 +70,30 @@ def test_a_command_that_cannot_be_is_refused(refused, drill, recipes, words, say
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (None, "which is no file"),
+        (None, "which is not a file"),
         ("import elastic\nraise KeyError('at import')\n", "KeyError: 'at import'"),
         ("import elastic\nimport no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("import elastic as\n", "expected a Python script"),
     ],
 )
 def test_a_recipe_that_cannot_start_is_refused(refused, drill, text, says):
-    """Missing, raising at import, importing what is not there, and no Python at all."""
+    """It is missing, raises at import, imports a missing module, or is not Python."""
     recipe = drill.folder / "recipe.py"
     if text is not None:
         recipe.write_text(text)
     assert says in refused(recipe)
 
 
-def test_data_that_cannot_be_read_are_told_before_anything_is_written(refused):
-    """A folder of images that is not there."""
+def test_data_that_cannot_be_read_are_refused_before_anything_is_written(refused):
+    """A folder of images that does not exist."""
     said = refused(BARLOW, "--", "--data", "imagefolder", "--data-dir", "no/such/images")
     assert "no/such/images is not a folder that can be read here" in said
 
 
-def test_a_run_directory_of_another_run_is_refused_with_what_differs(
+def test_a_run_directory_of_another_run_is_refused_and_the_differences_named(
     refused, drill, recipes, undisturbed, copy_run
 ):
-    """Other arguments, then another recipe, on a run directory that holds a run."""
+    """Other arguments, then another recipe, for a run directory that holds a run."""
     copy_run(undisturbed.run.local)
     said = refused(recipes / "tiny.py", "--run-dir", drill.run.url, "--", "--shards", "8")
     assert "recipe arguments: none there, --shards 8 here" in said
@@ -104,7 +104,7 @@ def test_a_run_directory_of_another_run_is_refused_with_what_differs(
 
 
 def test_a_missing_extra_names_the_command_that_installs_it(recipes, tmp_path, monkeypatch, capsys):
-    """The library for s3:// is not installed: fsspec says so by ImportError."""
+    """The library for s3:// is not installed, and fsspec raises ImportError."""
 
     def missing(*arguments, **options):
         raise ImportError("Install s3fs to access S3")
@@ -116,8 +116,8 @@ def test_a_missing_extra_names_the_command_that_installs_it(recipes, tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_itself_exits_2(drill):
-    """As a process: the exit code is the shell's to see, the sentence is on the last line."""
+def test_the_process_exits_2_with_the_sentence_on_the_last_line(drill):
+    """As a shell sees it."""
     agent = drill.execute([sys.executable, "-m", "elastic.cli", "no-recipe.py"])
     agent.ends_with(2)
-    assert "'no-recipe.py', which is no file" in agent.output.splitlines()[-1]
+    assert "'no-recipe.py', which is not a file" in agent.output.splitlines()[-1]

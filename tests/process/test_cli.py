@@ -1,4 +1,4 @@
-"""Each command prints what it found, or one sentence about a mistake, and ends with its exit code."""
+"""A command prints its result, or one sentence about a mistake, and ends with its exit code."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def test_verify_lists_a_commit_record_that_does_not_parse(make_run, capsys):
     [
         (["report", "no/such/run"], "expected a run directory, found nothing at"),
         (["verify", "no/such/run"], "expected a run directory, found nothing at"),
-        (["no/such/recipe.py"], "found 'no/such/recipe.py', which is no file"),
+        (["no/such/recipe.py"], "found 'no/such/recipe.py', which is not a file"),
         (["diff", "a"], "diff needs 2 run directories"),
         ([], "expected a recipe, found none"),
     ],
@@ -93,7 +93,7 @@ def test_a_mistake_exits_2_with_a_sentence_and_no_traceback(argv, says, capsys):
 
 
 def test_the_help_explains_commands_options_faults_and_exit_codes(capsys):
-    """It fits a terminal of 100 columns, and says that a failed worker's state comes from a snapshot."""
+    """In 100 columns, and true: after a failed worker, training goes on from a snapshot."""
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     for part in ("examples:", "exit codes:", "what survives what:", "--min-nodes", "elastic-train diff"):

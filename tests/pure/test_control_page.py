@@ -1,4 +1,4 @@
-"""Each word that one process writes to the page is read by the others, and no other word changes."""
+"""A word that one process writes to the page is read by others, and no other word changes."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Time and environment are each read in one module: a value that comes from elsewhere is an argument."""
+"""Time and environment are each read in one module; all other code takes them as arguments."""
 
 import ast
 from pathlib import Path
@@ -9,7 +9,7 @@ import elastic
 
 LIBRARY = Path(elastic.__file__).parent
 MODULES = sorted(str(path.relative_to(LIBRARY)) for path in LIBRARY.rglob("*.py"))
-# pause.py is a script of the standard library alone: it wakes a process while the package stands still.
+# pause.py runs without the package: it resumes the process that a fault has stopped.
 MAY_READ_TIME = {"system/clock.py", "faults/pause.py"}
 MAY_READ_ENVIRONMENT = {"config/environment.py"}
 TIME = {"now", "utcnow", "today"}

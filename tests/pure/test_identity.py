@@ -1,4 +1,4 @@
-"""A run directory of another run is refused with everything that differs."""
+"""A run directory that holds another run is refused, and every difference is named."""
 
 from dataclasses import fields, replace
 
@@ -24,8 +24,8 @@ OTHER = {
 
 
 @pytest.mark.parametrize("field", OTHER)
-def test_a_difference_is_named_and_makes_another_run(field):
-    """One field at a time: words, both values, and what to do."""
+def test_one_difference_is_named_and_changes_the_run_id(field):
+    """One field at a time: its name, both values, and what to do."""
     value, words = OTHER[field]
     there = replace(IDENTITY, **{field: value})
     with pytest.raises(UsageError) as caught:
@@ -36,27 +36,27 @@ def test_a_difference_is_named_and_makes_another_run(field):
 
 
 def test_all_differences_are_named_at_once():
-    """A person corrects a command once, not once for each field."""
+    """A user corrects a command once, not once for each field."""
     with pytest.raises(UsageError) as caught:
         check(replace(IDENTITY, **{field: value for field, (value, _) in OTHER.items()}), IDENTITY, "runs/x")
     assert all(words in str(caught.value) for _, words in OTHER.values())
 
 
-def test_every_field_but_the_recipes_text_is_compared():
-    """A field that is added later must be put into this table, or be named here as not part of the result."""
+def test_every_field_except_the_hash_of_the_recipe_is_compared():
+    """A new field belongs in this table, or here if the result does not depend on it."""
     assert {field.name for field in fields(Identity)} - OTHER.keys() == {"recipe_sha256"}
 
 
 def test_an_edited_recipe_is_the_same_run():
-    """Mending a bug and going on is the person's decision."""
+    """Fixing a bug and resuming is the user's decision."""
     edited = replace(IDENTITY, recipe_sha256="cd" * 32)
     check(edited, IDENTITY, "runs/x")
     assert edited.run_id == IDENTITY.run_id
 
 
 @given(st.lists(st.text()).map(tuple), st.integers())
-def test_an_identity_comes_back_as_it_was_written(arguments, seed):
-    """Arguments with spaces, quotes and newlines stay what and how many they were."""
+def test_an_identity_reads_back_as_it_was_written(arguments, seed):
+    """Arguments with spaces, quotes and newlines keep their text and their number."""
     ours = replace(IDENTITY, arguments=arguments, seed=seed)
     assert parse(ours.to_json()) == ours
 
@@ -74,7 +74,7 @@ def test_an_identity_comes_back_as_it_was_written(arguments, seed):
         b'{"arguments": [], "more": 1}',
     ],
 )
-def test_what_is_no_identity_is_refused_with_the_way_out(text):
-    """A torn file, another program's file: never a traceback."""
+def test_a_damaged_identity_is_refused_with_what_to_do(text):
+    """A truncated file, another program's file: never a traceback."""
     with pytest.raises(UsageError, match=r"run\.json.*--fresh"):
         parse(text)

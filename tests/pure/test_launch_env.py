@@ -1,4 +1,4 @@
-"""The launcher's variables become one value; what is wrong with them is said."""
+"""The launcher's variables become one value, or an error that names the malformed variable."""
 
 import os
 
@@ -27,25 +27,25 @@ LINK = AgentLink(
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch):
-    """An environment without any launcher, and without the thread numbers that other tests may have pinned."""
+    """An environment without a launcher, and without the threads that other tests pinned."""
     for name in [*NUMBERS, "MASTER_ADDR", AGENT, PREFLIGHT, RUN_DIR]:
         monkeypatch.delenv(name, raising=False)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG"):
-        monkeypatch.setenv(name, "")  # so that what pin_threads sets is taken back at the end
+        monkeypatch.setenv(name, "")  # so that monkeypatch undoes what pin_threads sets
         monkeypatch.delenv(name)
     return monkeypatch
 
 
-def test_plain_python_is_a_world_of_one():
-    """No launcher at all."""
+def test_without_a_launcher_the_world_size_is_one():
+    """The script was started by plain python."""
     launch = environment.read()
     assert (launch.rank, launch.world_size, launch.local_rank, launch.local_world_size) == (0, 1, 0, 1)
     assert launch.agent is launch.preflight is launch.run_dir is None
     assert not launch.is_distributed
 
 
-def test_variables_of_torchrun_say_who_this_worker_is(bare):
-    """All four numbers differ, so that none stands for another."""
+def test_the_variables_of_torchrun_give_ranks_and_world_sizes(bare):
+    """All four numbers differ, so that a swap shows."""
     for name, value in NUMBERS.items():
         bare.setenv(name, value)
     bare.setenv("MASTER_ADDR", "localhost")
@@ -55,14 +55,14 @@ def test_variables_of_torchrun_say_who_this_worker_is(bare):
 
 
 def test_a_preflight_never_joins_a_group(bare):
-    """An agent that was itself started by a launcher passes MASTER_ADDR on."""
+    """torchrun started the agent, whose preflight inherits MASTER_ADDR."""
     bare.setenv("MASTER_ADDR", "localhost")
     bare.setenv(PREFLIGHT, "/tmp/answer")
     assert not environment.read().is_distributed
 
 
-def test_what_an_agent_says_arrives_as_it_was_said(bare):
-    """Through the environment: spaces, quotes, empty words."""
+def test_the_link_to_the_agent_survives_the_environment(bare):
+    """Values with spaces and quotes among them."""
     for name, value in LINK.to_env().items():
         bare.setenv(name, value)
     bare.setenv(RUN_DIR, "runs/other")
@@ -73,15 +73,15 @@ def test_what_an_agent_says_arrives_as_it_was_said(bare):
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("value", ["", "x", "-1", "1.5"])
-def test_a_variable_that_is_no_number_is_named(bare, name, value):
-    """A typing mistake in a batch script."""
+def test_a_variable_that_is_not_a_number_is_named(bare, name, value):
+    """A mistake in a batch script."""
     bare.setenv(name, value)
     with pytest.raises(UsageError, match=rf"variable {name}, found {value!r}"):
         environment.read()
 
 
-def test_threads_are_one_unless_they_are_set(bare):
-    """Another number of threads is another result, so that it must not follow the machine."""
+def test_the_number_of_threads_is_one_unless_it_is_set(bare):
+    """The result depends on the number of threads, so it must not follow the machine."""
     assert environment.pin_threads() == 1
     assert environment.pin_threads() == 1  # the second reading is what the first one pinned
     bare.setenv("OMP_NUM_THREADS", "3")
@@ -89,8 +89,8 @@ def test_threads_are_one_unless_they_are_set(bare):
 
 
 @pytest.mark.parametrize("value", ["", "0", "many", "-2", "4,2"])
-def test_a_number_of_threads_that_is_none_is_refused(bare, value):
-    """OpenMP nests with "4,2"; no single number can be promised for it."""
+def test_a_malformed_number_of_threads_is_refused(bare, value):
+    """With "4,2" OpenMP nests its threads: there is no single number."""
     bare.setenv("OMP_NUM_THREADS", value)
     with pytest.raises(UsageError, match="OMP_NUM_THREADS, found"):
         environment.pin_threads()
@@ -106,8 +106,8 @@ def test_a_number_of_threads_that_is_none_is_refused(bare, value):
         ("always madvise [never]", None, None),
     ],
 )
-def test_large_pages_are_asked_for_once_and_only_where_that_helps(bare, tmp_path, mode, before, after):
-    """The process is not begun anew in the test; what it would find in its environment is looked at, and asking again changes nothing."""
+def test_the_process_restarts_once_for_large_pages_where_they_help(bare, tmp_path, mode, before, after):
+    """execv is recorded, not run; a second call changes nothing."""
     begun = []
     (tmp_path / "enabled").write_text(mode)
     bare.setattr(environment, "LARGE_PAGES", tmp_path / "enabled")

@@ -1,4 +1,4 @@
-"""No line of the library could unpickle or evaluate what somebody else wrote."""
+"""No line of the library can unpickle or evaluate data."""
 
 import ast
 from pathlib import Path
@@ -22,14 +22,14 @@ UNSAFE_MODULES = {
     "yaml",
 }
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "breakpoint"}
-LOADERS = {"torch", "np", "numpy"}  # under these names alone may they be imported
+LOADERS = {"torch", "np", "numpy"}  # they are imported under these names only
 UNSAFE_LOADS = {"load", "hub", "package", "jit"}
-# Its pipes and queues unpickle what comes: here between a process and its own children alone.
+# Its pipes and queues unpickle: these modules use them between a process and its own children.
 USERS_OF_MULTIPROCESSING = {"data/loader.py", "testing/ranks.py"}
 
 
 def unsafe(tree: ast.AST) -> list[str]:
-    """What in this code could run what it reads."""
+    """The names in this code that could run the data it reads."""
     found = []
     for node in ast.walk(tree):
         match node:
@@ -69,12 +69,12 @@ def modules() -> list[str]:
 
 @pytest.mark.parametrize("name", modules())
 def test_no_module_unpickles_or_evaluates(name):
-    """Looks at every import, call and attribute: pickle and its like, torch.load, collectives of objects, eval, shells."""
+    """Searches imports, calls and attributes: pickles, torch.load, collectives of objects, eval."""
     assert unsafe(ast.parse((LIBRARY / name).read_text())) == []
 
 
-def test_multiprocessing_is_used_where_it_was_looked_at_and_nowhere_else():
-    """Another user of it would unpickle what its processes send."""
+def test_only_the_reviewed_modules_use_multiprocessing():
+    """A new one would unpickle what its processes send."""
     users = {name for name in modules() if "multiprocessing" in imported(LIBRARY / name)}
     assert users == USERS_OF_MULTIPROCESSING
 
@@ -106,6 +106,6 @@ def imported(path: Path) -> set[str]:
         "subprocess.run(line, shell=True)",
     ],
 )
-def test_the_look_sees_what_it_looks_for(text):
-    """Each line is one that must never come into the library."""
+def test_the_search_finds_each_unsafe_construct(text):
+    """Each line must never be in the library."""
     assert unsafe(ast.parse(text))

@@ -1,4 +1,4 @@
-"""Whatever stands where a record belongs gives the documented error or a record that can be used; never another exception."""
+"""Any bytes in the place of a record give a usable record or the documented error, and no other."""
 
 import io
 import json
@@ -108,7 +108,7 @@ READERS: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("data", HOSTILE, ids=lambda data: repr(data[:12]))
 def test_hostile_bytes_give_the_documented_error(reader, data):
-    """Nested a hundred thousand deep, a number of a million digits, no text at all, a pickle, numbers of another script."""
+    """Deep nesting, a number of a million digits, no text, a pickle, digits of another script."""
     read, documented = READERS[reader]
     if reader == "etcd" and data in (b"", b"{}", b'{"step": 1e999}'):
         assert (
@@ -129,8 +129,8 @@ def test_arbitrary_bytes_give_the_documented_error(reader, data):
 
 
 @given(spoiled(json.loads(IDENTITY.to_json())))
-def test_a_spoiled_identity_is_refused_or_compared(record):
-    """Single fields of run.json replaced: what is still an identity must compare, and say the differences."""
+def test_a_corrupted_identity_is_refused_or_can_be_compared(record):
+    """Fields of run.json are replaced; an identity that still parses must compare with ours."""
     with suppress(UsageError):
         found = identity.parse(json.dumps(record).encode())
         assert len(found.run_id) == 16
@@ -138,8 +138,8 @@ def test_a_spoiled_identity_is_refused_or_compared(record):
 
 
 @given(spoiled(json.loads(RECORD.to_json())), st.booleans())
-def test_a_spoiled_commit_record_is_damage_or_names_a_payload_of_its_step(record, forged):
-    """With the checksum as it was, or made to fit by a forger: the payload's name must stay below the step's folder."""
+def test_a_corrupted_commit_record_is_damage_or_names_a_payload_of_its_step(record, forged):
+    """With the old checksum, or a forged one: the payload must lie below the step's folder."""
     record.pop("self_sha256", None)
     with suppress(CheckpointDamaged):
         checksum = commit_record._checksum(record) if forged else "0" * 64
@@ -151,8 +151,8 @@ def test_a_spoiled_commit_record_is_damage_or_names_a_payload_of_its_step(record
 
 @settings(max_examples=300)
 @given(spoiled(json.loads(group().to_json())))
-def test_a_spoiled_group_is_refused_or_can_be_decided_about(record):
-    """A stranger's group that parses: every question that an agent asks of it has an answer."""
+def test_a_corrupted_group_is_refused_or_every_decision_about_it_works(record):
+    """Of a foreign group that parses, an agent can ask every question."""
     try:
         found = Group.parse(json.dumps(record).encode())
     except GroupDamaged:
@@ -170,7 +170,7 @@ def test_a_spoiled_group_is_refused_or_can_be_decided_about(record):
 
 
 @given(spoiled(OFFER))
-def test_a_spoiled_offer_is_refused_or_whole(message):
+def test_a_corrupted_offer_is_refused_or_within_its_bounds(message):
     """Every number of an offer becomes a place in memory or a field of a commit record."""
     with suppress(ValueError):
         offer = asdict(parse_request(message))
@@ -179,7 +179,7 @@ def test_a_spoiled_offer_is_refused_or_whole(message):
 
 
 @given(spoiled(json.loads(LINK.to_env()[environment.AGENT])))
-def test_a_spoiled_link_is_refused_or_a_link(record):
+def test_a_corrupted_link_to_the_agent_is_refused_or_complete(record):
     """The one variable that the agent adds for its workers."""
     with suppress(UsageError):
         link = environment._agent_link(json.dumps(record))
@@ -187,8 +187,8 @@ def test_a_spoiled_link_is_refused_or_a_link(record):
 
 
 @given(junk)
-def test_files_of_a_rendezvous_with_anything_in_them_are_a_failure_or_a_number(data):
-    """State, beat, generation and the uploader's fence."""
+def test_any_bytes_in_the_files_of_a_rendezvous_are_a_number_or_a_failure(data):
+    """State, heartbeats, generation and the fence of the uploader."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for file in ("state-000000000001.json", "beat-x", "generation", "state-²", "state-", "beat-\udcff"):
@@ -217,7 +217,7 @@ RIGHT = {
 
 @st.composite
 def logged(draw: st.DrawFn) -> dict[str, Any]:
-    """An event whose fields are mostly of the right kind, whatever their values, and sometimes anything."""
+    """An event whose fields mostly have the right type, and sometimes hold anything."""
     name = draw(st.sampled_from(sorted(events.KINDS)))
     kinds = logged_event.HEAD | {each.name: each.type for each in fields(events.KINDS[name])}
     record = {field: draw(RIGHT[kind]) for field, kind in kinds.items()}
@@ -246,8 +246,8 @@ def shown(thing: Any) -> str:
 
 @settings(max_examples=300)
 @given(st.lists(logged(), max_size=6), st.lists(steps, max_size=4), st.lists(junk, max_size=2))
-def test_a_diary_of_anything_can_be_reported_and_shown_without_commanding_the_terminal(told, lines, noise):
-    """Events and metrics that another node wrote, or a stranger: report, status and diff give numbers, and no control character."""
+def test_any_events_and_metrics_can_be_reported_without_control_characters(told, lines, noise):
+    """Another node, or a stranger, wrote them: report, status and diff must still work."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text = b"\n".join([*(json.dumps(each).encode() for each in told), *noise, b""])
@@ -263,8 +263,8 @@ def test_a_diary_of_anything_can_be_reported_and_shown_without_commanding_the_te
         assert all(each.isprintable() or each == "\n" for each in text)
 
 
-def test_what_the_log_writes_is_an_event():
-    """Of every kind, through its JSON form: the reader must not refuse its own writer."""
+def test_every_event_that_the_log_writes_is_read_back():
+    """Each kind goes through its JSON: the reader must not refuse its own writer."""
     for name, kind in events.KINDS.items():
         event = kind(**{each.name: example(each.type) for each in fields(kind)})
         head = {"event": event.name, "time": 1.5, "node": "n", "generation": 1}
@@ -276,7 +276,7 @@ def test_what_the_log_writes_is_an_event():
             assert logged_event.parse(record | {field.name: {}}) is None
 
 
-def test_an_error_shows_what_it_found_without_commanding_the_terminal():
+def test_an_error_shows_what_it_found_with_control_characters_escaped():
     """A run.json whose arguments clear the screen."""
     there = identity.parse(json.dumps(json.loads(IDENTITY.to_json()) | {"arguments": ["\x1b[2J"]}).encode())
     with pytest.raises(ElasticError) as caught:
@@ -285,16 +285,16 @@ def test_an_error_shows_what_it_found_without_commanding_the_terminal():
 
 
 @given(st.text())
-def test_what_is_printable_is_left_as_it_is(text):
-    """Everything else is escaped, and lines stay lines."""
+def test_printable_text_is_unchanged(text):
+    """Everything else is escaped, and the number of lines stays the same."""
     said = printable(text)
     assert all(each.isprintable() or each in "\n\t" for each in said)
     assert said == text or not all(each.isprintable() or each in "\n\t" for each in text)
     assert said.count("\n") == text.count("\n")
 
 
-def test_another_nodes_words_are_escaped_on_the_console(tmp_path):
-    """A reason that holds the name of a node, which another machine chose."""
+def test_text_from_another_node_is_escaped_on_the_console(tmp_path):
+    """A reason contains the name of a node, which another machine chose."""
     from elastic.config.run_dir import RunDir
     from elastic.observe.console import ConsoleFollower, PlainScreen
     from elastic.testing.fakes import FakeClock
@@ -307,8 +307,8 @@ def test_another_nodes_words_are_escaped_on_the_console(tmp_path):
     assert out.getvalue() == "\\x1b[2Jnode stopped answering\n"
 
 
-def test_a_failing_worker_of_another_node_does_not_command_the_terminal(tmp_path, capsys):
-    """Its traceback comes through the rendezvous."""
+def test_a_traceback_from_another_node_is_escaped(tmp_path, capsys):
+    """It arrives through the rendezvous and is printed last."""
     from elastic.agent.exit_report import _print_failure
     from elastic.config.run_dir import RunDir
 
