@@ -1,4 +1,4 @@
-"""Who is cut off, against a twin that tries every way to leave nodes out; and datagrams that mean harm."""
+"""Which nodes are excluded, against a twin that tries all choices; and datagrams of strangers."""
 
 import contextlib
 import itertools
@@ -24,23 +24,25 @@ reports = st.lists(
 )
 
 
-def is_quiet(left, found):
-    """Whether nobody of those left complains about another one who is left."""
+def is_connected(left, found):
+    """Whether no node of `left` has reported another node of `left`."""
     return not any(c.node in left and (set(c.peers) - {c.node}) & left for c in found)
 
 
 @given(reports)
-def test_those_who_stay_hear_each_other_and_nobody_went_for_nothing(found):
-    """Any reports; with each one put back alone there would be a report again, and somebody stays."""
+def test_nodes_that_stay_reach_each_other_and_none_is_excluded_in_vain(found):
+    """Any reports: some nodes stay, and to put back any one excluded node would bring back a broken
+    link.
+    """
     gone = nodes_to_exclude(ORDER, found)
     stay = set(ORDER) - set(gone)
-    assert stay and is_quiet(stay, found)
-    assert not any(is_quiet(stay | {name}, found) for name in gone)
+    assert stay and is_connected(stay, found)
+    assert not any(is_connected(stay | {name}, found) for name in gone)
 
 
 @given(st.sampled_from(ORDER), st.sets(st.sampled_from(ORDER)), st.booleans())
-def test_one_cut_node_is_the_one_that_goes(victim, others, says_so):
-    """Any two or more others complain about it, or it about them (it is deaf), or both."""
+def test_the_one_node_that_is_cut_off_is_the_one_excluded(victim, others, says_so):
+    """Any two or more others report it, or it reports them."""
     others -= {victim}
     if len(others) < 2:
         others = set(ORDER) - {victim}
@@ -51,20 +53,20 @@ def test_one_cut_node_is_the_one_that_goes(victim, others, says_so):
 
 
 @pytest.mark.parametrize("names", list(itertools.combinations("abc", 2)))
-def test_of_two_the_first_in_order_stays(names):
+def test_of_two_nodes_the_first_in_order_stays(names):
     assert nodes_to_exclude(names, [UnreachableReport(node=names[0], peers=(names[1],))]) == (names[1],)
     assert nodes_to_exclude(names, [UnreachableReport(node=names[1], peers=(names[0],))]) == (names[1],)
 
 
-def test_complaints_about_strangers_and_oneself_count_nothing():
-    """By somebody who left, about somebody who left, about itself."""
+def test_reports_of_strangers_and_of_oneself_exclude_no_node():
+    """By a node that left, about a node that left, and of a node about itself."""
     found = [UnreachableReport(node="x", peers=("a",)), UnreachableReport(node="a", peers=("y", "a"))]
     assert nodes_to_exclude(("a", "b"), found) == ()
 
 
 @given(st.binary(max_size=80) | st.text(max_size=80).map(str.encode))
-def test_any_datagram_is_a_call_or_nothing(data):
-    """What strangers send."""
+def test_any_datagram_is_a_probe_or_ignored(data):
+    """Any bytes that a stranger may send."""
     probe = Probe.parse(data)
     assert probe is None or Probe.parse(probe.to_json()) == probe
 
@@ -86,8 +88,10 @@ def node(name, calls):
     return Node(id=name, address="127.0.0.1", nproc=1, port=calls.port)
 
 
-def test_two_hear_each_other_and_a_path_of_one_direction_is_none(opened):
-    """a and b probe each other; c calls a, who does not know it; d hears b and is not heard."""
+def test_only_peers_that_receive_our_probes_are_counted(opened):
+    """a and b probe each other. c probes a, which does not know it. d sends probes and receives
+    none.
+    """
     a, b, c = opened("a"), opened("b"), opened("c")
     a.set_peers([node("a", a), node("b", b)])
     b.set_peers([node("a", a), node("b", b)])
@@ -105,8 +109,10 @@ def test_two_hear_each_other_and_a_path_of_one_direction_is_none(opened):
     assert a.counters == {}
 
 
-def test_who_is_heard_again_is_told_before_that_counts_and_not_at_the_next_regular_call():
-    """Regular calls are an hour apart: a node takes its report back with its own count, and by then the other one must know."""
+def test_the_first_probe_after_a_silence_is_answered_before_it_is_counted():
+    """Regular probes are an hour apart. A node withdraws its report once it has counted the probe,
+    and by then the peer must have the answer.
+    """
     with (
         contextlib.closing(Probes("a", "127.0.0.1", 3600.0, SystemClock())) as calls,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
@@ -124,13 +130,15 @@ def test_who_is_heard_again_is_told_before_that_counts_and_not_at_the_next_regul
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1"])
-def test_whoever_calls_once_an_hour_ends_at_once(address):
-    """An address of its own, and one that is not, behind which it listens on all."""
+def test_closing_does_not_wait_for_the_next_probe(address):
+    """For an address of this machine, and for another one, for which it listens on all interfaces."""
     Probes("a", address, 3600.0, SystemClock()).close()
 
 
-def test_garbage_and_lies_do_not_end_the_calls(opened):
-    """Datagrams that are too long, no JSON, meant for others, or from nobody that is known; then a real one still counts."""
+def test_malformed_and_forged_datagrams_do_no_harm(opened):
+    """Datagrams that are too long, are not JSON, are for other nodes or come from unknown ones;
+    then a real probe still counts.
+    """
     a, b = opened("a"), opened("b")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         for data in (b"", b"\xff" * 60000, b"[" * 60000, b"{}", b'{"from":1,"to":2,"hears":3}'):

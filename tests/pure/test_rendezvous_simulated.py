@@ -1,6 +1,6 @@
-"""Several nodes, one fake clock, no threads: real Rendezvous objects are polled in turns, killed, frozen and woken.
+"""Several nodes and one fake clock, without threads: real Rendezvous objects are polled in turns.
 
-A run of the scenarios in tests/scenarios/rendezvous/*.txt replays their commands and must give back the same text.
+The files in tests/scenarios/rendezvous hold commands and what must follow from them.
 """
 
 from collections.abc import Iterable
@@ -26,10 +26,10 @@ SCENARIOS = Path(__file__).parents[1] / "scenarios" / "rendezvous"
 
 @dataclass
 class Machine:
-    """A node as its agent would run it: join, train while the watch says so, stop the workers, join again."""
+    """A node as its agent runs it: join, train until the generation is closed, stop, join again."""
 
     rendezvous: Rendezvous
-    said: list[str]
+    reasons: list[str]
     is_frozen: bool = False
     generation: Generation | None = None
     over: str | None = None
@@ -57,24 +57,24 @@ class Machine:
         if self.over is not None:
             return frozen + self.over
         if self.generation is None:
-            return f"{frozen}{self.said[-1] if self.said else 'starting'}"
+            return f"{frozen}{self.reasons[-1] if self.reasons else 'starting'}"
         return f"{frozen}in {self.generation.number} as node {self.generation.rank_of_node}"
 
 
 @dataclass
-class Line:
-    """What one node hears of the others, as `Probes` would count it."""
+class FakeProbes:
+    """What one node receives from the others, as `Probes` would count it."""
 
     counters: dict[str, int] = field(default_factory=dict)
-    called: frozenset[str] = frozenset()
+    peers: frozenset[str] = frozenset()
 
     def set_peers(self, nodes: Iterable[Node]) -> None:
-        self.called = frozenset(node.id for node in nodes)
-        self.counters = {name: count for name, count in self.counters.items() if name in self.called}
+        self.peers = frozenset(node.id for node in nodes)
+        self.counters = {name: count for name, count in self.counters.items() if name in self.peers}
 
 
-class Store(MemoryBackend):
-    """One that can be lost, as one that a node serves is lost with its node."""
+class LosableBackend(MemoryBackend):
+    """A backend that can be lost, as a store that one node serves is lost with that node."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,12 +91,12 @@ class Store(MemoryBackend):
 class World:
     policy: GroupPolicy
     keep_alive_s: float = 3.0
-    backend: Store = field(default_factory=Store)
+    backend: LosableBackend = field(default_factory=LosableBackend)
     clock: FakeClock = field(default_factory=FakeClock)
     machines: dict[str, Machine] = field(default_factory=dict)
-    lines: dict[str, Line] = field(default_factory=dict)
-    deaf: set[str] = field(default_factory=set)  # nothing comes in
-    mute: set[str] = field(default_factory=set)  # nothing goes out
+    probes: dict[str, FakeProbes] = field(default_factory=dict)
+    deaf: set[str] = field(default_factory=set)  # receives no packets
+    mute: set[str] = field(default_factory=set)  # sends no packets
 
     @property
     def group(self) -> Group:
@@ -105,7 +105,7 @@ class World:
 
     @property
     def shown_generation(self) -> int:
-        """What the run directory would show to a node that starts."""
+        """The newest generation that the run directory shows to a node that starts."""
         return max((Group.parse(value).generation for value in self.backend.history()), default=0)
 
     @property
@@ -113,8 +113,8 @@ class World:
         return {i: m for i, m in self.machines.items() if not m.is_frozen and m.over is None}
 
     def start(self, name: str) -> None:
-        said: list[str] = []
-        self.lines[name] = Line()
+        reasons: list[str] = []
+        self.probes[name] = FakeProbes()
         rendezvous = Rendezvous(
             self.backend,
             Node(id=name, address=name, nproc=1, port=1),
@@ -122,11 +122,11 @@ class World:
             keep_alive_s=self.keep_alive_s,
             clock=self.clock,
             open_endpoint=lambda: f"{name}:1",
-            notify=lambda reason, _aloud: said.append(reason),
+            notify=lambda reason, _aloud: reasons.append(reason),
             min_generation=self.shown_generation,
-            probes=self.lines[name],
+            probes=self.probes[name],
         )
-        self.machines[name] = Machine(rendezvous=rendezvous, said=said)
+        self.machines[name] = Machine(rendezvous=rendezvous, reasons=reasons)
 
     def kill(self, name: str) -> None:
         del self.machines[name]
@@ -145,16 +145,16 @@ class World:
             self.poll_all()
 
     def reach(self, one: str, other: str) -> bool:
-        """Whether what one says comes to the other."""
+        """Whether packets of `one` arrive at `other`."""
         return one not in self.mute and other not in self.deaf
 
-    def call_all(self) -> None:
+    def probe_all(self) -> None:
         for one, other in permutations(self.running, 2):
-            if self.reach(one, other) and self.reach(other, one) and one in self.lines[other].called:
-                self.lines[other].counters[one] = self.lines[other].counters.get(one, 0) + 1
+            if self.reach(one, other) and self.reach(other, one) and one in self.probes[other].peers:
+                self.probes[other].counters[one] = self.probes[other].counters.get(one, 0) + 1
 
     def poll_all(self) -> None:
-        self.call_all()
+        self.probe_all()
         for name, machine in self.running.items():
             self.backend.beat(name)
             machine.poll()
@@ -170,7 +170,7 @@ class World:
 
 
 def run_scenario(text: str) -> str:
-    """Replay the commands of a scenario and put what happens where the file has its `>` lines."""
+    """Replay the commands of a scenario; what happens takes the place of its `>` lines."""
     lines: list[str] = []
     world: World | None = None
     for line in text.splitlines():
@@ -236,12 +236,12 @@ def test_scenario_happens_as_written(path: Path) -> None:
 
 
 def test_there_are_scenarios() -> None:
-    """An empty folder would make the test above pass without testing."""
+    """Otherwise the test above would pass on an empty folder."""
     assert len(list(SCENARIOS.glob("*.txt"))) >= 7
 
 
 class Nodes(RuleBasedStateMachine):
-    """Anything happens to up to five nodes in any order; after each event the group and every belief are checked."""
+    """Anything happens to up to five nodes in any order; each event checks the group and nodes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ class Nodes(RuleBasedStateMachine):
     @precondition(lambda self: any(m.is_frozen for m in self.world.machines.values()))
     @rule(data=st.data())
     def wake(self, data: st.DataObject) -> None:
-        """The first thing that it does is its watch; another node's generation must end its belief right there."""
+        """A node that wakes polls the group first. If the group went on, that poll must fence it."""
         frozen = [name for name, m in self.world.machines.items() if m.is_frozen]
         machine = self.world.machines[self.pick(data, frozen)]
         machine.is_frozen = False
@@ -309,13 +309,16 @@ class Nodes(RuleBasedStateMachine):
     @precondition(lambda self: self.world.machines)
     @rule(data=st.data(), polls=st.integers(0, 6))
     def slow(self, data: st.DataObject, polls: int) -> None:
-        """From now on its workers take so long to stop."""
+        """From now on its workers take so many polls to stop."""
         self.world.machines[self.pick(data, list(self.world.machines))].stops_in = polls
 
     @precondition(lambda self: not any(m.is_frozen or m.stopping for m in self.world.machines.values()))
     @rule()
     def lose(self) -> None:
-        """The shared state is gone, and all who live have seen the newest: they go on from that. One that slept through it, and is alone, could not."""
+        """The shared state is lost after all live nodes have read the newest one.
+
+        A node that slept through the newest state, and is alone then, could not restore it.
+        """
         before = self.world.backend.history()
         self.world.poll_all()
         if self.world.backend.history() == before:
@@ -340,7 +343,9 @@ class Nodes(RuleBasedStateMachine):
     @precondition(lambda self: self.world.running)
     @rule()
     def settle(self) -> None:
-        """The network is whole, and nothing happens for long enough: all who live must be in, but for spares beyond max."""
+        """The network heals and nothing else happens for a while: then all live nodes are members,
+        except spares beyond the limit.
+        """
         self.heal()
         keep_alive_s, last_call_s = self.world.keep_alive_s, self.world.policy.last_call_s
         self.world.tick(2 * keep_alive_s + last_call_s + 10 * POLL_S)
@@ -356,7 +361,9 @@ class Nodes(RuleBasedStateMachine):
     @precondition(lambda self: self.world.running)
     @rule()
     def settle_cut(self) -> None:
-        """Nothing changes for long while the network stays as it is: the group is at rest, and no two members that once heard each other are cut off from each other."""
+        """Nothing changes for a while, and the network stays broken as it is: then the group is at
+        rest, and no two members that once reached each other are cut off from each other.
+        """
         keep_alive_s, last_call_s = self.world.keep_alive_s, self.world.policy.last_call_s
         self.world.tick(6 * keep_alive_s + last_call_s + 10 * POLL_S)
         group = self.world.group
@@ -364,9 +371,9 @@ class Nodes(RuleBasedStateMachine):
         self.world.tick(4 * keep_alive_s)
         assert self.world.group == group
         for one, other in permutations(group.member_ids, 2):
-            have_met = one in self.world.lines[other].counters
+            have_met = one in self.world.probes[other].counters
             is_cut = not (self.world.reach(one, other) and self.world.reach(other, one))
-            assert not (have_met and is_cut), f"{one} and {other} do not hear each other"
+            assert not (have_met and is_cut), f"{one} and {other} do not reach each other"
 
     @invariant()
     def generations_only_grow_and_one_opens_at_a_time(self) -> None:
@@ -379,8 +386,8 @@ class Nodes(RuleBasedStateMachine):
                 assert before.members == after.members, "an open generation changed its members"
 
     @invariant()
-    def believers_were_admitted(self) -> None:
-        """Whoever believes to be in generation g was formed into g, under the rank that it believes in."""
+    def members_believe_what_was_formed(self) -> None:
+        """A node that believes to be in a generation was formed into it, with that rank."""
         formed = {g.generation: g.members for g in map(Group.parse, self.world.backend.history()) if g.open}
         for name, machine in self.world.machines.items():
             if machine.generation is not None:

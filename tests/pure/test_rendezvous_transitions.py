@@ -1,4 +1,4 @@
-"""Values of the rendezvous: each transition against a dumb twin or by the sentence that promises it."""
+"""The group's values and transitions, each against a dumb twin or a sentence that promises it."""
 
 import json
 from dataclasses import replace
@@ -68,13 +68,13 @@ groups = st.builds(
 
 @given(groups)
 def test_a_group_reads_back_as_the_same_value(group: Group) -> None:
-    """Any group there can be goes through its JSON form."""
+    """Any group passes through its JSON form."""
     assert Group.parse(group.to_json()) == group
 
 
 @given(groups, st.data())
-def test_a_damaged_state_is_refused_or_is_another_valid_group(group: Group, data: st.DataObject) -> None:
-    """The JSON is cut short anywhere, or a field is dropped or gets a value of a wrong type."""
+def test_a_damaged_state_is_refused(group: Group, data: st.DataObject) -> None:
+    """The JSON is cut short anywhere, or a field is missing or has a value of a wrong type."""
     text = group.to_json()
     with pytest.raises(GroupDamaged, match="remove the rendezvous folder"):
         Group.parse(text[: data.draw(st.integers(0, len(text) - 1))])
@@ -88,8 +88,10 @@ def test_a_damaged_state_is_refused_or_is_another_valid_group(group: Group, data
         Group.parse(json.dumps(record | {"restarts": True}).encode())
 
 
-def test_the_file_of_a_group_keeps_its_names_so_that_other_versions_read_it() -> None:
-    """The names in the file are those of format 3, whatever the fields are called in the code."""
+def test_the_json_keys_of_a_group_do_not_change() -> None:
+    """The keys are those of format 3, whatever the fields are called in the code, so that agents of
+    two versions can meet.
+    """
     report = UnreachableReport(node="a", peers=("b",))
     record = json.loads(replace(formed("a"), reports=(report,)).to_json())
     assert record["complaints"] == [{"node": "a", "unheard": ["b"]}]
@@ -112,8 +114,8 @@ def test_the_file_of_a_group_keeps_its_names_so_that_other_versions_read_it() ->
     )
 
 
-def test_a_state_with_a_node_twice_or_open_without_endpoint_is_refused() -> None:
-    """Fields of the right types that contradict each other."""
+def test_a_state_whose_fields_contradict_each_other_is_refused() -> None:
+    """A node is listed twice; a generation is open without an endpoint."""
     group = formed("a")
     with pytest.raises(GroupDamaged, match="twice"):
         Group.parse(replace(group, members=(node("a"), node("a"))).to_json())
@@ -122,14 +124,16 @@ def test_a_state_with_a_node_twice_or_open_without_endpoint_is_refused() -> None
 
 
 def test_a_long_traceback_keeps_its_end() -> None:
-    """The last line names the error; 8 KiB of it are kept, and no half character."""
+    """The last line names the error. 8 KiB are kept, without half a character."""
     failure = Failure(node="a", rank=0, message="m", traceback="é" * 9000 + "ValueError: end")
     assert failure.traceback.endswith("ValueError: end") and len(failure.traceback.encode()) <= 8192
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=12))
 def test_restarts_are_the_failures_since_the_last_new_step(closings: list[tuple[int, bool]]) -> None:
-    """Any sequence of closings; the twin looks back over the whole history for the last one that brought a new step."""
+    """Any sequence of closed generations. The twin searches the whole history for the last one with
+    a new step.
+    """
     group, high, since_progress = Group.empty(), 0, 0
     for index, (step, counts) in enumerate(closings):
         group = transitions.form(rejoined(group, "a"), alive={"a"}, endpoint="h:1", policy=POLICY)
@@ -140,8 +144,10 @@ def test_restarts_are_the_failures_since_the_last_new_step(closings: list[tuple[
     assert group.high_step == high
 
 
-def test_closing_an_older_generation_changes_nothing() -> None:
-    """A node of generation 1 wakes in generation 2 and reports failure, completion and the end of the run."""
+def test_a_node_of_an_older_generation_changes_nothing() -> None:
+    """A node of generation 1 wakes up in generation 2 and reports failure, completion and the end
+    of the run.
+    """
     second = transitions.form(
         rejoined(closed(formed("a", "b")), "a"), alive={"a"}, endpoint="h:2", policy=POLICY
     )
@@ -152,8 +158,10 @@ def test_closing_an_older_generation_changes_nothing() -> None:
     assert transitions.leave(second, "b") == second
 
 
-def test_the_culprit_may_tell_its_failure_after_a_victim_closed() -> None:
-    """The victim is first and knows no traceback; the second close adds one, counts nothing, and a third is not heard."""
+def test_the_culprit_may_add_its_failure_after_a_victim_closed() -> None:
+    """The victim closes first, without a traceback. The second close adds one and counts nothing; a
+    third is ignored.
+    """
     first = Failure(node="b", rank=1, message="boom", traceback="tb")
     group = closed(formed("a", "b"), step=5)
     told = transitions.close(group, generation=1, cause="failure", step=6, counts=True, failure=first)
@@ -165,17 +173,19 @@ def test_the_culprit_may_tell_its_failure_after_a_victim_closed() -> None:
 
 
 def test_previous_members_keep_their_order_and_newcomers_follow_by_arrival() -> None:
-    """A newcomer waits before any previous member does; those come back in the opposite order."""
+    """A newcomer waits before any previous member, and the members return in the opposite order."""
     group = rejoined(closed(formed("a", "b")), "z", "b", "c", "a")
     third = transitions.form(group, alive=set("abcz"), endpoint="h:2", policy=POLICY)
     assert [n.id for n in third.members] == ["a", "b", "z", "c"]
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 9))
-def test_spares_stay_waiting_and_never_ask_for_a_drain(
+def test_spares_wait_and_never_cause_a_new_generation(
     sizes: list[int], max_nodes: int, max_workers: int
 ) -> None:
-    """Any sizes and limits: what was formed keeps within them, and forming at once again would admit nobody else."""
+    """Any sizes and limits: the generation keeps within them, and to form again at once would admit
+    no other node.
+    """
     policy = replace(POLICY, max_nodes=max_nodes, max_workers=max_workers)
     group = Group.empty()
     for index, nproc in enumerate(sizes):
@@ -199,10 +209,12 @@ said = st.builds(UnreachableReport, node=who, peers=st.lists(who, unique=True, m
     st.sets(who),
     st.integers(1, 4),
 )
-def test_a_generation_has_nobody_who_complains_of_another_and_is_at_rest(
+def test_members_of_a_new_generation_reach_each_other_and_it_stays_open(
     members: list[str], arrived: list[str], reports: list[UnreachableReport], alive: set[str], max_nodes: int
 ) -> None:
-    """Any members come back, any others arrive, any reports: once formed nobody ends it again, and who was a member is out for a report alone."""
+    """Any members return, any others arrive, any reports: no report closes the new generation
+    again, and a previous member is left out only because of a report.
+    """
     policy = replace(POLICY, max_nodes=max_nodes)
     before = replace(Group.empty(), members=tuple(map(node, members)), reports=tuple(reports))
     group = transitions.form(rejoined(before, *arrived), alive=alive, endpoint="h:1", policy=policy)
@@ -220,8 +232,10 @@ def test_a_generation_has_nobody_who_complains_of_another_and_is_at_rest(
     assert [n.id for n in group.members][: len(stay)] == stay[:max_nodes]
 
 
-def test_who_goes_takes_its_complaints_along_and_who_hears_again_withdraws_them() -> None:
-    """c complains of a and b, then of b alone, then of nobody; then it leaves, or is evicted, with a report."""
+def test_a_report_ends_when_its_node_withdraws_it_leaves_or_is_evicted() -> None:
+    """c reports a and b, then b alone, then no node. With a report standing it leaves, or is
+    evicted.
+    """
     group = formed("a", "b", "c")
     told = transitions.report_unreachable(group, node_id="c", peers=("a", "b"))
     assert transitions.is_partitioned(told, alive=set("abc"))
@@ -234,8 +248,8 @@ def test_who_goes_takes_its_complaints_along_and_who_hears_again_withdraws_them(
     )
 
 
-def test_a_spare_is_admitted_once_a_member_is_gone() -> None:
-    """max is 2; c waits; b leaves."""
+def test_a_spare_is_admitted_once_a_member_has_left() -> None:
+    """The limit is 2 nodes, c waits, b leaves."""
     policy = replace(POLICY, max_nodes=2)
     group = transitions.leave(formed("a", "b", "c", policy=policy), "b")
     assert (group.open, group.cause) == (False, transitions.NODE_LEFT)
@@ -244,7 +258,7 @@ def test_a_spare_is_admitted_once_a_member_is_gone() -> None:
 
 
 def test_the_run_is_complete_when_the_last_member_is_done() -> None:
-    """Two members; the first says it twice."""
+    """Two members; the first reports it twice."""
     group = transitions.done(formed("a", "b"), generation=1, node_id="a")
     group = transitions.done(group, generation=1, node_id="a")
     assert group.ended is None and group.open
@@ -255,7 +269,7 @@ def test_the_run_is_complete_when_the_last_member_is_done() -> None:
 
 
 def test_a_reopened_run_goes_on_counting_generations() -> None:
-    """A run that failed at generation 1 after two restarts is started again by a person."""
+    """A person starts a run again that failed in generation 1 after two restarts."""
     group = replace(closed(formed("a")), restarts=2)
     group = transitions.end(group, generation=1, run_end=RunEnd(exit_code=1, reason="failed"))
     again = transitions.form(
@@ -264,8 +278,10 @@ def test_a_reopened_run_goes_on_counting_generations() -> None:
     assert (again.generation, again.cause, again.restarts, again.ended) == (2, transitions.RESUME, 0, None)
 
 
-def test_only_a_generation_that_continues_nobodys_waits_for_stragglers() -> None:
-    """One node of at most four waits, min is reached just now: at the start, after a failure, and after everybody left."""
+def test_only_a_generation_without_previous_members_waits_for_stragglers() -> None:
+    """One node of at most four waits, and one is enough since a second: at the start, after a
+    failure, and after all nodes left.
+    """
     just_now = Timing(now_s=10.0, closed_since_s=10.0, enough_since_s=9.0)
 
     def action(group: Group, timing: Timing = just_now) -> Action:
@@ -294,8 +310,8 @@ def test_forming_waits_for_live_previous_members_only() -> None:
     assert left.action == Action.FORM
 
 
-def test_a_group_that_cannot_form_is_given_up_after_the_timeout() -> None:
-    """min is 2 and nobody else comes; or b is alive, but never stops its workers."""
+def test_a_node_gives_up_after_the_timeout_if_no_generation_can_form() -> None:
+    """Two nodes are needed and one waits; or b is alive and never stops its workers."""
     late = Timing(now_s=151.0, closed_since_s=90.0, enough_since_s=None)
     alone = transitions.decide(
         waiting("a"), node("a"), alive={"a"}, timing=late, policy=replace(POLICY, min_nodes=2)
@@ -305,8 +321,10 @@ def test_a_group_that_cannot_form_is_given_up_after_the_timeout() -> None:
     assert (alone.action, blocked.action) == (Action.GIVE_UP, Action.GIVE_UP)
 
 
-def test_a_starved_observer_takes_nobody_for_dead_at_its_first_look() -> None:
-    """The observer sleeps for an hour between two looks; then it keeps looking and the other really is silent."""
+def test_a_starved_observer_takes_no_node_for_dead_at_its_first_poll() -> None:
+    """The observer sleeps for an hour between two polls. Then it keeps polling, and the other node
+    really is silent.
+    """
     view = FailureDetector(keep_alive_s=2.0).observe({"b": 1}, now_s=0.0).observe({"b": 1}, now_s=3600.0)
     assert view.alive == {"b"}
     for second in range(1, 5):
@@ -315,8 +333,10 @@ def test_a_starved_observer_takes_nobody_for_dead_at_its_first_look() -> None:
     assert view.observe({"b": 2}, now_s=3605.0).alive == {"b"}
 
 
-def test_a_node_that_never_beats_is_dead_after_its_keep_alive() -> None:
-    """Its name is in the group, its counter never appears; a beat that vanishes for a moment is no sign of life."""
+def test_a_node_that_never_sends_a_heartbeat_is_dead_after_the_keep_alive() -> None:
+    """Its id is in the group and its counter never appears. A counter that is missing for a moment
+    is no sign of life.
+    """
     view = FailureDetector(keep_alive_s=1.0)
     for tick in range(6):
         view = view.observe({"b": NO_HEARTBEAT, "c": 3 if tick % 2 else NO_HEARTBEAT}, now_s=tick * 0.25)
@@ -327,8 +347,8 @@ def test_a_node_that_never_beats_is_dead_after_its_keep_alive() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 0.25), st.booleans()), max_size=40))
-def test_silence_is_the_time_since_the_last_new_beat(looks: list[tuple[float, bool]]) -> None:
-    """An observer that looks often enough; the twin remembers when the counter last moved."""
+def test_silence_is_the_time_since_the_last_heartbeat(looks: list[tuple[float, bool]]) -> None:
+    """The observer polls often enough. The twin remembers when the counter last moved."""
     view, now_s, counter, moved_s = (
         FailureDetector(keep_alive_s=1.0).observe({"b": 0}, now_s=0.0),
         0.0,
@@ -343,8 +363,10 @@ def test_silence_is_the_time_since_the_last_new_beat(looks: list[tuple[float, bo
         assert view.nodes["b"].silence.seconds == pytest.approx(now_s - moved_s)
 
 
-def test_a_complaint_does_not_outlive_who_made_it() -> None:
-    """c complains of a, is left out of the next generation while it stops its workers, and dies before it comes back."""
+def test_a_report_of_a_dead_node_is_removed() -> None:
+    """c reports a, is excluded from the next generation while it stops its workers, and dies before
+    it returns.
+    """
     told = transitions.report_unreachable(formed("a", "b", "c"), node_id="c", peers=("a",))
     group = transitions.form(
         rejoined(closed(told), "a", "b"), alive=set("abc"), endpoint="a:2", policy=POLICY
@@ -357,8 +379,10 @@ def test_a_complaint_does_not_outlive_who_made_it() -> None:
 
 
 @given(group=groups, known=groups)
-def test_what_is_remembered_replaces_a_beginning_and_nothing_else(group: Group, known: Group) -> None:
-    """Any two states: one in which anything was formed or decided stays, and generations never step back."""
+def test_the_last_known_state_replaces_an_empty_group_and_nothing_else(group: Group, known: Group) -> None:
+    """Any two states: a state in which anything was formed or decided stays, and generations never
+    step back.
+    """
     recalled = transitions.restore_lost_state(group, transitions.last_known_state(known))
     if group.members or group.open or group.ended or group.cause != transitions.START or known.ended:
         assert recalled == group
@@ -418,7 +442,7 @@ some_timings = st.builds(
 
 
 def test_the_documented_table_lists_every_action_and_state() -> None:
-    """A row that nobody can be in, or an action that is missing, would make the next test empty."""
+    """Otherwise the next test could pass on an empty table."""
     table = documented_actions()
     assert set().union(*table.values()) == {action.name for action in Action}
     assert {state for state, _ in table} == {"ended", "not ended", "closed", "forming", "open"}
@@ -428,7 +452,7 @@ def test_the_documented_table_lists_every_action_and_state() -> None:
 def test_a_node_does_what_the_documented_table_says(
     group: Group, me: str, alive: set[str], timing: Timing, min_nodes: int
 ) -> None:
-    """Any group, any node, any nodes alive, any waiting times."""
+    """Any group, node, set of live nodes and waiting times."""
     policy = replace(POLICY, min_nodes=min_nodes)
     decision = transitions.decide(group, node(me), alive=alive | {me}, timing=timing, policy=policy)
     assert decision.action.name in documented_actions()[role(group, me, alive | {me})]
@@ -449,10 +473,10 @@ ARROWS = {
 
 
 @given(some_groups, who, st.sets(who))
-def test_every_transition_follows_the_arrows_of_the_documented_diagram(
+def test_every_transition_follows_an_arrow_of_the_documented_diagram(
     group: Group, me: str, alive: set[str]
 ) -> None:
-    """Each transition is applied to any group; it changes nothing about the state or follows an arrow."""
+    """Any transition of any group keeps its state or follows an arrow."""
     ended = RunEnd(exit_code=1, reason="failed")
     now = {"generation": group.generation}
     after = {
