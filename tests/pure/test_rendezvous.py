@@ -1,4 +1,4 @@
-"""Real Rendezvous objects on a real folder, each node in its own thread; then torch's handler over them."""
+"""Real Rendezvous objects on a real folder, each node in a thread; then torch's handler over them."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ def never() -> bool:
 
 
 class HandClock(SystemClock):
-    """Real sleep, but the time is what the test says."""
+    """Real sleep, but the test sets the time."""
 
     now_s = 0.0
 
@@ -42,7 +42,7 @@ class HandClock(SystemClock):
 
 
 class Nodes:
-    """Makes nodes on one folder and ends their threads."""
+    """Makes nodes on one folder, and ends their threads."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -78,7 +78,9 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 
 def test_two_nodes_form_close_and_form_again(nodes: Nodes) -> None:
-    """Both join at once, one reports a failure, both join again, both finish; a third comes too late."""
+    """Both join at once, one reports a failure, both join again, both finish; a third comes too
+    late.
+    """
     a, b = nodes.make("a", PAIR, nproc=2), nodes.make("b", PAIR, nproc=3)
     first = nodes.join(a, b)
     assert first[0].members == first[1].members and {g.rank_of_node for g in first} == {0, 1}
@@ -108,8 +110,10 @@ def test_two_nodes_form_close_and_form_again(nodes: Nodes) -> None:
     assert raised.value.exit_code == 0
 
 
-def test_a_silent_member_is_evicted_and_fenced_when_it_comes_back(nodes: Nodes) -> None:
-    """b's beats end without a word; a's clock moves past the keep-alive; b then tries to close a's new generation."""
+def test_a_silent_member_is_evicted_and_is_fenced_when_it_returns(nodes: Nodes) -> None:
+    """b's heartbeats end and a's clock moves past the keep-alive. Then b tries to close a's new
+    generation.
+    """
     clock = HandClock()
     a, b = nodes.make("a", ALONE_OR_PAIR, clock=clock), nodes.make("b", ALONE_OR_PAIR)
     assert a.join(never).world_size == 1
@@ -127,8 +131,8 @@ def test_a_silent_member_is_evicted_and_fenced_when_it_comes_back(nodes: Nodes) 
     assert a.watch().open and b.watch().fenced
 
 
-class Cut(MemoryBackend):
-    """Cannot be reached while it is told so."""
+class UnreachableBackend(MemoryBackend):
+    """Cannot be reached while `is_away` is set."""
 
     is_away = False
 
@@ -150,19 +154,21 @@ def lone(backend: MemoryBackend, *, timeout_s: float = 120.0, min_generation: in
     )
 
 
-def test_what_could_not_be_told_while_the_backend_was_away_is_told_when_it_is_back() -> None:
-    """A node's workers die while nobody can be told; its generation is still open when it comes to the next meeting."""
-    backend = Cut()
+def test_a_generation_that_could_not_be_closed_is_closed_at_the_next_join() -> None:
+    """The workers of a node die while the backend is away, so its generation is still open when it
+    joins.
+    """
+    backend = UnreachableBackend()
     a = lone(backend)
     assert a.join(never).number == 1
     backend.is_away = True
     with pytest.raises(BackendFailed):
         a.close(transitions.FAILURE, step=1, counts=True)
-    looks: list[int] = []
+    polls: list[int] = []
 
     def comes_back() -> bool:
-        looks.append(1)
-        backend.is_away = len(looks) < 3
+        polls.append(1)
+        backend.is_away = len(polls) < 3
         return False
 
     generation = a.join(comes_back)
@@ -170,9 +176,9 @@ def test_what_could_not_be_told_while_the_backend_was_away_is_told_when_it_is_ba
     a.stop()
 
 
-def test_who_is_asked_to_leave_while_the_backend_is_away_leaves_without_a_word() -> None:
-    """The signal comes while it waits; a second node gives up by itself."""
-    backend = Cut()
+def test_a_node_can_leave_while_the_backend_is_away() -> None:
+    """It is interrupted while it waits; a second time it gives up by itself."""
+    backend = UnreachableBackend()
     backend.is_away = True
     a = lone(backend, timeout_s=0.05)
     with pytest.raises(Interrupted) as interrupted:
@@ -183,18 +189,20 @@ def test_who_is_asked_to_leave_while_the_backend_is_away_leaves_without_a_word()
     a.stop()
 
 
-def test_a_group_whose_state_was_lost_counts_on() -> None:
+def test_a_group_whose_state_was_lost_counts_generations_on() -> None:
     """The run directory shows generation 4, the backend nothing."""
-    backend = Cut()
+    backend = UnreachableBackend()
     a = lone(backend, min_generation=4)
     generation = a.join(never)
     assert (generation.number, generation.cause) == (5, transitions.RESUME)
     a.stop()
 
 
-def test_another_run_under_the_same_name_starts_and_counts_on() -> None:
-    """What ended was complete: the same run would stop here, a new one begins; and while nobody ended anything it is let alone."""
-    backend = Cut()
+def test_a_new_run_under_an_old_name_starts_and_counts_generations_on() -> None:
+    """The old run is complete: it would stop here, and a new one begins. A run that has not ended
+    is left alone.
+    """
+    backend = UnreachableBackend()
     a = lone(backend)
     a.join(never)
     assert a.reopen(is_new=True).open
@@ -209,7 +217,7 @@ def test_another_run_under_the_same_name_starts_and_counts_on() -> None:
 
 
 def admit(nodes: Nodes, a: Rendezvous, b: Rendezvous) -> None:
-    """`a` is in alone; as soon as `b` waits, it is taken in."""
+    """`a` is alone in a generation; as soon as `b` waits, it is admitted."""
     waits = threading.Event()
 
     def seen() -> bool:
@@ -225,7 +233,7 @@ def admit(nodes: Nodes, a: Rendezvous, b: Rendezvous) -> None:
 
 
 def test_an_interrupted_node_leaves_no_trace(nodes: Nodes) -> None:
-    """It waits for a second node; the request comes after its name is in the group."""
+    """It waits for a second node, and is interrupted once its id is in the group."""
     a = nodes.make("a", PAIR)
 
     def is_in() -> bool:
@@ -286,8 +294,10 @@ def flaky_node(clock: SystemClock, say: Callable[[str], None]) -> tuple[Flaky, R
     return backend, rendezvous
 
 
-def test_beating_survives_a_failing_backend() -> None:
-    """Beats fail for a while, with an error that no contract names; then the thread must beat again."""
+def test_heartbeats_survive_a_failing_backend() -> None:
+    """They fail for a while, with an error that no contract names; then the thread must send them
+    again.
+    """
     said: list[str] = []
     backend, rendezvous = flaky_node(SystemClock(), said.append)
     try:
@@ -303,7 +313,9 @@ def test_beating_survives_a_failing_backend() -> None:
 
 
 def test_an_unreachable_backend_ends_the_wait_after_the_timeout() -> None:
-    """Every read fails after the first beat; the clock moves past the timeout when that is said."""
+    """Every read fails after the first heartbeat. The clock moves past the timeout when the failure
+    is reported.
+    """
     clock = HandClock()
 
     def say(reason: str) -> None:
@@ -323,8 +335,8 @@ def unreachable() -> None:
     raise BackendFailed("unreachable")
 
 
-def test_a_change_that_never_gets_through_is_given_up() -> None:
-    """Every compare-and-set is lost to somebody else."""
+def test_a_change_that_never_wins_is_given_up() -> None:
+    """Every compare-and-set is lost to another node."""
     backend, rendezvous = flaky_node(SystemClock(), lambda reason: None)
     rendezvous.poll_join()
     backend.loses = True
@@ -332,8 +344,8 @@ def test_a_change_that_never_gets_through_is_given_up() -> None:
         rendezvous.leave()
 
 
-def test_torch_meets_on_a_fresh_store_each_generation(nodes: Nodes) -> None:
-    """A key set in generation 1 must not be there in generation 2, and both nodes must reach the same store."""
+def test_every_generation_has_a_fresh_store_under_torch(nodes: Nodes) -> None:
+    """A key of generation 1 must be gone in generation 2, and both nodes must reach the same store."""
     pair = [torch_node(nodes, name, PAIR) for name in "ab"]
     first = [f.result(timeout=60) for f in [nodes.pool.submit(h.next_rendezvous) for h in pair]]
     assert sorted((i.rank, i.world_size) for i in first) == [(0, 2), (1, 2)]
@@ -369,7 +381,7 @@ def torch_node(nodes: Nodes, name: str, policy: GroupPolicy) -> ElasticRendezvou
 
 
 class FullBackend(MemoryBackend):
-    """Takes no beats while it is full, as a folder on a full disk."""
+    """Accepts no heartbeats while it is full, as a folder on a full disk."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -383,8 +395,8 @@ class FullBackend(MemoryBackend):
         super().beat(node_id)
 
 
-def test_nobody_is_taken_for_dead_while_nobody_can_beat() -> None:
-    """A disk is full for a long while and has room again; then one node does fall silent."""
+def test_no_node_is_taken_for_dead_while_none_can_send_heartbeats() -> None:
+    """The disk is full for a long while and has room again; then one node does fall silent."""
     backend, clock = FullBackend(), HandClock()
     a, b = (
         Rendezvous(
@@ -398,7 +410,7 @@ def test_nobody_is_taken_for_dead_while_nobody_can_beat() -> None:
         for name in "ab"
     )
 
-    def look(times: int) -> list[GroupView]:
+    def poll(times: int) -> list[GroupView]:
         found = []
         for _ in range(times):
             clock.now_s += 1.0
@@ -410,13 +422,13 @@ def test_nobody_is_taken_for_dead_while_nobody_can_beat() -> None:
             future.result(timeout=60)
     backend.is_full = True
     wait_until(lambda: backend.refused == {"a", "b"})
-    assert not any(watch.lost for watch in look(40))
+    assert not any(watch.lost for watch in poll(40))
     backend.is_full = False
     before = backend.beats()
     wait_until(lambda: all(count > before[name] for name, count in backend.beats().items()))
     assert a.watch().open
     b.stop()
-    assert look(40)[-1].lost or not look(1)[0].open
+    assert poll(40)[-1].lost or not poll(1)[0].open
     a.stop()
 
 
@@ -426,7 +438,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_torchrun_options_reach_the_policy(tmp_path: Path) -> None:
-    """The wait for a second node ends after the join_timeout that --rdzv-conf gives; no endpoint is a usage error."""
+    """The wait for a second node ends after the join_timeout of --rdzv-conf. No endpoint is a usage
+    error.
+    """
     make = creator()
     params = RendezvousParameters(
         "elastic", str(tmp_path), "run/1", 2, 2, local_addr="127.0.0.1", join_timeout="0.01"

@@ -1,4 +1,4 @@
-"""The contract of a rendezvous backend, kept by every implementation, and what the folder adds to it."""
+"""The contract of a rendezvous backend, kept by every implementation, and what the folder adds."""
 
 import os
 import threading
@@ -24,7 +24,7 @@ Open = Callable[[], Backend]
 
 @pytest.fixture(params=["memory", "directory", "etcd", "c10d", "objects"])
 def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Each call gives another node's view of the same state, where the implementation has several."""
+    """Each call opens another node's view of the same state, if the backend has several."""
     shared = MemoryBackend()
     opened: list[TcpStoreBackend] = []
 
@@ -52,14 +52,14 @@ def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ope
         backend.close()
 
 
-def test_nothing_is_there_before_the_first_version(open_backend: Open) -> None:
-    """A fresh backend; a successor of a version that never was is refused."""
+def test_a_fresh_backend_is_empty(open_backend: Open) -> None:
+    """A successor of a version that never existed is refused."""
     assert open_backend().read() is None
     assert not open_backend().compare_and_set(3, b"x")
     assert open_backend().read() is None
 
 
-def test_a_version_is_replaced_only_by_who_has_seen_it(open_backend: Open) -> None:
+def test_only_a_writer_that_has_seen_the_newest_version_replaces_it(open_backend: Open) -> None:
     """A second writer still holds the older version, and a third believes that there is none."""
     ours, theirs = open_backend(), open_backend()
     assert ours.compare_and_set(None, b"one")
@@ -73,7 +73,7 @@ def test_a_version_is_replaced_only_by_who_has_seen_it(open_backend: Open) -> No
 
 
 def test_of_racing_writers_exactly_one_wins_each_version(open_backend: Open) -> None:
-    """Six threads, released together at a barrier, try to succeed the same version, thirty times over."""
+    """Six threads, released together, try to succeed the same version, thirty times over."""
     backends = [open_backend() for _ in range(6)]
     barrier = threading.Barrier(len(backends))
     wins: list[tuple[int, bytes]] = []
@@ -97,8 +97,8 @@ def test_of_racing_writers_exactly_one_wins_each_version(open_backend: Open) -> 
     assert newest is not None and newest[1] == wins[-1][1]
 
 
-def test_every_beat_moves_the_counter(open_backend: Open) -> None:
-    """A node whose name would be a path beats three times; another one once."""
+def test_every_heartbeat_moves_the_counter(open_backend: Open) -> None:
+    """A node whose id looks like a path sends three heartbeats, another node one."""
     ours, theirs = open_backend(), open_backend()
     seen = []
     for _ in range(3):
@@ -109,8 +109,8 @@ def test_every_beat_moves_the_counter(open_backend: Open) -> None:
     assert set(ours.beats()) == {"../node a", "b"}
 
 
-def test_beats_from_two_threads_of_a_node_all_count(open_backend: Open) -> None:
-    """The beat thread and a joining thread beat for one node at once."""
+def test_heartbeats_from_two_threads_of_a_node_all_count(open_backend: Open) -> None:
+    """The thread of heartbeats and the thread that joins send one each at the same time."""
     backend = open_backend()
     threads = [threading.Thread(target=lambda: [backend.beat("a") for _ in range(50)]) for _ in range(2)]
     for thread in threads:
@@ -122,8 +122,10 @@ def test_beats_from_two_threads_of_a_node_all_count(open_backend: Open) -> None:
     assert before == 100 and backend.beats()["a"] == 101
 
 
-def test_the_shown_generation_never_goes_back(open_backend: Open) -> None:
-    """A sleeper of generation 3 shows its number after 5 was shown; a stranger, such as a fence, looks."""
+def test_the_shown_generation_never_steps_back(open_backend: Open) -> None:
+    """A node that slept in generation 3 shows its number after 5 was shown; a process outside the
+    group reads it.
+    """
     ours, theirs = open_backend(), open_backend()
     if not isinstance(ours, PublishesGeneration) or not isinstance(theirs, PublishesGeneration):
         # Of an object store the fence reads the group itself.
@@ -137,7 +139,7 @@ def test_the_shown_generation_never_goes_back(open_backend: Open) -> None:
     assert stranger.shown_generation() == 5
 
 
-def test_versions_grow_with_generations_and_never_repeat(open_backend: Open) -> None:
+def test_versions_only_grow_from_generation_to_generation(open_backend: Open) -> None:
     """Writes and generations in turn, as a group makes them."""
     backend = open_backend()
     version, seen = None, []
@@ -152,8 +154,10 @@ def test_versions_grow_with_generations_and_never_repeat(open_backend: Open) -> 
     assert seen == sorted(set(seen))
 
 
-def test_a_writer_that_slept_cannot_bring_back_a_deleted_version(tmp_path: Path) -> None:
-    """It read version 1 (or none) and sleeps until that version's successor has been deleted, so that its name is free."""
+def test_a_writer_that_slept_cannot_create_a_deleted_version_again(tmp_path: Path) -> None:
+    """It has read version 1 and sleeps until the successor of 1 is deleted as too old, so its name
+    is free.
+    """
     sleeper, busy = DirectoryBackend(tmp_path), DirectoryBackend(tmp_path)
     assert busy.compare_and_set(None, b"1")
     for version in range(1, 40):
@@ -165,15 +169,15 @@ def test_a_writer_that_slept_cannot_bring_back_a_deleted_version(tmp_path: Path)
 
 
 def _blind_once(list_versions: Callable[[], list[int]]) -> Callable[[], list[int]]:
-    """The listing before the link is as old as the sleeper; the one after it is today's."""
+    """The listing before the link is as old as the sleeper; the one after it is up to date."""
     old: list[list[int]] = [[1]]
     return lambda: old.pop() if old else list_versions()
 
 
-def test_a_lost_answer_to_a_successful_link_is_still_a_win(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file server makes the link, its answer is lost, and the repeated request is told that the file exists."""
+def test_a_link_whose_answer_is_lost_still_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file server makes the link, its answer is lost, and the repeated request hears that the
+    file exists.
+    """
     link = os.link
 
     def link_twice(source: Path, target: Path) -> None:
@@ -186,7 +190,7 @@ def test_a_lost_answer_to_a_successful_link_is_still_a_win(
     assert backend.read() == (1, b"mine")
 
 
-def test_a_listing_from_the_past_does_not_unsee_a_version(
+def test_an_old_listing_hides_no_version_that_was_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A network file system shows the folder as it was two versions ago."""
@@ -198,8 +202,8 @@ def test_a_listing_from_the_past_does_not_unsee_a_version(
     assert backend.read() == (3, b"v")
 
 
-def test_what_dead_processes_left_is_removed_and_the_living_are_kept(tmp_path: Path) -> None:
-    """A temporary file and a beat are made two hours older; another beat is fresh."""
+def test_files_of_dead_processes_are_removed_and_those_of_live_nodes_stay(tmp_path: Path) -> None:
+    """A temporary file and a heartbeat are made two hours older; another heartbeat is fresh."""
     backend = DirectoryBackend(tmp_path)
     backend.beat("old")
     backend.beat("live")
@@ -220,14 +224,14 @@ def test_a_path_that_is_a_file_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_a_read_only_folder_is_a_usage_error() -> None:
-    """A file system in which nobody, not even root, can make files."""
+    """A file system in which not even root can create files."""
     for path in (Path("/proc"), Path("/proc/rendezvous")):
         with pytest.raises(UsageError, match="may write"):
             DirectoryBackend(path)
 
 
 def test_a_folder_that_vanishes_is_a_failure_of_the_backend(tmp_path: Path) -> None:
-    """It is removed under a live node: no OSError gets out, and the message names what was tried."""
+    """It is removed under a live node: no OSError escapes, and the message names what was tried."""
     backend = DirectoryBackend(tmp_path / "r")
     (tmp_path / "r").rmdir()
     for call in (

@@ -1,4 +1,4 @@
-"""A group in an object store: what slow, failing, forgetful or careless storage does to it."""
+"""A group in an object store that is slow, failing, out of date or careless."""
 
 import time
 import uuid
@@ -24,7 +24,7 @@ SHORT_S = 1.0  # a bound for calls, where it is known to pass
 
 @pytest.fixture
 def storage(s3, s3_bucket, monkeypatch):
-    """Storage that does what the test wants; `storage.url` is a folder of its own in it."""
+    """Storage that fails as the test wants; `storage.url` is a folder of its own in it."""
     proxy = FaultyStorage(s3.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     proxy.url = f"{s3_bucket}/run/rendezvous"
@@ -47,8 +47,10 @@ def reads(method, path):
 
 
 @given(st.integers(0, 3000), st.integers(0, 3000))
-def test_the_newest_version_is_found_from_any_that_is_known(newest, known):
-    """A node that saw `known` slept; the number of requests grows with the logarithm of what it missed."""
+def test_the_newest_version_is_found_from_any_known_one(newest, known):
+    """A node that saw `known` slept. The requests grow with the logarithm of the versions that it
+    missed.
+    """
     known = min(known, newest)
     asked = []
 
@@ -61,8 +63,8 @@ def test_the_newest_version_is_found_from_any_that_is_known(newest, known):
     assert newest > known or len(asked) == 1
 
 
-def test_a_node_that_slept_finds_all_that_it_missed_and_brings_nothing_back(s3_bucket):
-    """Forty versions came meanwhile; it tries to succeed the one that it knew."""
+def test_a_node_that_slept_finds_the_newest_version_and_restores_no_old_one(s3_bucket):
+    """Forty versions were written meanwhile; it tries to succeed the one that it knew."""
     sleeper = ObjectStoreBackend(f"{s3_bucket}/r", intervals=PollIntervals(idle_s=3600.0, active_s=3600.0))
     busy = ObjectStoreBackend(f"{s3_bucket}/r", intervals=NO_DELAY)
     assert sleeper.compare_and_set(None, b"1")
@@ -75,7 +77,7 @@ def test_a_node_that_slept_finds_all_that_it_missed_and_brings_nothing_back(s3_b
 
 
 @pytest.mark.parametrize("deed", [Deed.ERROR, Deed.SLOW_DOWN])
-def test_errors_of_the_store_are_failures_of_the_backend_and_pass(storage, deed):
+def test_a_backend_recovers_from_errors_of_the_store(storage, deed):
     """Every request is answered with an error; then none."""
     backend = opened(storage)
     assert backend.compare_and_set(None, b"one")
@@ -91,8 +93,8 @@ def test_errors_of_the_store_are_failures_of_the_backend_and_pass(storage, deed)
     assert set(backend.beats()) == {"a"}
 
 
-def test_a_store_that_never_answers_holds_up_no_call_for_long(storage):
-    """It takes the request and is silent, for each verb."""
+def test_a_store_that_never_answers_delays_no_call_for_long(storage):
+    """For each method, it takes the request and does not answer."""
     backend = opened(storage)
     assert backend.compare_and_set(None, b"one")
     backend._objects._limit_s = SHORT_S
@@ -110,8 +112,10 @@ def test_a_store_that_never_answers_holds_up_no_call_for_long(storage):
     storage.heal()
 
 
-def test_a_write_whose_answer_is_lost_is_in_doubt_and_found_out_by_reading(storage):
-    """The store creates the version and the line is cut, again and again; the writer is not told that it won, and finds its own value."""
+def test_the_outcome_of_a_write_without_answer_is_found_by_reading(storage):
+    """The store creates the version and the connection breaks, again and again. The writer does not
+    learn that it won, and finds its own value.
+    """
     ours, theirs = opened(storage), opened(storage)
     lost = storage.fail(Deed.LOSE, creates)
     assert not ours.compare_and_set(None, b"mine")
@@ -122,8 +126,10 @@ def test_a_write_whose_answer_is_lost_is_in_doubt_and_found_out_by_reading(stora
     assert theirs.read() == (1, b"mine")
 
 
-def test_a_version_that_is_taken_and_cannot_be_read_is_a_failure_and_not_a_step_back(storage):
-    """The store knows that the version exists, so that it cannot be created, but reads answer as if it did not."""
+def test_an_existing_version_that_cannot_be_read_is_no_step_back(storage):
+    """The store refuses to create the version because it exists, but reads answer as if it did not:
+    a failure.
+    """
     ours, theirs = opened(storage), opened(storage)
     theirs._refresh = lambda: None  # it slept through
     assert ours.compare_and_set(None, b"one")
@@ -137,8 +143,10 @@ def test_a_version_that_is_taken_and_cannot_be_read_is_a_failure_and_not_a_step_
     assert theirs.read() == (1, b"one")
 
 
-def test_a_stale_listing_hides_no_live_node_that_was_seen_and_no_version(storage):
-    """Listings stay as they were when one node had beaten; it goes on beating, and another one comes."""
+def test_an_old_listing_hides_no_version_and_no_node_that_was_seen(storage):
+    """Listings stay as they were after one node's first heartbeat. It sends more, and another node
+    comes.
+    """
     backend, other = opened(storage), opened(storage)
     backend.beat("a")
     assert set(other.beats()) == {"a"}
@@ -156,8 +164,10 @@ def test_a_stale_listing_hides_no_live_node_that_was_seen_and_no_version(storage
     assert set(other.beats()) == {"a", "b"}
 
 
-def test_a_listing_from_before_a_node_came_does_not_hide_it_from_who_asks_for_it(storage):
-    """Listings show no node at all; one that the group names is alive, one that it names and that never beat is not there."""
+def test_an_old_listing_hides_no_tracked_node(storage):
+    """Listings show no node at all. A tracked node is alive; one that never sent a heartbeat is not
+    there.
+    """
     here, there = opened(storage), opened(storage)
     assert here.beats() == {}
     stale = storage.fail(Deed.STALE, lambda method, path: "list-type" in path)
@@ -170,8 +180,10 @@ def test_a_listing_from_before_a_node_came_does_not_hide_it_from_who_asks_for_it
     assert stale.struck
 
 
-def test_storage_that_creates_twice_is_refused_before_anybody_meets_in_it(s3_bucket):
-    """A service that ignores the condition of a creation: of several nodes that form a generation, each would believe that it did."""
+def test_storage_that_creates_an_object_twice_is_refused(s3_bucket):
+    """A service ignores the condition of a creation: of several nodes that form a generation, each
+    would believe that it did.
+    """
     backend = ObjectStoreBackend(f"{s3_bucket}/r", intervals=NO_DELAY)
 
     def create(name, data):
@@ -183,14 +195,16 @@ def test_storage_that_creates_twice_is_refused_before_anybody_meets_in_it(s3_buc
         backend.read()
 
 
-def test_a_missing_bucket_is_said_and_not_waited_for(s3_bucket):
+def test_a_missing_bucket_is_refused_at_once(s3_bucket):
     """A misspelled name."""
     with pytest.raises(BackendRefused, match="bucket"):
         ObjectStoreBackend(f"s3://never-made-{uuid.uuid4().hex}/r", intervals=NO_DELAY).read()
 
 
-def test_answers_are_used_for_a_while_and_own_writes_are_seen_at_once(s3_bucket):
-    """Two nodes with a intervals of an hour: what they do themselves they know, and a refusal makes them look."""
+def test_answers_are_reused_for_a_while_and_own_writes_are_seen_at_once(s3_bucket):
+    """Two nodes poll once an hour. Each knows its own writes at once, and a refused write makes it
+    read.
+    """
     intervals = PollIntervals(idle_s=3600.0, active_s=3600.0)
     ours, theirs = (ObjectStoreBackend(f"{s3_bucket}/r", intervals=intervals) for _ in range(2))
     assert ours.read() is None and theirs.read() is None
@@ -201,8 +215,10 @@ def test_answers_are_used_for_a_while_and_own_writes_are_seen_at_once(s3_bucket)
     assert theirs.read() == (1, b"one")
 
 
-def test_the_fence_sees_a_generation_as_soon_as_it_is_there(storage):
-    """The group goes from generation to generation; then the store is away for longer than the fence is asked."""
+def test_the_fence_sees_a_new_generation_at_once(storage):
+    """The group goes from generation to generation; then the store is away for longer than the
+    fence tries.
+    """
     backend, fence = opened(storage), open_fence(f"objects:{storage.url}")
     assert fence.newest() == 0
     for number in range(1, 4):

@@ -1,4 +1,6 @@
-"""The store that lives in one agent: it goes, it comes back empty, and nobody may count backwards because of it."""
+"""The store in the memory of one agent: it is lost, an empty one follows, and no version steps
+back.
+"""
 
 import contextlib
 import threading
@@ -13,7 +15,9 @@ from elastic.rendezvous.backends.tcp_store import StoredValue, TcpStoreBackend
 
 @pytest.fixture
 def nodes(monkeypatch):
-    """Opens nodes on one port; those that are not meant to be the host could not be, as on another machine."""
+    """Opens nodes on one port. Those that shall not host the store could not, as on another
+    machine.
+    """
     monkeypatch.setattr(tcp_store_client, "RETRY_S", 0.0)
     # A busy machine may take longer than the limits for what is not meant to reach them.
     monkeypatch.setattr(tcp_store_client, "CONNECT_S", 60.0)
@@ -33,14 +37,16 @@ def nodes(monkeypatch):
 
 
 def polled(act):
-    """As agents do: the first call finds out that the old connection is gone, and one that comes too late is made again."""
+    """Poll as agents do: the first call finds the old connection broken, and a late one is
+    repeated.
+    """
     for _ in range(50):
         with contextlib.suppress(BackendFailed):
             return act()
     return act()
 
 
-def test_who_has_the_address_hosts_the_store_and_only_one_does(nodes):
+def test_exactly_one_node_with_the_address_hosts_the_store(nodes):
     """Two agents on the machine of the endpoint, and a third one elsewhere."""
     first, second, third = nodes(host=True), nodes(host=True), nodes()
     assert third.compare_and_set(None, b"x")
@@ -49,8 +55,10 @@ def test_who_has_the_address_hosts_the_store_and_only_one_does(nodes):
     assert second.read() == third.read()
 
 
-def test_survivors_put_the_newest_state_back_into_a_store_that_began_anew(nodes):
-    """The host dies with the store; another one begins an empty one at the same address, and writes before a survivor looks."""
+def test_a_survivor_puts_the_newest_state_back_into_an_empty_store(nodes):
+    """The host dies with the store. Another serves an empty one at the same address and writes
+    before the survivor polls.
+    """
     host, survivor = nodes(host=True), nodes()
     survivor.publish_generation(7)
     survivor.beat("s")
@@ -84,8 +92,10 @@ def test_survivors_put_the_newest_state_back_into_a_store_that_began_anew(nodes)
     assert found[0] > newest[0] and found[1] == b"three"
 
 
-def test_two_survivors_that_put_it_back_at_once_agree_on_the_newer(nodes):
-    """One has seen a version more than the other; both, and a newcomer that writes, come upon an empty store, again and again."""
+def test_survivors_that_restore_a_store_at_once_agree_on_the_newest_state(nodes):
+    """One has seen one version more than the other. Both, and a new node that writes, find an empty
+    store, again and again.
+    """
     for _ in range(10):
         host, older, newer = nodes(host=True), nodes(), nodes()
         assert newer.compare_and_set(None, b"1")
@@ -111,8 +121,10 @@ def test_two_survivors_that_put_it_back_at_once_agree_on_the_newer(nodes):
             each.close()
 
 
-def test_a_later_generation_is_newer_than_many_versions_of_an_earlier_one(nodes):
-    """The store begins anew and reaches generation 3 in few writes, before a survivor who wrote often in generation 2 looks again."""
+def test_a_later_generation_wins_over_many_versions_of_an_earlier_one(nodes):
+    """An empty store reaches generation 3 in few writes, before a survivor that wrote often in
+    generation 2 polls again.
+    """
     host, survivor = nodes(host=True), nodes()
     survivor.publish_generation(2)
     version = None
@@ -129,7 +141,7 @@ def test_a_later_generation_is_newer_than_many_versions_of_an_earlier_one(nodes)
     assert survivor.read()[1] == b"new"
 
 
-def test_equal_values_of_two_writers_are_not_taken_for_one(nodes):
+def test_of_two_writers_of_equal_values_only_one_wins(nodes):
     """Both evict the same node, so both write the same bytes for the same version."""
     first, second = nodes(host=True), nodes()
     assert first.compare_and_set(None, b"same")
@@ -137,7 +149,7 @@ def test_equal_values_of_two_writers_are_not_taken_for_one(nodes):
 
 
 @pytest.mark.parametrize("text", ["", "1", "x y z", "1 w !!", "1 w", "1 w YQ== more"])
-def test_what_another_program_wrote_is_a_failure_with_advice(text):
+def test_a_value_of_another_program_is_a_failure_with_advice(text):
     """Values that are no group."""
     with pytest.raises(BackendFailed, match="another program"):
         StoredValue.parse(text.encode())
