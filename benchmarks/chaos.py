@@ -1,9 +1,12 @@
-"""A storm of faults, drawn from one number, over a run of two nodes on this machine; the run must end as if nothing had happened.
+"""A run of two nodes under random faults, drawn from a seed, ends like an undisturbed run.
 
 python benchmarks/chaos.py [--seed 1] [--minutes 5] [--mtbf 4] [--folder DIR]
 
-What strikes is drawn from the mix of chaos_plan.py. The judge is that of tests/cluster: same digest, every step once with its chain value, one commit a step, nothing fenced, no
-start from nothing. Beside the goodput stands what the formula expects from the measured recoveries. It exits 1 for a complaint of the judge.
+The kinds of faults are drawn from the mix in chaos_plan.py. The run is judged by the rules of
+tests/cluster/oracle.py: the undisturbed digest, every step once and with its chain value, one
+commit a step, no commit from outside of the newest generation, no start from nothing. Beside the
+goodput stands the goodput that the formula expects from the measured recoveries. Exit 1: the judge
+found a problem.
 """
 
 import argparse
@@ -23,7 +26,7 @@ from chaos_plan import HARMLESS, FaultKind, PlannedFault, expected_goodput, faul
 from soak import NODES, WORKERS, Soak
 
 HERE = Path(__file__).parent
-for name in ("cluster", "support"):  # behind: a name of ours must not be hidden
+for name in ("cluster", "support"):  # at the end, so that they hide no module of ours
     sys.path.append(str(HERE.parent / "tests" / name))
 
 from evidence import evidence  # noqa: E402
@@ -47,23 +50,23 @@ SIGNALS = {
     FaultKind.WORKER_SEGFAULT: signal.SIGSEGV,
     FaultKind.WORKER_HANGS: signal.SIGSTOP,
     FaultKind.UPLOADER_KILLED: signal.SIGKILL,
-    FaultKind.WARM_PARENT_KILLED: signal.SIGKILL,
+    FaultKind.FORK_SERVER_KILLED: signal.SIGKILL,
 }
-KINDS = {FaultKind.UPLOADER_KILLED: "uploader", FaultKind.WARM_PARENT_KILLED: "warm parent"}
+KINDS = {FaultKind.UPLOADER_KILLED: "uploader", FaultKind.FORK_SERVER_KILLED: "fork server"}
 
 
 @dataclass(slots=True)
 class Resume:
-    """What is due after a deed: somebody goes on."""
+    """SIGCONT to these processes, when the silence of their node ends."""
 
     at_s: float
     pids: list[int]
 
 
 class Chaos(Soak):
-    """The group of the soak, under a storm."""
+    """The group of the soak test, under a schedule of faults."""
 
-    # By itself it takes 10 s, in which the next fault would have ended the hang.
+    # With the default of 10 s, the next fault would end a hang before it is detected.
     options = ("--hang-timeout", "3")
 
     def __init__(self, folder: Path, epochs: int) -> None:
@@ -74,7 +77,7 @@ class Chaos(Soak):
         self._resumes: list[Resume] = []
 
     def inject_all(self, faults: list[PlannedFault]) -> None:
-        """Let it come, until it is over or the run is."""
+        """Inject the faults at their times, until all are injected or the run is over."""
         began_at = time.monotonic()
         for fault in faults:
             while (left_s := began_at + fault.at_s - time.monotonic()) > 0 and not self.is_over():
@@ -120,14 +123,18 @@ class Chaos(Soak):
             self._resumes.remove(resume)
 
     def restart(self) -> None:
-        """As a scheduler does with a node that ended before the run did."""
+        """Start a node again that ended before the run did, as a cluster's scheduler would."""
         for agent in [agent for agent in self.agents if agent.poll() is not None]:
             if not self.is_over():
                 self.agents.remove(agent)
                 self.start_node()
 
     def _victims(self, fault: PlannedFault) -> list[int]:
-        """Whom it hits; nobody where nobody is there, or where it would end the last node that trains, which is no case of this test."""
+        """The processes that the fault hits.
+
+        None, if there is no process of that kind, or if the fault would hit the last node
+        that trains: the loss of all nodes is no case of this test.
+        """
         if fault.kind in (FaultKind.NODE_KILLED, FaultKind.NODE_DRAINED, FaultKind.NODE_SILENT):
             agents = [agent.pid for agent in self.agents if agent.poll() is None]
             if len(agents) < NODES or len(self.find("worker")) < NODES * WORKERS or self._resumes:
@@ -137,7 +144,7 @@ class Chaos(Soak):
         return [found[int(fault.victim * len(found))]] if found else []
 
     def _node(self, agent: int) -> list[int]:
-        """The agent and all that it started, parents first."""
+        """The agent and all its descendants, parents first."""
         parents = {pid: parent for pid, parent, _ in self.processes()}
         found = [agent]
         for pid in found:
@@ -157,8 +164,8 @@ def _send(pids: list[int], number: signal.Signals) -> None:
             continue
 
 
-def calm(folder: Path, epochs: int) -> Chaos:
-    """The same run, undisturbed, by as many nodes."""
+def train_undisturbed(folder: Path, epochs: int) -> Chaos:
+    """The same run without faults, by as many nodes."""
     folder.mkdir(parents=True)
     run = Chaos(folder, epochs)
     try:
@@ -171,7 +178,7 @@ def calm(folder: Path, epochs: int) -> Chaos:
     return run
 
 
-def stormy(folder: Path, epochs: int, faults: list[PlannedFault]) -> Chaos:
+def train_with_faults(folder: Path, epochs: int, faults: list[PlannedFault]) -> Chaos:
     folder.mkdir(parents=True)
     run = Chaos(folder, epochs)
     began_at = time.monotonic()
@@ -198,7 +205,10 @@ def report_of(run: RunDir) -> Report:
 
 
 def expected(report: Report, undisturbed: Report) -> float:
-    """By the formula, from what this run's own recoveries took, times what the undisturbed run has anyway. Every step is kept in memory: the interval is a step, saving costs none."""
+    """The goodput by the formula from this run's recovery times, times the undisturbed goodput.
+
+    Every step is kept in memory, so the interval is one step, and keeping it costs nothing.
+    """
     times_s = [each.total_s for each in report.recoveries if each.total_s is not None]
     step_s = report.step_time_s.median
     if not times_s or not report.goodput or step_s is None:
@@ -226,19 +236,22 @@ def main() -> int:
 
 
 def chaos(args: argparse.Namespace, folder: Path) -> int:
-    probe = report_of(calm(folder / "probe", PROBE_EPOCHS).run)
+    probe = report_of(train_undisturbed(folder / "probe", PROBE_EPOCHS).run)
     assert probe.step_time_s.median is not None, "the probe trained no step"
     rate = (probe.goodput or 1.0) / probe.step_time_s.median
     epochs = max(PROBE_EPOCHS, int(args.minutes * 60 * rate / STEPS_AN_EPOCH))
     faults = fault_schedule(args.seed, mtbf_s=args.mtbf, duration_s=args.minutes * 60)
     print(f"seed {args.seed}: {len(faults)} faults in {args.minutes:g} minutes, {epochs} epochs", flush=True)
-    undisturbed, run = calm(folder / "calm", epochs), stormy(folder / "stormy", epochs, faults)
-    there, calmly = report_of(run.run), report_of(undisturbed.run)
+    undisturbed, run = (
+        train_undisturbed(folder / "undisturbed", epochs),
+        train_with_faults(folder / "disturbed", epochs, faults),
+    )
+    with_faults, without_faults = report_of(run.run), report_of(undisturbed.run)
     verdict = judge(evidence(run.run, injections=run.injections), evidence(undisturbed.run), WITHIN_S)
     print(json.dumps({kind.value: count for kind, count in run.counted.items()}))
-    print(f"{len(there.recoveries)} recoveries, {verdict.lost_steps} finished steps lost")
+    print(f"{len(with_faults.recoveries)} recoveries, {verdict.lost_steps} finished steps lost")
     print(
-        f"goodput {there.goodput or 0.0:.3f}, expected {expected(there, calmly):.3f}; undisturbed {calmly.goodput or 0.0:.3f}"
+        f"goodput {with_faults.goodput or 0.0:.3f}, expected {expected(with_faults, without_faults):.3f}; undisturbed {without_faults.goodput or 0.0:.3f}"
     )
     for problem in verdict.problems:
         print(f"NOT as promised: {problem}")

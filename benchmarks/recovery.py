@@ -1,13 +1,20 @@
-"""From a fault to the end of the first step that was never trained before, beside torchrun in the same run: two nodes of one worker each on this machine.
+"""Seconds from a fault to the end of the first new step, for elastic-train and for torchrun.
 
 python benchmarks/recovery.py [--only join] [--tries 10] [--torchrun-tries 1] [--json FILE]
 
-A node is a launcher and everything it started. Each fault strikes at a random (seeded) moment of a step, once the group has trained five new steps; what counts
-is the first new step of workers that came after the fault. Ours has all its faults in one run. torchrun gets a new job for each try, may restart as often as it
-likes (its default is never), and is spared the death of the node that holds its store, which ends the job. "Best" is torchrun with the shortest last call and
-keep-alive that it takes, and without the shared store that breaks joins. A try is given up after --limit seconds: not to recover is a result.
+Two nodes of one worker each train on this machine. A node is a launcher and everything that it
+started. Each fault hits a random (seeded) moment of a step, once the group has trained five new
+steps. The time ends with the first new step of a worker that started after the fault. A step is new
+if it was never finished before.
 
-It says nothing about many machines: all processes share this one's cores, so what several do at once is slower here.
+elastic-train has all its faults in one run. torchrun gets a new job for each try and may restart
+without limit (its default is never); it never loses the node that holds its store, because that
+ends the job. "torchrun best" has the shortest last call and keep-alive that torchrun accepts, and
+runs without the shared store, which breaks joins. A try is given up after --limit seconds: no
+recovery is a result too.
+
+The figures say nothing about many machines: all processes share the cores of this one, so work that
+several do at the same time is slower here.
 """
 
 import argparse
@@ -27,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery_cases import CASES, Case, Measured
-from recovery_group import Group, NotRecovered, Side
+from recovery_group import Group, Launcher, NotRecovered
 from recovery_table import comparison, notes, phases
 from rich.console import Console
 
@@ -38,31 +45,32 @@ IMPORT_TRIES = 3
 OURS = "ours"
 
 
-# The sides.
+# The launchers.
 
 
-def ours(args: argparse.Namespace) -> Side:
+def ours(args: argparse.Namespace) -> Launcher:
     def command(folder: Path, _port: int, _nodes: int) -> list[str]:
         words = [str(BIN / "elastic-train"), str(HERE / "recovery_ours.py"), "--run-dir", str(folder / "run")]
         words += ["--min-nodes", "1", "--max-nodes", "2", "--nproc-per-node", "1", "--max-restarts", "100"]
         return [*words, *shlex.split(args.ours_options), "--", str(args.global_batch), str(args.shards)]
 
-    return Side(name=OURS, command=command, env={}, spares_first=False)
+    return Launcher(name=OURS, command=command, env={}, spares_first=False)
 
 
-def torchrun(args: argparse.Namespace, name: str, conf: str, env: dict[str, str]) -> Side:
+def torchrun(args: argparse.Namespace, name: str, conf: str, env: dict[str, str]) -> Launcher:
     def command(folder: Path, port: int, nodes: int) -> list[str]:
         words = [str(BIN / "torchrun"), "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=100"]
         words += ["--monitor-interval=0.1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
-        # Both are on the store's machine: without is_host it would be a race which of them holds it.
+        # Both nodes are on the store's machine: without is_host, either could come to hold the
+        # store.
         words += ["--rdzv-id=job", f"--rdzv-conf=is_host={int(nodes == 0)}{conf}", "--local-addr=127.0.0.1"]
         words += [str(HERE / "recovery_torchrun.py"), str(args.global_batch), str(args.torchrun_save_every)]
         return [*words, str(folder / "checkpoint.pt")]
 
-    return Side(name=name, command=command, env=env, spares_first=True)
+    return Launcher(name=name, command=command, env=env, spares_first=True)
 
 
-def sides(args: argparse.Namespace) -> list[Side]:
+def launchers(args: argparse.Namespace) -> list[Launcher]:
     shortest = ",last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
     return [
         ours(args),
@@ -75,22 +83,26 @@ def sides(args: argparse.Namespace) -> list[Side]:
 
 
 class Trial:
-    """All tries of one side, in `folder`; `groups` are the folders of its groups. A group that does not recover is given up for a new one."""
+    """All tries of one launcher.
 
-    def __init__(self, side: Side, args: argparse.Namespace, folder: Path) -> None:
+    A group that does not recover is replaced by a new one. `groups`: the folders of all groups.
+    """
+
+    def __init__(self, launcher: Launcher, args: argparse.Namespace, folder: Path) -> None:
         self.measured: list[Measured] = []
         self.steps_s: list[float] = []
         self.groups: list[Path] = []
-        self._side = side
+        self._launcher = launcher
         self._limit_s = args.limit
-        self._chance = random.Random(args.seed)  # noqa: S311 - moments of faults, not secrets
+        self._rng = random.Random(args.seed)  # noqa: S311 - moments of faults, not secrets
         self._folder = folder
         self._group: Group | None = None
 
     def run(self, case: Case, tries: int, *, fresh: bool) -> None:
-        """fresh: with a new group for each try."""
+        """fresh: use a new group for each try."""
         for _ in range(tries):
-            # Another case may have measured this one on its way to the number of nodes that it needed.
+            # Another case may have measured this one already, to reach the number of nodes that it
+            # needs.
             if sum(m.what == case.rows[0] for m in self.measured) >= tries:
                 return
             if self._try_once(case, self._group or self._start(case.nodes)) and not fresh:
@@ -103,15 +115,18 @@ class Trial:
         self._group = None
 
     def _start(self, nodes: int) -> Group:
-        folder = self._folder / f"{self._side.name.replace(' ', '-')}-{len(self.groups)}"
+        folder = self._folder / f"{self._launcher.name.replace(' ', '-')}-{len(self.groups)}"
         self.groups.append(folder)
-        self._group = Group(self._side, folder, self._limit_s, self._chance)
+        self._group = Group(self._launcher, folder, self._limit_s, self._rng)
         for _ in range(nodes):
             self._group.start_node()
         return self._group
 
     def _try_once(self, case: Case, group: Group) -> bool:
-        """Whether the group recovered. Each figure is told at once: a benchmark of an hour is watched."""
+        """Whether the group recovered.
+
+        Each figure is printed at once, for those who watch an hour of this.
+        """
         way = {1: [CASES["join"]], 0: [], -1: [CASES["term-one"]]}[case.nodes - len(group.nodes)]
         for each in [*way, case]:
             rows = list(each.rows)
@@ -129,11 +144,15 @@ class Trial:
         self.measured.append(figure)
         seconds = "not recovered" if figure.seconds is None else f"{figure.seconds:.2f} s"
         lost = "" if figure.lost_steps is None else f", {figure.lost_steps} steps lost"
-        print(f"{self._side.name}: {figure.what}: {seconds}{lost} {figure.note}", file=sys.stderr, flush=True)
+        print(
+            f"{self._launcher.name}: {figure.what}: {seconds}{lost} {figure.note}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def imports_s() -> list[float]:
-    """What a start costs before anybody's code runs."""
+    """The cost of a start before any code of the user runs, in seconds."""
     taken = []
     for _ in range(IMPORT_TRIES):
         start_s = time.monotonic()
@@ -143,7 +162,7 @@ def imports_s() -> list[float]:
 
 
 def recoveries(groups: list[Path]) -> list[dict[str, Any]]:
-    """What ours says of its own runs."""
+    """The recoveries in the reports of elastic-train about its own runs."""
     found: list[dict[str, Any]] = []
     for group in groups:
         words = [str(BIN / "elastic-train"), "report", str(group / "run"), "--json"]
@@ -177,19 +196,19 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
     imports = imports_s()
     results: dict[str, list[Measured]] = {}
     steps_s: dict[str, float] = {}
-    told: list[dict[str, Any]] = []
-    for side in sides(args):
-        is_ours = side.name == OURS
+    reported: list[dict[str, Any]] = []
+    for launcher in launchers(args):
+        is_ours = launcher.name == OURS
         tries = args.tries if is_ours else args.torchrun_tries
-        trial = Trial(side, args, folder)
+        trial = Trial(launcher, args, folder)
         try:
             for name in args.only or CASES:
                 trial.run(CASES[name], tries, fresh=not is_ours)
         finally:
             trial.close()
-        results[side.name] = trial.measured
-        steps_s[side.name] = statistics.median(trial.steps_s) if trial.steps_s else float("nan")
-        told += recoveries(trial.groups) if is_ours else []
+        results[launcher.name] = trial.measured
+        steps_s[launcher.name] = statistics.median(trial.steps_s) if trial.steps_s else float("nan")
+        reported += recoveries(trial.groups) if is_ours else []
     steps = ", ".join(f"{name} {step_s:.3f} s" for name, step_s in steps_s.items())
     imported_s = statistics.median(imports)
     # A file or a pipe has no width of its own, and 80 columns are too few.
@@ -197,18 +216,18 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
     console.print(comparison(results, f"a step: {steps}; bare imports: {imported_s:.2f} s"))
     for line in notes(results):
         console.print(line)
-    if told:
-        console.print(phases(told))
+    if reported:
+        console.print(phases(reported))
     if args.json:
         settings = {name: str(value) for name, value in vars(args).items()}
         figures = {name: [asdict(m) for m in measured] for name, measured in results.items()}
         everything = {"settings": settings, "imports_s": imports, "step_s": steps_s, "figures": figures}
-        args.json.write_text(json.dumps(everything | {"recoveries": told}, indent=1))
+        args.json.write_text(json.dumps(everything | {"recoveries": reported}, indent=1))
 
 
 def main() -> None:
     args = arguments()
-    # So that everything that was started is ended also when this is asked to end.
+    # SIGTERM to this process ends everything that it started, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     with contextlib.ExitStack() as stack:
         folder = args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))

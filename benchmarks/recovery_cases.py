@@ -1,6 +1,8 @@
-"""Each case strikes a group that trains, and every figure runs from that moment to something that the group's own records or files show.
+"""A case hits a group that trains with a fault, and measures until the group's own records show an
+end.
 
-It does not promise that there is such an end: Stuck says what did not come. It knows of neither side but where ours keeps its run.
+If that end does not come, NotRecovered says what was missing. The cases know nothing about
+launchers, except where elastic-train keeps its run.
 """
 
 import contextlib
@@ -20,7 +22,10 @@ STOP_ALL, RESUME = "SIGTERM all, to last exit", "same command again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One figure of one try. `seconds` is None when it did not recover; `note` says what else was seen."""
+    """One figure of one try.
+
+    seconds: None if the group did not recover. note: further observations.
+    """
 
     what: str
     seconds: float | None
@@ -30,7 +35,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """`run` strikes a group of so many nodes and yields `rows`, in this order, some perhaps left out."""
+    """run: hits a group of so many nodes, and yields the figures of `rows`, in order; some may be
+    missing.
+    """
 
     nodes: int
     run: Callable[[Group], Iterator[Measured]]
@@ -38,27 +45,27 @@ class Case:
 
 
 def kill_worker(group: Group) -> Iterator[Measured]:
-    struck_s = group.strike()
-    os.kill(group.worker_of_rank(group.chance.randrange(len(group.nodes))), signal.SIGKILL)
-    yield _recovered(group, KILL_WORKER, struck_s)
+    fault_s = group.begin_fault()
+    os.kill(group.worker_of_rank(group.rng.randrange(len(group.nodes))), signal.SIGKILL)
+    yield _recovered(group, KILL_WORKER, fault_s)
 
 
 def kill_node(group: Group) -> Iterator[Measured]:
-    struck_s = group.strike()
+    fault_s = group.begin_fault()
     group.take_victim().kill()
-    yield _recovered(group, KILL_NODE, struck_s)
+    yield _recovered(group, KILL_NODE, fault_s)
 
 
 def stop_one(group: Group) -> Iterator[Measured]:
-    struck_s = group.strike()
+    fault_s = group.begin_fault()
     node = group.take_victim()
     node.process.terminate()
-    yield _recovered(group, STOP_ONE, struck_s)
+    yield _recovered(group, STOP_ONE, fault_s)
     group.ended([node])
 
 
 def join(group: Group) -> Iterator[Measured]:
-    group.strike()
+    group.begin_fault()
     group.start_node()
     started_s = group.nodes[-1].started_s
     first = group.first_new(len(group.nodes))
@@ -70,11 +77,11 @@ def join(group: Group) -> Iterator[Measured]:
 
 
 def stop_all(group: Group) -> Iterator[Measured]:
-    struck_s = group.strike()
+    fault_s = group.begin_fault()
     stopped, group.nodes = group.nodes, []
     for node in stopped:
         node.process.terminate()
-    took_s = group.ended(stopped) - struck_s
+    took_s = group.ended(stopped) - fault_s
     codes = ", ".join(str(node.process.returncode) for node in stopped)
     commit = group.folder / "run" / "checkpoints" / f"{group.high():012d}" / "COMMIT.json"
     saved = "last step committed" if commit.exists() else "last step not committed"
@@ -93,10 +100,10 @@ def _until(first: Line, group: Group, what: str, since_s: float) -> Measured:
 
 
 def _entered_s(folder: Path, since_s: float) -> float | None:
-    """When our rendezvous first had a node waiting after that moment; None where there is none of ours."""
+    """When a node first waited in our rendezvous after that moment; None for another launcher."""
     entries = []
     for path in (folder / "run" / "rendezvous").glob("state-*.json"):
-        # Old states are removed at any time.
+        # The agents remove old states at any time.
         with contextlib.suppress(FileNotFoundError):
             written_s = path.stat().st_mtime
             if json.loads(path.read_bytes())["waiting"] and written_s > since_s:

@@ -1,7 +1,8 @@
-"""One group of launchers on this machine, and what its workers wrote about their steps: all of it ends with the group, whatever session it is in.
+"""A group of nodes on this machine ends with all its processes, in whatever session they are.
 
-It knows neither side of benchmarks/recovery.py, and reads only the recipes' own records: a line "step,time,rank,pid,world size" for each step that one rank
-finished. A step is new when its number stands in no line of the workers that the last fault ended.
+The group knows nothing about the launchers that benchmarks/recovery.py compares. It reads only the
+recipes' own records: a line "step,time,rank,pid,world size" for each step that a rank finished. A
+step is new if no worker finished it before the last fault.
 """
 
 import contextlib
@@ -25,15 +26,17 @@ SETTLED_STEPS = 5
 T = TypeVar("T")
 
 
-class NotRecovered(Exception):  # noqa: N818 - a result as good as any
-    """What was waited for did not come; the message says how that showed."""
+class NotRecovered(Exception):  # noqa: N818 - a result, not an error
+    """The group did not reach a state within the limit; the message says which, and what came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """One of the things compared. `command` takes the group's folder, a port that was free, and how many nodes there are already.
+class Launcher:
+    """One of the launchers that are compared.
 
-    `spares_first`: no fault hits the node that was started first.
+    command: makes the command of a node from the group's folder, a free port, and the number of
+    nodes that were started before.
+    spares_first: no fault hits the node that was started first.
     """
 
     name: str
@@ -44,7 +47,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One rank finished one step; `time` is in seconds since 1970."""
+    """One rank finished one step. time: seconds since 1970."""
 
     step: int
     time: float
@@ -80,7 +83,7 @@ class Node:
             return False
 
     def kill(self, *, limit_s: float = 30.0) -> None:
-        """SIGKILL to all of them, again until none is left: one may just have been forked."""
+        """SIGKILL all processes of the node, repeatedly: one may fork between listing and kill."""
         deadline_s = time.monotonic() + limit_s
         while (pids := self.pids()) and time.monotonic() < deadline_s:
             for pid in pids:
@@ -92,14 +95,16 @@ class Node:
 
 
 class Group:
-    """`nodes` are those that were not told to go; `retired` are the workers of before the last fault."""
+    """nodes: those that should be running. `_retired`: pids of the workers from before the last
+    fault.
+    """
 
-    def __init__(self, side: Side, folder: Path, limit_s: float, chance: random.Random) -> None:
+    def __init__(self, launcher: Launcher, folder: Path, limit_s: float, rng: random.Random) -> None:
         folder.mkdir()
-        self.side = side
+        self.launcher = launcher
         self.folder = folder
         self.limit_s = limit_s
-        self.chance = chance
+        self.rng = rng
         self.nodes: list[Node] = []
         self._started: list[Node] = []
         self._retired: set[int] = set()
@@ -111,21 +116,21 @@ class Group:
             self._port = probe.getsockname()[1]
 
     def start_node(self) -> None:
-        command = self.side.command(self.folder, self._port, len(self.nodes))
-        env = self.side.env | {"STEPS_LOG": str(self.folder / "steps")}
+        command = self.launcher.command(self.folder, self._port, len(self.nodes))
+        env = self.launcher.env | {"STEPS_LOG": str(self.folder / "steps")}
         node = Node(command, env, self.folder / f"node-{len(self._started)}.log")
         self.nodes.append(node)
         self._started.append(node)
 
     def take_victim(self) -> Node:
-        return self.nodes.pop(-1 if self.side.spares_first else self.chance.randrange(len(self.nodes)))
+        return self.nodes.pop(-1 if self.launcher.spares_first else self.rng.randrange(len(self.nodes)))
 
     def close(self) -> None:
         for node in self._started:
             node.kill()
         self._unread.close()
 
-    # What the workers wrote.
+    # The records of the workers.
 
     def lines(self) -> list[Line]:
         while (text := self._unread.readline()).endswith(b"\n"):
@@ -141,11 +146,11 @@ class Group:
         return [line.pid for line in self.lines() if line.rank == rank][-1]
 
     def high(self) -> int:
-        """The last step that anybody finished who is retired now."""
+        """The last step that a retired worker finished."""
         return max((line.step for line in self.lines() if line.pid in self._retired), default=0)
 
     def new(self, world_size: int | None = None) -> list[Line]:
-        """The new steps, in a group of this size or of any."""
+        """The records of new steps. world_size: only steps of a group of this size."""
         high, sizes = self.high(), (None, world_size)
         return [
             line
@@ -156,16 +161,18 @@ class Group:
         ]
 
     def lost_steps(self) -> int:
-        """Steps that the retired had finished and that came again after them."""
+        """The number of steps that retired workers had finished and that were trained again."""
         resumed = min(line.step for line in self.lines() if line.pid not in self._retired)
         return max(0, self.high() + 1 - resumed)
 
     def pause_s(self, first: Line) -> float:
-        """From the last step of the retired to this one, less the time that a step takes."""
+        """Seconds from the last step of the retired workers to this one, less the duration of a
+        step.
+        """
         return first.time - max(x.time for x in self.lines() if x.pid in self._retired) - self.step_s()
 
     def step_s(self) -> float:
-        """The median step of all workers so far."""
+        """The median duration of a step so far, in seconds."""
         last_s: dict[int, float] = {}
         taken_s = []
         for line in self.lines():
@@ -177,7 +184,10 @@ class Group:
     # Waiting.
 
     def wait_for(self, condition: Callable[[], T], what: str) -> T:
-        """The first true value of `condition`; raises Stuck when the time is over or no launcher is left that could make it true."""
+        """The first true value of `condition`.
+
+        Raises NotRecovered after the limit, or when no launcher is left.
+        """
         deadline_s = time.monotonic() + self.limit_s
         while not (value := condition()):
             codes = [node.process.poll() for node in self.nodes]
@@ -188,14 +198,18 @@ class Group:
             time.sleep(POLL_S)
         return value
 
-    def strike(self) -> float:
-        """Wait until all nodes train together, then until a random moment of a step; gives that moment, which retires all workers there are."""
+    def begin_fault(self) -> float:
+        """Wait until all nodes train, then for a random part of a step, and retire all present
+        workers.
+
+        Returns the time, in seconds since 1970.
+        """
         size = len(self.nodes)
         self.wait_for(
             lambda: len({line.step for line in self.new(size)}) >= SETTLED_STEPS,
             f"{size} workers at work",
         )
-        time.sleep(self.chance.uniform(0, self.step_s()))
+        time.sleep(self.rng.uniform(0, self.step_s()))
         self._retired = {line.pid for line in self.lines()}
         return time.time()
 
@@ -203,7 +217,7 @@ class Group:
         return self.wait_for(lambda: self.new(world_size), "a new step")[0]
 
     def ended(self, nodes: list[Node]) -> float:
-        """Wait until these nodes are gone to the last process; gives that moment."""
+        """Wait until no process of these nodes is left; returns the time."""
         deadline_s = time.monotonic() + self.limit_s
         while any(node.process.poll() is None or node.pids() for node in nodes):
             if time.monotonic() > deadline_s:

@@ -1,6 +1,7 @@
-"""ResNet-18 on noise under elastic-train, one line in the file $STEPS_LOG for each finished step; half of benchmarks/recovery.py. Arguments: global batch, shards.
+"""The recipe of benchmarks/recovery.py under elastic-train: ResNet-18 on noise.
 
-It trains far longer than any benchmark lasts, on few images that are made at once, so that a start builds nothing.
+Each finished step adds a line to the file $STEPS_LOG. Training lasts longer than any benchmark. The
+few images are made at the start, so that a start costs little. Arguments: global batch, shards.
 """
 
 import os

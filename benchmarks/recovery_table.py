@@ -1,4 +1,4 @@
-"""What benchmarks/recovery.py prints: medians beside the worst, and tries that did not recover counted and never averaged in."""
+"""The tables of benchmarks/recovery.py; tries without recovery are counted, not averaged in."""
 
 import statistics
 from collections import Counter
@@ -11,7 +11,7 @@ PHASES = ("detect_s", "rendezvous_s", "restore_s", "first_step_s", "total_s")
 
 
 def summary(figures: list[Measured]) -> str:
-    """One side's cell, for a few tries."""
+    """The cell of one launcher with few tries."""
     good = [m for m in figures if m.seconds is not None]
     if not good:
         return "did not recover" if figures else "-"
@@ -26,32 +26,32 @@ def comparison(results: dict[str, list[Measured]], caption: str) -> Table:
     columns = ("case", "n", "ours median s", "ours worst s", "steps lost", *theirs, "ratio")
     table = Table(*columns, title="Fault to end of first new step", caption=caption)
     for what in (row for case in CASES.values() for row in case.rows):
-        by_side = {name: [m for m in figures if m.what == what] for name, figures in results.items()}
-        if not any(by_side.values()):
+        by_launcher = {name: [m for m in figures if m.what == what] for name, figures in results.items()}
+        if not any(by_launcher.values()):
             continue
-        mine = by_side[ours_name]
+        mine = by_launcher[ours_name]
         good = [m for m in mine if m.seconds is not None]
         median, worst = ("-", "-")
         if good:
             median, worst = f"{_median_s(good):.2f}", f"{max(m.seconds or 0.0 for m in good):.2f}"
         lost = [m.lost_steps for m in good if m.lost_steps is not None]
         lost_text = f"{min(lost)} to {max(lost)}" if lost else "-"
-        cells = [summary(by_side[name]) for name in theirs]
+        cells = [summary(by_launcher[name]) for name in theirs]
         table.add_row(
-            what, f"{len(good)}/{len(mine)}", median, worst, lost_text, *cells, _ratio(by_side, good)
+            what, f"{len(good)}/{len(mine)}", median, worst, lost_text, *cells, _ratio(by_launcher, good)
         )
     return table
 
 
 def notes(results: dict[str, list[Measured]]) -> list[str]:
-    """What was seen besides seconds, and how tries ended that did not recover."""
+    """Further observations, and how tries ended that did not recover."""
     seen = Counter((name, m.what, m.note) for name, figures in results.items() for m in figures if m.note)
     return [f"{name}, {what}: {note} ({count} tries)" for (name, what, note), count in seen.items()]
 
 
-def _ratio(by_side: dict[str, list[Measured]], mine: list[Measured]) -> str:
-    """The faster of the others that recovered, over ours."""
-    recovered = [[m for m in figures if m.seconds is not None] for figures in list(by_side.values())[1:]]
+def _ratio(by_launcher: dict[str, list[Measured]], mine: list[Measured]) -> str:
+    """The median of the fastest other launcher that recovered, divided by ours."""
+    recovered = [[m for m in figures if m.seconds is not None] for figures in list(by_launcher.values())[1:]]
     times = [_median_s(figures) for figures in recovered if figures]
     return f"{min(times) / _median_s(mine):.0f}" if times and mine else "-"
 
@@ -61,7 +61,10 @@ def _median_s(figures: list[Measured]) -> float:
 
 
 def phases(recoveries: list[dict[str, Any]]) -> Table:
-    """What ours says itself of its recoveries, the medians of each cause; the clock starts when the fault first showed."""
+    """The recoveries by the reports of elastic-train: medians for each cause.
+
+    The times start when a fault first shows in the events.
+    """
     table = Table(
         "cause", "n", "source", "lost steps", *PHASES, title="Ours, as elastic-train report tells it"
     )

@@ -1,7 +1,10 @@
-"""The same work under torchrun as its users write it; half of benchmarks/recovery.py. Arguments: global batch, steps between saves, checkpoint file.
+"""The script of benchmarks/recovery.py under torchrun: the same work, as users of torchrun write
+it.
 
-DistributedDataParallel; rank 0 saves model, optimizer and step every so many steps, whole or not at all (a temporary file, then a rename), and every rank
-loads that at its start. The global batch is shared out among the ranks there are, so that a step is the same work as in recovery_ours.py.
+DistributedDataParallel. Rank 0 saves model, optimizer and step at an interval, atomically (a
+temporary file and a rename), and every rank loads that file at its start. The ranks share the
+global batch, so a step is the same work as in recovery_ours.py. Arguments: global batch, steps
+between saves, checkpoint file.
 """
 
 import os

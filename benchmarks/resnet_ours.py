@@ -1,4 +1,7 @@
-"""ResNet-18 on noise under elastic-train; half of benchmarks/steady.py. Arguments: shards, samples a shard, steps."""
+"""The recipe of benchmarks/steady.py under elastic-train: ResNet-18 on noise.
+
+Arguments: shards, samples a shard, steps.
+"""
 
 import sys
 

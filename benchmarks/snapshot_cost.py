@@ -2,10 +2,12 @@
 
 python benchmarks/snapshot_cost.py [--repeats 5] [--steps 60] [--samples 32] [--nodes 1]
 
-ResNet-18 on 32x32 noise, two workers on gloo, of one node or of two, shards = workers. A run with `--snapshot-every 2` has both kinds of steps side by side: one that follows a
-snapshot pays for it, because a state is copied after its step is written down, and so in the time of the next one; the step after that pays nothing. Each step that follows a snapshot is
-compared with each of its two neighbours, which follow none, so that it does not matter when the machine is slow. The table shows medians, for each run and over all pairs. A run with
-`auto` shows the interval that it settled on.
+ResNet-18 trains on 32x32 noise: two workers on gloo, on one node or two, shards = workers. A state
+is copied after its step's line is written, and so within the time of the next step. With
+`--snapshot-every 2`, every second step therefore contains the cost of a snapshot. Each of these
+steps is compared with its two neighbours, which contain none, so that a slow phase of the machine
+does not matter. The table shows the medians of each run and of all pairs. A run with `auto` shows
+the interval that it chose.
 """
 
 import argparse
@@ -24,7 +26,7 @@ WORKERS = 2
 
 
 def train(args: argparse.Namespace, every: str, folder: Path) -> None:
-    """Until all nodes have finished."""
+    """Run to the end on all nodes."""
     words = [
         BIN / "elastic-train",
         HERE / "resnet_ours.py",
@@ -41,13 +43,15 @@ def train(args: argparse.Namespace, every: str, folder: Path) -> None:
 
 
 def paired(args: argparse.Namespace) -> list[tuple[float, float]]:
-    """Of each step that follows a snapshot, twice: the seconds of a neighbour, and its own."""
+    """For each step after a snapshot, two pairs: the seconds of a neighbour, and of the step
+    itself.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         train(args, "2", folder)
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     took = {line["step"]: line["time"] - before["time"] for before, line in itertools.pairwise(lines)}
-    # The first step's state is kept, then every second one's: it is the even steps that follow one.
+    # Snapshots are taken after step 1 and then after every second step, so even steps follow one.
     return [
         (took[neighbour], took[step])
         for step in range(WARM_UP + WARM_UP % 2 + 2, max(took), 2)
@@ -56,7 +60,7 @@ def paired(args: argparse.Namespace) -> list[tuple[float, float]]:
 
 
 def chosen(args: argparse.Namespace) -> str:
-    """What `auto` chose last."""
+    """The interval that `auto` chose last."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         train(args, "auto", folder)

@@ -1,9 +1,12 @@
-"""Two hundred processes of one run get SIGKILL at random moments; the run must end with the digest of the run that nobody disturbed.
+"""A run whose processes get SIGKILL two hundred times, at random moments, ends with the undisturbed
+digest.
 
 python benchmarks/soak.py [--kills 200] [--seed 1] [--folder DIR]
 
-Two nodes of two workers on this machine. Most kills hit a worker, the others a warm parent, an uploader, or a whole node, which is then started again. Between two kills lies
-a random time, so some hit the recovery from the one before. It exits 1 where the run fails, ends with another digest, or a recovery lost more than one finished step.
+Two nodes of two workers train on this machine. Most kills hit a worker; the others hit a fork
+server, an uploader, or a whole node, which is then started again. The time between kills is random,
+so some hit the recovery from the kill before. Exit 1: the run failed, ended with another digest, or
+lost more than one finished step in a recovery.
 """
 
 import argparse
@@ -22,9 +25,9 @@ from typing import Any
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 MARK = "ELASTIC_SOAK"
-VICTIMS = {"worker": 14, "warm parent": 2, "uploader": 2, "node": 2}
+VICTIMS = {"worker": 14, "fork server": 2, "uploader": 2, "node": 2}
 UPLOADER = "elastic.uploader.main"
-COLD = "elastic.worker.main"
+SPAWNED = "elastic.worker.main"
 NODES, WORKERS = 2, 2
 LIMIT_S = 3600.0
 PAUSES_S = (0.1, 3.0)  # four workers on two cores need about a second to their first step
@@ -36,20 +39,20 @@ def events(folder: Path) -> list[dict[str, Any]]:
         for line in path.read_text().splitlines():
             try:
                 found.append(json.loads(line))
-            except ValueError:  # a line that was being written when its process was killed
+            except ValueError:  # an unfinished line of a process that was killed
                 continue
     return sorted(found, key=lambda event: event["time"])
 
 
 class Soak:
-    options: tuple[str, ...] = ()  # further ones of each node
+    options: tuple[str, ...] = ()  # further options of each node
 
     def __init__(self, folder: Path, epochs: int, seed: int) -> None:
         self.folder = folder
         self.epochs = epochs
         self.draw = random.Random(seed)  # noqa: S311 - it chooses victims
         self.agents: list[subprocess.Popen[bytes]] = []
-        self.struck: Counter[str] = Counter()
+        self.kills_by_kind: Counter[str] = Counter()
 
     def start_node(self) -> None:
         words = [
@@ -71,14 +74,16 @@ class Soak:
             )
         self.agents.append(node)
 
-    def strike(self) -> None:
+    def kill_one(self) -> None:
         for agent in [agent for agent in self.agents if agent.poll() is not None]:
-            # It was struck before it had begun, where a scheduler would start it again.
+            # The agent was killed before it had joined; a cluster's scheduler would start it again.
             self.agents.remove(agent)
             self.start_node()
         kind = self.draw.choices(list(VICTIMS), list(VICTIMS.values()))[0]
         if kind == "node" and len(self.find("worker")) < NODES * WORKERS:
-            kind = "worker"  # the death of all nodes at once costs the steps since the checkpoint, and is no case of this test
+            # The loss of all nodes at once costs the steps since the checkpoint, and is no case
+            # here.
+            kind = "worker"
         if kind == "node":
             node = self.draw.choice([agent for agent in self.agents if agent.poll() is None])
             node.kill()
@@ -90,17 +95,21 @@ class Soak:
             if not pids:
                 return
             os.kill(self.draw.choice(pids), signal.SIGKILL)
-        self.struck[kind] += 1
+        self.kills_by_kind[kind] += 1
 
     def find(self, kind: str) -> list[int]:
-        """Processes of this run, by what they are: an agent has an uploader, a warm parent, which has the workers, or workers that started cold."""
+        """The pids of this run's processes of one kind.
+
+        The children of an agent are an uploader, a fork server, and spawned workers. The children
+        of a fork server are forked workers.
+        """
         everything = self.processes()
         uploaders = {pid for pid, _, words in everything if UPLOADER in words}
-        cold = {pid for pid, _, words in everything if COLD in words}
+        spawned = {pid for pid, _, words in everything if SPAWNED in words}
         agents = {agent.pid for agent in self.agents}
-        warm = {pid for pid, parent, _ in everything if parent in agents} - uploaders - cold
-        workers = {pid for pid, parent, _ in everything if parent in warm} | cold
-        return sorted({"uploader": uploaders, "warm parent": warm, "worker": workers}[kind])
+        fork_servers = {pid for pid, parent, _ in everything if parent in agents} - uploaders - spawned
+        workers = {pid for pid, parent, _ in everything if parent in fork_servers} | spawned
+        return sorted({"uploader": uploaders, "fork server": fork_servers, "worker": workers}[kind])
 
     def processes(self) -> list[tuple[int, int, str]]:
         found = []
@@ -142,48 +151,51 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
-        calm, stormy = folder / "calm", folder / "stormy"
-        for each in (calm, stormy):
+        undisturbed, disturbed = folder / "undisturbed", folder / "disturbed"
+        for each in (undisturbed, disturbed):
             each.mkdir(parents=True)
-        return soak(args, calm, stormy)
+        return soak(args, undisturbed, disturbed)
 
 
-def soak(args: argparse.Namespace, calm: Path, stormy: Path) -> int:
-    run = Soak(stormy, args.epochs, args.seed)
+def soak(args: argparse.Namespace, undisturbed: Path, disturbed: Path) -> int:
+    run = Soak(disturbed, args.epochs, args.seed)
     began_at = time.monotonic()
     try:
         for _ in range(NODES):
             run.start_node()
-        while not any(event["event"] == "first_step" for event in events(stormy)) and not run.is_over():
+        while not any(event["event"] == "first_step" for event in events(disturbed)) and not run.is_over():
             time.sleep(0.1)
-        while sum(run.struck.values()) < args.kills and not run.is_over():
+        while sum(run.kills_by_kind.values()) < args.kills and not run.is_over():
             time.sleep(run.draw.uniform(*PAUSES_S))
-            run.strike()
-            print(f"\r{sum(run.struck.values())} kills", end="", flush=True)
-        print(f"\r{dict(run.struck)} in {time.monotonic() - began_at:.0f} s; now the run may end", flush=True)
+            run.kill_one()
+            print(f"\r{sum(run.kills_by_kind.values())} kills", end="", flush=True)
+        print(
+            f"\r{dict(run.kills_by_kind)} in {time.monotonic() - began_at:.0f} s; now the run may end",
+            flush=True,
+        )
         while not run.is_over() and time.monotonic() - began_at < LIMIT_S:
             time.sleep(0.5)
         for agent in run.agents:
             agent.wait(60)
     finally:
         run.close()
-    undisturbed = Soak(calm, args.epochs, args.seed)
+    reference = Soak(undisturbed, args.epochs, args.seed)
     try:
-        undisturbed.start_node()
-        undisturbed.agents[0].wait(LIMIT_S)
+        reference.start_node()
+        reference.agents[0].wait(LIMIT_S)
     finally:
-        undisturbed.close()
-    return judge(args, run, calm, stormy)
+        reference.close()
+    return judge(args, run, undisturbed, disturbed)
 
 
-def judge(args: argparse.Namespace, run: Soak, calm: Path, stormy: Path) -> int:
-    lost = [e["lost_steps"] for e in events(stormy) if e["event"] == "restored"]
-    recoveries = Counter(e["source"] for e in events(stormy) if e["event"] == "restored")
-    kills = sum(run.struck.values())
+def judge(args: argparse.Namespace, run: Soak, undisturbed: Path, disturbed: Path) -> int:
+    lost = [e["lost_steps"] for e in events(disturbed) if e["event"] == "restored"]
+    recoveries = Counter(e["source"] for e in events(disturbed) if e["event"] == "restored")
+    kills = sum(run.kills_by_kind.values())
     print(f"{kills} kills, {len(lost)} starts of a generation, states from {dict(recoveries)}")
     print(f"finished steps lost: {sum(lost)} in all, {max(lost, default=0)} at most in one recovery")
-    print(f"digest      {digest(stormy)}\nundisturbed {digest(calm)}")
-    is_good = digest(stormy) == digest(calm) and max(lost, default=0) <= 1 and kills >= args.kills
+    print(f"digest      {digest(disturbed)}\nundisturbed {digest(undisturbed)}")
+    is_good = digest(disturbed) == digest(undisturbed) and max(lost, default=0) <= 1 and kills >= args.kills
     print("as promised" if is_good else "NOT as promised")
     return 0 if is_good else 1
 

@@ -1,4 +1,7 @@
-"""A small model with small steps for benchmarks/soak.py: dropout, BatchNorm, momentum and a schedule, so that whatever is not restored shows in the digest. Argument: epochs."""
+"""The recipe of benchmarks/soak.py: any part of its state that is not restored changes the digest.
+
+A small model with short steps, dropout, BatchNorm, momentum and a schedule. Argument: epochs.
+"""
 
 import sys
 

@@ -1,9 +1,12 @@
-"""Seconds per step beside plain DistributedDataParallel under torchrun: the same model, world size and samples a rank, in one run.
+"""Seconds per step of elastic-train and of plain DistributedDataParallel under torchrun.
 
 python benchmarks/steady.py [--world 2] [--steps 40] [--repeats 5] [--save-every 100000steps]
 
-Ours and theirs take turns, so that what else the machine does hits both; each turn's figure is the median step, the table shows the medians over turns and
-the median of the turns' ratios. Two cases: shards = world size, and shards = four times the world size beside DDP with gradient accumulation over four micro-batches.
+Both train the same model with the same world size and samples a rank. They take turns, so that
+other load on the machine hits both. The figure of a turn is its median step; the table shows the
+medians over all turns, and the median of the ratios of the turns. Two cases: shards = world size;
+and shards = four times the world size, beside DDP with gradient accumulation over four
+micro-batches.
 """
 
 import argparse
@@ -25,7 +28,7 @@ WARM_UP = 5
 
 
 def median_step_s(times: list[float]) -> float:
-    """times: when each step ended. The first steps, which allocate and connect, are left out."""
+    """times: when each step ended. The first steps are left out: they allocate and connect."""
     steps = [after - before for before, after in itertools.pairwise(times)]
     return statistics.median(steps[WARM_UP:])
 

@@ -1,4 +1,4 @@
-"""What tests of all folders share."""
+"""Fixtures that the tests of all folders share."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from s3_server import S3Server
 
 @pytest.fixture(scope="session")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
-    """One real member, which nobody harms; tests meet in it under names of their own."""
+    """One real server without faults, in which each test uses a name of its own."""
     servers = EtcdServers(tmp_path_factory.mktemp("etcd"))
     yield servers
     servers.close()
@@ -17,7 +17,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """One real server for all tests of a process, each with a bucket of its own."""
+    """One real server for all tests of a process; each test has a bucket of its own."""
     server = S3Server(tmp_path_factory.mktemp("s3"))
     yield server
     server.close()
@@ -25,7 +25,9 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3_bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of a new bucket, which this process and its children find by its URL alone."""
+    """The URL of a new bucket; the environment of this process and its children says where its
+    server is.
+    """
     for name, value in s3.environ.items():
         monkeypatch.setenv(name, value)
     return s3.bucket()

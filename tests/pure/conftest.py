@@ -5,7 +5,7 @@ from hypothesis import settings
 
 from elastic.testing.ranks import Ranks
 
-# No test depends on speed: an example that is slow on a busy machine is not wrong.
+# No deadline: on a busy machine a slow example is no error.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 

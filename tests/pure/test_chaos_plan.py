@@ -1,4 +1,4 @@
-"""A storm can be had again from its seed, is as heavy as it was asked for, and the expected goodput is that of the formula."""
+"""A fault schedule follows from its seed and has its rate; the goodput is that of the formula."""
 
 import random
 from collections import Counter
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 
 @given(st.integers(0, 2**32), st.floats(0.5, 60), st.floats(0, 600))
-def test_a_storm_is_a_function_of_its_seed(seed, mtbf_s, duration_s):
-    """Drawn twice, and once more for half the time: the shorter one is the beginning of the longer."""
+def test_a_fault_schedule_is_a_function_of_its_seed(seed, mtbf_s, duration_s):
+    """Drawn twice, and once for half the time: the shorter one is the start of the longer one."""
     faults = fault_schedule(seed, mtbf_s=mtbf_s, duration_s=duration_s)
     assert faults == fault_schedule(seed, mtbf_s=mtbf_s, duration_s=duration_s)
     half = fault_schedule(seed, mtbf_s=mtbf_s, duration_s=duration_s / 2)
@@ -20,8 +20,8 @@ def test_a_storm_is_a_function_of_its_seed(seed, mtbf_s, duration_s):
     assert all(0 < s.at_s < duration_s and 0 <= s.victim < 1 for s in faults)
 
 
-def test_a_long_storm_has_the_rate_and_the_mix_that_were_asked_for():
-    """Forty thousand strikes: each share within half a percent of all, the rate within three."""
+def test_a_long_fault_schedule_has_the_requested_rate_and_mix():
+    """Forty thousand faults: each share is within half a percentage point, the rate within 3 %."""
     faults = fault_schedule(1, mtbf_s=2.0, duration_s=80_000.0)
     assert len(faults) == pytest.approx(40_000, rel=0.03)
     counted = Counter(fault.kind for fault in faults)
@@ -33,14 +33,13 @@ def test_a_long_storm_has_the_rate_and_the_mix_that_were_asked_for():
 @pytest.mark.parametrize(
     "mix", [{}, {FaultKind.WORKER_KILLED: 0}, {FaultKind.WORKER_KILLED: 2, FaultKind.WORKER_SLOW: -1}]
 )
-def test_a_mix_that_cannot_be_is_refused(mix):
-    """Nothing to draw from, or less than nothing."""
+def test_an_empty_or_negative_mix_of_faults_is_refused(mix):
     with pytest.raises(ValueError, match="mix"):
         fault_schedule(1, mtbf_s=1.0, duration_s=1.0, mix=mix)
 
 
 def simulated(mtbf_s, recovery_s, interval_s, save_s, wall_s):
-    """The dumb twin: a clock that goes from save to save and from fault to fault."""
+    """The goodput by simulation: a clock that advances from save to save, and fault to fault."""
     draw = random.Random(3)
     now = useful = 0.0
     until_fault = draw.expovariate(1 / mtbf_s)
@@ -61,14 +60,16 @@ def simulated(mtbf_s, recovery_s, interval_s, save_s, wall_s):
     ("mtbf_s", "recovery_s", "interval_s", "save_s"),
     [(60.0, 2.0, 1.0, 0.05), (600.0, 30.0, 20.0, 1.0), (30.0, 0.5, 0.1, 0.0)],
 )
-def test_the_formula_agrees_with_a_simulation_where_faults_are_rare(mtbf_s, recovery_s, interval_s, save_s):
-    """It is of first order: faults that come a tenth as often as the clock goes from save to save are rare enough for one percent."""
+def test_the_formula_agrees_with_a_simulation_if_faults_are_rare(mtbf_s, recovery_s, interval_s, save_s):
+    """The formula is of first order: ten saves between two faults suffice for an error of 1 %."""
     expected = expected_goodput(mtbf_s=mtbf_s, recovery_s=recovery_s, interval_s=interval_s, save_s=save_s)
     assert expected == pytest.approx(simulated(mtbf_s, recovery_s, interval_s, save_s, 2e5), abs=0.01)
 
 
-def test_figures_that_were_published_for_the_formula():
-    """M = 60 s, w = 50 ms: 0.93 for u0 = 2 s and 0.80 for 10 s, both at the best interval; never below nothing."""
+def test_the_formula_gives_the_published_figures():
+    """M = 60 s, w = 50 ms, at the best interval: 0.93 for u0 = 2 s, 0.80 for 10 s; and never below
+    0.
+    """
     best = best_interval_s(mtbf_s=60.0, save_s=0.05)
     found = [expected_goodput(mtbf_s=60.0, recovery_s=u0, interval_s=best, save_s=0.05) for u0 in (2, 10, 60)]
     assert found == [pytest.approx(0.93, abs=0.01), pytest.approx(0.80, abs=0.01), 0.0]

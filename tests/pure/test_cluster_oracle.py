@@ -1,4 +1,6 @@
-"""The oracle of the cluster finds each way in which a run can be wrong; a judge that passes everything would pass unseen."""
+"""The oracle of the scenarios finds every kind of wrong run; one that accepts all would go
+unnoticed.
+"""
 
 from dataclasses import replace
 
@@ -46,7 +48,7 @@ def run():
         commits=[{"step": 2, "digest": "s2"}, {"step": 6, "digest": "s6"}],
         injections=[Injection(time=103.2, step=3, generation=1)],
         samples=[
-            # Step 4 was begun in vain by both.
+            # Both nodes began step 4 in generation 1, and it did not count.
             *(samples(1, step, shard) for step in range(1, 5) for shard in range(2)),
             *(samples(2, step, shard) for step in range(4, STEPS + 1) for shard in range(2)),
         ],
@@ -57,7 +59,7 @@ def problems(found):
     return judge(found, run(), within_s=1.0).problems
 
 
-def test_a_run_that_went_well_survives_and_is_measured():
+def test_a_correct_run_survives_and_is_measured():
     verdict = judge(run(), run(), within_s=1.0)
 
     assert verdict.survived
@@ -145,31 +147,33 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_said(name):
-    """One thing is wrong with a run that is otherwise as it should be."""
+def test_each_kind_of_wrong_run_is_reported(name):
+    """One thing is wrong with an otherwise correct run."""
     found, problem = WRONG[name]
 
     assert any(problem in said for said in problems(found)), problems(found)
 
 
-def test_a_checkpoint_that_was_damaged_on_purpose_is_no_fault_of_the_run():
+def test_a_checkpoint_that_was_damaged_on_purpose_is_not_held_against_the_run():
     found = replace(run(), damaged_steps=frozenset({2}), damage=[{"step": 2, "reason": "torn"}])
 
     assert not problems(found)
 
 
-def test_a_recipe_that_writes_no_samples_down_is_judged_by_the_rest():
+def test_a_recipe_that_records_no_samples_is_judged_by_everything_else():
     assert judge(replace(run(), samples=[]), replace(run(), samples=[]), within_s=1.0).survived
 
 
-def test_a_commit_right_after_a_generation_opened_is_nobodys_fault():
+def test_a_commit_right_after_a_generation_opened_is_accepted():
     found = with_events(lambda es: [*es, event("checkpoint_committed", 104.0, node="n2", step=4)])
 
     assert not problems(found)
 
 
 def test_a_drain_is_measured_to_the_first_step_of_the_next_generation():
-    """The step that a drain still finishes comes soon; counting that one would hide how long the group stood still."""
+    """A drain still finishes its step; counting that step would hide how long the group stood
+    still.
+    """
     found = replace(run(), injections=[Injection(time=101.5, step=1, generation=1)])
 
     assert judge(found, run(), within_s=9.0).next_step_s == pytest.approx(2.5)

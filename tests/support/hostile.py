@@ -1,4 +1,6 @@
-"""What somebody may put where the program reads: bytes that are not what belongs there, and a pickle that tells when it goes off."""
+"""Hostile input for readers: malformed bytes and records, and a pickle that shows when it is
+executed.
+"""
 
 import json
 import pickle
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 
 class Bomb:
-    """Whoever unpickles it makes a folder."""
+    """Unpickling it makes the folder `flag`."""
 
     def __init__(self, flag: Path) -> None:
         self.flag = flag
@@ -75,7 +77,7 @@ junk = st.binary(max_size=200) | st.sampled_from(HOSTILE) | json_values.map(lamb
 
 @st.composite
 def spoiled(draw: st.DrawFn, good: dict[str, Any]) -> dict[str, Any]:
-    """A record of which some fields were replaced by anything, left out or added, at any depth."""
+    """A record with some fields replaced by arbitrary values, removed or added, at any depth."""
     record: dict[str, Any] = json.loads(json.dumps(good))
     for _ in range(draw(st.integers(0, 3))):
         place = record

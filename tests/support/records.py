@@ -1,4 +1,4 @@
-"""An identity and a commit record that are whole: what tests of damage begin with."""
+"""A valid identity and a valid commit record, from which tests of damage start."""
 
 from elastic.checkpoint.record import FORMAT, CommitRecord
 from elastic.config.identity import Identity

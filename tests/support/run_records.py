@@ -1,4 +1,6 @@
-"""A run's events and metrics as their plain JSON: what tests judge, read without the product's types."""
+"""A run's events and metrics as their plain JSON: what tests judge, read without the product's
+types.
+"""
 
 import json
 from contextlib import suppress

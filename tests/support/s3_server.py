@@ -1,4 +1,4 @@
-"""A real server that speaks S3, on a free loopback port, in a process of its own; ended by `close`."""
+"""A real S3 server on a free loopback port, in a process of its own, which `close` ends."""
 
 import subprocess
 import sys
@@ -57,7 +57,7 @@ class S3Server:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What a process needs to find it."""
+        """The variables by which a process finds the server."""
         return ACCESS | {"AWS_ENDPOINT_URL": self.endpoint}
 
     def bucket(self) -> str:
