@@ -11,7 +11,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, tee
 from typing import Any
 
 import torch
@@ -81,33 +81,32 @@ class Loader:
             yield batch
 
     def _batches(self, shards: range, first_step: int) -> Iterator[Batch]:
-        slices = self._slices(shards, first_step)
+        slices, ahead = tee(self._slices(shards, first_step))
+        for (epoch, shard, indices), data in zip(slices, self._load(ahead), strict=True):
+            moved = to_device(data, self.device)
+            yield Batch(data=moved, indices=indices, epoch=epoch, shard=shard, seed=self.order.seed)
+
+    def _load(self, slices: Iterator[tuple[int, int, Tensor]]) -> Iterator[Any]:
+        """The collated samples of each slice. Loading processes take slices ahead of their use."""
         if isinstance(self.dataset, TensorDataset):
-            for epoch, shard, indices in slices:
-                data = tuple(tensor[indices] for tensor in self.dataset.tensors)
-                yield self._batch(data, epoch, shard, indices)
-            return
+            tensors = self.dataset.tensors
+            return (tuple(tensor[indices] for tensor in tensors) for _, _, indices in slices)
         keyed = KeyedDataset(self.dataset, self.order.seed)
+        requests = ([(epoch, i) for i in indices.tolist()] for epoch, _, indices in slices)
         if self.workers == 0:
-            for epoch, shard, indices in slices:
-                data = self.collate([keyed[epoch, i] for i in indices.tolist()])
-                yield self._batch(data, epoch, shard, indices)
-            return
-        requests = (
-            [(epoch, i) for i in indices.tolist()] for epoch, _, indices in self._slices(shards, first_step)
-        )
+            return (self.collate([keyed[each] for each in request]) for request in requests)
         # Registered after multiprocessing's own handler, so it runs before that one, which would
         # send SIGTERM to the data-loading processes, which ignore it, and wait for them forever.
         atexit.register(_kill_loading_processes)
-        loader = DataLoader(
-            keyed,
-            batch_sampler=requests,
-            num_workers=self.workers,
-            collate_fn=self.collate,
-            worker_init_fn=_ignore_stop_signals,
+        return iter(
+            DataLoader(
+                keyed,
+                batch_sampler=requests,
+                num_workers=self.workers,
+                collate_fn=self.collate,
+                worker_init_fn=_ignore_stop_signals,
+            )
         )
-        for (epoch, shard, indices), data in zip(slices, loader, strict=True):
-            yield self._batch(data, epoch, shard, indices)
 
     def _slices(self, shards: range, first_step: int) -> Iterator[tuple[int, int, Tensor]]:
         """(epoch, shard, int64 [n] samples) of each batch."""
@@ -119,10 +118,6 @@ class Loader:
             batch = self.order.batch(permutation, batch_in_epoch)
             for shard in shards:
                 yield epoch, shard, torch.from_numpy(self.order.shard(batch, shard))
-
-    def _batch(self, data: Any, epoch: int, shard: int, indices: Tensor) -> Batch:
-        moved = to_device(data, self.device)
-        return Batch(data=moved, indices=indices, epoch=epoch, shard=shard, seed=self.order.seed)
 
 
 def to_device(value: Any, device: torch.device) -> Any:

@@ -14,7 +14,7 @@ from elastic.system.clock import Clock
 from elastic.train.schedule import is_save_due
 from elastic.train.snapshotting import PublishedSnapshot
 from elastic.uploader.client import UploaderClient
-from elastic.uploader.protocol import SaveResult, SaveState
+from elastic.uploader.protocol import SaveState
 
 FINAL_SAVE_S = 600.0
 # Until a generation that resumed from memory has saved once. It makes an interval of ten seconds,
@@ -102,12 +102,9 @@ class Checkpointing:
 
     def _receive_results(self) -> None:
         for result in self._uploader.poll():
-            self._take(result)
-
-    def _take(self, result: SaveResult) -> None:
-        if result.step == self._under_way:
-            self._under_way = None
-        if result.state is SaveState.FAILED:
-            print(f"checkpoint step={result.step} failed: {result.reason}; training goes on")
-        elif self._cost is not None:
-            self._cost.uploader_s = result.cpu_s
+            if result.step == self._under_way:
+                self._under_way = None
+            if result.state is SaveState.FAILED:
+                print(f"checkpoint step={result.step} failed: {result.reason}; training goes on")
+            elif self._cost is not None:
+                self._cost.uploader_s = result.cpu_s

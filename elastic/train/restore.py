@@ -27,14 +27,7 @@ from elastic.storage.store import Store
 from elastic.system.clock import Clock
 from elastic.train.consistency import check_same_checksums, check_same_state
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.restore_order import (
-    AvailableStates,
-    Candidate,
-    DamagedRecord,
-    RejectedState,
-    Tier,
-    order_candidates,
-)
+from elastic.train.restore_order import AvailableStates, Candidate, RejectedState, order_candidates
 from elastic.train.state import FlatState, State, StateChecksum, checksum_of
 
 
@@ -136,7 +129,7 @@ class Restorer:
             if isinstance(found, ResumePoint):
                 self.local.discard_newer(found.step)
                 return found
-            self._report(RejectedState(step=candidate.step, tier=candidate.tier, reason=found))
+            self._report(RejectedState(step=candidate.step, reason=found, is_stored=candidate.is_stored))
         count = sum(len(each.records) + len(each.damaged) for each in available)
         if count:
             raise NothingLoads(
@@ -156,7 +149,7 @@ class Restorer:
         if self.groups.rank != 0:
             return AvailableStates(step=step, checksum=found)
         records, damages = of_run(committed(self.store, self.clock), self.run_id)
-        damaged = tuple(DamagedRecord(step=each.step, reason=each.reason) for each in damages)
+        damaged = tuple(RejectedState(step=each.step, reason=each.reason, is_stored=True) for each in damages)
         return AvailableStates(step=step, checksum=found, records=tuple(records), damaged=damaged)
 
     def _try(self, candidate: Candidate) -> ResumePoint | str:
@@ -194,9 +187,8 @@ class Restorer:
         """The copy that this rank has, uint8 [n] in host memory, or None; and what is wrong."""
         if self.groups.rank not in candidate.ranks:
             return None, ""
-        if candidate.tier is Tier.MEMORY:
+        if candidate.record is None:
             return self.local.image, ""
-        assert candidate.record is not None
         try:
             payload = read_payload(self.store, candidate.record, self.clock)
             digest = safetensors_header.digest(payload)
@@ -210,11 +202,11 @@ class Restorer:
 
     def _line(self, candidate: Candidate) -> str | None:
         info = self.local.info
-        is_mine = candidate.tier is Tier.MEMORY and self.groups.rank in candidate.ranks
+        is_mine = not candidate.is_stored and self.groups.rank in candidate.ranks
         return json.dumps(info.line) if is_mine and info is not None and info.line is not None else None
 
     def _source(self, candidate: Candidate) -> str:
-        if candidate.tier is Tier.STORAGE:
+        if candidate.is_stored:
             return "checkpoint"
         return "snapshot" if len(candidate.ranks) == self.groups.world_size else "peer"
 
@@ -226,10 +218,9 @@ class Restorer:
     def _report(self, rejected: RejectedState) -> None:
         if self.log is None:
             return
-        is_stored = rejected.tier is Tier.STORAGE
-        event = CheckpointRejected if is_stored else SnapshotRejected
+        event = CheckpointRejected if rejected.is_stored else SnapshotRejected
         self.log.record(event(step=rejected.step, reason=rejected.reason))
-        kind = "checkpoint" if is_stored else "snapshot"
+        kind = "checkpoint" if rejected.is_stored else "snapshot"
         print(f"{kind} step={rejected.step} is not used ({rejected.reason}); trying the next older state")
 
 

@@ -9,24 +9,19 @@ It does not load anything: a candidate that turns out not to load makes way for 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from elastic.checkpoint.record import CommitRecord
 
 RESTORES_OF_ONE_STATE = 3
 
 
-class Tier(Enum):
-    MEMORY = "memory"
-    STORAGE = "storage"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DamagedRecord:
-    """A commit record that cannot be used."""
+class RejectedState:
+    """A snapshot, or in storage a checkpoint, that must not be used."""
 
     step: int
     reason: str
+    is_stored: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,31 +29,26 @@ class AvailableStates:
     """What one rank can restore from.
 
     step, checksum: of the snapshot in its node's memory, None without one. records: the storage's
-    commit records, newest first, on rank 0 alone.
+    commit records, newest first, on rank 0 alone. damaged: those that cannot be used.
     """
 
     step: int | None = None
     checksum: str | None = None
     records: tuple[CommitRecord, ...] = ()
-    damaged: tuple[DamagedRecord, ...] = ()
+    damaged: tuple[RejectedState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A state that training may resume from; `ranks` have it, `record` is the storage's."""
+    """A state that training may resume from. `ranks` have it; record: None for a snapshot."""
 
     step: int
-    tier: Tier
     ranks: tuple[int, ...]
-    checksum: str | None = None
     record: CommitRecord | None = None
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RejectedState:
-    step: int
-    tier: Tier
-    reason: str
+    @property
+    def is_stored(self) -> bool:
+        return self.record is not None
 
 
 def order_candidates(
@@ -73,24 +63,19 @@ def order_candidates(
     """
     candidates, rejected = _snapshots(available)
     for of_rank in available:
-        rejected += [
-            RejectedState(step=each.step, tier=Tier.STORAGE, reason=each.reason) for each in of_rank.damaged
-        ]
-        candidates += [
-            Candidate(step=record.step, tier=Tier.STORAGE, ranks=(0,), record=record)
-            for record in of_rank.records
-        ]
+        rejected += of_rank.damaged
+        candidates += [Candidate(step=each.step, ranks=(0,), record=each) for each in of_rank.records]
     # Of two at the same step the one in memory is nearer. The sort is stable, so records of one
     # step keep the storage's order (the latest replacement first).
-    candidates.sort(key=lambda each: (-each.step, each.tier is Tier.STORAGE))
+    candidates.sort(key=lambda each: (-each.step, each.is_stored))
     steps = sorted({each.step for each in candidates}, reverse=True)
     num_skipped = min(max(0, failures - 1) // RESTORES_OF_ONE_STATE, max(0, len(steps) - 1))
     skipped = steps[:num_skipped]
     rejected += [
         RejectedState(
             step=each.step,
-            tier=each.tier,
             reason=f"it was restored {RESTORES_OF_ONE_STATE} times and no new step followed",
+            is_stored=each.is_stored,
         )
         for each in candidates
         if each.step in skipped
@@ -107,15 +92,13 @@ def _snapshots(available: Sequence[AvailableStates]) -> tuple[list[Candidate], l
     candidates, rejected = [], []
     for step, by_checksum in holders.items():
         if len(by_checksum) == 1:
-            ((checksum, ranks),) = by_checksum.items()
-            candidates.append(Candidate(step=step, tier=Tier.MEMORY, ranks=tuple(ranks), checksum=checksum))
+            (ranks,) = by_checksum.values()
+            candidates.append(Candidate(step=step, ranks=tuple(ranks)))
             continue
         groups = " | ".join(", ".join(map(str, ranks)) for ranks in by_checksum.values())
-        rejected.append(
-            RejectedState(
-                step=step,
-                tier=Tier.MEMORY,
-                reason=f"the nodes' snapshots of it differ (ranks {groups}); the memory or the arithmetic of one of these machines is faulty",
-            )
+        reason = (
+            f"the nodes' snapshots of it differ (ranks {groups}); the memory or the arithmetic of one of these "
+            "machines is faulty"
         )
+        rejected.append(RejectedState(step=step, reason=reason, is_stored=False))
     return candidates, rejected

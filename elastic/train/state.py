@@ -10,7 +10,7 @@ It does not promise that ranks hold the same state: they compare checksums (cons
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -127,10 +127,12 @@ class State:
         """
         saved = flat.document[name]
         if isinstance(thing, nn.Module):
-            thing.load_state_dict(cast("dict[str, Any]", _decode(saved, flat.tensors)))
+            thing.load_state_dict(cast("dict[str, Any]", _decode(saved, flat.tensors.__getitem__)))
             if not _keeps_any(thing, flat.tensors):
                 return
-        thing.load_state_dict(cast("dict[str, Any]", _decode(saved, _Copies(flat.tensors))))
+        thing.load_state_dict(
+            cast("dict[str, Any]", _decode(saved, lambda tensor: flat.tensors[tensor].clone()))
+        )
 
 
 def _names(document: object) -> str:
@@ -145,22 +147,6 @@ def _keeps_any(thing: Stateful, given: Mapping[str, Tensor]) -> bool:
     return any(
         tensor.untyped_storage().data_ptr() in addresses for tensor in given.values() if tensor.numel()
     )
-
-
-class _Copies(Mapping[str, Tensor]):
-    """The same tensors, a copy at each access: two names may refer to one."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name].clone()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,19 +220,19 @@ def _name(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> str:
     return path
 
 
-def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _decode(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
     (kind, content), *rest = value.items()
     if rest:
         raise CheckpointDamaged(f"expected one tagged value, found the keys {sorted(value)}")
     if kind == "tensor":
-        return tensors[content]
+        return tensor_of(content)
     if kind == "float":
         return float(content)
     if kind == "dict":
-        return {name: _decode(item, tensors) for name, item in content}
+        return {name: _decode(item, tensor_of) for name, item in content}
     if kind in ("list", "tuple"):
-        items = [_decode(item, tensors) for item in content]
+        items = [_decode(item, tensor_of) for item in content]
         return items if kind == "list" else tuple(items)
     raise CheckpointDamaged(f"expected a known kind of value, found {kind!r}")

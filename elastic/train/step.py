@@ -66,10 +66,6 @@ class StepParts:
     global_batch: int
 
 
-def _pass(_point: str) -> None:
-    """No fault strikes here."""
-
-
 class Step:
     """A step of the loop. Call `sum` and `backward`, or `mean_loss`; the optimizer; `log`.
 
@@ -84,21 +80,16 @@ class Step:
         parts: StepParts,
         batches: list[Batch],
         requests: Callable[[], Requests],
-        *,
-        fault_point: Callable[[str], None] = _pass,
     ) -> None:
-        """Made by the loop.
-
-        requests: asked once, when the gradients are summed. fault_point: called with the name of
-        each point of a step at which a fault plan can strike.
-        """
+        """requests: called once, when the gradients are summed."""
         self.number = number
         self.steps = parts.steps
         self.epoch = epoch
         self.global_batch = parts.global_batch
         self.logged: dict[str, Any] = {}
         self.outcome: StepOutcome | None = None
-        self.fault_point = fault_point
+        # Called with the name of each point of the step at which a fault plan can strike.
+        self.fault_point: Callable[[str], None] = lambda _point: None
         self._parts = parts
         self._batches = batches
         self._requests = requests

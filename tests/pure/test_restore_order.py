@@ -9,12 +9,12 @@ from records import RECORD
 from elastic.train.restore_order import (
     RESTORES_OF_ONE_STATE,
     AvailableStates,
-    DamagedRecord,
-    Tier,
+    RejectedState,
     order_candidates,
 )
 
 STEPS = st.integers(1, 6)
+MEMORY, STORED = False, True
 CHECKSUMS = st.sampled_from(["a", "b"])
 
 
@@ -33,7 +33,10 @@ def available(draw) -> list[AvailableStates]:
         step = draw(st.none() | STEPS)
         records = tuple(record(s) for s in draw(st.lists(STEPS, max_size=3))) if rank == 0 else ()
         damaged = (
-            tuple(DamagedRecord(step=s, reason="torn") for s in draw(st.lists(STEPS, max_size=2)))
+            tuple(
+                RejectedState(step=s, reason="torn", is_stored=True)
+                for s in draw(st.lists(STEPS, max_size=2))
+            )
             if rank == 0
             else ()
         )
@@ -42,13 +45,13 @@ def available(draw) -> list[AvailableStates]:
     return found
 
 
-def twin(found: list[AvailableStates], failures: int) -> list[tuple[int, Tier]]:
+def twin(found: list[AvailableStates], failures: int) -> list[tuple[int, bool]]:
     """The dumb way: walk down from the highest step, memory before storage."""
     usable = []
     for step in range(10, 0, -1):
         sums = {c.checksum for c in found if c.step == step}
-        here = [(step, Tier.MEMORY)] if len(sums) == 1 else []
-        here += [(step, Tier.STORAGE) for c in found for r in c.records if r.step == step]
+        here = [(step, MEMORY)] if len(sums) == 1 else []
+        here += [(step, STORED) for c in found for r in c.records if r.step == step]
         if here:
             usable.append(here)
     skip = 0
@@ -61,16 +64,16 @@ def twin(found: list[AvailableStates], failures: int) -> list[tuple[int, Tier]]:
 @given(available(), st.integers(0, 12))
 def test_the_order_is_that_of_a_walk_down_the_steps(found, failures):
     candidates, _ = order_candidates(found, failures)
-    assert [(c.step, c.tier) for c in candidates] == twin(found, failures)
+    assert [(c.step, c.is_stored) for c in candidates] == twin(found, failures)
 
 
 @given(available(), st.integers(0, 12))
 def test_a_candidates_ranks_are_exactly_those_that_have_it(found, failures):
     candidates, _ = order_candidates(found, failures)
     for candidate in candidates:
-        if candidate.tier is Tier.MEMORY:
+        if candidate.record is None:
             assert candidate.ranks == tuple(r for r, c in enumerate(found) if c.step == candidate.step)
-            assert all(found[r].checksum == candidate.checksum for r in candidate.ranks)
+            assert len({found[r].checksum for r in candidate.ranks}) == 1
         else:
             assert candidate.ranks == (0,)
             assert candidate.record in found[0].records
@@ -79,11 +82,11 @@ def test_a_candidates_ranks_are_exactly_those_that_have_it(found, failures):
 @given(available(), st.integers(0, 12))
 def test_every_available_state_is_a_candidate_or_rejected(found, failures):
     candidates, rejected = order_candidates(found, failures)
-    seen = {(c.step, c.tier) for c in candidates} | {(r.step, r.tier) for r in rejected}
+    seen = {(c.step, c.is_stored) for c in candidates} | {(r.step, r.is_stored) for r in rejected}
     for of_rank in found:
-        assert of_rank.step is None or (of_rank.step, Tier.MEMORY) in seen
-        assert all((each.step, Tier.STORAGE) in seen for each in of_rank.records)
-        assert all((each.step, Tier.STORAGE) in seen for each in of_rank.damaged)
+        assert of_rank.step is None or (of_rank.step, MEMORY) in seen
+        assert all((each.step, STORED) in seen for each in of_rank.records)
+        assert all((each.step, STORED) in seen for each in of_rank.damaged)
 
 
 def test_snapshots_that_differ_are_refused_by_name_and_storage_is_used():
@@ -93,8 +96,8 @@ def test_snapshots_that_differ_are_refused_by_name_and_storage_is_used():
         AvailableStates(step=9, checksum="a"),
     ]
     candidates, rejected = order_candidates(found, 0)
-    assert [(c.step, c.tier) for c in candidates] == [(5, Tier.STORAGE)]
-    assert [(r.step, r.tier) for r in rejected] == [(9, Tier.MEMORY)]
+    assert [(c.step, c.is_stored) for c in candidates] == [(5, STORED)]
+    assert [(r.step, r.is_stored) for r in rejected] == [(9, MEMORY)]
     assert "0, 2 | 1" in rejected[0].reason
 
 
