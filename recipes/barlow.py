@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torchvision
-from barlow_data import Data, load_data
+from barlow_data import Source, load_data
 from barlow_lars import LARS
 from barlow_probe import probe_backbone, save_backbone
 from torch import Tensor, nn
@@ -286,7 +286,7 @@ def main() -> None:
         finish(run, model, settings, source)
 
 
-def finish(run: elastic.Run, model: BarlowTwins, settings: Settings, source: Data) -> None:
+def finish(run: elastic.Run, model: BarlowTwins, settings: Settings, source: Source) -> None:
     """Save the backbone, and probe it beside the same network at initialisation."""
     save_backbone(model.backbone, run.path(f"{settings.arch}.pth"))
     fresh = build_model(settings, channels=source.channels, small_images=source.small_images).to(run.device)

@@ -29,7 +29,7 @@ PROBE_CLASSES, PROBE_PER_CLASS = 100, 20  # bounds what a probe of a large data 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
+class Source:
     """`train` feeds `views`. A probe draws labels from `pool` and is scored on `test`.
 
     `pool` and `test` give (float image [channels, height, width], int label).
@@ -43,7 +43,7 @@ class Data:
     small_images: bool  # a ResNet then gets the 3x3 stem without pooling
 
 
-def load_data(name: str, folder: Path) -> Data:
+def load_data(name: str, folder: Path) -> Source:
     """The data set `name`; raises UsageError when its files are not in `folder`."""
     if name == "digits":
         return _digits()
@@ -54,13 +54,13 @@ def load_data(name: str, folder: Path) -> Data:
     return _cifar10(folder) if name == "cifar10" else _image_folder(folder)
 
 
-def _digits() -> Data:
+def _digits() -> Source:
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)
     train = TensorDataset(images[:-DIGITS_FOR_TEST], labels[:-DIGITS_FOR_TEST])
     test = TensorDataset(images[-DIGITS_FOR_TEST:], labels[-DIGITS_FOR_TEST:])
-    return Data(train=train, views=digit_views, pool=train, test=test, channels=1, small_images=True)
+    return Source(train=train, views=digit_views, pool=train, test=test, channels=1, small_images=True)
 
 
 def digit_views(batch: Any) -> tuple[Tensor, Tensor]:
@@ -94,7 +94,7 @@ def _affine(angle: Tensor, size: Tensor, shear: Tensor, shift: Tensor) -> Tensor
     return rows.view(-1, 2, 3)
 
 
-def _cifar10(folder: Path) -> Data:
+def _cifar10(folder: Path) -> Source:
     two, clean = TwoViews(32), _clean(32)
 
     def read(*, train: bool, transform: Callable[[Image.Image], Any]) -> Any:
@@ -114,7 +114,7 @@ def _cifar10(folder: Path) -> Data:
     return _photographs(train, pool, test, small_images=True)
 
 
-def _image_folder(folder: Path) -> Data:
+def _image_folder(folder: Path) -> Source:
     two, clean = TwoViews(224), _clean(224)
     try:
         train = datasets.ImageFolder(str(folder / "train"), transform=two)
@@ -133,8 +133,8 @@ def _image_folder(folder: Path) -> Data:
     return _photographs(train, pool, test, small_images=False)
 
 
-def _photographs(train: Any, pool: Any, test: Any, *, small_images: bool) -> Data:
-    return Data(
+def _photographs(train: Any, pool: Any, test: Any, *, small_images: bool) -> Source:
+    return Source(
         train=train,
         views=photograph_views,
         pool=Subset(pool, some_of_each(pool.targets)),

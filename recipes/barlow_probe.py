@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from barlow_data import Data
+from barlow_data import Source
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
@@ -35,11 +35,11 @@ class ProbeScore:
     knn: float
 
 
-def probe_backbone(backbone: nn.Module, data: Data, device: torch.device) -> ProbeScore:
+def probe_backbone(backbone: nn.Module, source: Source, device: torch.device) -> ProbeScore:
     """Scores of a frozen backbone; it comes back in the mode (training or not) that it had."""
     was_training = backbone.training
     backbone.eval()
-    pool, test = (_features(backbone, part, device) for part in (data.pool, data.test))
+    pool, test = (_features(backbone, part, device) for part in (source.pool, source.test))
     backbone.train(was_training)
     return few_shot(pool, test)
 
