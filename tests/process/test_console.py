@@ -47,7 +47,7 @@ def test_lines_appear_whole_in_order_and_with_their_prefix(tmp_path):
     assert screen.lines == ["[rank0] one", "[rank0] two", "[rank0] thr", "closed"]
 
 
-def test_the_log_of_an_older_generation_is_read_to_its_end_before_the_new_one(tmp_path):
+def test_the_log_of_an_older_generation_is_printed_before_the_new_one(tmp_path):
     """Both generations log under the same prefix; the old one has more than one poll reads."""
     (tmp_path / "old.log").write_text("".join(f"old {n:060d}\n" for n in range(9000)))
     (tmp_path / "new.log").write_text("new\n")
@@ -80,8 +80,8 @@ def test_a_closed_console_ends_the_thread_and_nothing_else(tmp_path, capfd):
     assert "console output ends here" in capfd.readouterr().err
 
 
-def test_progress_shows_new_steps_only_and_the_length_of_the_run(tmp_path):
-    """The run directory holds the steps of an earlier life; a resume that shows them would claim progress it did not make."""
+def test_progress_shows_only_new_steps_and_the_length_of_the_run(tmp_path):
+    """Steps of an earlier start are in the metrics; to show them would claim progress not made."""
     run = RunDir.parse(str(tmp_path))
     metrics = Metrics(run.metrics)
     metrics.append(StepLine(step=6, loss=1.0))
@@ -123,7 +123,7 @@ def test_a_bar_leaves_worker_output_as_it_is():
 
 
 def test_an_endless_line_is_cut_and_memory_stays_bounded(tmp_path):
-    """A complete line is cut at the limit; of a line without an end what is there is shown."""
+    """A complete line is cut at the limit; a line without an end is shown as far as it goes."""
     (tmp_path / "log").write_text(
         "y" * (3 * LINE_LIMIT) + "\nnext\nbar 1%\rbar 99%\n" + "z" * LINE_LIMIT + "z"
     )

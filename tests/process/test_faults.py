@@ -27,7 +27,7 @@ RECOVERY = {
 }
 
 
-def test_ranks_that_die_at_several_points_of_a_step_leave_no_trace_in_the_result(drill, undisturbed):
+def test_ranks_that_die_at_several_points_of_a_step_do_not_change_the_result(drill, undisturbed):
     """Each rank in turn gets SIGKILL in its forward pass, in the middle of the sum and after the optimizer, and one raises.
 
     One restart without a new step is allowed and four restarts are needed: that progress resets the count is part of the proof.
@@ -123,7 +123,7 @@ def test_a_save_that_outlives_its_generation_is_committed_by_a_node_that_goes_on
     drill.is_like(undisturbed)
 
 
-def test_a_save_of_a_node_that_was_given_up_is_never_committed(drill, undisturbed):
+def test_a_save_of_an_evicted_node_is_never_committed(drill, undisturbed):
     """The node of rank 0 is frozen, agent and uploader, with the offer of step 4 unread. The other goes on; then the uploader alone wakes up."""
     drill.shut(3, 6, 8)
     options = ("--max-nodes", "2", "--last-call", "10min", "--snapshot-every", "off")
@@ -149,7 +149,7 @@ def test_a_save_of_a_node_that_was_given_up_is_never_committed(drill, undisturbe
     assert not drill.events("checkpoint_committed", step=4)
 
 
-def test_a_recipe_that_raises_ends_the_run_after_its_restarts_with_its_traceback_last(drill, undisturbed):
+def test_a_recipe_that_raises_ends_the_run_and_its_traceback_is_printed_last(drill, undisturbed):
     """Rank 1 raises in step 6 whenever it gets there; rank 0 breaks with it and must not be taken for the cause. Then the recipe is mended."""
     agent = drill.start("--nproc-per-node", "2", "--max-restarts", "1", env={"TINY_RAISE": "6 1"})
     agent.ends_with(1)
@@ -200,7 +200,7 @@ def test_no_worker_outlives_a_killed_agent_and_the_same_command_resumes(drill, u
 TWO = ("--max-nodes", "2", "--min-nodes", "1", "--last-call", "10min", "--snapshot-every", "1")
 
 
-def test_a_rank_that_exits_one_that_hangs_and_one_that_pauses_leave_no_trace(drill, undisturbed):
+def test_a_rank_that_exits_hangs_or_pauses_does_not_change_the_result(drill, undisturbed):
     """An exit code, a stop of the heartbeat in the middle of backward, and a SIGSTOP that ends by itself: only the first two cost a generation."""
     plan = "step 4 rank 1: exit 9; step 8 rank 0 backward: hang; step 13 rank 1 optimizer: pause 1s"
     options = ("--nproc-per-node", "2", "--hang-timeout", "4", "--snapshot-every", "1")
@@ -217,7 +217,7 @@ def test_a_rank_that_exits_one_that_hangs_and_one_that_pauses_leave_no_trace(dri
 
 
 def test_a_rank_that_becomes_slow_changes_nothing_but_the_time(drill, undisturbed):
-    """Both ranks, one for a while and one until the end; nobody is taken for hung, and no generation ends."""
+    """Both ranks, one for a while and one until the end: no rank counts as hung, no generation ends."""
     plan = "step 5 rank 1: slow 3x for 4 steps; step 7 rank 0 backward: slow 2x"
     drill.start("--nproc-per-node", "2", "--faults", plan).ends_with(0)
 
@@ -226,7 +226,7 @@ def test_a_rank_that_becomes_slow_changes_nothing_but_the_time(drill, undisturbe
     assert len(drill.events("generation_started")) == 1
 
 
-def test_a_rank_killed_in_the_middle_of_its_snapshot_leaves_a_torn_slot_that_is_not_used(drill, undisturbed):
+def test_a_rank_killed_in_its_snapshot_leaves_a_torn_slot_that_is_not_used(drill, undisturbed):
     """The line of step 9 is written, half of its state is copied: step 8 is what is found. Then rank 1, which copies nothing, while rank 0 does."""
     plan = "step 9 snapshot: kill; step 15 rank 1 snapshot: kill"
     options = ("--nproc-per-node", "2", "--snapshot-every", "1", "--save-every", "10min")
@@ -240,7 +240,7 @@ def test_a_rank_killed_in_the_middle_of_its_snapshot_leaves_a_torn_slot_that_is_
     assert third[0] in {14, 15}
 
 
-def test_an_uploader_that_pauses_at_each_point_of_a_commit_commits_all_the_same(drill, undisturbed):
+def test_an_uploader_that_pauses_at_each_point_of_a_commit_still_commits(drill, undisturbed):
     """Stopped and woken between payload and commit record of step 8, and in the middle of the payload of the last step, which the workers wait for."""
     plan = "checkpoint 8 before-commit: pause 1s; checkpoint 24 upload: pause 1s"
     drill.shut(5, 9)
@@ -260,7 +260,9 @@ def test_an_uploader_that_pauses_at_each_point_of_a_commit_commits_all_the_same(
 
 
 def test_a_rank_killed_while_it_restores_is_restored_again(drill, undisturbed):
-    """In generation 1 one that has nothing to load; in generation 3 rank 1, which has loaded the state of step 4 and told nobody."""
+    """In generation 1 a rank that has nothing to load; in generation 3 rank 1, which has loaded step 4
+    and not reported it.
+    """
     plan = "generation 1 rank 0 restore: kill; step 5: kill; generation 3 rank 1 restore: kill"
     options = ("--nproc-per-node", "2", "--snapshot-every", "1")
     drill.start(*options, "--faults", plan).ends_with(0)
@@ -274,7 +276,7 @@ def test_a_rank_killed_while_it_restores_is_restored_again(drill, undisturbed):
     assert [(e["generation"], e["step"]) for e in drill.events("restored")] == [(2, 0), (4, 4)]
 
 
-def test_a_node_killed_by_a_plan_takes_all_that_it_started_along(drill, undisturbed):
+def test_a_node_killed_by_a_plan_dies_with_all_its_processes(drill, undisturbed):
     """Node 0, with rank 0, once its worker has finished step 9: agent, worker, fork server and uploader are gone, and the other goes on."""
     drill.shut(10)
     plan = "step 9 node 0: kill"
@@ -293,7 +295,7 @@ def test_a_node_killed_by_a_plan_takes_all_that_it_started_along(drill, undistur
     assert drill.events("generation_started", generation=2, cause="node lost", world_size=1)
 
 
-def test_a_node_that_is_terminated_by_a_plan_leaves_with_a_drain(drill, undisturbed):
+def test_a_node_terminated_by_a_plan_leaves_with_a_drain(drill, undisturbed):
     """SIGTERM to the agent of node 1, by itself."""
     drill.shut(10)
     agents = [drill.start(*TWO, "--faults", "step 9 node 1: terminate") for _ in range(2)]
@@ -308,8 +310,10 @@ def test_a_node_that_is_terminated_by_a_plan_leaves_with_a_drain(drill, undistur
     assert drill.events("restored", generation=2, lost_steps=0)
 
 
-def test_a_node_that_pauses_for_longer_than_its_keep_alive_is_evicted_and_comes_back(drill, undisturbed):
-    """Node 0 stops with all that it started, which nobody from outside does; the other goes on without it, and lets it in again when it wakes."""
+def test_a_node_that_pauses_beyond_its_keep_alive_is_evicted_and_rejoins(drill, undisturbed):
+    """Node 0 stops itself and all its processes. The other node goes on without it, and admits it again
+    when it continues.
+    """
     drill.shut(10, 14)
     plan = "step 9 node 0: pause 8s"
     agents = [drill.start(*TWO, "--faults", plan) for _ in range(2)]
@@ -329,7 +333,7 @@ def test_a_node_that_pauses_for_longer_than_its_keep_alive_is_evicted_and_comes_
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_node_killed_between_the_meeting_and_its_workers_start_is_given_up(drill, undisturbed, node):
+def test_a_node_killed_before_its_workers_start_is_evicted(drill, undisturbed, node):
     """Generation 2 has formed with both; one of them, with node 0 also the one that keeps the generation's store, never starts its workers."""
     plan = f"step 5: kill; generation 2 node {node} rendezvous: kill"
     agents = [drill.start(*TWO, "--faults", plan) for _ in range(2)]
@@ -341,7 +345,7 @@ def test_a_node_killed_between_the_meeting_and_its_workers_start_is_given_up(dri
     assert drill.events("generation_started", cause="node lost", world_size=1)
 
 
-def test_a_plan_that_kills_at_random_again_and_again_leaves_no_trace(drill, undisturbed):
+def test_repeated_random_kills_do_not_change_the_result(drill, undisturbed):
     """Workers, uploaders and fork servers, two of each at least, while the run stands before step 10. Then no strike gets its claim any more: a machine may be too slow to end under such a storm."""
     storms = [f"every 3±1s: kill random {victim}, seed 7" for victim in ("worker", "uploader", "warm parent")]
     drill.shut(10)
@@ -358,7 +362,7 @@ def test_a_plan_that_kills_at_random_again_and_again_leaves_no_trace(drill, undi
     assert len(drill.events("generation_started")) >= 3
 
 
-def test_a_plan_that_kills_random_nodes_counts_its_strikes_in_the_run(drill, undisturbed):
+def test_injections_of_random_node_kills_are_counted_in_the_run(drill, undisturbed):
     """Two nodes of a storm, both killed, by themselves, in the order that was drawn; the same command without a plan finishes."""
     drill.shut(6)
     plan = "every 2±1s: kill random node, seed 5"
@@ -386,7 +390,7 @@ sys.exit(7 if found and os.WIFCONTINUED(found) else 8)
 
 
 @pytest.mark.parametrize(("whom", "code"), [("self", 8), ("tree", 7)])
-def test_whoever_pauses_was_stopped_and_went_on(whom, code):
+def test_a_paused_process_was_stopped_and_continued(whom, code):
     """The kernel keeps for the parent that a child was stopped and continued; the pausing process says the same of its own child."""
     process = subprocess.Popen([sys.executable, "-c", PAUSING, whom])
     _, status = os.waitpid(process.pid, os.WCONTINUED)

@@ -38,7 +38,7 @@ def test_a_difference_names_its_step():
     assert "differ is 3" in found.reason
 
 
-def test_an_unfinished_run_is_the_same_as_far_as_it_went():
+def test_an_unfinished_run_is_the_same_as_far_as_it_goes():
     found = compared(run("ab", finished=False), run("abcd"))
 
     assert found.same
@@ -55,7 +55,7 @@ def test_a_run_that_finished_earlier_differs():
 
 
 def test_equal_steps_with_different_final_digests_differ():
-    """Something that no loss shows, such as a buffer, went another way."""
+    """A buffer that no loss depends on is different."""
     found = compared(run("ab", digest="x"), run("ab", digest="y"))
 
     assert not found.same

@@ -1,4 +1,4 @@
-"""The point `snapshot` is in the middle of the copy: half of a state lies in a slot that is never found."""
+"""The point `snapshot` is in the middle of the copy: half of a state is in a slot that no reader finds."""
 
 import pytest
 import torch
@@ -32,8 +32,8 @@ def bytes_of(step):
     return torch.full([32], float(step)).numpy().tobytes()
 
 
-def test_a_process_that_dies_halfway_leaves_half_a_state_that_is_never_found(slots):
-    """Step 1 is kept whole; the copy of step 2 is left in its middle: half of its tensors are there, the other half is not, and the newest snapshot is step 1's."""
+def test_a_process_that_dies_in_a_copy_leaves_a_slot_that_is_not_found(slots):
+    """Step 1 is whole. The copy of step 2 ends after half of its tensors: the newest is step 1."""
     snapshots = Snapshotting(lambda _size: slots, HostCopy(), FakeClock(), generation=1, world_size=1)
     take(snapshots, 1)
 
@@ -48,7 +48,7 @@ def test_a_process_that_dies_halfway_leaves_half_a_state_that_is_never_found(slo
     assert slots.newest().slot != torn
 
 
-def test_a_process_that_lives_on_halfway_keeps_the_whole_state(slots):
+def test_a_process_that_continues_a_copy_publishes_the_whole_state(slots):
     """A pause in the middle of the copy: afterwards the snapshot is what it would have been."""
     snapshots = Snapshotting(lambda _size: slots, HostCopy(), FakeClock(), generation=1, world_size=1)
     reached = []

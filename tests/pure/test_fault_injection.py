@@ -1,4 +1,4 @@
-"""Who carries out what, and how often, without processes: claims, slowness, and the draws of agents that never talk to each other."""
+"""Which process injects which fault, and how often: claims, slowdowns, repeated faults of agents."""
 
 import itertools
 
@@ -23,7 +23,7 @@ def worker(folder, plan, *, rank=0, generation=1, clock=None):
     return WorkerFaults.of(plan, folder / "faults", log, clock, rank=rank, generation=generation)
 
 
-def test_a_fault_strikes_once_however_often_its_step_is_trained_again(tmp_path):
+def test_a_fault_is_injected_once_however_often_its_step_is_replayed(tmp_path):
     """The same step reached three times, each time by a new process's object."""
     for trial in range(3):
         point = worker(tmp_path, "step 3 rank 1 mid-sum: raise", rank=1).at_step(3)
@@ -38,7 +38,7 @@ def test_a_fault_strikes_once_however_often_its_step_is_trained_again(tmp_path):
     assert (event["fault"], event["step"]) == ("step 3 rank 1 mid-sum: raise", 3)
 
 
-def test_a_fault_that_is_written_twice_strikes_twice(tmp_path):
+def test_a_fault_that_is_written_twice_is_injected_twice(tmp_path):
     """Once with its defaults and once without; the third time there is nothing left."""
     struck = 0
     for _ in range(3):
@@ -49,8 +49,8 @@ def test_a_fault_that_is_written_twice_strikes_twice(tmp_path):
     assert struck == 2
 
 
-def test_a_plan_that_was_edited_strikes_with_what_is_new_in_it_alone(tmp_path):
-    """A line before the one that has struck: its claim must not be taken for the new one's, nor be forgotten."""
+def test_of_an_edited_plan_only_new_faults_are_injected(tmp_path):
+    """A line before the fault that was injected: claims must not depend on line numbers."""
     with pytest.raises(InjectedFault):
         worker(tmp_path, "step 3: raise").at_step(3)("forward")
     edited = "step 2: raise; step 3: raise"
@@ -59,8 +59,8 @@ def test_a_plan_that_was_edited_strikes_with_what_is_new_in_it_alone(tmp_path):
     worker(tmp_path, edited).at_step(3)("forward")
 
 
-def test_nobody_carries_out_the_fault_of_another_rank_step_point_or_generation(tmp_path):
-    """Everything that is near to the place, and then the place."""
+def test_a_fault_is_injected_at_its_own_rank_step_point_and_generation_only(tmp_path):
+    """Everything near the trigger, and then the trigger."""
     plan = "step 3 rank 1 backward: raise; generation 2 rank 1 restore: raise; step 5 rank 1 snapshot: raise"
     assert worker(tmp_path, plan, rank=0) is None
     faults = worker(tmp_path, plan, rank=1, generation=1)
@@ -78,15 +78,15 @@ def test_nobody_carries_out_the_fault_of_another_rank_step_point_or_generation(t
         faults.at_step(3)("backward")
 
 
-def test_a_fault_whose_claim_cannot_be_written_does_not_strike(tmp_path, capsys):
-    """A file stands where the folder of claims should be; the fault would strike at every replay."""
+def test_a_fault_whose_claim_cannot_be_written_is_not_injected(tmp_path, capsys):
+    """A file is where the folder of claims should be. The fault would be injected at every replay."""
     (tmp_path / "faults").touch()
     worker(tmp_path, "step 3: raise").at_step(3)("forward")
     assert "fault not injected" in capsys.readouterr().out
 
 
 def steps_of(clock, count, slowdowns, taken):
-    """Each step of a group, 1 s of work for each rank, when all wait for the slowest; `taken` gets their seconds."""
+    """Steps of a group that waits for its slowest rank, 1 s of work each; `taken` gets their seconds."""
     for step in range(1, count + 1):
         began_s, ends = clock.now, []
         for slowdown in slowdowns:
@@ -98,8 +98,8 @@ def steps_of(clock, count, slowdowns, taken):
         yield step
 
 
-def test_a_slow_rank_takes_so_many_times_as_long_for_so_many_steps():
-    """From the step after the strike on, and not a step longer."""
+def test_a_slow_rank_is_slow_by_its_factor_for_its_number_of_steps():
+    """From the step after the injection on, and not a step longer."""
     clock = FakeClock()
     slowdown, taken = Slowdown(clock), []
     for step in steps_of(clock, 9, [slowdown], taken):
@@ -119,7 +119,7 @@ def test_two_slow_ranks_do_not_slow_each_other_down_for_ever():
     assert taken == [1, 1] + [4] * 28
 
 
-def test_a_rank_whose_first_step_is_struck_is_slow_as_well(tmp_path):
+def test_a_rank_can_be_slow_from_its_first_step_on(tmp_path):
     """Nothing was measured before; through the plan, with the points of several shards."""
     clock = FakeClock()
     faults = worker(tmp_path, "step 1: slow 3x for 1 steps", clock=clock)
@@ -172,8 +172,8 @@ class Fleet:
                 self.struck.append((self.clock.now - 1000, pid))
 
 
-def test_agents_that_never_talk_strike_once_each_time_and_hit_every_rank_in_turn(tmp_path):
-    """Three agents, a thousand looks: as many strikes as were drawn, each of the rank that was drawn, and none before its time."""
+def test_agents_inject_each_repeated_fault_once_without_messages(tmp_path):
+    """Three agents, 4000 polls: each injection kills the rank that was drawn, and none is early."""
     fleet = Fleet(tmp_path, "every 20±10s: kill random worker, seed 7")
     for _ in range(4000):
         fleet.poll()
@@ -186,8 +186,8 @@ def test_agents_that_never_talk_strike_once_each_time_and_hit_every_rank_in_turn
 
 
 @given(st.integers(0, 5))
-def test_the_sequence_goes_on_where_it_was_when_agents_are_replaced(tmp_path_factory, strikes):
-    """All agents are replaced after some strikes: the next victim is the one that was drawn for that strike."""
+def test_replaced_agents_continue_the_sequence_of_injections(tmp_path_factory, strikes):
+    """All agents are replaced after some injections: the next victim is the one drawn for it."""
     fleet = Fleet(tmp_path_factory.mktemp("claims"), "every 4±4s: kill random uploader, seed 3")
     while len(fleet.struck) < strikes:
         fleet.poll()
@@ -198,8 +198,8 @@ def test_the_sequence_goes_on_where_it_was_when_agents_are_replaced(tmp_path_fac
     assert [pid for _, pid in fleet.struck] == drawn
 
 
-def test_a_victim_that_is_not_there_is_waited_for(tmp_path):
-    """A node without a warm parent: nothing is claimed, so that the strike comes once there is one."""
+def test_a_repeated_fault_waits_for_a_missing_victim(tmp_path):
+    """A node without a warm parent: nothing is claimed, so the injection comes once there is one."""
     (fault,) = parse("every 1s: kill random warm parent, seed 1")
     clock = FakeClock()
     repeated = RepeatedFault(fault, fault.trigger, Claims(tmp_path), clock)

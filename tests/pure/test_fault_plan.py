@@ -1,4 +1,4 @@
-"""A plan is read as it is meant and printed as it is read; a line that is wrong is told, and so is a fault that nobody can carry out."""
+"""A printed plan reads back as itself; wrong lines and faults out of reach are refused."""
 
 import re
 from pathlib import Path
@@ -39,12 +39,14 @@ def thousandths(least):
     return THOUSANDTHS.map(lambda n: round(least + n / 1000, 3))
 
 
-def faults(where, *deeds):
-    return st.builds(lambda where, deed: Fault(text="", trigger=where, action=deed), where, st.one_of(*deeds))
+def faults(trigger, *actions):
+    return st.builds(
+        lambda trigger, action: Fault(text="", trigger=trigger, action=action), trigger, st.one_of(*actions)
+    )
 
 
 @st.composite
-def storms(draw):
+def intervals(draw):
     period_s = draw(thousandths(0))
     jitter_s = draw(st.sampled_from([0.0, period_s]) | st.integers(0, int(period_s)).map(float))
     return AtIntervals(
@@ -55,8 +57,8 @@ def storms(draw):
     )
 
 
-OF_ANYBODY = (st.just(Kill()), st.builds(Pause, thousandths(0)))
-OF_WORKERS = (*OF_ANYBODY, st.just(Raise()), st.just(Hang()), st.builds(Exit, st.integers(0, 255)))
+OF_ALL = (st.just(Kill()), st.builds(Pause, thousandths(0)))
+OF_WORKERS = (*OF_ALL, st.just(Raise()), st.just(Hang()), st.builds(Exit, st.integers(0, 255)))
 FAULTS = st.one_of(
     faults(
         st.builds(AtStep, step=COUNTS, rank=NUMBERS, point=st.sampled_from(STEP_POINTS)),
@@ -64,10 +66,10 @@ FAULTS = st.one_of(
         st.builds(Slow, thousandths(1), st.none() | COUNTS),
     ),
     faults(st.builds(AtRestore, generation=COUNTS, rank=NUMBERS), *OF_WORKERS),
-    faults(st.builds(AtNode, step=COUNTS, node=NUMBERS), *OF_ANYBODY, st.just(Terminate())),
-    faults(st.builds(AtRendezvous, generation=COUNTS, node=NUMBERS), *OF_ANYBODY, st.just(Terminate())),
-    faults(st.builds(AtSave, step=COUNTS, point=st.sampled_from(SAVE_POINTS)), *OF_ANYBODY),
-    faults(storms(), st.just(Kill())),
+    faults(st.builds(AtNode, step=COUNTS, node=NUMBERS), *OF_ALL, st.just(Terminate())),
+    faults(st.builds(AtRendezvous, generation=COUNTS, node=NUMBERS), *OF_ALL, st.just(Terminate())),
+    faults(st.builds(AtSave, step=COUNTS, point=st.sampled_from(SAVE_POINTS)), *OF_ALL),
+    faults(intervals(), st.just(Kill())),
 )
 
 
@@ -119,13 +121,13 @@ def test_a_plan_may_be_empty(text):
 
 @given(st.lists(FAULTS, max_size=5), st.sampled_from([";", "\n", " ;\n", "  # why\n"]))
 def test_every_printed_plan_parses_back_to_itself(plan, separator):
-    """Any place with any of its deeds, any numbers, printed and read again."""
+    """Any trigger with any of its actions and any numbers."""
     found = parse(separator.join(map(str, plan)))
     assert meanings(found) == meanings(plan)
     assert list(map(str, found)) == list(map(str, plan)) == [fault.text for fault in found]
 
 
-def test_the_same_fault_twice_in_a_plan_is_two_faults():
+def test_a_fault_that_is_written_twice_is_two_faults():
     """Written in two ways: short, and with its defaults."""
     first, other, second = parse("step 3: kill\nstep 4: kill\nstep 3 rank 0 forward: kill")
     assert (first.occurrence, other.occurrence, second.occurrence) == (0, 0, 1)
@@ -184,8 +186,8 @@ def test_the_same_fault_twice_in_a_plan_is_two_faults():
         ("every 20±10s: pause random worker, seed 7", "kill random", "pause random worker, seed 7"),
     ],
 )
-def test_a_wrong_line_is_told_with_its_number_what_was_expected_and_what_was_found(line, expected, found):
-    """Between two right ones, behind a comment and a semicolon, so that the message must count lines and not faults."""
+def test_a_wrong_line_is_refused_with_its_number_and_what_was_expected(line, expected, found):
+    """Between valid faults, after a comment and a semicolon: the message must count lines, not faults."""
     with pytest.raises(UsageError) as caught:
         parse(f"# a drill\nstep 1: kill; step 2: kill\nstep 3: raise; {line}\nstep 2: kill")
     message = str(caught.value)
@@ -223,7 +225,7 @@ def test_a_comment_ends_with_its_line():
     ],
 )
 def test_a_fault_of_the_last_rank_and_node_fits(line, nodes, nproc):
-    """What is not known yet refuses nothing."""
+    """Where the number of workers is not known yet, no rank is refused."""
     check_fits(parse(line), nodes=nodes, nproc=nproc)
 
 
@@ -237,15 +239,15 @@ def test_a_fault_of_the_last_rank_and_node_fits(line, nodes, nproc):
     ],
 )
 def test_a_fault_beyond_the_largest_world_is_refused(line, found):
-    """By one; behind a fault that fits."""
+    """By one, in the second line of the plan."""
     with pytest.raises(UsageError) as caught:
         check_fits(parse(f"step 1: kill\n{line}"), nodes=2, nproc=2)
     assert found in str(caught.value)
     assert repr(line) in str(caught.value)
 
 
-def test_a_script_without_the_library_has_no_steps_to_strike_at():
-    """Its processes can be killed at random, and its nodes when they meet; nobody would ever reach a step."""
+def test_a_script_without_the_library_reaches_no_step_trigger():
+    """Its processes can be killed at random, and its nodes at a rendezvous; it has no steps."""
     fits = parse("every 5s: kill random worker, seed 1; generation 2 node 0 rendezvous: kill")
     check_fits(fits, nodes=1, nproc=1, uses_library=False)
     for line in (
@@ -258,37 +260,39 @@ def test_a_script_without_the_library_has_no_steps_to_strike_at():
             check_fits(parse(line), nodes=1, nproc=1, uses_library=False)
 
 
-@given(storms(), st.integers(0, 1000), st.integers(1, 50))
-def test_what_is_drawn_for_a_strike_is_within_its_bounds(storm, strike, among):
-    """Any storm: its wait lies within the jitter, its victim among those that are there."""
-    assert storm.period_s - storm.jitter_s <= storm.wait_s(strike) <= storm.period_s + storm.jitter_s
-    assert 0 <= storm.pick(strike, among) < among
+@given(intervals(), st.integers(0, 1000), st.integers(1, 50))
+def test_the_drawn_wait_and_victim_are_within_their_bounds(each, injection, among):
+    """The wait is within the jitter, the victim among the candidates."""
+    assert each.period_s - each.jitter_s <= each.wait_s(injection) <= each.period_s + each.jitter_s
+    assert 0 <= each.pick(injection, among) < among
 
 
-def test_strikes_differ_and_every_victim_has_its_turn():
-    """A draw that ignored the strike's number, or the seed, would hit the same one for ever."""
-    storms_ = [AtIntervals(period_s=20, jitter_s=10, victim="worker", seed=seed) for seed in (7, 8)]
-    drawn = [[(storm.wait_s(strike), storm.pick(strike, 3)) for strike in range(60)] for storm in storms_]
+def test_injections_differ_and_every_victim_is_drawn():
+    """A draw that ignored the injection's number, or the seed, would hit the same victim for ever."""
+    drawn_from = [AtIntervals(period_s=20, jitter_s=10, victim="worker", seed=seed) for seed in (7, 8)]
+    drawn = [
+        [(each.wait_s(injection), each.pick(injection, 3)) for injection in range(60)] for each in drawn_from
+    ]
     assert len({wait_s for wait_s, _ in drawn[0]}) == 60
     assert {victim for _, victim in drawn[0]} == {0, 1, 2}
     assert drawn[0] != drawn[1]
 
 
-def test_storms_of_one_seed_strike_at_moments_of_their_own():
-    """A plan with the same seed in all its lines: with the same draws its storms would be one."""
+def test_repeated_faults_of_one_seed_have_different_waits():
+    """A plan with the same seed in all its lines: with equal draws they would all strike at once."""
     plan = parse("; ".join(f"every 20±10s: kill random {victim}, seed 7" for victim in VICTIMS))
     assert len({fault.trigger.wait_s(0) for fault in plan}) == len(VICTIMS)
 
 
 @pytest.mark.parametrize(("name", "count"), [("README.md", 1), ("docs/faults.md", 3)])
-def test_every_plan_that_the_documents_show_is_one(name, count):
-    """A renamed point or deed would leave users with a drill that is refused."""
+def test_every_plan_in_the_documents_is_valid(name, count):
+    """A renamed point or action would leave users with a plan that is refused."""
     plans = re.findall(r'(?:--faults|PLAN=)\s*"([^"$]+)"', (ROOT / name).read_text())
     assert len(plans) == count
     assert all(len(parse(plan)) >= 2 for plan in plans)
 
 
 def test_the_document_explains_every_point():
-    """A point that nobody can look up is of no use."""
+    """A point without an explanation is of no use."""
     rows = re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs/faults.md").read_text(), re.MULTILINE)
     assert {*STEP_POINTS, *SAVE_POINTS, "restore", "rendezvous"} <= set(rows)

@@ -14,7 +14,7 @@ def lines(steps) -> bytes:
 
 
 def dumb_cut(data: bytes, step: int) -> list[int]:
-    """Keep the complete lines of steps up to `step`, looking at every one of them."""
+    """Keep the complete lines of steps up to `step`, reading every one of them."""
     records = [
         json.loads(line) for line in data.split(b"\n")[:-1] if line.startswith(b"{") and line.endswith(b"}")
     ]
@@ -22,8 +22,8 @@ def dumb_cut(data: bytes, step: int) -> list[int]:
 
 
 @given(st.integers(0, 30), st.integers(1, 10), st.integers(0, 45), st.integers(0, 40), st.data())
-def test_rewind_keeps_what_looking_at_every_line_would_keep(first, count, step, torn_bytes, data):
-    """The cut walks back from the end; its twin reads all lines. The last line may be torn at any byte."""
+def test_rewind_keeps_what_reading_every_line_would_keep(first, count, step, torn_bytes, data):
+    """The search starts at the end. The last line may be torn at any byte."""
     steps = list(range(first, first + count))
     whole = lines(steps)
     content = whole + lines([first + count])[: min(torn_bytes, len(lines([first + count])) - 1)]
@@ -35,22 +35,22 @@ def test_rewind_keeps_what_looking_at_every_line_would_keep(first, count, step, 
     assert cut == 0 or content[cut - 1 : cut] == b"\n"
 
 
-def test_a_zombie_with_the_old_descriptor_cannot_spoil_the_record(tmp_path):
-    """A writer of the generation before keeps its descriptor open and appends after the new one has rewound."""
+def test_a_writer_of_an_older_generation_cannot_write_into_the_record(tmp_path):
+    """It keeps its descriptor open, and appends after the new writer has rewound."""
     path = tmp_path / "metrics.jsonl"
-    zombie, current = Metrics(path), Metrics(path)
+    older, current = Metrics(path), Metrics(path)
     for step in (1, 2, 3):
-        zombie.append(StepLine(step=step, values={"by": "old"}))
+        older.append(StepLine(step=step, values={"by": "old"}))
 
     assert current.rewind(2) == 3
-    zombie.append(StepLine(step=4, values={"by": "old"}))
+    older.append(StepLine(step=4, values={"by": "old"}))
     current.append(StepLine(step=3, values={"by": "new"}))
 
     assert [(r.step, r.values["by"]) for r in read(path)] == [(1, "old"), (2, "old"), (3, "new")]
 
 
-def test_rewind_drops_a_torn_line_and_goes_on_after_it(tmp_path):
-    """A kill in the middle of a write leaves half a line; the next line must not be glued to it."""
+def test_rewind_drops_a_torn_line(tmp_path):
+    """A kill in the middle of a write leaves half a line; the next line must not continue it."""
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(lines([1, 2]) + b'{"step": 3, "lo')
     metrics = Metrics(path)
@@ -60,7 +60,7 @@ def test_rewind_drops_a_torn_line_and_goes_on_after_it(tmp_path):
     assert [r.step for r in read(path)] == [1, 2, 3]
 
 
-def test_rewind_of_a_missing_file_starts_one(tmp_path):
+def test_rewind_creates_a_missing_file(tmp_path):
     metrics = Metrics(tmp_path / "new" / "metrics.jsonl")
 
     assert metrics.rewind(0) == 0
@@ -68,15 +68,15 @@ def test_rewind_of_a_missing_file_starts_one(tmp_path):
     assert [r.step for r in read(tmp_path / "new" / "metrics.jsonl")] == [1]
 
 
-def test_rewind_raises_where_it_cannot_write(tmp_path):
-    """The parent is a file, so no new file can be made: going on would leave steps in the record twice."""
+def test_rewind_raises_if_it_cannot_write(tmp_path):
+    """The parent is a file. Going on would leave steps in the record twice."""
     (tmp_path / "blocked").write_text("")
 
     with pytest.raises(OSError):
         Metrics(tmp_path / "blocked" / "metrics.jsonl").rewind(0)
 
 
-def test_a_failing_disk_is_told_once_and_training_goes_on(tmp_path, capsys):
+def test_a_failing_disk_is_reported_once_and_training_goes_on(tmp_path, capsys):
     (tmp_path / "blocked").write_text("")
     metrics = Metrics(tmp_path / "blocked" / "metrics.jsonl")
 

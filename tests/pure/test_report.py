@@ -45,7 +45,7 @@ KILLED = [
 KILLED_STEPS = [step(n, 101.0 + n, 1) for n in range(1, 7)] + [step(n, 105.0 + n, 2) for n in range(7, 11)]
 
 
-def test_a_killed_worker_costs_what_its_phases_say():
+def test_phases_of_a_recovery_lie_between_its_events():
     found = summarise(KILLED, KILLED_STEPS)
 
     assert found["recoveries"] == [
@@ -70,7 +70,7 @@ def test_a_killed_worker_costs_what_its_phases_say():
     )
 
 
-def test_generations_tell_the_steps_that_they_trained_lost_ones_included():
+def test_a_generation_reports_its_steps_including_lost_ones():
     first, second = summarise(KILLED, KILLED_STEPS)["generations"]
 
     assert first == {
@@ -102,7 +102,7 @@ def resumed(gap_s, *stop):
     return summarise(events, [step(n, 100.0 + n, 1) for n in range(1, 7)] + [step(7, begin + 2, 2)])
 
 
-def test_the_night_between_a_planned_stop_and_its_resume_is_not_part_of_the_run():
+def test_the_time_between_a_planned_stop_and_its_resume_does_not_count():
     stop = [logged("drain_requested", 106.5, reason="SIGTERM"), logged("run_interrupted", 107.0, step=6)]
     short, long = resumed(1.0, *stop), resumed(36000.0, *stop)
 
@@ -112,7 +112,7 @@ def test_the_night_between_a_planned_stop_and_its_resume_is_not_part_of_the_run(
 
 
 def test_the_time_after_a_crash_of_all_nodes_counts():
-    """Nobody wrote run_interrupted: a power cut. What no event tells is null, not zero."""
+    """A power cut: there is no run_interrupted event. What no event tells is null, not zero."""
     found = resumed(93.0)
 
     assert found["goodput"] == pytest.approx(7 / 102)
@@ -129,8 +129,8 @@ def test_an_injected_fault_that_the_group_survived_is_not_the_cause_of_a_later_e
     assert recovery["total_s"] == pytest.approx(1.9)
 
 
-def test_a_silent_node_is_missed_since_the_last_step_that_it_helped_to_finish():
-    """No worker ended before the others gave it up; theirs were killed afterwards."""
+def test_the_fault_of_a_silent_node_is_dated_to_the_last_step_before():
+    """The other agents gave the node up first, and killed their workers afterwards."""
     events = [
         replace(e, time=110.3) if isinstance(e.event, WorkerExited) else e
         for e in KILLED
@@ -144,8 +144,8 @@ def test_a_silent_node_is_missed_since_the_last_step_that_it_helped_to_finish():
     assert recovery["total_s"] == pytest.approx(112.0 - 107.0)
 
 
-def test_a_hang_counts_from_the_last_sign_of_progress():
-    """The agent looked on for three seconds before it said so."""
+def test_the_fault_of_a_hang_is_dated_to_the_last_progress():
+    """The agent reports the hang after three seconds without progress."""
     events = [e for e in KILLED if not isinstance(e.event, FaultInjected)]
     hang = logged("hang_detected", 110.05, rank=1, place="step", silence_s=3.0, limit_s=3.0, reason="r")
     events = sorted([*events, hang], key=by_time)
@@ -167,7 +167,7 @@ def test_a_generation_that_died_before_its_first_step_has_no_total():
     assert (first["total_s"], first["source"], first["restore_s"]) == (None, None, None)
 
 
-def test_a_finished_run_reports_what_it_said_at_the_end():
+def test_a_finished_run_reports_what_its_last_event_holds():
     end = logged("run_finished", 120.0, 2, steps=20, epochs=4, digest="abc")
 
     found = summarise([*KILLED, end], KILLED_STEPS)
@@ -186,7 +186,7 @@ def test_step_times_are_the_median_and_the_slowest_of_a_hundred():
     assert summarise([], metrics)["step_time_s"] == {"median": pytest.approx(0.505), "p99": 0.99}
 
 
-def test_a_run_without_a_word_has_every_key():
+def test_the_report_of_a_run_without_events_has_every_key():
     assert summarise([], []) == {
         "finished": False,
         "steps": 0,
@@ -216,7 +216,7 @@ CAUSES = ("resume", "failure", "node lost", "node joined", "node left")
 
 @st.composite
 def histories(draw):
-    """Any events in any order, as clocks of several nodes may have it; generations start in their order."""
+    """Events in any order, because clocks disagree; only generations start in their order."""
     times = sorted(draw(st.lists(st.floats(0, 100), min_size=1, max_size=4)))
     events = [
         started(t, g, "start" if g == 1 else draw(st.sampled_from(CAUSES)))
@@ -233,8 +233,8 @@ def histories(draw):
 
 
 @given(histories())
-def test_no_history_gives_a_negative_number_and_phases_add_up(history):
-    """Includes clocks that disagree, events that are missing, and steps that claim more time than passed."""
+def test_for_any_history_no_duration_is_negative_and_phases_add_up(history):
+    """Clocks that disagree, missing events, steps that claim more time than passed."""
     found = summarise(*history)
 
     assert len(found["recoveries"]) == len(found["generations"]) - 1

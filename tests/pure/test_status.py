@@ -23,7 +23,7 @@ START = [
 ]
 
 
-def test_a_live_run_tells_its_step_its_workers_and_its_newest_checkpoint():
+def test_a_live_run_shows_its_step_workers_and_newest_checkpoint():
     found = status(START, StepLine(step=120), {"n1": 0.5, "n2": 99.0}, NOW)
 
     assert found == {
@@ -50,13 +50,13 @@ def test_a_live_run_tells_its_step_its_workers_and_its_newest_checkpoint():
         (logged("run_finished", 990.0, steps=560, epochs=8, digest="d"), {"n1": 0.1}, "finished"),
     ],
 )
-def test_state_follows_from_the_last_word_and_the_signs_of_life(last, beat_ages_s, state):
-    """A node that was drained a second ago is gone; that does not end a run on which another node still works."""
+def test_the_state_follows_from_the_last_event_and_the_heartbeats(last, beat_ages_s, state):
+    """A node that was drained a second ago is gone; a run goes on while another node works."""
     assert status([*START, *([last] if last else [])], None, beat_ages_s, NOW)["state"] == state
 
 
-def test_a_young_step_is_a_sign_of_life_until_somebody_says_goodbye():
-    """The nodes meet in a folder of their own, so that no beat is seen here."""
+def test_a_young_step_means_running_until_an_agent_writes_its_last_event():
+    """The nodes meet in another folder, so the run directory has no heartbeats."""
     assert status(START, StepLine(step=9, time=995.0), {}, NOW)["state"] == "running"
     assert status(START, StepLine(step=9, time=985.0), {}, NOW)["state"] == "interrupted"
     stopped = [*START, logged("run_interrupted", 996.0, step=9)]
@@ -64,10 +64,10 @@ def test_a_young_step_is_a_sign_of_life_until_somebody_says_goodbye():
 
 
 @pytest.mark.parametrize("ended", ["run_failed", "run_interrupted"])
-def test_an_end_that_was_resumed_from_is_history(ended):
-    """The event of an earlier life of the run stays in the log for ever; a later generation outweighs it.
+def test_a_generation_that_resumed_outweighs_the_end_before_it(ended):
+    """Events of an earlier start stay in the log for ever.
 
-    The node that resumes is another one to the log, and what the old one left behind is no sign of life.
+    The agent that resumes is a new node to the log, and the old node's heartbeat does not count.
     """
     again = [
         logged(ended, 960.0),
@@ -91,7 +91,7 @@ def test_workers_that_exited_or_belong_to_an_older_generation_are_not_listed():
     ]
 
 
-def test_a_run_that_has_not_met_yet_has_no_numbers_but_all_keys():
+def test_a_run_before_its_first_generation_has_every_key():
     found = status([], None, {"n1": 0.1}, NOW)
 
     assert found == {

@@ -1,4 +1,4 @@
-"""What nodes write line by line is found again at the run's URL, whoever died, and never harms what is written."""
+"""Events, metrics and logs of all nodes are found again at the run's URL, whichever node died."""
 
 import contextlib
 import json
@@ -67,8 +67,10 @@ def steps(run):
         return [(line.step, line.generation) for line in metrics.read(there.metrics)]
 
 
-def test_a_new_rank_0_on_another_machine_keeps_the_history_and_what_the_dead_one_had_not_carried(node):
-    """Node a carried up to step 4 of 6 and is lost; node b, which kept the same lines, goes on behind step 5 as rank 0; then b is lost and c, which never had a line, goes on."""
+def test_a_new_rank_0_on_another_node_uploads_what_the_lost_one_had_not(node):
+    """Node a uploads up to step 4 of 6 and is lost. Node b has the same lines, and continues as rank 0
+    after step 5. Then b is lost, and c continues, which has no lines.
+    """
     a, b, c = node("a"), node("b"), node("c")
     restored(a, "a", 1, 0)
     trained(a, "a", 1, 1, 4)
@@ -94,8 +96,8 @@ def test_a_new_rank_0_on_another_machine_keeps_the_history_and_what_the_dead_one
         ]
 
 
-def test_what_a_killed_agent_left_is_carried_by_the_next_one_in_its_folder(node):
-    """Nothing of it had been carried. Of a run that is new at this URL, what lies there is another's, and stays."""
+def test_the_next_agent_in_a_folder_uploads_what_a_killed_one_left(node):
+    """The killed agent had uploaded nothing. If a run is new at this URL, the folder's files stay."""
     run = node("a")
     restored(run, "old", 1, 0)
     trained(run, "old", 1, 1, 3)
@@ -106,8 +108,8 @@ def test_what_a_killed_agent_left_is_carried_by_the_next_one_in_its_folder(node)
     assert steps(run) == [(1, 1), (2, 1), (3, 1)]
 
 
-def test_two_carriers_of_one_folder_carry_everything_once(node):
-    """Two agents in one working directory, at once, over and over while events are written."""
+def test_two_uploaders_of_one_folder_upload_everything_once(node):
+    """Two agents in one working directory upload at once, again and again while events are written."""
     run = node("a")
     log = EventLog(run.events / "a-agent.jsonl", node="a", clock=SystemClock())
     both = [FilesUpload(run, Objects(run.url), ignored=frozenset()) for _ in range(2)]
@@ -125,8 +127,8 @@ def test_two_carriers_of_one_folder_carry_everything_once(node):
         assert [event["step"] for event in run_records.events(there.events)] == list(range(5))
 
 
-def test_a_part_whose_answer_was_lost_is_there_once(node, s3, monkeypatch):
-    """The store takes each part and the line is cut; the carrier fails, looks again and goes on behind it."""
+def test_a_part_whose_answer_was_lost_is_stored_once(node, s3, monkeypatch):
+    """The store keeps each part, and the connection breaks; the next try lists the store and goes on."""
     proxy = FaultyStorage(s3.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     run = node("a")
@@ -140,7 +142,7 @@ def test_a_part_whose_answer_was_lost_is_there_once(node, s3, monkeypatch):
     assert objects.read("anything") is None
     lost = proxy.fail(Deed.LOSE, lambda method, path: method == "PUT")
     for call in (files.upload, lines.upload):
-        # The library asks again by itself, and is told that it is there.
+        # The library tries again by itself, and finds that the part exists.
         with contextlib.suppress(StoreFailed):
             call()
     assert lost.struck >= 2
@@ -156,8 +158,8 @@ def test_a_part_whose_answer_was_lost_is_there_once(node, s3, monkeypatch):
     proxy.close()
 
 
-def test_a_store_that_is_away_is_said_once_and_made_good(node, s3, monkeypatch):
-    """500 to every request for a while; what was written meanwhile is there in the end."""
+def test_an_outage_of_the_store_is_reported_once_and_made_up_for(node, s3, monkeypatch):
+    """500 to every request for a while; what was written meanwhile is uploaded in the end."""
     proxy = FaultyStorage(s3.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     monkeypatch.setattr(upload, "FAILED_PAUSE_S", 0.0)
@@ -190,8 +192,8 @@ def test_a_store_that_is_away_is_said_once_and_made_good(node, s3, monkeypatch):
     proxy.close()
 
 
-def test_a_torn_line_is_not_carried_before_it_is_whole(node):
-    """A writer is in the middle of a line; the next look finds the rest."""
+def test_a_torn_line_is_not_uploaded_before_it_is_whole(node):
+    """The writer is in the middle of a line; the next upload finds the rest."""
     run = node("a")
     run.events.mkdir(parents=True)
     path = run.events / "a-agent.jsonl"
@@ -208,7 +210,7 @@ def test_a_torn_line_is_not_carried_before_it_is_whole(node):
         assert len(run_records.events(there.events)) == 2
 
 
-def test_logs_are_carried_too(node, s3_bucket):
+def test_logs_are_uploaded(node, s3_bucket):
     """What a worker printed, in two parts."""
     run = node("a")
     path = run.log(generation=1, rank=0)

@@ -1,4 +1,4 @@
-"""A diary in parts, carried by many, is one diary again: each step once, whatever was lost, done again or carried twice."""
+"""Parts of many nodes become one file of metrics: each step once, whatever was lost or replayed."""
 
 import random
 
@@ -18,8 +18,8 @@ def steps(found):
     return [(one.step, one.generation) for one in found]
 
 
-def test_steps_that_were_done_again_count_once_and_as_the_newer_generation_did_them():
-    """Generation 1 reached step 5, generation 2 began behind step 3; the parts come in any order and some twice."""
+def test_replayed_steps_count_once_as_the_newer_generation_trained_them():
+    """Generation 1 reached step 5, generation 2 began after step 3; lines come in any order, some twice."""
     lines = [line(1, s) for s in range(1, 6)] + [line(2, s) for s in range(4, 7)]
     shuffled = lines + lines[:3]
     random.Random(3).shuffle(shuffled)
@@ -28,23 +28,23 @@ def test_steps_that_were_done_again_count_once_and_as_the_newer_generation_did_t
     assert lost == {1: 0, 2: 2}
 
 
-def test_what_was_lost_is_gone_before_it_is_trained_again():
+def test_lost_steps_do_not_count_before_they_are_replayed():
     """Generation 2 restored step 3 and has trained nothing yet."""
     kept, lost = upload_parts.merge([line(1, s) for s in range(1, 6)], {1: 0, 2: 3})
     assert steps(kept) == [(1, 1), (2, 1), (3, 1)]
     assert lost[2] == 2
 
 
-def test_a_generation_whose_events_are_missing_is_placed_by_its_first_line():
-    """Its node was lost before it had carried that it restored anything."""
+def test_a_generation_without_events_begins_at_its_first_line():
+    """Its node was lost before it had uploaded its restored event."""
     kept, lost = upload_parts.merge([line(1, s) for s in range(1, 6)] + [line(2, 5)], {})
     assert steps(kept) == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2)]
     assert lost[2] == 1
 
 
 @given(st.data())
-def test_any_history_gives_the_lines_that_one_file_would_have(data):
-    """The dumb twin is the file itself: cut back at each restore, appended to. Each line reaches the store by one or more nodes, in parts of any size."""
+def test_any_history_gives_the_lines_of_one_file(data):
+    """The dumb twin is the file itself, rewound at each restore. Nodes upload each line once or twice."""
     file, carried, restored = [], [], {}
     for generation in range(1, data.draw(st.integers(1, 5)) + 1):
         at = data.draw(st.integers(0, len(file)))
@@ -57,8 +57,8 @@ def test_any_history_gives_the_lines_that_one_file_would_have(data):
     assert kept == file
 
 
-def test_a_restore_that_did_not_know_of_lost_steps_is_told():
-    """The new rank 0 had no lines of the generation before it; another event stays as it is."""
+def test_a_restored_event_gets_the_lost_steps_that_its_node_could_not_know():
+    """The new rank 0 had no lines of the generation before; other events stay as they are."""
     events = [
         logged("restored", 1.0, 1, step=0, lost_steps=0),
         logged("restored", 2.0, 2, step=3, lost_steps=0),
@@ -70,7 +70,7 @@ def test_a_restore_that_did_not_know_of_lost_steps_is_told():
     assert found[3] == events[3]
 
 
-def test_the_names_of_parts_say_where_they_belong():
+def test_names_of_parts_are_read_back():
     """A node's name with a dash and a dot, and names of other things."""
     name = upload_parts.part_name("events/host.a-1-agent.jsonl", 4096)
     assert upload_parts.parse_part_name(name) == ("events/host.a-1-agent.jsonl", 4096)
@@ -86,14 +86,14 @@ def test_the_names_of_parts_say_where_they_belong():
     assert upload_parts.uploaded_steps(names) == {2: 12}
 
 
-def test_only_what_the_store_lacks_is_carried():
-    """Two generations, one of them covered in part."""
+def test_only_lines_that_the_store_lacks_are_uploaded():
+    """Two generations; the store has a part of each."""
     lines = [line(1, 1), line(1, 2), line(2, 2), line(2, 3)]
     assert upload_parts.not_uploaded(lines, {1: 2, 2: 2}) == {2: [line(2, 3)]}
     assert upload_parts.not_uploaded(lines, {}) == {1: lines[:2], 2: lines[2:]}
 
 
-def test_parts_of_long_runs_are_fewer():
-    """A look at a young run shows it as it is; a week must not leave a million objects."""
+def test_long_runs_upload_less_often():
+    """Users watch young runs; a run of a week must not leave a million objects."""
     assert upload_parts.pause_s(0.0) == upload_parts.FIRST_PAUSE_S
     assert upload_parts.pause_s(7 * 86400.0) == upload_parts.LONGEST_PAUSE_S
