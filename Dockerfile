@@ -1,20 +1,20 @@
-# A node of a run. Two stages: `node` is what a node needs of a system, `train` adds the project's packages.
+# A node of a run. The stage `node` prepares the system; the stage `train` adds the project's packages.
 #   docker build --tag elastic-train .
-# The base image is an argument, so that a machine without a registry builds on what it has: --build-arg BASE=...
-# It needs a Debian-like system; for `train` with Python 3.11 or newer and pip.
+# --build-arg BASE=...: another base image, for example where no registry can be reached. It must be
+# Debian-like; the stage `train` needs Python 3.11 or newer with pip in it.
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS node
-# Nothing here needs to be root, and a worker that is one could do more harm than its own.
+# Nothing here needs root, and a worker with root's rights could harm the other processes.
 RUN useradd --create-home --uid 1000 trainer && install --directory --owner=trainer /runs
 WORKDIR /home/trainer
 USER trainer
 
 FROM node AS train
 USER root
-# Options for pip, such as the index of a smaller build of torch.
+# Options for pip, for example the index of a smaller build of torch.
 ARG PIP_OPTIONS=""
-# What a run needs beside the project, such as the library of its object store.
+# Further packages, for example fsspec's driver for the run's object store.
 ARG PACKAGES=""
 COPY pyproject.toml README.md LICENSE /source/
 COPY elastic /source/elastic

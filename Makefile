@@ -1,4 +1,5 @@
-# `make train`, `make test` and `make check` work on a fresh machine that has Python 3.11 or newer: each sets up first.
+# `make train`, `make test` and `make check` need only Python 3.11 or newer, with venv: each of them
+# first sets up an environment in .venv, with uv if there is one, else with pip.
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -20,7 +21,8 @@ check: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
-# The stamp comes last, so that a setup that was interrupted is done again. `uv sync` would write a lock file; this does not.
+# The stamp is written last, so that an interrupted setup is repeated. `uv pip` is used because
+# `uv sync` would write a lock file.
 $(READY): pyproject.toml
 	@set -e; if command -v uv >/dev/null; then \
 	  test -x $(BIN)/python || uv venv --python '>=3.11' .venv; \
@@ -35,15 +37,16 @@ $(READY): pyproject.toml
 	fi
 	@touch $(READY)
 
-# Every scenario on containers, or on namespaces where no engine runs; wants root, and installs and starts what is missing. NAMES="zombie undisturbed" plays these alone, NAMES=--quick some.
+# Run every scenario on containers, or on namespaces if there is no container engine. Needs root, and
+# installs missing programs with apt. NAMES="zombie undisturbed": only these. NAMES=--quick: one of each kind.
 cluster: $(READY)
 	$(BIN)/python tests/cluster/run.py $(NAMES)
 
-# Two hundred random kills in one run; some ten minutes.
+# Two hundred random kills in one run; takes about ten minutes.
 soak: $(READY)
 	$(BIN)/python benchmarks/soak.py
 
-# A storm of mixed faults that one number replays: make chaos SEED=7 MINUTES=10.
+# Random faults of many kinds; the same seed gives the same faults: make chaos SEED=7 MINUTES=10.
 chaos: $(READY)
 	$(BIN)/python benchmarks/chaos.py $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
 
