@@ -1,6 +1,7 @@
-"""A checkpoint is what a commit record names, and its bytes are handed out only after they were compared with the record.
+"""A checkpoint is what a commit record names; a reader gets only bytes that match the record.
 
-It does not promise that what it lists will load: a payload is looked at when it is read. It never changes the store.
+It does not promise that a listed checkpoint loads: its payload is examined when it is read. It
+never changes the store.
 """
 
 import hashlib
@@ -22,9 +23,10 @@ class Damage:
 
 
 def committed(store: Store, clock: Clock) -> tuple[list[CommitRecord], list[Damage]]:
-    """The commit records of the store, newest step first (of one step the latest replacement first), and those that do not parse.
+    """The commit records of the store, newest step first, and those that do not parse.
 
-    Raises StoreFailed when the store cannot be asked: that is not the same as finding nothing.
+    Of one step the latest replacement comes first. Raises StoreFailed when the store cannot be
+    listed: that is not the same as finding nothing.
     """
     return records_in(reading(store.list, clock), store, clock)
 
@@ -32,7 +34,7 @@ def committed(store: Store, clock: Clock) -> tuple[list[CommitRecord], list[Dama
 def records_in(
     entries: list[StoredObject], store: Store, clock: Clock
 ) -> tuple[list[CommitRecord], list[Damage]]:
-    """As `committed`, of a listing that was made before."""
+    """As `committed`, from a listing that the caller has made."""
     records: list[CommitRecord] = []
     damages: list[Damage] = []
     names = [(*place, entry.name) for entry in entries if (place := parse_commit_name(entry.name))]
@@ -42,13 +44,16 @@ def records_in(
         except CheckpointDamaged as error:
             damages.append(Damage(step=step, reason=str(error)))
         else:
-            # One that was deleted since the listing is no damage: retention was at work.
+            # A record that was deleted since the listing is not damage: that was retention.
             records += [record] if record else []
     return records, damages
 
 
 def read_record(store: Store, name: str, step: int, clock: Clock) -> CommitRecord | None:
-    """The commit record under `name`, None when there is none. Raises CheckpointDamaged, or StoreFailed."""
+    """The commit record under `name`, None when there is none.
+
+    Raises CheckpointDamaged, or StoreFailed.
+    """
     try:
         data = read_small(store, name, clock)
     except OutsideStore as error:
@@ -64,17 +69,22 @@ def read_record(store: Store, name: str, step: int, clock: Clock) -> CommitRecor
 
 
 def read_payload(store: Store, record: CommitRecord, clock: Clock) -> memoryview:
-    """The image, as uint8 [size_bytes], in new memory that may be written to. Raises CheckpointDamaged when it is missing or not what was committed."""
+    """The image, as uint8 [size_bytes], in new memory that may be written to.
+
+    Raises CheckpointDamaged when it is missing or is not what was committed, StoreFailed when the
+    store does not answer.
+    """
 
     def whole() -> memoryview:
-        # Of its final size at once: to grow, and to be copied, costs as much again as to be read and hashed. Untouched, it takes no memory: a record may lie.
+        # Of its final size at once: to let it grow, and so be copied, costs as much again as to
+        # read and hash it. Pages that are never touched take no memory, in case the record lies.
         try:
             memory = mmap.mmap(-1, max(1, record.size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as error:
             raise CheckpointDamaged(
                 f"the payload {record.payload} should have {record.size_bytes} bytes, more than this process can hold"
             ) from error
-        with suppress(OSError):  # a kernel without large pages
+        with suppress(OSError):  # raised by a kernel without large pages
             memory.madvise(mmap.MADV_HUGEPAGE)
         image, end = memoryview(memory)[: record.size_bytes], 0
 
@@ -97,7 +107,10 @@ def check_payload(store: Store, record: CommitRecord, clock: Clock) -> None:
 def of_run(
     found: tuple[list[CommitRecord], list[Damage]], run_id: str
 ) -> tuple[list[CommitRecord], list[Damage]]:
-    """What `committed` gave, with the records of other runs among the damages: a state of theirs would load where its shapes fit, and spoil the trajectory."""
+    """The result of `committed`, with the records of other runs among the damages.
+
+    A state of another run would load wherever its shapes fit, and would spoil the trajectory.
+    """
     records, damages = found
     foreign = [
         Damage(step=each.step, reason=f"it is of another run ({each.run_id!r:.40}, expected {run_id!r})")
@@ -108,7 +121,7 @@ def of_run(
 
 
 def verify(store: Store, clock: Clock) -> list[Damage]:
-    """Read every committed payload; what is damaged, newest first. Raises StoreFailed."""
+    """Read every committed payload; the damaged ones, newest first. Raises StoreFailed."""
     records, damages = committed(store, clock)
     for record in records:
         try:

@@ -1,8 +1,22 @@
-"""A checkpoint exists once its commit record does, and the record is created last, by a writer that still may.
+"""A checkpoint exists once its commit record does, and the commit record is created last.
 
-It does not promise that a save succeeds, or that a failed one left nothing: what is not committed is swept later.
-Why it holds: attempts share no name, so two writers cannot mix files; a record is created exclusively and whole, so readers see a
-complete checkpoint or none; every doubtful answer is settled by reading the record back.
+    <step>/a-<generation>-<id>/state.safetensors   the payload; no other attempt has this name
+    <step>/COMMIT.json                             created exclusively, after the payload
+
+The protocol, of which `commit` is the list of steps:
+
+1. Hash the payload and store it under the name of a new attempt.
+2. Compare the size that the store reports.
+3. Ask whether this writer may go on: its deadline has not passed, and no newer generation exists.
+4. Create the commit record exclusively, and read it back after every doubtful answer.
+
+Why it holds. Attempts share no name, so two writers never mix their files: a writer that was taken
+for dead, and wakes up, can only complete its own attempt. A record appears whole, so that a reader
+sees a complete checkpoint or none. Where a service ignores the exclusive creation, the later record
+replaces the earlier one, and either names a complete payload.
+
+It does not promise that a save succeeds, nor that a failed one leaves nothing behind: prune.py
+sweeps what was not committed.
 """
 
 import uuid
@@ -29,7 +43,11 @@ from elastic.system.clock import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteLimits:
-    """When a writer must stop by itself: after `deadline` (monotonic seconds), or once `is_fenced` says a newer generation exists."""
+    """When a writer must stop by itself.
+
+    After `deadline`, in seconds of the monotonic clock, the sweep of another process may take its
+    attempt for abandoned. Once `is_fenced`, a newer generation exists.
+    """
 
     deadline: float
     is_fenced: Callable[[], bool]
@@ -37,7 +55,11 @@ class WriteLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """`record` is in the store; `is_ours` is False when another writer had committed this step before, `reason` says it in words."""
+    """`record` is in the store.
+
+    `is_ours` is False when another writer had committed this step before; `reason` says so in
+    words.
+    """
 
     record: CommitRecord
     is_ours: bool
@@ -58,7 +80,10 @@ class Decision:
 
 
 def settle(ours: CommitRecord, found: CommitRecord | CheckpointDamaged | None) -> Decision:
-    """What a record that was read back means for the writer of `ours`; `found` is damaged when it or its payload is."""
+    """What a record that was read back means for the writer of `ours`.
+
+    `found` is CheckpointDamaged when the record or its payload is damaged, None when there is none.
+    """
     match found:
         case None:
             return Decision(action=Action.AGAIN, reason="no commit record was found after creating it")
@@ -92,7 +117,8 @@ def commit(
     """Store the payload, then make it a checkpoint.
 
     `reached` is called with upload (while the payload is written), before-commit and after-commit.
-    Raises Fenced when a newer generation exists, StoreFailed when the store does not take it before the deadline.
+    Raises Fenced when a newer generation exists, StoreFailed when the store does not take the
+    checkpoint before the deadline.
     """
     write = _Write(store, save, limits, clock)
     write.may_go_on()
@@ -113,7 +139,11 @@ def commit(
 
 
 class _Write:
-    """One attempt to save; `_is_in_doubt` once a commit record may have been created that nobody has seen."""
+    """One attempt to save.
+
+    `_is_in_doubt`: a commit record of this attempt may exist, or may yet appear, although no read
+    has found it.
+    """
 
     def __init__(self, store: Store, save: Save, limits: WriteLimits, clock: Clock) -> None:
         self._store = store
@@ -146,6 +176,7 @@ class _Write:
 
     def upload(self, payload: Payload, record: CommitRecord, reached: Callable[[str], None]) -> None:
         def once() -> int:
+            # Before every try: a save that waits for its storage must not go on for ever.
             self.may_go_on()
             return self._store.write(
                 payload_name(record.step, record.attempt), payload, lambda: reached("upload")
@@ -158,6 +189,9 @@ class _Write:
             )
 
     def publish(self, record: CommitRecord) -> Committed:
+        # The run may have fallen back behind a damaged checkpoint, and reach its step again. The
+        # damaged record is never touched: deleting it could race with a reader or another writer.
+        # The checkpoint that replaces it gets the next name instead, and readers take the latest.
         for number in range(RECORDS_PER_STEP):
             create = partial(self._create_once, commit_name(record.step, number), record)
             decision, found = retrying(create, clock=self._clock, deadline=self._limits.deadline)
@@ -175,20 +209,26 @@ class _Write:
         )
 
     def _create_once(self, name: str, record: CommitRecord) -> tuple[Decision, CommitRecord]:
+        # The last look before the record. A newer generation may still begin between this line and
+        # the creation. Then a checkpoint of the older one appears late; it is complete, and its
+        # state lies on the trajectory that the newer generation passes through as well.
         self.may_go_on()
         found: CommitRecord | CheckpointDamaged | None
         try:
             if self._store.create(name, record.to_json()):
                 return settle(record, record), record
+            # False does not mean that another writer was here: a storage library repeats a request
+            # whose answer was lost, and then finds the record that its first request created.
         except StoreUnavailable:
-            # It may have been created all the same, now or later: only reading it back can tell.
+            # The record may have been created all the same, or may be yet, by a request that is
+            # still on its way. Reading it back is the only way to find out.
             self._is_in_doubt = True
         try:
             found = read_record(self._store, name, record.step, self._clock)
             if found is not None and found.run_id != record.run_id:
                 raise CheckpointDamaged(f"it is of another run ({found.run_id!r:.40})")
             if found is not None and found.write_id != record.write_id:
-                # Giving up our own good copy for theirs is right only if theirs loads.
+                # Our own good copy is given up for theirs only if theirs loads.
                 check_payload(self._store, found, self._clock)
         except CheckpointDamaged as error:
             found = error
@@ -198,8 +238,8 @@ class _Write:
         return decision, found if isinstance(found, CommitRecord) else record
 
     def drop(self, record: CommitRecord) -> None:
-        """Delete an attempt that was not committed, unless its record may yet turn up and name it."""
+        """Delete an attempt that was not committed, unless its record may yet appear."""
         if not self._is_in_doubt:
-            # What stays behind is swept later; the save's own outcome is what matters to the caller.
+            # The sweep deletes what stays behind; the caller needs the outcome of the save itself.
             with suppress(StoreFailed):
                 self._store.delete(record.payload)

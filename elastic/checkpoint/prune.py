@@ -1,6 +1,8 @@
-"""Deleting never makes a committed checkpoint unloadable: its commit record goes first, and only what nobody can commit is swept.
+"""Deleting never breaks a committed checkpoint, nor an attempt that may yet be committed.
 
-It does not promise to delete anything: what a failed or interrupted pruning leaves is taken up by a later one, from the listing alone.
+A checkpoint's record is deleted first, and an uncommitted attempt only once no writer can commit
+it. It does not promise to delete anything: a later run of it finds what a failed or interrupted one
+left, from the listing alone.
 """
 
 from collections import defaultdict
@@ -21,7 +23,9 @@ from elastic.system.clock import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """Keep the newest `keep` checkpoints of the run `run_id`; attempts are swept after two `save_deadline_s`."""
+    """Keep the newest `keep` checkpoints of the run `run_id`; attempts are swept after two
+    `save_deadline_s`.
+    """
 
     run_id: str
     keep: int
@@ -29,7 +33,11 @@ class RetentionPolicy:
 
 
 class Pruner:
-    """Remembers since when it has seen each uncommitted attempt: ages by its own clock need no comparing of clocks."""
+    """Remembers when it first saw each uncommitted attempt.
+
+    Such an age is of this process's own clock. The times that a store shows would have to be
+    compared with the clock of another machine.
+    """
 
     def __init__(self, store: Store, policy: RetentionPolicy, clock: Clock) -> None:
         self._store = store
@@ -38,14 +46,18 @@ class Pruner:
         self._first_seen: dict[str, float] = {}
 
     def after_commit(self, *, generation: int, resumed_from: int | None) -> list[int]:
-        """Apply the policy on behalf of `generation`; the steps that were deleted, oldest first. Raises StoreFailed."""
+        """Apply the policy for `generation`; the steps that were deleted, oldest first.
+
+        Raises StoreFailed.
+        """
         entries = reading(self._store.list, self._clock)
         records, _ = records_in(entries, self._store, self._clock)
         present = {(entry.name, entry.size_bytes) for entry in entries}
         whole = [
             record
             for record in records
-            # Another run's may have steps far above ours; counting them would delete ours.
+            # Checkpoints of another run may have far higher steps; counting them would delete ours.
+            # So would counting a record whose payload is missing or has another size.
             if record.run_id == self._policy.run_id and (record.payload, record.size_bytes) in present
         ]
         steps = to_delete(
@@ -60,7 +72,8 @@ class Pruner:
 
     def _delete_step(self, step: int, entries: list[StoredObject]) -> None:
         names = [entry.name for entry in entries if _step_of(entry) == step]
-        # In this order a crash leaves data without a record, which is no checkpoint; in the other, a record without data.
+        # The record first: a crash then leaves a payload without a record, which is not a
+        # checkpoint. In the other order it would leave a checkpoint that does not load.
         for name in sorted(names, key=lambda name: parse_commit_name(name) is None):
             self._delete(name)
 
@@ -82,7 +95,8 @@ class Pruner:
             save_deadline_s=self._policy.save_deadline_s,
         )
         if abandoned:
-            # A record may have been created since the listing; one that is damaged may have named any attempt of its step.
+            # List again: a record may have been created since the first listing. One that is
+            # damaged may have named any attempt of its step, so all of that step's attempts stay.
             records, damages = committed(self._store, self._clock)
             named = {_folder(record) for record in records}
             unclear = {step_dir(damage.step) for damage in damages}

@@ -1,7 +1,8 @@
-"""A commit record says everything that is needed to trust a checkpoint, and anything less is not parsed into one.
+"""A commit record has all that is needed to trust a checkpoint; anything less is damage.
 
-It does not promise that the payload is there or whole: whoever reads the payload compares it with the record.
-Names of everything below the checkpoints' URL are made and taken apart here and nowhere else.
+It does not promise that the payload exists or is whole: catalog.py compares the payload with the
+record. The names of everything below the checkpoints' URL are made and parsed here and nowhere
+else.
 """
 
 import hashlib
@@ -26,9 +27,10 @@ _Sha256 = Annotated[str, pattern("[0-9a-f]{64}", "64 digits in hex")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """What the training side says about one image: it is turned into a record once the image is stored.
+    """The training side's facts about one image, which become a record once the image is stored.
 
-    `step` counts completed updates from 1 (0: the untrained state), `digest` is the sha256 of the training state in hex.
+    `step` counts completed updates from 1 (0: the untrained state). `digest` is the sha256 of the
+    training state, in hexadecimal.
     """
 
     run_id: str
@@ -42,7 +44,11 @@ class Save:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRecord:
-    """`sha256` is of the payload's bytes, `digest` of the training state; `created` is in seconds since 1970."""
+    """`sha256` is of the payload's bytes, `digest` of the training state.
+
+    `write_id` is new for each attempt: a writer recognises its own record by it. `created` is in
+    seconds since 1970, for people.
+    """
 
     format: Annotated[int, exactly(FORMAT)]
     run_id: str
@@ -69,7 +75,10 @@ class CommitRecord:
 
 
 def parse(data: bytes) -> CommitRecord:
-    """Raise CheckpointDamaged unless `data` is a whole commit record, as written, that names nothing outside its step."""
+    """The record, as it was written, which names nothing outside its step.
+
+    Raises CheckpointDamaged.
+    """
     if len(data) > RECORD_LIMIT_BYTES:
         raise CheckpointDamaged(
             f"the commit record has {len(data)} bytes, expected at most {RECORD_LIMIT_BYTES}"
@@ -122,7 +131,9 @@ def payload_name(step: int, attempt: str) -> str:
 
 
 def commit_name(step: int, number: int = 0) -> str:
-    """COMMIT.json; a checkpoint that replaces a damaged one of the same step is COMMIT-1.json, and so on."""
+    """COMMIT.json; the record that replaces a damaged one of the same step is COMMIT-1.json, and so
+    on.
+    """
     if not 0 <= number < RECORDS_PER_STEP:
         raise ValueError(f"a step has at most {RECORDS_PER_STEP} commit records, found number {number}")
     return f"{step_dir(step)}/COMMIT{f'-{number}' if number else ''}.json"

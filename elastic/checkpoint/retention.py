@@ -1,6 +1,7 @@
-"""What is deleted is never what a run would load next: the newest checkpoints and the one resumed from stay.
+"""Retention never deletes a checkpoint that the run would load next.
 
-It does not promise that what it names is gone afterwards: deleting may fail, and is tried again after the next commit.
+The newest ones stay, and the one resumed from. It does not promise that what it names is gone
+afterwards: deleting may fail, and is tried again after the next commit.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,10 +24,11 @@ def to_delete(committed_steps: Iterable[int], *, keep: int, resumed_from: int | 
 
 
 def counted(records: Iterable[CommitRecord], *, generation: int, resumed_from: int | None) -> set[int]:
-    """Steps that retention may count on and delete.
+    """Steps that retention may count among the newest, and may delete.
 
-    A record above `resumed_from` of an older generation was there when this generation looked for a checkpoint and
-    was passed over, so it did not load. Counting it as one of the newest would delete a good one in its favour.
+    A record above `resumed_from` of an older generation existed when this generation looked for a
+    checkpoint, and was passed over because it did not load. If it counted as one of the newest, a
+    good checkpoint would be deleted in its favour.
     """
     return {
         record.step
@@ -43,10 +45,12 @@ def to_sweep(
     generation: int,
     save_deadline_s: float,
 ) -> list[str]:
-    """Attempts that nobody can still commit: of an older generation, and seen for longer than two save deadlines.
+    """Attempts that no writer can commit any more: of an older generation, and seen for two save
+    deadlines.
 
-    `uncommitted` maps an attempt's folder to its generation, `first_seen` to when this process saw it first, on the
-    clock of `now`, in seconds. A writer fences itself after one deadline, so after two it is surely done with it.
+    `uncommitted` maps the folder of an attempt to the generation that wrote it, and `first_seen` to
+    the time when this process saw it first, in seconds on the clock of `now`. A writer stops by
+    itself after one deadline; the second one is for a call that was on its way then.
     """
     return sorted(
         attempt

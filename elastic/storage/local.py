@@ -1,8 +1,8 @@
-"""On a local or shared folder, an object whose `write` or `create` returned survives a power cut, its folders included.
+"""An object in a folder survives a power cut once its `write` or `create` has returned.
 
-Nothing outside of the folder is read or written: links below it are followed only as far as they stay in it. It does
-not promise either on a file system that answers fsync without doing it, nor against another process that makes links
-there between the check and the call.
+Nothing outside of the folder is read or written: links below it are followed only as far as they
+stay in it. It does not promise either on a file system that answers fsync without doing it, nor
+against another process that makes links there between the check and the call.
 """
 
 import os
@@ -43,7 +43,8 @@ class LocalStore:
             try:
                 size_bytes = _write_new(path, payload, midway)
             except BaseException:
-                # The next attempt creates the same name exclusively, and must not find a part of the payload there.
+                # The next attempt creates the same name exclusively, and must not find a part of
+                # the payload there.
                 with suppress(OSError):
                     path.unlink()
                 raise
@@ -87,8 +88,9 @@ class LocalStore:
         try:
             found = list(os.scandir(folder))
         except FileNotFoundError:
-            # The folder was never made, or was removed since the listing of its parent: it holds nothing. Any other
-            # error must not look like an empty folder, or the run would be started over.
+            # The folder was never made, or was removed since the listing of its parent: it holds
+            # nothing. Any other error must not look like an empty folder, or the run would be
+            # started over.
             return
         for item in found:
             name = f"{prefix}{item.name}"
@@ -96,7 +98,8 @@ class LocalStore:
                 yield from self._entries(Path(item.path), f"{name}/")
                 continue
             if item.is_dir():
-                # Raises OutsideStore: a link in the place of checkpoints must not look as if there were none.
+                # Raises OutsideStore: a link in the place of checkpoints must not look as if there
+                # were none.
                 self._inside(name)
             with suppress(FileNotFoundError):
                 yield StoredObject(name=name, size_bytes=item.stat().st_size)
@@ -130,7 +133,8 @@ def _classified(doing: str) -> Iterator[None]:
     except FileNotFoundError as error:
         if doing.startswith("reading"):
             raise as_store_failure(doing, error) from error
-        # Another writer's retention removed an empty folder between our mkdir and our open. The next attempt makes it again.
+        # Another writer's retention removed an empty folder between our mkdir and our open. The
+        # next attempt makes it again.
         raise StoreUnavailable(f"{doing} failed: {error}") from error
     except OSError as error:
         raise as_store_failure(doing, error) from error

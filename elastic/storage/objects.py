@@ -1,8 +1,8 @@
-"""Small objects below a URL; every call returns or fails within a few seconds, whatever the storage does.
+"""Small objects below a URL; every call ends within a few seconds, whatever the storage does.
 
-It does not promise that a failed call had no effect: its answer may have been lost. What is read is never older than what
-this process wrote or created before, as far as the service keeps that promise; a listing may be older. Failures are
-classified as those of every store.
+It does not promise that a failed call had no effect: its answer may have been lost. What is read is
+never older than what this process wrote or created before, as far as the service keeps that
+promise; a listing may be older. Failures are classified as those of every store.
 """
 
 import errno
@@ -66,7 +66,8 @@ class Objects:
     def create(self, name: str, data: bytes) -> bool:
         """Store an object unless the name is taken; False when it is.
 
-        It may have been taken by this very call, when the library repeated a request whose answer was lost.
+        It may have been taken by this very call, when the library repeated a request whose answer
+        was lost.
         """
         with classified(f"creating {self.url}/{name}"):
             try:
@@ -80,7 +81,9 @@ class Objects:
             self._call("pipe_file", self._path(name), data)
 
     def listed(self, folder: str) -> dict[str, Listed]:
-        """Everything below `folder`, by name relative to the URL; empty when there is no such folder."""
+        """Everything below `folder`, by name relative to the URL; empty when there is no such
+        folder.
+        """
         with classified(f"listing {self.url}/{folder}"):
             try:
                 found = self._call(

@@ -1,7 +1,8 @@
-"""Any fsspec URL is a store with the same promises; each failure of a storage library becomes a classified StoreFailed.
+"""Any fsspec URL is a store, and each failure of its library is a classified StoreFailed.
 
-Where a service ignores the create-only header, `create` may replace an object. The commit protocol stays correct, because
-attempts never share a payload. It does not promise that a call returns in time: the caller bounds the whole save.
+Where a service ignores the create-only header, `create` may replace an object. The commit protocol
+stays correct, because attempts never share a payload. It does not promise that a call returns in
+time: the caller bounds the whole save.
 
 All URLs are opened here, and by `open_url` alone.
 """
@@ -52,11 +53,12 @@ def check_url(url: str) -> None:
 def open_url(url: str, *, call_limit_s: float | None = None) -> tuple[Any, str]:
     """An fsspec file system of its own, and the path of `url` in it; no request is made yet.
 
-    call_limit_s: within it a call of the library must have room for a second try. Raises UsageError.
+    call_limit_s: within it a call of the library must have room for a second try. Raises
+    UsageError.
     """
     with _explained(url):
-        # A shared or caching instance would go on listing what another process has deleted since, and would miss
-        # what it committed.
+        # A shared or caching instance would go on listing what another process has deleted since,
+        # and would miss what it committed.
         fs, root = fsspec.core.url_to_fs(
             url, use_listings_cache=False, skip_instance_cache=True, **_options(url, call_limit_s)
         )
@@ -64,7 +66,9 @@ def open_url(url: str, *, call_limit_s: float | None = None) -> tuple[Any, str]:
 
 
 def move_aside(url: str, suffix: str, pick: Callable[[list[str]], Iterable[str]]) -> None:
-    """Rename objects below `url` to the same names below `url` + `suffix`; pick: which of them, and in which order."""
+    """Rename objects below `url` to the same names below `url` + `suffix`; pick: which of them, and
+    in which order.
+    """
     store = FsspecStore(url)
     for name in pick([each.name for each in store.list()]):
         store.move(name, suffix)
@@ -79,8 +83,8 @@ class FsspecStore:
         with classified(f"listing {self._url}"):
             self._fs.invalidate_cache()
             try:
-                # `find` of some file systems leaves out what may not be read. A store that looked empty would be
-                # taken for a new run; `ls` raises.
+                # `find` of some file systems leaves out what may not be read. A store that looked
+                # empty would be taken for a new run; `ls` raises.
                 self._fs.ls(self._root, detail=True)
                 found = self._fs.find(self._root, detail=True)
             except FileNotFoundError:
@@ -93,7 +97,8 @@ class FsspecStore:
         return sorted(entries, key=lambda entry: entry.name)
 
     def read(self, name: str) -> Iterator[bytes]:
-        # Without a cache each chunk is one ranged request. Read-ahead would fetch, and keep, bytes that are read once.
+        # Without a cache each chunk is one ranged request. Read-ahead would fetch, and keep, bytes
+        # that are read once.
         with (
             classified(f"reading {self._url}/{name}"),
             self._fs.open(self._path(name), "rb", cache_type="none") as file,
@@ -105,8 +110,9 @@ class FsspecStore:
         midway()
         with classified(f"writing {self._url}/{name}"):
             self._fs.makedirs(self._fs._parent(self._path(name)), exist_ok=True)  # noqa: SLF001 - it has no public name
-            # put_file aborts its multipart upload when it fails. A file object opened for writing would publish a
-            # truncated object: leaving its `with` closes it, and closing uploads what there is.
+            # put_file aborts its multipart upload when it fails. A file object opened for writing
+            # would publish a truncated object: leaving its `with` closes it, and closing uploads
+            # what there is.
             with _as_file(payload) as path:
                 self._fs.put_file(path, self._path(name))
             self._fs.invalidate_cache()
@@ -141,13 +147,15 @@ class FsspecStore:
 
 @contextmanager
 def classified(doing: str) -> Iterator[None]:
-    """Raises StoreFailed for whatever is raised inside; `doing` begins with `reading` where an object may be missing."""
+    """Raises StoreFailed for whatever is raised inside; `doing` begins with `reading` where an
+    object may be missing.
+    """
     try:
         yield
     except StoreFailed:
         raise
-    # Storage libraries raise classes of their own (botocore, aiohttp, google) that share no base. One that got through
-    # would end the uploader's thread, and its save would never have a result.
+    # Storage libraries raise classes of their own (botocore, aiohttp, google) that share no base.
+    # One that got through would end the uploader's thread, and its save would never have a result.
     except Exception as error:
         if isinstance(error, FileNotFoundError) and not doing.startswith("reading"):
             raise StoreRefused(
@@ -158,7 +166,9 @@ def classified(doing: str) -> Iterator[None]:
 
 @contextmanager
 def _as_file(payload: Payload) -> Iterator[str]:
-    """A file in memory that holds the payload and nothing else: storage libraries upload whole files."""
+    """A file in memory that holds the payload and nothing else: storage libraries upload whole
+    files.
+    """
     fd = os.memfd_create("elastic-upload", os.MFD_CLOEXEC)
     try:
         for chunk in payload.chunks():
@@ -169,7 +179,9 @@ def _as_file(payload: Payload) -> Iterator[str]:
 
 
 def _options(url: str, call_limit_s: float | None) -> dict[str, Any]:
-    """With these a call fails after seconds: the caller tries again, and checks in between what the first try did."""
+    """With these a call fails after seconds: the caller tries again, and checks in between what the
+    first try did.
+    """
     if url.partition("://")[0] not in ("s3", "s3a"):
         return {}
     # Each of the five tries of s3fs would be five tries of botocore.

@@ -1,9 +1,9 @@
-"""A small object appears in a store whole or not at all, and every failure is classified and says what to do.
+"""A small object appears in a store whole or not at all, and every failure is classified.
 
-It does not promise that a payload appears whole: a crash may leave a part of one, which is why a checkpoint exists only
-once its commit record does. A store raises StoreFailed for everything that goes wrong. The subclasses below tell
-callers more: StoreUnavailable may be tried again, StoreRefused is for a person to change, and ObjectNotFound and
-OutsideStore are answers.
+It does not promise that a payload appears whole: a crash may leave a part of one, which is why a
+checkpoint exists only once its commit record does. A store raises StoreFailed for everything that
+goes wrong. The subclasses below tell callers more: StoreUnavailable may be tried again,
+StoreRefused is for a person to change, and ObjectNotFound and OutsideStore are answers.
 """
 
 import errno
@@ -37,7 +37,9 @@ Answer = TypeVar("Answer")
 
 
 class StoreUnavailable(StoreFailed):
-    """The call failed in a way that may pass, or its answer was lost, so that it may have taken effect."""
+    """The call failed in a way that may pass, or its answer was lost, so that it may have taken
+    effect.
+    """
 
 
 class StoreRefused(StoreFailed):
@@ -49,7 +51,9 @@ class ObjectNotFound(StoreFailed):
 
 
 class OutsideStore(StoreFailed):
-    """The name leads to something that is not an object of this store: a link out of it, or no plain file."""
+    """The name leads to something that is not an object of this store: a link out of it, or no
+    plain file.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,10 @@ class Payload:
 
 
 class Store(Protocol):
-    """Names are relative, with `/` between folders. Every verb may raise StoreUnavailable, or StoreFailed for good."""
+    """Names are relative, with `/` between folders.
+
+    Every verb may raise StoreUnavailable, or StoreFailed for good.
+    """
 
     def list(self) -> list[StoredObject]:
         """Every object, sorted by name; an empty list when the store's folder does not exist."""
@@ -108,13 +115,18 @@ class Store(Protocol):
         """The object in chunks. Raises ObjectNotFound or OutsideStore."""
 
     def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
-        """Store a payload under a name that no other writer uses; the size in bytes that the store now reports.
+        """Store a payload under a name that no other writer uses; the size in bytes that the store
+        now reports.
 
-        Calls `midway` once after it has begun and before the object is complete, half-way where it can.
+        Calls `midway` once after it has begun and before the object is complete, half-way where it
+        can.
         """
 
     def create(self, name: str, data: bytes) -> bool:
-        """Store a small object whole unless the name is taken; False when it is. Durable when it returns True."""
+        """Store a small object whole unless the name is taken; False when it is.
+
+        Durable when it returns True.
+        """
 
     def delete(self, name: str) -> None:
         """Deleting an object that does not exist is no error."""
@@ -146,7 +158,8 @@ def reading(call: Callable[[], Answer], clock: Clock) -> Answer:
 def read_small(store: Store, name: str, clock: Clock) -> bytes | None:
     """A small object, None when there is none.
 
-    One above SMALL_LIMIT_BYTES is cut just after the limit, so that its length shows that it is too large.
+    One above SMALL_LIMIT_BYTES is cut just after the limit, so that its length shows that it is too
+    large.
     """
 
     def whole() -> bytes:
@@ -164,7 +177,7 @@ def read_small(store: Store, name: str, clock: Clock) -> bytes | None:
 
 
 def create_or_read(store: Store, name: str, data: bytes, clock: Clock) -> bytes:
-    """What the store holds under `name` afterwards: `data`, or what another process created before."""
+    """What the store then holds under `name`: `data`, or what another process created before."""
 
     def once() -> bytes:
         store.create(name, data)
@@ -190,7 +203,8 @@ def as_store_failure(doing: str, error: Exception) -> StoreFailed:
         return StoreRefused(
             f"{sentence}. Expected to be allowed to write there: check permissions and credentials"
         )
-    # By name: the classes of botocore and of Google's library cannot be imported without the extras.
+    # By name: the classes of botocore and of Google's library cannot be imported without the
+    # extras.
     if "Credentials" in type(error).__name__:
         return StoreRefused(
             f"{sentence}. Expected credentials for this store in the environment or its config file"

@@ -1,7 +1,7 @@
-"""A small file is put in place whole or not at all, and opening a foreign file never waits and never follows a planted link.
+"""A small file is put in place whole or not at all, and opening a foreign file never waits.
 
-It does not promise that what is read means anything, nor that a new name survives a power cut: for that the caller
-syncs the folder as well.
+It does not promise that what is read means anything, nor that a new name survives a power cut: for
+that the caller syncs the folder as well.
 """
 
 import errno
@@ -17,7 +17,9 @@ _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class NotRegularFile(OSError):  # noqa: N818 - it says what is wrong
-    """A link where none is followed, a pipe, a device, a folder, or a file larger than what belongs there."""
+    """A link where none is followed, a pipe, a device, a folder, or a file larger than what belongs
+    there.
+    """
 
 
 class NoHardLinks(OSError):  # noqa: N818 - as above
@@ -64,8 +66,8 @@ def create_whole(path: Path, data: bytes, *, fsync: bool, draft: Path | None = N
         try:
             os.link(written, path)
         except FileExistsError:
-            # NFS repeats a request whose answer was lost, and then reports that the name is taken: by us. Two names
-            # for one file mean that the link is ours.
+            # NFS repeats a request whose answer was lost, and then reports that the name is taken:
+            # by us. Two names for one file mean that the link is ours.
             return written.stat().st_nlink == 2
         except OSError as error:
             if error.errno in _NO_LINKS:
@@ -95,8 +97,9 @@ def write_all(fd: int, data: bytes) -> None:
 def _written(path: Path, data: bytes, *, fsync: bool, draft: Path | None) -> Iterator[Path]:
     """A draft of `path` beside it, which is gone afterwards."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}") if draft is None else draft
-    # Another user who may write to the folder could put a link under the draft's name if that can be guessed. The link
-    # itself is removed, and an exclusive open does not follow one that comes in the very next moment.
+    # Another user who may write to the folder could put a link under the draft's name if that can
+    # be guessed. The link itself is removed, and an exclusive open does not follow one that comes
+    # in the very next moment.
     draft.unlink(missing_ok=True)
     try:
         with draft.open("xb", buffering=0) as file:

@@ -1,7 +1,7 @@
 """A stream of bytes becomes whole JSON objects, one for each line, or an error; never pickle.
 
-`JsonLines` only cuts bytes; `JsonLineSocket` does so over a socket, and carries open files beside the lines. Neither
-promises who is at the other end.
+`JsonLines` only cuts bytes; `JsonLineSocket` does so over a socket, and carries open files beside
+the lines. Neither promises who is at the other end.
 """
 
 import json
@@ -20,7 +20,10 @@ _MOST_READS = 64
 
 
 class JsonLines:
-    """Cuts a stream of bytes into JSON objects. A line longer than `limit_bytes` is an error, not a reason to buffer on."""
+    """Cuts a stream of bytes into JSON objects.
+
+    A line longer than `limit_bytes` is an error, not a reason to buffer on.
+    """
 
     def __init__(self, limit_bytes: int = LINE_LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -38,16 +41,20 @@ class JsonLines:
 
 
 class JsonLineSocket:
-    """One end of a connected stream socket; owns the socket, and descriptors that came and were not taken.
+    """One end of a connected stream socket; owns the socket, and descriptors that came and were not
+    taken.
 
-    Descriptors travel as SCM_RIGHTS. The kernel delivers them in order, with the first byte of the message that they
-    were sent with, so the receiver takes them in the order of the lines that announce them.
+    Descriptors travel as SCM_RIGHTS. The kernel delivers them in order, with the first byte of the
+    message that they were sent with, so the receiver takes them in the order of the lines that
+    announce them.
     """
 
     def __init__(
         self, connection: socket.socket, *, limit_bytes: int = LINE_LIMIT_BYTES, most_fds: int = 0
     ) -> None:
-        """At most `most_fds` descriptors may wait to be taken; with 0 the kernel drops all that are sent."""
+        """At most `most_fds` descriptors may wait to be taken; with 0 the kernel drops all that are
+        sent.
+        """
         self._connection = connection
         self._lines = JsonLines(limit_bytes)
         self._most_fds = most_fds
@@ -58,9 +65,11 @@ class JsonLineSocket:
         return self._connection.fileno()
 
     def send(self, message: dict[str, Any], fds: Sequence[int] = (), *, timeout_s: float | None) -> None:
-        """Send the whole line, or raise OSError; 0 does not wait at all, None waits without a limit.
+        """Send the whole line, or raise OSError; 0 does not wait at all, None waits without a
+        limit.
 
-        After an error an unknown part of the line was sent, so that the connection is of no use any more.
+        After an error an unknown part of the line was sent, so that the connection is of no use any
+        more.
         """
         line = to_line(message)
         self._connection.settimeout(timeout_s)
@@ -70,10 +79,12 @@ class JsonLineSocket:
             self._connection.sendall(line[sent_bytes:])
 
     def receive(self) -> Iterator[dict[str, Any]]:
-        """The messages that have arrived, without waiting; sets `has_ended` at the end of the stream.
+        """The messages that have arrived, without waiting; sets `has_ended` at the end of the
+        stream.
 
-        Raises OSError for a broken connection, and ValueError for lines that are not messages or for descriptors that
-        no message announced. A peer that never stops sending cannot hold up the caller: the rest is left for later.
+        Raises OSError for a broken connection, and ValueError for lines that are not messages or
+        for descriptors that no message announced. A peer that never stops sending cannot hold up
+        the caller: the rest is left for later.
         """
         for _ in range(_MOST_READS):
             self._connection.setblocking(False)
@@ -90,13 +101,16 @@ class JsonLineSocket:
             yield from self._lines.feed(data)
 
     def wait(self, timeout_s: float) -> None:
-        """Return when something has arrived, the end of the stream included, or after `timeout_s`."""
+        """Return when a message, or the end of the stream, has arrived, or after `timeout_s`."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         poll.poll(max(0.0, timeout_s) * 1000)
 
     def take_fd(self) -> int:
-        """The next descriptor, which belongs to the caller from here on. Raises ValueError when none came."""
+        """The next descriptor, which belongs to the caller from here on.
+
+        Raises ValueError when none came.
+        """
         if not self._fds:
             raise ValueError("expected a descriptor with the message, found none")
         return self._fds.popleft()

@@ -1,7 +1,8 @@
 """Fakes for tests of this library and of programs that use it.
 
-FakeClock is moved by hand. FakeStore keeps the promises of `storage.store.Store` in memory until a test tells it to break
-one. MemoryBackend keeps those of `rendezvous.backends.backend.Backend` within one process.
+FakeClock is moved by hand. FakeStore keeps the promises of `storage.store.Store` in memory until a
+test tells it to break one. MemoryBackend keeps those of `rendezvous.backends.backend.Backend`
+within one process.
 """
 
 import threading
@@ -25,7 +26,9 @@ class FakeClock:
 
 
 class FakeStore:
-    """`before` and `after` are called with a verb and a name around its effect and may raise; `is_exclusive` False ignores create-only."""
+    """`before` and `after` are called with a verb and a name around its effect and may raise;
+    `is_exclusive` False ignores create-only.
+    """
 
     def __init__(self, objects: dict[str, bytes] | None = None, *, is_exclusive: bool = True) -> None:
         self.objects: dict[str, bytes] = {} if objects is None else objects

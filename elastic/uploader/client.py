@@ -1,7 +1,7 @@
-"""Handing a snapshot to the uploader costs a message, never a copy nor an upload; every offer gets one result.
+"""Handing over a snapshot costs a message, never a copy, and every offer gets a result.
 
-The snapshot's slot is leased to the uploader until that result. It does not promise that the snapshot is saved: a save
-that fails, or whose uploader dies, has a result that says so.
+The snapshot's slot is leased to the uploader until that result. It does not promise that the
+snapshot is saved: a save that fails, or whose uploader dies, has a result that says so.
 """
 
 import json
@@ -48,13 +48,14 @@ class UploaderClient:
         """Hand over a snapshot of `slots`, which may be closed afterwards.
 
         resumed_from: the step of a checkpoint that must not be deleted yet. Takes at most 1 s; a
-        final offer waits up to 15 s, because the uploader may just be restarting. Raises StoreFailed
-        when no uploader takes it.
+        final offer waits up to 15 s, because the uploader may just be restarting. Raises
+        StoreFailed when no uploader takes it.
         """
         offer = Offer.of(snapshot, resumed_from=resumed_from, is_final=final)
         limit_s = FINAL_OFFER_LIMIT_S if final else OFFER_LIMIT_S
         deadline = _CLOCK.monotonic() + limit_s
-        # First what has arrived: the end of a dead uploader's connection makes room for its successor's.
+        # First what has arrived: the end of a dead uploader's connection makes room for its
+        # successor's.
         self._receive()
         try:
             connection = self._connected(deadline, is_patient=final)
@@ -74,7 +75,7 @@ class UploaderClient:
         return results
 
     def wait(self, step: int, timeout_s: float) -> SaveResult | None:
-        """The result for `step`, or None when it does not come in time; the others stay for `poll`."""
+        """The result for `step`, None when it does not come in time; the others stay for `poll`."""
         deadline = _CLOCK.monotonic() + timeout_s
         while True:
             self._receive()
@@ -117,7 +118,8 @@ class UploaderClient:
             self._lose(f"the uploader's connection broke: {error}")
 
     def _take(self, result: SaveResult) -> None:
-        # A save whose storage hung has two results: it was reported as failed and was committed later.
+        # A save whose storage hung has two results: it was reported as failed and was committed
+        # later.
         if result.step in self._unanswered:
             self._unanswered.remove(result.step)
         self._results.append(result)
@@ -131,7 +133,7 @@ class UploaderClient:
 
 
 class UploaderProcess:
-    """The owner's end: the uploader stays for as long as its owner holds its standard input open."""
+    """The owner's end: the uploader stays while its owner holds its standard input open."""
 
     def __init__(self, config: UploaderConfig, process: "subprocess.Popen[bytes]") -> None:
         self._config = config
@@ -141,7 +143,9 @@ class UploaderProcess:
 
     @staticmethod
     def start(config: UploaderConfig) -> "UploaderProcess":
-        """Spawn it, in a session of its own, out of reach of a terminal's signals; see `wait_ready`."""
+        """Spawn it, in a session of its own, out of reach of a terminal's signals; see
+        `wait_ready`.
+        """
         return UploaderProcess(config, _spawn(config))
 
     def revive(self) -> bool:
@@ -172,7 +176,8 @@ class UploaderProcess:
     def wait_ready(self, timeout_s: float = READY_LIMIT_S) -> None:
         """Return when clients can connect.
 
-        Raises UsageError for a store that cannot be used, StoreFailed when the uploader does not start.
+        Raises UsageError for a store that cannot be used, StoreFailed when the uploader does not
+        start.
         """
         output = self._process.stdout
         assert output is not None, "it is spawned with a pipe"
@@ -188,9 +193,11 @@ class UploaderProcess:
             )
 
     def enter(self, generation: int) -> bool:
-        """Tell it that this node is a member of `generation`, which then does not fence the saves in hand.
+        """Tell it that this node is a member of `generation`, which then does not fence the saves
+        in hand.
 
-        False when it does not acknowledge that now; then `revive` tells it again, or tells its successor.
+        False when it does not acknowledge that now; then `revive` tells it again, or tells its
+        successor.
         """
         self._config = replace(self._config, entered=max(generation, self._config.entered))
         self._knows_generation = self._notify(asdict(Entered(entered=self._config.entered)))
@@ -211,7 +218,10 @@ class UploaderProcess:
         return False
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
-        """Ask it to finish and exit, and kill it after `timeout_s`. True when it finished everything."""
+        """Ask it to finish and exit, and kill it after `timeout_s`.
+
+        True when it finished everything.
+        """
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

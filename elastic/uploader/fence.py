@@ -1,14 +1,27 @@
-"""A save is fenced by the newest generation that the rendezvous shows, read where it is shown at the moment of asking.
+"""A save of an older generation is fenced by the newest one, which is read again for each question.
 
-A fence is one line of text, so that it can be handed to another process:
+A fencing token is a number that only grows: a writer with a smaller one than the newest must stop.
+Here the token is the number of the generation. A fence finds the newest number where the rendezvous
+shows it. It is named by one line of text, so that it can be passed to the uploader:
 
-file:PATH                      a file with the number, replaced whole when it grows
-mirror:PATH                    a file that the agent of this node writes anew several times a second, with the number and the time
-etcd:GROUP HOST[:PORT],...     a key of etcd; who may read it is said by the variables of etcdctl
-objects:URL                    the group's newest version in an object store, which says its generation itself
+file:PATH                      a file with the number, replaced whole when the number grows
+mirror:PATH                    a file that this node's agent writes five times a second
+etcd:GROUP HOST[:PORT],...     a key of etcd; etcdctl's variables say who may read it
+objects:URL                    the group's newest version in an object store, which has the number
 
-A fence that cannot be read stops a save; nobody is fenced before the first generation. A mirror is as good as the agent's last look: of an agent that is dead the number that
-it saw last counts, and the store's exclusive commit is what finally fences.
+A fence that cannot be read stops the save. Before the first generation nothing is fenced.
+
+The mirror exists for `--rdzv-backend c10d`, where only a client of torch's TCPStore can read the
+number, and the uploader starts without torch. What is in it is only as good as the agent's last
+read of the store, so the agent also writes the time, and the uploader believes a number only while
+it is younger than a second. Otherwise an uploader and an agent that were both stopped for a minute
+(a suspended machine, a paused container) could pass an old number to a save the moment they wake.
+Asking the agent over a socket instead would need three things: a question before each commit, a
+notice of every change (or the last number that a dead agent saw would be lost), and a limit for
+both. The file is simpler.
+
+It does not promise that no newer generation begins after the answer. When the agent is dead, the
+number that it saw last counts. The store's exclusive commit is the last fence.
 """
 
 import contextlib
@@ -29,17 +42,20 @@ from elastic.system.untrusted import parse_number
 FRESH_S = 1.0
 MIRROR_EVERY_S = 0.2
 ASK_FOR_S = 30.0
-_LOOK_S = 0.02
+_POLL_S = 0.02
 _LIMIT_BYTES = 64
 
 
 class Fence(Protocol):
     def newest(self) -> int:
-        """The newest generation; 0 before the first. Raises StoreFailed when that cannot be found out."""
+        """The newest generation; 0 before the first.
+
+        Raises StoreFailed when that cannot be found out.
+        """
 
 
 def open_fence(text: str | None) -> Fence:
-    """What `text` names; without one nobody is ever fenced. Raises UsageError."""
+    """The fence that `text` names; None never fences. Raises UsageError."""
     if text is None:
         return NoFence()
     kind, _, where = text.partition(":")
@@ -49,16 +65,18 @@ def open_fence(text: str | None) -> Fence:
         case "mirror":
             return MirrorFence(Path(where), SystemClock())
         case "etcd":
-            # Only here: an uploader that does not need them should not wait for what they import.
+            # Imported only here, so that other uploaders start faster.
             from elastic.rendezvous.backends.etcd import EtcdBackend
             from elastic.rendezvous.backends.etcd_http import Access
 
             group, _, endpoints = where.partition(" ")
-            return ShownFence(EtcdBackend(endpoints, group, Access.from_environment(environment.variables())))
+            return PublishedFence(
+                EtcdBackend(endpoints, group, Access.from_environment(environment.variables()))
+            )
         case "objects":
             from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
 
-            return GroupFence(ObjectStoreBackend(where, intervals=NO_DELAY), SystemClock())
+            return GroupStateFence(ObjectStoreBackend(where, intervals=NO_DELAY), SystemClock())
         case _:
             raise UsageError(
                 f"expected a fence file:PATH, mirror:PATH, objects:URL or etcd:GROUP HOSTS, found {text!r}"
@@ -87,7 +105,12 @@ class MirrorFence:
         self._clock = clock
 
     def newest(self) -> int:
-        """Waits a moment for an agent that was asleep, as this process then was: what it saw before is worth nothing now."""
+        """The number in the mirror, once it is fresh, or after FRESH_S.
+
+        A mirror that is not fresh is one whose agent was stopped, together with this process, or is
+        dead. An agent that was stopped writes a new number within the second; a dead one never
+        does, and then its last number counts.
+        """
         deadline = self._clock.monotonic() + FRESH_S
         while True:
             number, _, written = self._text().partition(" ")
@@ -95,16 +118,16 @@ class MirrorFence:
             age_s = since_boot_s() - _number(written, self._path) / 1e9
             if age_s < FRESH_S or self._clock.monotonic() > deadline:
                 return generation
-            self._clock.sleep(_LOOK_S)
+            self._clock.sleep(_POLL_S)
 
     def _text(self) -> str:
         try:
             return _read(self._path)
         except FileNotFoundError:
-            return "0 0"  # as from before the first look: an agent that lives writes one soon
+            return "0 0"  # stale, so that `newest` waits for the first one
 
 
-class ShownFence:
+class PublishedFence:
     def __init__(self, backend: PublishesGeneration) -> None:
         self._backend = backend
 
@@ -117,8 +140,12 @@ class ShownFence:
             ) from error
 
 
-class GroupFence:
-    """Asks again for a while: an object store that is busy for a second must not cost a save."""
+class GroupStateFence:
+    """Reads the number from the group's state.
+
+    It tries again for a while, because an object store that is busy for a second must not cost a
+    save.
+    """
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend = backend
@@ -138,7 +165,7 @@ class GroupFence:
 
 
 class Mirror:
-    """The agent's side of a mirror: a thread that writes what `shown` says until it is closed."""
+    """The agent's end of a mirror: a thread that writes the result of `shown` until `close`."""
 
     def __init__(self, shown: Callable[[], int], path: Path) -> None:
         self._shown = shown
@@ -155,8 +182,9 @@ class Mirror:
 
     def _run(self) -> None:
         while not self._closed.wait(MIRROR_EVERY_S):
-            # While the store is away no newer generation can be formed, so what was seen stays true; and were this thread to end, its
-            # silence would be taken for the agent's death. The agent's own looks say what is wrong.
+            # While the store is out of reach no newer generation can be formed, so the number is
+            # still right. If an exception ended this thread, its silence would be taken for the
+            # agent's death. The agent's own calls to the store report the problem.
             with contextlib.suppress(Exception):
                 self._generation = max(self._generation, self._shown())
             self._write()

@@ -1,6 +1,7 @@
-"""Every offer that is accepted gets a result once its save is over, and a failure when its storage hangs.
+"""Every accepted offer gets a result: when its save is over, or when its storage hangs.
 
-It does not promise that a client receives the result: the client may be dead, and its save goes on without it.
+It does not promise that a client receives the result: the client may be dead, and its save goes on
+without it.
 """
 
 import socket
@@ -64,8 +65,8 @@ class Job:
 
     def release(self) -> None:
         """Let the slot be written again."""
-        # Without a lease of its own this job would give back another's, and the writer would overwrite bytes that
-        # are being saved.
+        # Without a lease of its own this job would give back another's, and the writer would
+        # overwrite bytes that are being saved.
         if self.is_leased:
             self.slots.release(self.offer.slot)
 
@@ -77,8 +78,8 @@ class Job:
 def enqueue(waiting: tuple[Job, ...], new: Job) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
     """(what waits now, oldest first; what is dropped) after `new` came.
 
-    At most one ordinary save waits, the newest, because an older state is worth nothing once a newer
-    one can be saved. A final save is never dropped for another. There is one final save in a
+    At most one ordinary save waits, the newest, because an older state is worth nothing once a
+    newer one can be saved. A final save is never dropped for another. There is one final save in a
     generation, so more than MOST_WAITING of them is a fault of the clients; then `new` is dropped.
     """
     final = tuple(job for job in waiting if job.offer.is_final)
@@ -88,7 +89,9 @@ def enqueue(waiting: tuple[Job, ...], new: Job) -> tuple[tuple[Job, ...], tuple[
 
 
 class Jobs:
-    """The save in flight and those that wait. Saves run in a thread; the main thread takes up their results.
+    """The save in flight and those that wait.
+
+    Saves run in a thread; the main thread takes up their results.
 
     `wakeup` becomes readable when the thread of a save has something for `advance`.
     """
@@ -139,7 +142,8 @@ class Jobs:
             self._in_flight = None
             self._start_next()
             return
-        # Now, and not once old checkpoints are deleted: deleting may hang, and training needs the slot.
+        # Now, and not once old checkpoints are deleted: deleting may hang, and training needs the
+        # slot.
         job.close()
         was_reported, self._overdue_at = self._overdue_at is None, None
         if not was_reported or result.state is SaveState.COMMITTED:
@@ -180,7 +184,8 @@ class Jobs:
 
     def _run(self, job: Job) -> None:
         result = self._saver.save(job.offer, job.slots)
-        # Before old checkpoints are deleted: deleting may hang, and a committed save has not failed.
+        # Before old checkpoints are deleted: deleting may hang, and a committed save has not
+        # failed.
         self._hand_over(result)
         if result.state is SaveState.COMMITTED:
             self._saver.prune(job.offer)

@@ -1,10 +1,10 @@
-"""Every snapshot that was handed over is saved or reported as failed, also when the process that offered it is dead.
+"""Every offer is saved or reported as failed, also when its client is dead.
 
     python -m elastic.uploader.main '{"checkpoints_url": ...}'
 
-One save is in flight, and the newest other one waits. The owner holds the uploader's standard input: its end means finish
-and exit. The uploader does not promise to outlive its owner for longer than its saves may take. It imports no torch, so
-that it starts at once.
+One save is in flight, and the newest other one waits. The owner holds the uploader's standard
+input: its end means finish and exit. The uploader does not promise to outlive its owner for longer
+than its saves may take. It imports no torch, so that it starts at once.
 """
 
 import json
@@ -51,13 +51,16 @@ class Uploader:
         self._watch(owner_fd, self._receive_from_owner)
 
     def run(self) -> bool:
-        """Serve until the owner is gone and everything is done; False when saves had to be abandoned."""
+        """Serve until the owner is gone and everything is done; False when saves had to be
+        abandoned.
+        """
         while True:
             ready = self._selector.select(self._timeout_s())
             for key, _ in ready:
                 key.data()
             self._jobs.check_overdue()
-            # Only when nothing was readable is it certain that no offer from before the owner's end is unread.
+            # Only when nothing was readable is it certain that no offer from before the owner's end
+            # is unread.
             if not ready and self._jobs.is_idle and self._exit_by is not None:
                 return True
             if self._exit_by is not None and self._clock.monotonic() >= self._exit_by:
@@ -105,7 +108,8 @@ class Uploader:
     def _take(self, client: Client, message: dict[str, Any]) -> None:
         match parse_request(message):
             case Entered() as request:
-                # This loop takes messages one by one, so that the node has entered before a later offer is judged.
+                # This loop takes messages one by one, so that the node has entered before a later
+                # offer is judged.
                 self._jobs.enter(request)
                 client.send(message)
             case Offer() as offer:
@@ -117,8 +121,8 @@ def serve(
 ) -> bool:
     """Run an uploader until the end of `owner_fd`; `ready` is called once clients can connect.
 
-    `reached` is called with a point of the commit protocol (upload, before-commit, after-commit) and
-    the step. Raises UsageError before `ready` for a socket or a store that cannot be used.
+    `reached` is called with a point of the commit protocol (upload, before-commit, after-commit)
+    and the step. Raises UsageError before `ready` for a socket or a store that cannot be used.
     """
     clock = SystemClock()
     log = EventLog(Path(config.events_path), node=config.node, clock=clock)
@@ -196,7 +200,8 @@ def _with_metrics_upload(
 
 
 def main(arguments: list[str]) -> int:
-    # A terminal's Ctrl-C, or a kill of the whole group, reaches this process too; it leaves when its owner does.
+    # A terminal's Ctrl-C, or a kill of the whole group, reaches this process too; it leaves when
+    # its owner does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:

@@ -1,10 +1,11 @@
-"""Every message between the uploader, its clients and its owner is a frozen value, or refused; never pickle.
+"""Every message from and to the uploader is a frozen value, or refused; never pickle.
 
 It does not promise who is at the other end: the folder and the mode of the socket decide that.
 
-client   Offer, with the descriptor of the memory that holds the snapshot
-owner    Entered
-uploader a SaveResult for each offer once its save is over; each Entered, sent back; {"error": reason} before it hangs up
+client     Offer, with the descriptor of the memory that holds the snapshot
+owner      Entered
+uploader   SaveResult, one for each offer, once its save is over; Entered, sent back as it came;
+           {"error": reason} before it hangs up
 """
 
 import json
@@ -22,7 +23,7 @@ SAVE_DEADLINE_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSource:
-    """The file of metrics that a node keeps for itself, and the URL of the run that it belongs to."""
+    """A file of metrics that a node keeps for itself, and the URL of the run it belongs to."""
 
     url: str
     metrics: str
@@ -30,12 +31,15 @@ class MetricsSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploaderConfig:
-    """What an uploader is told at its start. `keep`: the number of checkpoints that retention leaves.
+    """The settings of one uploader.
 
-    `fence` says where the newest generation is shown, in the words of fence.py; None fences nothing.
-    `faults` is a fault plan, `faults_path` the folder that remembers which of its faults have struck.
-    `entered`: the newest generation that this node had entered when the uploader started.
-    `metrics`: what is uploaded before each commit; None where the run directory is a folder.
+    `keep`: the number of checkpoints that retention leaves.
+
+    `fence` says where the newest generation is shown, in the words of fence.py; None fences
+    nothing. `faults` is a fault plan, `faults_path` the folder that remembers which of its faults
+    have struck. `entered`: the newest generation that this node had entered when the uploader
+    started. `metrics`: what is uploaded before each commit; None where the run directory is a
+    folder.
     """
 
     checkpoints_url: str
@@ -79,8 +83,8 @@ class Offer:
     """One snapshot to save, in the memory whose descriptor comes with the offer.
 
     It lies in `slot`, was published there as `seq`, and has `size_bytes` bytes from `offset` on.
-    `resumed_from`: the step of a checkpoint that retention must not delete yet. `is_final`: no later
-    save may take its place in the queue.
+    `resumed_from`: the step of a checkpoint that retention must not delete yet. `is_final`: no
+    later save may take its place in the queue.
     """
 
     step: Count

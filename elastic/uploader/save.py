@@ -1,6 +1,7 @@
-"""Each save ends in one result with a reason, whatever its storage does, and deleting old checkpoints never changes it.
+"""Each save ends in one result with a reason, whatever its storage does.
 
-It does not promise to return in time: a storage call that hangs holds its thread, and `Jobs` watches the deadline.
+Deleting old checkpoints never changes that result. It does not promise to return in time: a storage
+call that hangs holds its thread, and `Jobs` watches the deadline.
 """
 
 import sys
@@ -28,7 +29,9 @@ class Saver:
     def __init__(
         self, store: Store, config: UploaderConfig, clock: Clock, reached: Callable[[str, int], None]
     ) -> None:
-        """reached: called with a point of the commit protocol and the step, where faults can be injected."""
+        """reached: called with a point of the commit protocol and the step, where faults can be
+        injected.
+        """
         self._store = store
         self._config = config
         self._clock = clock
@@ -45,10 +48,10 @@ class Saver:
         """Let saves of older generations go on now that this node is a member of `generation`.
 
         Without this every change of membership would fence the save in hand, although its state is
-        good. It is safe for two reasons. The agent killed the workers of the older generation before
-        it entered this one, so nothing of theirs is written any more. And their state lies on the
-        run's one trajectory, which does not depend on who trains it. A node that is not a member of
-        the newest generation never says that it is, so its saves stay fenced.
+        good. It is safe for two reasons. The agent killed the workers of the older generation
+        before it entered this one, so nothing of theirs is written any more. And their state lies
+        on the run's one trajectory, which does not depend on who trains it. A node that is not a
+        member of the newest generation never says that it is, so its saves stay fenced.
         """
         with self._membership:
             self._entered = max(self._entered, generation)
@@ -96,9 +99,9 @@ class Saver:
         )
 
         def is_fenced() -> bool:
-            # The writer asks before each of its steps, the last time right before it creates the commit record. The
-            # lease can be lost meanwhile, when the owner takes this uploader for dead: then the payload may hold
-            # bytes of two snapshots, and must not be committed.
+            # The writer asks before each of its steps, the last time right before it creates the
+            # commit record. The lease can be lost meanwhile, when the owner takes this uploader for
+            # dead: then the payload may hold bytes of two snapshots, and must not be committed.
             if not slots.is_whole(offer.slot, offer.seq):
                 raise StoreFailed(OVERWRITTEN.format(step=offer.step))
             return self._is_fenced(offer.generation)
@@ -124,12 +127,12 @@ class Saver:
             )
 
     def prune(self, offer: Offer) -> None:
-        """Delete old checkpoints after `offer` was committed; problems are reported, never raised."""
+        """Delete old checkpoints after `offer` was committed; report problems, never raise them."""
         try:
             self._pruner.after_commit(generation=offer.generation, resumed_from=offer.resumed_from)
         except Exception as error:
-            # The checkpoint is committed. An old one that stays must not turn that into a failure, nor end this
-            # thread before it reports that it is free.
+            # The checkpoint is committed. An old one that stays must not turn that into a failure,
+            # nor end this thread before it reports that it is free.
             report_problem(
                 f"old checkpoints could not be deleted ({error}); trying again after the next save"
             )

@@ -1,4 +1,6 @@
-"""Storage may lie, fill up or stall: what is saved loads, what is damaged is passed over, and training goes on."""
+"""Storage may lie, fill up or stall: what is saved loads, what is damaged is passed over, and
+training goes on.
+"""
 
 import logging
 import os
@@ -30,7 +32,9 @@ def record(drill: Any, step: int) -> Path:
 
 
 def test_damaged_checkpoints_are_passed_over_and_the_result_stays(stopped, undisturbed):
-    """Of five checkpoints the newest is cut short, one has a flipped bit, one lacks its payload, one has half a commit record."""
+    """Of five checkpoints the newest is cut short, one has a flipped bit, one lacks its payload,
+    one has half a commit record.
+    """
     os.truncate(payload(stopped, 20), payload(stopped, 20).stat().st_size // 2)
     image = bytearray(payload(stopped, 16).read_bytes())
     image[-1] ^= 1
@@ -50,7 +54,10 @@ def test_damaged_checkpoints_are_passed_over_and_the_result_stays(stopped, undis
 
 
 def test_a_run_of_which_nothing_loads_is_never_started_over(stopped, undisturbed):
-    """Every payload is gone, every record is there: exit 76, nothing changed. Then --fresh sets the run aside, whole, and starts anew."""
+    """Every payload is gone, every record is there: exit 76, nothing changed.
+
+    Then --fresh sets the run aside, whole, and starts anew.
+    """
     for step in (4, 8, 12, 16, 20):
         payload(stopped, step).unlink()
     kept = [
@@ -75,10 +82,11 @@ def test_a_run_of_which_nothing_loads_is_never_started_over(stopped, undisturbed
 
 
 class SmallDisk:
-    """A file system of limited size for the checkpoints alone, in mount namespaces that need no root.
+    """A file system of limited size for the checkpoints alone, in mount namespaces that need no
+    root.
 
-    A process of its own keeps the namespaces; `env` makes an agent enter them. Containers may forbid
-    even that.
+    A process of its own keeps the namespaces; `env` makes an agent enter them. Containers may
+    forbid even that.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -145,7 +153,10 @@ def test_a_full_disk_fails_saves_and_not_training(drill, undisturbed, small_disk
 
 
 def test_one_save_that_fails_for_good_is_reported_and_the_run_completes(drill, undisturbed):
-    """A file stands where the folder of step 8's checkpoint belongs. The gate keeps the next save from taking its place in the queue."""
+    """A file stands where the folder of step 8's checkpoint belongs.
+
+    The gate keeps the next save from taking its place in the queue.
+    """
     blocked = drill.run.local / "checkpoints" / f"{8:012d}"
     blocked.parent.mkdir(parents=True)
     blocked.write_text("in the way")
@@ -162,7 +173,9 @@ def test_one_save_that_fails_for_good_is_reported_and_the_run_completes(drill, u
 
 
 class Stall:
-    """A storage service that receives the creation of one commit record and sits on it until it is told what to do with it."""
+    """A storage service that receives the creation of one commit record and sits on it until it is
+    told what to do with it.
+    """
 
     def __init__(self, service: Callable[..., Any]) -> None:
         self._service = service
@@ -207,8 +220,9 @@ def stall(drill: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stall]:
 
 
 def test_a_rank_killed_between_payload_and_commit_changes_nothing(drill, undisturbed, stall):
-    """Object storage holds back the commit record of step 8 while rank 0, whose state it is, is killed. The record arrives in the
-    middle of the next generation, which has gone on from the memory of this node.
+    """Object storage holds back the commit record of step 8 while rank 0, whose state it is, is
+    killed. The record arrives in the middle of the next generation, which has gone on from the
+    memory of this node.
     """
     stall.on(8)
     drill.shut(7, 10)

@@ -1,4 +1,6 @@
-"""The commit protocol over a store that crashes, lies and interleaves, without a disk and without time."""
+"""The commit protocol over a store that crashes, lies and interleaves, without a disk and without
+time.
+"""
 
 import os
 import queue
@@ -84,7 +86,9 @@ def crash_at(store, operation):
 
 @given(st.integers(0, 40))
 def test_a_crash_anywhere_leaves_the_last_committed_checkpoint_loadable(operation):
-    """Saves and prunes step by step and crashes before the n-th operation of the store, or half-way through a write."""
+    """Saves and prunes step by step and crashes before the n-th operation of the store, or half-way
+    through a write.
+    """
     store = FakeStore()
     run_commit(store, save_of(1))
     crash_at(store, operation)
@@ -103,7 +107,9 @@ def test_a_crash_anywhere_leaves_the_last_committed_checkpoint_loadable(operatio
 
 @given(st.integers(0, 40))
 def test_pruning_that_was_interrupted_is_finished_later(operation):
-    """Crashes a pruning between a record and its data; a later one, of a newer generation and after the deadlines, leaves nothing over."""
+    """Crashes a pruning between a record and its data; a later one, of a newer generation and after
+    the deadlines, leaves nothing over.
+    """
     store = FakeStore()
     for step in (1, 2, 3):
         run_commit(store, save_of(step))
@@ -121,7 +127,9 @@ def test_pruning_that_was_interrupted_is_finished_later(operation):
 
 
 class Turns:
-    """Runs functions as threads that take one store operation at a time, in an order that the test chooses."""
+    """Runs functions as threads that take one store operation at a time, in an order that the test
+    chooses.
+    """
 
     def __init__(self, bodies):
         self._permits = [queue.SimpleQueue() for _ in bodies]
@@ -175,9 +183,11 @@ class Turns:
     st.booleans(),
 )
 def test_two_writers_of_one_step_never_make_a_checkpoint_that_does_not_load(order, kill_after, is_exclusive):
-    """A zombie of generation 1 and its successor save and prune the same steps, operation by operation in any order, and may crash.
+    """A zombie of generation 1 and its successor save and prune the same steps, operation by
+    operation in any order, and may crash.
 
-    Also over a store that ignores the create-only header. A save that was acknowledged must be there afterwards.
+    Also over a store that ignores the create-only header. A save that was acknowledged must be
+    there afterwards.
     """
     objects, acknowledged = {}, []
     run_commit(FakeStore(objects), save_of(1))
@@ -216,7 +226,9 @@ def fail_once(*verbs, error=None):
 
 
 def test_a_lost_answer_to_a_successful_create_is_a_commit():
-    """The record is created and then the call raises, as a timeout on the way back does; reading it back shows our write_id."""
+    """The record is created and then the call raises, as a timeout on the way back does; reading it
+    back shows our write_id.
+    """
     store = FakeStore()
     store.after = fail_once("create")
     done = run_commit(store, save_of(1))
@@ -259,7 +271,9 @@ def test_a_store_that_stays_unsteady_fails_the_save_at_its_deadline():
 
 
 def test_a_full_disk_is_not_tried_again():
-    """A final failure at the first write: the clock has not moved, so nobody paused for another try."""
+    """A final failure at the first write: the clock has not moved, so nobody paused for another
+    try.
+    """
     store, clock = FakeStore(), FakeClock()
     store.before = fail_once("write", error=StoreFailed("No space left on device"))
     with pytest.raises(StoreFailed, match="No space"):
@@ -286,7 +300,9 @@ def test_a_fenced_writer_does_not_even_upload():
 
 
 def test_a_writer_past_its_deadline_commits_nothing():
-    """The process was stopped between payload and record for longer than the deadline: others may have swept its payload."""
+    """The process was stopped between payload and record for longer than the deadline: others may
+    have swept its payload.
+    """
     store, clock = FakeStore(), FakeClock()
 
     def reached(point):
@@ -298,7 +314,9 @@ def test_a_writer_past_its_deadline_commits_nothing():
 
 
 def test_a_step_that_somebody_else_committed_stays_theirs():
-    """The second writer finds a good checkpoint under its step: that is as good as its own, and its own is withdrawn."""
+    """The second writer finds a good checkpoint under its step: that is as good as its own, and its
+    own is withdrawn.
+    """
     store = FakeStore()
     first = run_commit(store, save_of(1, generation=1))
     second = run_commit(store, save_of(1, generation=2))
@@ -316,7 +334,10 @@ def test_another_state_at_the_same_step_is_said_loudly():
 
 @pytest.mark.parametrize("what", ["record", "payload", "missing"])
 def test_a_damaged_checkpoint_of_the_same_step_is_replaced_and_not_touched(what):
-    """The run fell back behind a damaged step and reaches it again. Taking the old record for a commit would leave nothing to load."""
+    """The run fell back behind a damaged step and reaches it again.
+
+    Taking the old record for a commit would leave nothing to load.
+    """
     store = FakeStore()
     old = run_commit(store, save_of(5)).record
     if what == "record":
@@ -349,7 +370,9 @@ def test_a_payload_that_the_store_reports_shorter_is_not_committed():
 
 
 def test_an_attempt_in_doubt_is_left_for_the_sweep():
-    """Every create times out and nothing can be read back: the record may appear later, so its payload must stay."""
+    """Every create times out and nothing can be read back: the record may appear later, so its
+    payload must stay.
+    """
     store = FakeStore()
 
     def before(verb, name):
@@ -363,7 +386,10 @@ def test_an_attempt_in_doubt_is_left_for_the_sweep():
 
 
 def test_sweeping_spares_an_attempt_that_was_committed_after_the_listing():
-    """The sweeper's first listing is stale: the record appears right after it. Its payload must not be deleted."""
+    """The sweeper's first listing is stale: the record appears right after it.
+
+    Its payload must not be deleted.
+    """
     store, clock = FakeStore(), FakeClock()
     run_commit(store, save_of(1))
     record = store.objects.pop(commit_name(1))
@@ -394,7 +420,9 @@ def test_pruning_does_not_count_a_checkpoint_without_its_payload():
 
 @given(st.integers(0, 4))
 def test_of_many_creators_all_see_the_first_ones_object(loser):
-    """run.json is created by whoever comes first, and a lost answer to its creation changes nothing."""
+    """run.json is created by whoever comes first, and a lost answer to its creation changes
+    nothing.
+    """
     store = FakeStore()
     store.after = fail_once("create")
     assert create_or_read(store, "run.json", b"first", FakeClock()) == b"first"

@@ -1,4 +1,4 @@
-"""A record that parses is one that was written whole, by us, for a place inside the run directory."""
+"""A record that parses was written whole, by this program, and names nothing outside its run."""
 
 import json
 from contextlib import suppress
@@ -53,7 +53,10 @@ def test_what_was_written_is_what_is_read(record):
 
 @given(records(), st.data())
 def test_any_flipped_bit_is_noticed(record, data):
-    """Flips one bit anywhere. Only bits that do not change the JSON's meaning (white space) may go unnoticed."""
+    """Flips one bit anywhere.
+
+    Only bits that do not change the JSON's meaning (white space) may go unnoticed.
+    """
     whole = bytearray(record.to_json())
     place = data.draw(st.integers(0, len(whole) - 1))
     whole[place] ^= 1 << data.draw(st.integers(0, 7))
@@ -100,7 +103,9 @@ def test_arbitrary_bytes_are_damage_and_nothing_else(data):
     ],
 )
 def test_a_right_checksum_does_not_excuse_a_wrong_field(changes):
-    """Forges records with a matching checksum and one field that cannot be, paths that leave the directory among them."""
+    """Forges records with a matching checksum and one field that cannot be, paths that leave the
+    directory among them.
+    """
     good = RECORD
     assert parse(forged(good)) == good
     with pytest.raises(CheckpointDamaged):

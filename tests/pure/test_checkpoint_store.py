@@ -1,4 +1,6 @@
-"""One contract for every store: a local folder, fsspec's memory, and S3 as a real server on the loopback speaks it."""
+"""One contract for every store: a local folder, fsspec's memory, and S3 as a real server on the
+loopback speaks it.
+"""
 
 import errno
 import logging
@@ -79,7 +81,9 @@ def save_now(store, payload, step, *, reached=lambda point: None, clock=None):
 
 
 def test_what_was_written_is_listed_and_read(url, image):
-    """A payload of three chunks and an odd byte through a fresh instance, as another process would see it."""
+    """A payload of three chunks and an odd byte through a fresh instance, as another process would
+    see it.
+    """
     data = os.urandom(1000) * (3 * CHUNK_BYTES // 1000) + b"x"
     assert open_store(url).write("a/b/payload", image(data), lambda: None) == len(data)
     store = open_store(url)
@@ -201,7 +205,9 @@ def test_the_identity_of_a_run_is_created_once(url):
 
 
 def test_an_interrupted_local_write_can_be_tried_again(tmp_path, image):
-    """The first write breaks half-way with an I/O error; its torn file must not stand in the way of the second."""
+    """The first write breaks half-way with an I/O error; its torn file must not stand in the way of
+    the second.
+    """
     store = open_store(str(tmp_path / "c"))
 
     def broken():
@@ -223,7 +229,9 @@ def test_an_interrupted_local_write_can_be_tried_again(tmp_path, image):
     ],
 )
 def test_a_disk_that_refuses_fails_the_save_at_once(tmp_path, image, monkeypatch, number, said):
-    """Every fsync of a file answers with the error, as a full or read-only disk does at the latest then. Nobody pauses and tries again."""
+    """Every fsync of a file answers with the error, as a full or read-only disk does at the latest
+    then. Nobody pauses and tries again.
+    """
     store, clock = open_store(str(tmp_path / "c")), FakeClock()
 
     def refuse(fd):
@@ -315,7 +323,9 @@ def test_only_what_may_pass_is_worth_another_try(error, is_worth_another_try):
 
 
 def test_a_library_error_of_its_own_class_becomes_a_sentence():
-    """botocore's exceptions share no base with OSError; one that got through would end the uploader's thread."""
+    """botocore's exceptions share no base with OSError; one that got through would end the
+    uploader's thread.
+    """
     store = open_store(f"memory://{uuid.uuid4().hex}/c")
 
     def explode(*arguments, **options):
@@ -344,7 +354,7 @@ def test_a_missing_extra_names_the_command_that_installs_it(monkeypatch):
 
 
 def test_an_image_that_was_cut_while_it_was_saved_is_not_committed(tmp_path, image):
-    """The worker truncates its memory half-way through the upload: the rest of the image is gone."""
+    """The worker truncates its memory half-way through the upload."""
     payload = image(b"state" * CHUNK_BYTES)
     store = open_store(str(tmp_path / "c"))
     with pytest.raises(StoreFailed, match="the image ends"):

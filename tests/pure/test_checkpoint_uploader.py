@@ -1,4 +1,6 @@
-"""The uploader as a real process: who offered may die, who owns it may leave, and what was handed over is still saved."""
+"""The uploader as a real process: who offered may die, who owns it may leave, and what was handed
+over is still saved.
+"""
 
 import json
 import os
@@ -112,7 +114,9 @@ def wait_until(is_so):
 
 
 class InThread:
-    """The uploader's loop in this process, so that a test can hold up a save at a point of the commit protocol."""
+    """The uploader's loop in this process, so that a test can hold up a save at a point of the
+    commit protocol.
+    """
 
     def __init__(self, config):
         self.reached = threading.Event()
@@ -199,7 +203,7 @@ def test_a_client_that_is_killed_after_its_offer_is_saved_all_the_same(config, p
 
 
 def test_the_end_of_the_owners_pipe_finishes_the_saves_and_ends_the_process(config, process, area):
-    """Offers, then the owner leaves at once: the save is finished first, and the exit code says so."""
+    """The owner exits right after the offers: both saves are finished, and the exit code is 0."""
     uploads = UploaderClient(config.socket_path)
     hand_over(uploads, area, 1, image_of(1, LARGE_BYTES // 2))
     hand_over(uploads, area, 2, final=True)
@@ -255,7 +259,9 @@ def test_an_unknown_protocol_is_told_to_the_owner(config):
 
 
 def test_a_newer_save_takes_the_place_of_one_that_waits(config, area):
-    """Step 1 is held before its commit record; of 2, 3 (final) and 4, which wait, only 2 may be dropped, and 4 falls to 5."""
+    """Step 1 is held before its commit record; of 2, 3 (final) and 4, which wait, only 2 may be
+    dropped, and 4 falls to 5.
+    """
     uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         hand_over(uploads, area, 1)
@@ -321,7 +327,10 @@ def test_a_save_that_fails_is_answered_and_logged(config, tmp_path, area):
 
 
 def test_a_slot_is_lent_from_the_offer_to_the_answer(config):
-    """Three slots: one in flight, one waiting, one newest. Nothing may be written until the first is answered."""
+    """Three slots: one in flight, one waiting, one newest.
+
+    Nothing may be written until the first is answered.
+    """
     area, uploads = SnapshotSlots.create(4096, 3), UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         first = hand_over(uploads, area, 1)
@@ -353,7 +362,7 @@ def test_a_save_that_another_one_replaces_gives_its_slot_back(config):
 
 
 def test_a_snapshot_whose_bytes_changed_in_memory_does_not_become_a_checkpoint(config, process):
-    """Its writer said what the sums of its words were; then one bit of its last tensor is flipped."""
+    """Its writer published its checksum; then one bit of its last tensor is flipped."""
     area, uploads = SnapshotSlots.create(1 << 20, 3), UploaderClient(config.socket_path)
     whole, flipped = keep(area, 1), keep(area, 2)
     for snapshot in (whole, flipped):
@@ -372,7 +381,9 @@ def test_a_snapshot_whose_bytes_changed_in_memory_does_not_become_a_checkpoint(c
 
 
 def test_a_snapshot_that_is_written_over_while_it_is_saved_is_not_committed(config):
-    """Between payload and record its lease is lost, as when the owner takes this uploader for dead, and the slot is written."""
+    """Between payload and record its lease is lost, as when the owner takes this uploader for dead,
+    and the slot is written.
+    """
     area, uploads = SnapshotSlots.create(4096, 1), UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         hand_over(uploads, area, 1)
@@ -389,7 +400,11 @@ def test_a_snapshot_that_is_written_over_while_it_is_saved_is_not_committed(conf
 
 @pytest.mark.parametrize("change", [{"slot": 7}, {"seq": 2}, {"seq": 6}, {"offset": 4096}, {"size_bytes": 5}])
 def test_an_offer_of_what_a_slot_does_not_hold_fails_and_leaves_the_slot_to_others(config, change):
-    """The one slot is being saved. An offer of what it held before, or never, waits behind it and is replaced: it must not give back a lease that it never had."""
+    """The one slot is being saved.
+
+    An offer of what it held before, or never, waits behind it and is replaced: it must not give
+    back a lease that it never had.
+    """
     area, uploads = SnapshotSlots.create(4096, 1), UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         keep(area, 1)
@@ -407,7 +422,9 @@ def test_an_offer_of_what_a_slot_does_not_hold_fails_and_leaves_the_slot_to_othe
 
 
 def test_a_node_that_entered_a_generation_is_fenced_by_later_ones_only(config, tmp_path, area):
-    """A save of generation 1 is held while generation 2 begins with this node in it; then, of 1 and 2, while 3 begins without it."""
+    """A save of generation 1 is held while generation 2 begins with this node in it; then, of 1 and
+    2, while 3 begins without it.
+    """
     uploads, owner = UploaderClient(config.socket_path), UploaderProcess(config, None)
     with InThread(config) as uploader:
         hand_over(uploads, area, 1, generation=1)
@@ -426,7 +443,9 @@ def test_a_node_that_entered_a_generation_is_fenced_by_later_ones_only(config, t
 def test_a_save_waits_for_its_node_to_enter_a_generation_that_has_just_been_formed(
     config, tmp_path, area, monkeypatch
 ):
-    """The fence is raised, and the save goes on before the node has said that it is in the new generation."""
+    """The fence is raised, and the save goes on before the node has said that it is in the new
+    generation.
+    """
     monkeypatch.setattr(save, "ENTERING_S", LIMIT_S)
     uploads, owner = UploaderClient(config.socket_path), UploaderProcess(config, None)
     with InThread(config) as uploader:
@@ -441,7 +460,9 @@ def test_a_save_waits_for_its_node_to_enter_a_generation_that_has_just_been_form
 def test_an_uploader_that_was_started_anew_knows_the_generation_that_its_node_entered(
     config, tmp_path, process, area
 ):
-    """Killed after it was told, and killed before it could be told: its successor saves the state of an older generation."""
+    """Killed after it was told, and killed before it could be told: its successor saves the state
+    of an older generation.
+    """
     (tmp_path / "fence").write_text("3\n")
     assert process.enter(2)
     for is_told_first in (True, False):
@@ -504,7 +525,9 @@ def held_job(area, listener, step=1):
 def test_a_storage_that_hangs_is_reported_as_failed_once_and_as_committed_when_it_comes_back(
     config, tmp_path, area
 ):
-    """The fake clock passes the deadline and the patience while the storage call is held; later the call returns after all."""
+    """The fake clock passes the deadline and the patience while the storage call is held; later the
+    call returns after all.
+    """
     held, clock, listener = HeldSaver(), FakeClock(), Listener()
     log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
     jobs = Jobs(held, config, log, clock)
@@ -525,7 +548,9 @@ def test_a_storage_that_hangs_is_reported_as_failed_once_and_as_committed_when_i
 
 
 def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_path, area):
-    """Deleting hangs, and the deadline passes meanwhile: the save was committed and must not be reported as failed."""
+    """Deleting hangs, and the deadline passes meanwhile: the save was committed and must not be
+    reported as failed.
+    """
     held, clock, listener = HeldSaver(), FakeClock(), Listener()
     held.go_on.set()
     may_prune = threading.Event()
@@ -544,7 +569,9 @@ def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_pat
 
 
 def test_an_offer_that_was_not_read_yet_when_the_owner_left_is_saved(config, tmp_path, area):
-    """The offer lies in a connection that is not even accepted, and the owner's pipe is at its end, before the loop looks for the first time."""
+    """The offer lies in a connection that is not even accepted, and the owner's pipe is at its end,
+    before the loop looks for the first time.
+    """
     held, clock = HeldSaver(), SystemClock()
     held.go_on.set()
     jobs = Jobs(held, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
@@ -559,7 +586,10 @@ def test_an_offer_that_was_not_read_yet_when_the_owner_left_is_saved(config, tmp
 
 
 def test_an_uploader_whose_storage_hangs_leaves_after_its_owner_and_says_what_is_lost(config, tmp_path, area):
-    """The owner is gone and the storage call never returns: the loop gives up instead of lasting. All limits are zero."""
+    """The owner is gone and the storage call never returns: the loop gives up instead of lasting.
+
+    All limits are zero.
+    """
     held, clock, listener = HeldSaver(), FakeClock(), Listener()
     log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
     jobs = Jobs(held, config, log, clock)
@@ -579,7 +609,9 @@ def test_an_uploader_whose_storage_hangs_leaves_after_its_owner_and_says_what_is
 
 
 def test_a_malformed_offer_cuts_off_its_client_only(config, area):
-    """One client sends an offer that says nothing, the next one a file that is no area; another one's save is committed as if nothing had happened."""
+    """One client sends an offer that says nothing, the next one a file that is no area; another
+    one's save is committed as if nothing had happened.
+    """
     bad, good = UploaderClient(config.socket_path), UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         uploader.go_on.set()
@@ -606,7 +638,9 @@ def waiting_job(number, *, is_final):
 
 @given(st.lists(st.booleans(), max_size=20))
 def test_the_queue_keeps_the_newest_and_every_final_save(finals):
-    """Offers in any order while nothing is taken out: at most one ordinary save waits, and every one is waiting or was dropped."""
+    """Offers in any order while nothing is taken out: at most one ordinary save waits, and every
+    one is waiting or was dropped.
+    """
     waiting, gone = (), []
     for number, is_final in enumerate(finals):
         new = waiting_job(number, is_final=is_final)

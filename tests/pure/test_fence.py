@@ -1,4 +1,4 @@
-"""What tells an uploader the newest generation, above all where it sees it only through its agent."""
+"""How an uploader learns the newest generation, above all through the mirror of its agent."""
 
 import threading
 import time
@@ -25,7 +25,9 @@ def test_a_fresh_mirror_is_believed_at_once(tmp_path):
 
 
 def test_after_a_sleep_the_agents_next_look_counts(tmp_path):
-    """Agent and uploader were frozen for a minute, in which generation 8 began; the uploader wakes first."""
+    """Agent and uploader were frozen for a minute, in which generation 8 began; the uploader wakes
+    first.
+    """
     clock = FakeClock()
     stamped(tmp_path / "m", 7, age_s=60.0)
     nap = clock.sleep

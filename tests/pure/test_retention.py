@@ -54,7 +54,10 @@ class Record:
 
 
 def test_a_checkpoint_that_was_passed_over_at_resume_does_not_count_as_the_newest():
-    """Step 1000 did not load, the run resumed from 900 and saved 950. Counting 1000 with keep=1 would delete 950 and 900."""
+    """Step 1000 did not load, the run resumed from 900 and saved 950.
+
+    Counting 1000 with keep=1 would delete 950 and 900.
+    """
     records = [Record(1000, 1), Record(950, 2), Record(900, 1)]
     steps = counted(records, generation=2, resumed_from=900)
     assert steps == {950, 900}

@@ -1,4 +1,6 @@
-"""Nothing outside of a run directory is read or written through it, no reader waits for ever, and no file fills the memory."""
+"""Nothing outside of a run directory is read or written through it, no reader waits for ever, and
+no file fills the memory.
+"""
 
 import json
 import os
@@ -72,7 +74,9 @@ def save(store, step, *, run_id="r", data=b"image"):
 
 
 def test_a_step_whose_folder_is_a_link_is_not_written_through(store, root, outside):
-    """The folder of the next checkpoint leads somewhere else: the save fails, and the checkpoints do not look like none."""
+    """The folder of the next checkpoint leads somewhere else: the save fails, and the checkpoints
+    do not look like none.
+    """
     root.mkdir()
     (root / step_dir(7)).symlink_to(outside)
     with pytest.raises(OutsideStore, match="remove the link"):
@@ -94,7 +98,9 @@ def test_a_payload_that_is_a_link_is_damage(store, root, outside, target):
 
 @pytest.mark.parametrize("size_bytes", [0, 10**6, 10**11, 10**15])
 def test_a_record_that_announces_another_size_is_damage_and_takes_no_memory(store, size_bytes):
-    """A hundred gigabytes would end this process if they were touched; the largest there is no room for at all."""
+    """A hundred gigabytes would end this process if they were touched; the largest there is no room
+    for at all.
+    """
     record = replace(save(store, 7, data=b"image").record, size_bytes=size_bytes)
     with pytest.raises(CheckpointDamaged, match=r"bytes, expected|more than this process can hold"):
         read_payload(store, record, CLOCK)
@@ -145,7 +151,9 @@ def test_links_in_a_circle_are_an_error_of_the_store(store, root):
 
 
 def test_a_record_of_another_run_is_damage_and_never_counts(store):
-    """Checkpoints of a longer run were copied into the folder: none of them is used, and none of ours is deleted in their favour."""
+    """Checkpoints of a longer run were copied into the folder: none of them is used, and none of
+    ours is deleted in their favour.
+    """
     for step in (100, 200, 300):
         save(store, step, run_id="other")
     for step in (1, 2, 3):

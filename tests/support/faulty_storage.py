@@ -1,4 +1,6 @@
-"""A proxy in front of an object store that fails as such stores do: with errors, silence, lost answers, and listings from before."""
+"""A proxy in front of an object store that fails as such stores do: with errors, silence, lost
+answers, and listings from before.
+"""
 
 import http.client
 import threading
@@ -35,7 +37,9 @@ _ERRORS = {
 
 class FaultyStorage:
     def __init__(self, port: int, listen: tuple[str, int] = ("127.0.0.1", 0)) -> None:
-        """port: of the store on the loopback interface. listen: the address and port of the proxy, any free one for 0."""
+        """port: of the store on the loopback interface. listen: the address and port of the proxy,
+        any free one for 0.
+        """
         proxy = self
         self._port = port
         self._lock = threading.Lock()
