@@ -1,4 +1,4 @@
-"""A stop has a bound and a defined end: the newest state is committed if at all possible, and the exit code says whether it is the last one."""
+"""A stop ends in bounded time, and its exit code says whether the newest state is committed."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import pytest
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 ALWAYS = ("--snapshot-every", "1")
-# No checkpoint by itself: what is committed in these tests was committed because of the stop.
+# No save becomes due by itself: what is committed in these tests was committed because of the stop.
 MEMORY_ALONE = (*ALWAYS, "--save-every", "1000steps")
 
 
@@ -17,10 +17,11 @@ def is_committed(drill, step):
     return (drill.run.local / "checkpoints" / f"{step:012d}" / "COMMIT.json").exists()
 
 
-def test_workers_that_do_not_drain_are_killed_after_half_of_the_grace_and_their_last_step_is_committed(
-    drill, undisturbed
-):
-    """A worker stands in step 10, and later in step 15, as in a long evaluation, and never sees the request: first time ends it, then a second signal."""
+def test_workers_that_do_not_drain_are_killed_and_their_last_step_is_committed(drill, undisturbed):
+    """A worker is held in step 10, and later in step 15, and never sees the request.
+
+    First half of the grace ends the wait, then a second signal.
+    """
     drill.shut(10, 15)
     agent = drill.start(*MEMORY_ALONE, "--grace", "10s")
     drill.stands(10, ranks=1)
@@ -48,7 +49,10 @@ def test_workers_that_do_not_drain_are_killed_after_half_of_the_grace_and_their_
 
 
 def test_a_grace_shorter_than_a_save_ends_with_the_step_that_is_safe(drill, undisturbed):
-    """The uploader is stopped (SIGSTOP) after step 4 is committed, so no save ends; the third signal, and in another run the end of the grace, end the waiting."""
+    """The uploader is stopped (SIGSTOP) after step 8 is committed, so that no save ends.
+
+    First the end of the grace ends the wait, then the third signal.
+    """
     drill.shut(5, 10, 15)
     agent = drill.start(*ALWAYS, "--grace", "10s")
     drill.happens("checkpoint_committed", step=4)
@@ -78,7 +82,7 @@ def test_a_grace_shorter_than_a_save_ends_with_the_step_that_is_safe(drill, undi
 
 
 def test_a_signal_during_the_restore_stops_at_once_and_loses_nothing(stopped, undisturbed):
-    """The worker stands in the middle of its restore, with the state of step 20 loaded and nobody told."""
+    """The worker hangs in the middle of its restore, with the state of step 20 loaded."""
     drill = stopped
     agent = drill.start("--grace", "1h", "--faults", "generation 2 rank 0 restore: hang")
     drill.happens("fault_injected", generation=2)
@@ -91,10 +95,11 @@ def test_a_signal_during_the_restore_stops_at_once_and_loses_nothing(stopped, un
     drill.is_like(undisturbed)
 
 
-def test_a_signal_to_every_process_does_not_take_the_data_of_the_step_that_is_to_be_finished(
-    drill, undisturbed, recipes
-):
-    """SIGTERM to agent, fork server, worker, uploader and data-loading process alike, while the worker waits for the loader, which is held at a gate."""
+def test_a_signal_to_every_process_still_lets_the_step_load_its_data(drill, undisturbed, recipes):
+    """SIGTERM to agent, fork server, worker, uploader and data-loading process alike.
+
+    The worker waits for the data loader, which is held at a gate.
+    """
     drill.shut(7)
     recipe = recipes / "loading.py"
     agent = drill.start(*MEMORY_ALONE, recipe=recipe)
@@ -113,8 +118,8 @@ def test_a_signal_to_every_process_does_not_take_the_data_of_the_step_that_is_to
     assert [e["lost_steps"] for e in drill.events("restored")] == [0, 0]
 
 
-def test_one_of_two_nodes_leaves_and_its_last_step_is_committed_by_the_one_that_stays(drill, undisturbed):
-    """Whichever has rank 0. The one that leaves exits only when a checkpoint holds the last step; the other one loses none and does not wait for it."""
+def test_the_node_that_stays_commits_the_last_step_of_the_node_that_leaves(drill, undisturbed):
+    """The node of rank 0 leaves, and exits only when a checkpoint holds the last step."""
     drill.shut(6)
     options = (*MEMORY_ALONE, "--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0")
     agents = [drill.start(*options) for _ in range(2)]
@@ -132,7 +137,7 @@ def test_one_of_two_nodes_leaves_and_its_last_step_is_committed_by_the_one_that_
     assert [(e["step"], e["source"]) for e in drill.events("restored")] == [(0, "none"), (6, "snapshot")]
 
 
-def test_all_nodes_are_asked_at_once_and_the_last_one_to_go_commits(drill, undisturbed):
+def test_where_all_nodes_leave_at_once_the_last_of_them_commits(drill, undisturbed):
     drill.shut(6)
     options = (*MEMORY_ALONE, "--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0")
     agents = [drill.start(*options) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Agents that share a run directory are one group: who comes, leaves or dies changes the number of workers and nothing else."""
+"""A node that joins, leaves or dies changes the world size, and nothing else."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ GROUP = ("--max-nodes", "2", "--last-call", "0s", "--max-restarts", "0")
 
 
 def test_a_second_terminal_joins_and_leaves_and_no_step_is_lost(drill, undisturbed):
-    """Not one restart is allowed, so a change of membership that counted as one would end the run. The second node brings two workers."""
+    """No restart is allowed, so a change of membership that counted as one would end the run."""
     drill.shut(6, 13)
     first = drill.start(*GROUP)
     drill.stands(6, ranks=1)
@@ -32,7 +32,7 @@ def test_a_second_terminal_joins_and_leaves_and_no_step_is_lost(drill, undisturb
 
 
 def test_the_node_of_rank_0_dies_and_the_other_goes_on(drill, undisturbed):
-    """SIGKILL to the agent that has rank 0, the generation's store and its diary; the other one is told by silence alone."""
+    """SIGKILL to the agent of rank 0, which has the generation's store; only its silence tells."""
     drill.shut(10)
     # The last call ends as soon as both are there, however late the second one comes.
     options = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0", "--snapshot-every", "1")
@@ -51,8 +51,11 @@ def test_the_node_of_rank_0_dies_and_the_other_goes_on(drill, undisturbed):
     assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (9, 0)]
 
 
-def test_a_frozen_node_is_given_up_and_joins_as_a_newcomer_when_it_wakes(drill, undisturbed):
-    """SIGSTOP to every process of the node of rank 0, as a paused container has it, in the middle of a step; the other one trains on alone and meets it again."""
+def test_a_paused_node_is_evicted_and_joins_again_when_it_resumes(drill, undisturbed):
+    """SIGSTOP to every process of the node of rank 0, in a step, as for a paused container.
+
+    The other node trains alone and admits it again.
+    """
     drill.shut(6, 10)
     options = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0", "--snapshot-every", "1")
     agents = [drill.start(*options) for _ in range(2)]
@@ -76,8 +79,8 @@ def test_a_frozen_node_is_given_up_and_joins_as_a_newcomer_when_it_wakes(drill, 
     assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (5, 0), (10, 0)]
 
 
-def test_a_rendezvous_folder_that_is_emptied_while_a_node_trains_is_filled_again(drill, undisturbed):
-    """Somebody tidies up in the middle of step 10; a node that comes afterwards finds the group all the same."""
+def test_a_rendezvous_folder_that_is_emptied_during_training_is_restored(drill, undisturbed):
+    """The files are removed in step 10; a node that comes afterwards still finds the group."""
     drill.shut(10)
     first = drill.start(*GROUP)
     drill.stands(10, ranks=1)

@@ -1,4 +1,4 @@
-"""A notice that the machine goes away is a drain that loses nothing; what asks for it can neither stop training nor outlive its agent."""
+"""A preemption notice leads to a drain that loses nothing, and its command ends with the agent."""
 
 import time
 from pathlib import Path
@@ -21,7 +21,7 @@ def until(condition):
 
 
 def runs(pid):
-    """False for a zombie too: a container's first process may never collect the orphans that ended."""
+    """False for a zombie too: the first process of a container may never reap orphans."""
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except (FileNotFoundError, ProcessLookupError):
@@ -29,7 +29,10 @@ def runs(pid):
 
 
 def test_a_notice_in_a_file_drains_and_the_same_command_resumes_without_a_step_lost(drill, undisturbed):
-    """The file appears while the worker stands before step 10; meanwhile a command that never answers is run, and must be gone with its agent."""
+    """The file appears while the worker is held before step 10.
+
+    A command that never answers runs meanwhile, and must be gone with its agent.
+    """
     notice = drill.folder / "going-away"
     options = ["--notice-file", str(notice), "--notice-command", "sleep 10000"]
     drill.shut(10)
@@ -50,8 +53,8 @@ def test_a_notice_in_a_file_drains_and_the_same_command_resumes_without_a_step_l
     drill.is_like(undisturbed)
 
 
-def test_a_command_is_asked_every_few_seconds_until_it_says_that_the_node_goes(tmp_path):
-    """A fake clock; each run of the real command leaves a line. Any other exit code than 0 is no notice and nothing is said of it."""
+def test_a_command_is_run_every_few_seconds_until_it_exits_with_0(tmp_path):
+    """A fake clock; each run of the real command leaves a line. Exit code 1 is no problem."""
     said, clock, runs, there = [], FakeClock(), tmp_path / "runs", tmp_path / "there"
     notice = CommandNotice(f"echo >> {runs}; test -e {there}", clock, said.append)
 
@@ -59,7 +62,7 @@ def test_a_command_is_asked_every_few_seconds_until_it_says_that_the_node_goes(t
         clock.sleep(NOTICE_EVERY_S)
         count = len(runs.read_text()) if runs.exists() else 0
         answers = [notice.poll()]
-        # Once it has run, no further look starts it: the clock stands.
+        # Once it has run, no further poll starts it: the clock stands still.
         until(lambda: answers.append(notice.poll()) or (runs.exists() and len(runs.read_text()) > count))
         until(lambda: answers.append(notice.poll()) or answers[-1] or notice.is_idle)
         assert len(runs.read_text()) == count + 1
@@ -76,8 +79,8 @@ def test_a_command_is_asked_every_few_seconds_until_it_says_that_the_node_goes(t
     ("command", "waits_s", "says"),
     [("/nowhere/at/all", 0.0, "exits with 127"), ("sleep 10000", COMMAND_S + 0.1, "longer than 10 s")],
 )
-def test_a_command_that_gives_no_answer_is_no_notice_and_is_told_once(command, waits_s, says):
-    """One that is not there, and one that is ended after its ten seconds; each three times."""
+def test_a_command_without_an_answer_is_no_notice_and_is_reported_once(command, waits_s, says):
+    """A command that does not exist, and one that is killed after ten seconds; each three times."""
     said, clock = [], FakeClock()
     notice = CommandNotice(command, clock, said.append)
     for _ in range(3):
@@ -89,8 +92,8 @@ def test_a_command_that_gives_no_answer_is_no_notice_and_is_told_once(command, w
     assert says in said[0]
 
 
-def test_what_a_command_started_ends_with_the_agent(tmp_path):
-    """It writes down its own number and its child's, and waits for ever; the agent closes."""
+def test_the_processes_of_a_command_end_with_the_agent(tmp_path):
+    """It writes its own pid and its child's, and waits for ever; then the context closes."""
     pids = tmp_path / "pids"
     command = f"sleep 10000 & echo $$ $! > {pids}; wait"
     with open_notices(None, command, pytest.fail, SystemClock(), pytest.fail):

@@ -1,4 +1,4 @@
-"""A run that was stopped as planned loses nothing and goes on with any number of workers, to the same result."""
+"""A planned stop loses nothing, and the run resumes with any number of workers."""
 
 import os
 import signal
@@ -9,7 +9,10 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 def test_one_three_two_one_workers_give_the_result_of_one(drill, undisturbed):
-    """A planned stop between each; four shards on three workers do not divide. SIGINT goes to the whole process group, as a terminal sends it."""
+    """A planned stop between each; four shards do not divide by three workers.
+
+    SIGINT goes to the whole process group, as a terminal sends it.
+    """
     stops = [(1, 5, signal.SIGTERM), (3, 11, signal.SIGINT), (2, 17, signal.SIGTERM)]
     drill.shut(*(step for _, step, _ in stops))
     for number, (workers, step, asked) in enumerate(stops, start=1):
@@ -37,8 +40,8 @@ def test_one_three_two_one_workers_give_the_result_of_one(drill, undisturbed):
     ]
 
 
-def test_a_finished_run_says_so_and_is_left_alone(drill, undisturbed, copy_run):
-    """The same command once more, on a finished run."""
+def test_a_finished_run_is_reported_and_not_changed(drill, undisturbed, copy_run):
+    """The same command again, on a finished run."""
     copy_run(undisturbed.run.local)
     before = drill.tree()
     agent = drill.start()

@@ -228,7 +228,7 @@ def test_each_situation_leads_to_its_action_with_its_reason(situation):
 
 
 def test_each_rule_decides_a_situation_of_the_table():
-    """A rule that no situation reaches is dead or untested; without the one below it, another would decide."""
+    """A rule that no situation of the table reaches is dead or untested."""
     situations = [replace(TRAINING, **changes) for changes, _, _ in TABLE.values()]
     assert {next(rule for rule in RULES if rule.holds(seen)) for seen in situations} == set(RULES)
 
@@ -326,7 +326,7 @@ def have_only_lost_a_peer(seen):
 
 @given(observations().filter(lambda seen: seen.leaving and not have_only_lost_a_peer(seen)))
 def test_a_node_that_leaves_reports_no_failure(seen):
-    """The signal that asks the node to leave may kill its workers too; a failure would cost the other nodes a restart."""
+    """The signal may kill the workers too; a failure would cost the other nodes a restart."""
     assert decide(seen).action is not Action.FAIL
 
 

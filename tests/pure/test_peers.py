@@ -1,4 +1,4 @@
-"""Attacks on what an agent makes of a rendezvous that answers or does not."""
+"""What an agent makes of a rendezvous backend that answers or does not."""
 
 import pytest
 
@@ -15,7 +15,7 @@ WATCH = GroupView(open=True, fenced=False, newcomers=(C,), lost=(), ended=None, 
 
 
 class Rendezvous:
-    """One that answers as long as it is `up`."""
+    """Answers as long as it is `up`."""
 
     timeout_s = TIMEOUT_S
 
@@ -53,7 +53,7 @@ def generation(members: tuple[Node, ...], *, cause: str, rank: int = 0) -> Gener
     )
 
 
-def test_an_outage_is_told_once_and_its_end_too(there):
+def test_an_outage_and_its_end_are_reported_once(there):
     rendezvous, _, said, peers = there
     for up in (True, False, False, True, True):
         rendezvous.up = up
@@ -64,7 +64,7 @@ def test_an_outage_is_told_once_and_its_end_too(there):
     ]
 
 
-def test_workers_that_train_are_never_given_up_for_an_outage_and_idle_ones_after_the_timeout(there):
+def test_only_an_idle_node_gives_up_on_a_backend_and_only_after_the_timeout(there):
     rendezvous, clock, _, peers = there
     rendezvous.up = False
     clock.sleep(TIMEOUT_S - 1)
@@ -78,7 +78,7 @@ def test_workers_that_train_are_never_given_up_for_an_outage_and_idle_ones_after
         peers.report_done()
 
 
-def test_an_answer_begins_the_patience_anew(there):
+def test_an_answer_restarts_the_timeout(there):
     rendezvous, clock, _, peers = there
     clock.sleep(TIMEOUT_S)
     peers.poll(step=1, is_idle=True)
@@ -87,7 +87,7 @@ def test_an_answer_begins_the_patience_anew(there):
     assert peers.poll(step=1, is_idle=True) is None
 
 
-def test_what_nobody_hears_is_no_error(there):
+def test_a_report_that_the_backend_does_not_take_is_no_error(there):
     rendezvous, _, _, peers = there
     verdict = RunEnd(exit_code=1, reason="it raised")
     assert peers.close("failure", step=1, counts=True) == Group.empty()
@@ -103,11 +103,11 @@ def test_what_nobody_hears_is_no_error(there):
         ((A,), NODE_LEFT, True),
         ((A,), NODE_LOST, False),
         ((A, B, C), NODE_JOINED, False),
-        ((A, C), NODE_JOINED, True),  # one went in the same moment
+        ((A, C), NODE_JOINED, True),  # a node left in the same drain
         ((A, B), "failure", False),
     ],
 )
-def test_a_node_that_left_in_peace_is_told_from_one_that_is_lost(there, after, cause, left):
+def test_a_node_that_left_as_planned_is_told_from_one_that_is_lost(there, after, cause, left):
     *_, peers = there
     assert not peers.enter(generation((A, B), cause="start"), step=0)
     assert peers.enter(generation(after, cause=cause), step=5) is left

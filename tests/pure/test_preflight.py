@@ -1,4 +1,4 @@
-"""Every way in which a recipe does not get as far as its declaration ends before anything is written, with its own words."""
+"""A recipe that does not get as far as its declaration is refused before anything is written."""
 
 import pytest
 
@@ -32,21 +32,21 @@ def test_a_script_that_imports_the_library_is_told_from_one_that_does_not(tmp_pa
     assert uses_library(recipe(tmp_path, text)) == uses
 
 
-def test_a_missing_recipe_is_named(tmp_path):
-    """A typing mistake in the command."""
+def test_a_missing_recipe_is_refused_by_name(tmp_path):
+    """A typing error in the command."""
     with pytest.raises(UsageError, match=r"found no file .*gone\.py; give the path of a Python script"):
         uses_library(tmp_path / "gone.py")
 
 
 @pytest.mark.parametrize("text", ["def f(:", b"\x7fELF\x00\x01", b"\xff\xfe", "x = 1\x00"])
-def test_what_is_not_python_is_named(tmp_path, text):
-    """A syntax error, a program, bytes that are no text, a null byte: each comes from the parser as another exception."""
+def test_a_recipe_that_is_not_python_is_refused_by_name(tmp_path, text):
+    """A syntax error, a binary, bytes that are no text, a null byte: different exceptions."""
     with pytest.raises(UsageError, match=r"expected a Python script in .*recipe\.py"):
         uses_library(recipe(tmp_path, text))
 
 
-def test_a_folder_is_no_recipe(tmp_path):
-    """The person forgot the file's name."""
+def test_a_folder_is_refused_as_a_recipe(tmp_path):
+    """The name of the file was left out."""
     with pytest.raises(UsageError, match="expected a Python script"):
         uses_library(tmp_path)
 
@@ -76,13 +76,13 @@ raise SystemExit("a preflight goes no further than start")
 
 
 def test_an_argument_that_the_recipe_refuses_ends_the_preflight(tmp_path, capfd):
-    """argparse exits with 2 and says why."""
+    """argparse exits with 2 and prints why."""
     with pytest.raises(UsageError, match="exit code 2"):
         declared_identity(recipe(tmp_path, PARSER), ("--epochs", "many"))
     assert "invalid int value: 'many'" in capfd.readouterr().err
 
 
-def test_help_of_the_recipe_is_shown_and_is_no_error(tmp_path, capfd):
+def test_the_help_of_the_recipe_is_shown_and_is_no_error(tmp_path, capfd):
     """`-- --help` ends well without a declaration."""
     with pytest.raises(SystemExit) as stop:
         declared_identity(recipe(tmp_path, PARSER), ("--help",))
@@ -91,7 +91,7 @@ def test_help_of_the_recipe_is_shown_and_is_no_error(tmp_path, capfd):
 
 
 def test_a_recipe_declares_its_run_and_goes_no_further(tmp_path, capfd):
-    """The declaration is all that happens: no folder is made, no output is shown, what stands after start is not reached."""
+    """Nothing else happens: no folder, no output, no line after `start`."""
     identity = declared_identity(recipe(tmp_path, PARSER), ("--epochs", "2"))
     assert (identity.recipe, identity.arguments) == ("recipe.py", ("--epochs", "2"))
     assert (identity.seed, identity.global_batch, identity.shards) == (3, 64, 4)

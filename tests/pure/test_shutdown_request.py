@@ -1,4 +1,4 @@
-"""Attacks on the grace of a node that was asked to leave."""
+"""The grace period of a node that was asked to leave."""
 
 import signal
 
@@ -17,7 +17,7 @@ def asked(signals: int, *, age_s: float = 0.0) -> ShutdownRequest:
     return shutdown
 
 
-def test_of_several_reasons_the_first_counts_and_so_does_its_moment():
+def test_of_several_requests_the_first_gives_the_reason_and_the_time():
     clock = FakeClock()
     shutdown = ShutdownRequest(GRACE_S, clock)
     assert not shutdown.is_requested
@@ -31,12 +31,12 @@ def test_of_several_reasons_the_first_counts_and_so_does_its_moment():
     assert shutdown.deadline_s == began_s + GRACE_S
 
 
-def test_the_second_signal_ends_the_wait_for_a_drain_and_the_third_that_for_a_checkpoint():
+def test_the_second_signal_skips_the_drain_and_the_third_the_checkpoint():
     assert [asked(count).skips_drain for count in range(4)] == [False, False, True, True]
     assert [asked(count).skips_checkpoint for count in range(4)] == [False, False, False, True]
 
 
-def test_what_is_left_to_do_has_what_is_left_of_the_grace_and_never_nothing():
+def test_a_last_task_has_what_is_left_of_the_grace_and_never_nothing():
     assert asked(0, age_s=1000.0).limit_s(60.0) == 60.0
     assert asked(1, age_s=10.0).limit_s(60.0) == GRACE_S - 10.0
     assert asked(1, age_s=10.0).limit_s(5.0) == 5.0
@@ -44,7 +44,7 @@ def test_what_is_left_to_do_has_what_is_left_of_the_grace_and_never_nothing():
     assert asked(3).limit_s(60.0) == SHORTEST_LIMIT_S
 
 
-def test_a_node_that_goes_unasked_has_all_of_its_grace_from_now_on():
+def test_without_a_request_the_grace_begins_now():
     clock = FakeClock()
     shutdown = ShutdownRequest(GRACE_S, clock)
     clock.sleep(1000.0)
