@@ -9,18 +9,19 @@ import re
 import reprlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+Reader = Callable[[Any], Any]
 
 MOST_DIGITS = 18
 LARGEST = 10**100
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "null"}
-# repr of a foreign value could take for ever, or nest too deep.
+# repr of a foreign value may be very long, or fail because the value nests too deep.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
 
@@ -69,7 +70,11 @@ def decode(cls: type[T], data: object, *, what: str, exact: bool = True) -> T:
             found = parse_json(data)
         except ValueError as error:
             raise ValueError(f"expected {what} to be JSON, found {_SHORT.repr(data)} ({error})") from error
-    value: T = _to_dataclass(found, cls, what, exact=exact)
+    read: Reader = _reader(cls, exact=exact)  # type: ignore[arg-type] # a class is hashable
+    try:
+        value: T = read(found)
+    except _Mismatch as error:
+        raise ValueError(f"expected {what}{error.path} {error.expected}, found {error.found}") from None
     return value
 
 
@@ -77,7 +82,7 @@ def encode(value: Any) -> Any:
     """The JSON value that `decode` reads back as `value`."""
     if is_dataclass(value):
         cls: Any = type(value)
-        return {key: encode(getattr(value, each.name)) for key, each in _fields(cls).items()}
+        return {key: encode(getattr(value, each.name)) for key, each in _fields_by_key(cls).items()}
     if isinstance(value, list | tuple):
         return [encode(each) for each in value]
     return {key: encode(each) for key, each in value.items()} if isinstance(value, dict) else value
@@ -86,7 +91,7 @@ def encode(value: Any) -> Any:
 def fits(value: object, kind: Any) -> bool:
     """Whether `decode` would accept `value` in a field of this type."""
     try:
-        _convert(value, kind, "", exact=True)
+        _reader(kind, exact=True)(value)
     except ValueError:
         return False
     return True
@@ -117,88 +122,131 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() or each in "\n\t" else ascii(each).strip("'") for each in text)
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
-    name: str
-    kind: Any
-    has_default: bool
+class _Mismatch(ValueError):  # noqa: N818 - as in errors.py
+    """What was expected and found at `path`, which grows on the way up to the whole value."""
+
+    def __init__(self, expected: str, found: str, path: str = "") -> None:
+        super().__init__(expected, found, path)
+        self.expected, self.found, self.path = expected, found, path
+
+    def inside(self, step: str) -> "_Mismatch":
+        return _Mismatch(self.expected, self.found, step + self.path)
 
 
 @cache
-def _fields(cls: Any) -> dict[str, _Field]:
-    """The fields of a dataclass, by their keys in the JSON."""
-    kinds = get_type_hints(cls, include_extras=True)
-    return {
-        each.metadata.get("key", each.name): _Field(
-            each.name, kinds[each.name], each.default is not MISSING or each.default_factory is not MISSING
-        )
-        for each in fields(cls)
-    }
+def _reader(kind: Any, exact: bool) -> Reader:
+    """The function that reads a JSON value as `kind`, or raises _Mismatch.
 
-
-def _to_dataclass(found: object, cls: Any, where: str, *, exact: bool) -> Any:
-    if not isinstance(found, dict):
-        raise _wrong(where, "an object", found)
-    known = _fields(cls)
-    # Values first: where a file's `format` is not ours, that says more than a key that is missing.
-    values = {
-        each.name: _convert(found[key], each.kind, f"{where}.{key}", exact=exact)
-        for key, each in known.items()
-        if key in found
-    }
-    absent = [key for key, each in known.items() if key not in found and (exact or not each.has_default)]
-    if absent:
-        raise ValueError(f"expected {where} to have {', '.join(known)}, found no {absent[0]}")
-    if exact and (others := [key for key in found if key not in known]):
-        raise ValueError(
-            f"expected {where} to have no more than {', '.join(known)}, found {_SHORT.repr(others[0])}"
-        )
-    return cls(**values)
-
-
-def _convert(value: Any, kind: Any, where: str, *, exact: bool) -> Any:
+    Built once for each type: a group of many nodes is read several times a second.
+    """
     if is_dataclass(kind):
-        return _to_dataclass(value, kind, where, exact=exact)
+        return _object_reader(kind, exact)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (UnionType, Union):
-        return _to_one_of(value, arguments, where, exact=exact)
+        return _union_reader(arguments, exact)
     if origin in (list, tuple):
-        if not isinstance(value, list):
-            raise _wrong(where, "a list", value)
-        return origin(
-            _convert(each, arguments[0], f"{where}[{i}]", exact=exact) for i, each in enumerate(value)
-        )
+        return _list_reader(origin, _reader(arguments[0], exact))
     if origin is dict:
-        if not isinstance(value, dict):
-            raise _wrong(where, "an object", value)
-        return {
-            key: _convert(each, arguments[1], f"{where}.{key:.80}", exact=exact)
-            for key, each in value.items()
-        }
+        return _dict_reader(_reader(arguments[1], exact))
     scalar, rule = arguments if origin is Annotated else (kind, None)
-    if not _is_scalar(value, scalar) or (rule is not None and not rule.holds(value)):
-        raise _wrong(where, _words(kind), value)
-    return value
+    is_scalar = {int: _is_int, float: _is_float}.get(scalar, lambda value: type(value) is scalar)
+    words = _words(kind)
+
+    def read(value: Any) -> Any:
+        if not is_scalar(value) or (rule is not None and not rule.holds(value)):
+            raise _Mismatch(f"to be {words}", _SHORT.repr(value))
+        return value
+
+    return read
 
 
-def _to_one_of(value: Any, kinds: tuple[Any, ...], where: str, *, exact: bool) -> Any:
-    if value is None and NoneType in kinds:
-        return None
-    others = [kind for kind in kinds if kind is not NoneType]
-    if len(others) == 1:
-        return _convert(value, others[0], where, exact=exact)
-    for kind in others:
-        with suppress(ValueError):
-            return _convert(value, kind, where, exact=exact)
-    raise _wrong(where, " or ".join(map(_words, kinds)), value)
+def _object_reader(cls: Any, exact: bool) -> Reader:
+    kinds, known = get_type_hints(cls, include_extras=True), _fields_by_key(cls)
+    readers = [(key, each.name, _reader(kinds[each.name], exact)) for key, each in known.items()]
+    needed = [
+        key
+        for key, each in known.items()
+        if exact or (each.default is MISSING and each.default_factory is MISSING)
+    ]
+
+    def read(found: Any) -> Any:
+        if not isinstance(found, dict):
+            raise _Mismatch("to be an object", _SHORT.repr(found))
+        values = {}
+        # Values first: a foreign `format` says more than a missing key.
+        for key, name, read_value in readers:
+            if key in found:
+                try:
+                    values[name] = read_value(found[key])
+                except _Mismatch as error:
+                    raise error.inside(f".{key}") from None
+        if absent := [key for key in needed if key not in found]:
+            raise _Mismatch(f"to have {', '.join(known)}", f"no {absent[0]}")
+        if exact and (others := [key for key in found if key not in known]):
+            raise _Mismatch(f"to have no more than {', '.join(known)}", _SHORT.repr(others[0]))
+        return cls(**values)
+
+    return read
 
 
-def _is_scalar(value: Any, kind: Any) -> bool:
-    if kind is int:
-        return type(value) is int and abs(value) < LARGEST
-    if kind is float:
-        return type(value) in (int, float) and abs(value) < LARGEST  # false for NaN as well
-    return type(value) is kind
+def _list_reader(origin: Any, read_item: Reader) -> Reader:
+    def read(found: Any) -> Any:
+        if not isinstance(found, list):
+            raise _Mismatch("to be a list", _SHORT.repr(found))
+        items = []
+        for index, item in enumerate(found):
+            try:
+                items.append(read_item(item))
+            except _Mismatch as error:
+                raise error.inside(f"[{index}]") from None
+        return origin(items)
+
+    return read
+
+
+def _dict_reader(read_item: Reader) -> Reader:
+    def read(found: Any) -> Any:
+        if not isinstance(found, dict):
+            raise _Mismatch("to be an object", _SHORT.repr(found))
+        items = {}
+        for key, item in found.items():
+            try:
+                items[key] = read_item(item)
+            except _Mismatch as error:
+                raise error.inside(f".{key:.80}") from None
+        return items
+
+    return read
+
+
+def _union_reader(kinds: tuple[Any, ...], exact: bool) -> Reader:
+    others = [_reader(kind, exact) for kind in kinds if kind is not NoneType]
+    words = " or ".join(map(_words, kinds))
+
+    def read(value: Any) -> Any:
+        if value is None and NoneType in kinds:
+            return None
+        if len(others) == 1:
+            return others[0](value)  # which says more precisely what is wrong
+        for read_value in others:
+            with suppress(ValueError):
+                return read_value(value)
+        raise _Mismatch(f"to be {words}", _SHORT.repr(value))
+
+    return read
+
+
+@cache
+def _fields_by_key(cls: Any) -> dict[str, Field[Any]]:
+    return {each.metadata.get("key", each.name): each for each in fields(cls)}
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int and abs(value) < LARGEST
+
+
+def _is_float(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < LARGEST  # false for NaN as well
 
 
 def _words(kind: Any) -> str:
@@ -206,7 +254,3 @@ def _words(kind: Any) -> str:
         rule: Rule = get_args(kind)[1]
         return rule.words
     return _WORDS.get(kind) or ("a list" if get_origin(kind) in (list, tuple) else "an object")
-
-
-def _wrong(where: str, expected: str, found: object) -> ValueError:
-    return ValueError(f"expected {where} to be {expected}, found {_SHORT.repr(found)}")
