@@ -1,4 +1,4 @@
-"""Groups that meet elsewhere than in their run directory: whoever dies there, the result is the undisturbed one."""
+"""Groups whose state is outside the run directory: whichever part dies, the result is the same."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ OPTIONS = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0", "-
 
 
 def test_with_etcd_the_node_of_rank_0_dies_and_the_other_goes_on(drill, undisturbed, etcd):
-    """SIGKILL to the agent of rank 0; no node holds anything that the other needs."""
+    """SIGKILL to the agent of rank 0; the other node needs nothing that it held."""
     drill.shut(10)
     where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints, "--rdzv-id", drill.folder.name)
     agents = [drill.start(*OPTIONS, *where) for _ in range(2)]
@@ -41,8 +41,10 @@ def test_with_etcd_the_node_of_rank_0_dies_and_the_other_goes_on(drill, undistur
     assert "is finished" in again.output
 
 
-def test_with_all_of_etcd_gone_steps_go_on_and_only_the_next_meeting_waits(drill, undisturbed, tmp_path):
-    """SIGKILL to the only member while all ranks stand before a step; two checkpoints later a worker is killed, and then etcd comes back."""
+def test_without_etcd_steps_go_on_and_only_the_next_rendezvous_waits(drill, undisturbed, tmp_path):
+    """SIGKILL to the only member while all ranks wait before a step. Two checkpoints later a worker
+    is killed; then etcd is back.
+    """
     (tmp_path / "etcd").mkdir()
     servers = EtcdServers(tmp_path / "etcd")
     try:
@@ -64,10 +66,10 @@ def test_with_all_of_etcd_gone_steps_go_on_and_only_the_next_meeting_waits(drill
         servers.close()
 
 
-def test_with_c10d_the_host_of_the_store_dies_and_the_survivor_goes_on_at_the_same_address(
-    drill, undisturbed
-):
-    """SIGKILL to the agent that has the store in its memory. The survivor is on the same machine, so that the address is its own too and it may begin a new store there."""
+def test_with_c10d_the_host_of_the_store_dies_and_the_survivor_goes_on(drill, undisturbed):
+    """SIGKILL to the agent with the store in its memory. The survivor is on the same machine, so
+    the address is its own too and it serves a new store there.
+    """
     drill.shut(10)
     where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
     host = drill.start(*OPTIONS, *where)
@@ -83,8 +85,10 @@ def test_with_c10d_the_host_of_the_store_dies_and_the_survivor_goes_on_at_the_sa
     assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (9, 0)]
 
 
-def test_with_c10d_a_host_that_stays_away_ends_the_run_with_everything_saved(drill, undisturbed):
-    """Instead of the store somebody listens there who never says a word, as a host does that is frozen; both nodes finish what can be finished without it."""
+def test_with_c10d_a_host_that_stays_away_ends_the_run_with_all_steps_saved(drill, undisturbed):
+    """Instead of the store a process listens that never answers, like a frozen host. Both nodes
+    finish what they can without it.
+    """
     port = free_port()
     where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-timeout", "20s")
     drill.shut(10)
@@ -113,8 +117,10 @@ sys.stdin.read()
 """
 
 
-def test_a_frozen_host_of_the_store_blocks_nobody_for_longer_than_a_moment():
-    """SIGSTOP to the host under an established connection, whose answer torch's client would wait for without end; then SIGCONT."""
+def test_a_frozen_host_of_the_store_blocks_no_call_for_long():
+    """SIGSTOP to the host under a connection whose answer torch's client would wait for without a
+    limit; then SIGCONT.
+    """
     endpoint = f"127.0.0.1:{free_port()}"
     host = subprocess.Popen(
         [sys.executable, "-c", HOST, endpoint], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -151,8 +157,10 @@ def _answer(node):
         return None
 
 
-def test_fresh_sets_a_run_aside_that_met_in_etcd_and_refuses_while_somebody_is_in_it(drill, etcd):
-    """The same name in etcd for the run that is in progress, and for the one that takes its place; then a run directory that somebody removed by hand."""
+def test_fresh_sets_aside_a_run_in_etcd_unless_an_agent_is_in_it(drill, etcd):
+    """One name in etcd for the run in progress and for the run that takes its place; then a run
+    directory that a person removed by hand.
+    """
     where = ("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoints, "--rdzv-id", drill.folder.name)
     drill.shut(6)
     first = drill.start(*where)

@@ -1,4 +1,6 @@
-"""A real cluster of etcd under the faults that it has: members that die, freeze, lose answers, and strangers that it must refuse."""
+"""A real etcd cluster with real faults: members that die or freeze, lost answers, wrong
+credentials.
+"""
 
 import threading
 import time
@@ -9,8 +11,7 @@ from cutting_proxy import CuttingProxy
 from etcd_servers import EtcdServers, free_port
 
 from elastic.errors import RendezvousTimeout, StoreFailed, UsageError
-from elastic.rendezvous.backends import etcd_http
-from elastic.rendezvous.backends import select as meetings
+from elastic.rendezvous.backends import etcd_http, select
 from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
 from elastic.rendezvous.backends.etcd import LEASE_S, RENEW_EVERY_S, EtcdBackend
 from elastic.rendezvous.backends.etcd_http import Access, EtcdHttp
@@ -31,9 +32,10 @@ def cluster(tmp_path):
 
 
 def everything(backend, version, value):
-    """One call of each kind, none of which may fail; gives the new version."""
+    """One call of each kind, none of which may fail; returns the new version."""
     while not backend.compare_and_set(version, value):
-        # A write whose answer did not come is in doubt; nobody else writes, so it is done or it is not.
+        # The outcome of a write without answer is unknown. This is the only writer, so the value is
+        # the old one or ours.
         found = backend.read()
         if found is not None and found[1] == value:
             break
@@ -48,8 +50,8 @@ def everything(backend, version, value):
 
 
 @pytest.mark.parametrize("harm", ["kill", "freeze"])
-def test_a_follower_that_dies_or_freezes_is_not_noticed(cluster, harm):
-    """SIGKILL or SIGSTOP to the very member that is being talked to, which does not lead."""
+def test_no_call_fails_when_a_follower_dies_or_freezes(cluster, harm):
+    """SIGKILL or SIGSTOP to the member that answers the calls, which is not the leader."""
     follower = next(member for member in range(3) if member != cluster.leader())
     others = [cluster.url(member) for member in range(3) if member != follower]
     backend = EtcdBackend(",".join([cluster.url(follower), *others]), "g", Access())
@@ -59,8 +61,8 @@ def test_a_follower_that_dies_or_freezes_is_not_noticed(cluster, harm):
         version = everything(backend, version, b"%d" % number)
 
 
-def test_a_leader_that_dies_is_not_noticed(cluster):
-    """SIGKILL to the member that leads; the others choose another one while the calls wait."""
+def test_no_call_fails_when_the_leader_dies(cluster):
+    """SIGKILL to the leader; the other members elect another while the calls wait."""
     backend = EtcdBackend(cluster.endpoints, "g", Access())
     version = everything(backend, None, b"1")
     cluster.kill(cluster.leader())
@@ -70,7 +72,7 @@ def test_a_leader_that_dies_is_not_noticed(cluster):
         version = everything(backend, version, b"%d" % number)
 
 
-def test_all_members_gone_is_said_quickly_and_over_when_they_are_back(cluster):
+def test_without_any_member_calls_fail_quickly_until_they_are_back(cluster):
     """SIGKILL to all three, then the same three with their data."""
     backend = EtcdBackend(cluster.endpoints, "g", Access())
     version = everything(backend, None, b"1")
@@ -95,8 +97,8 @@ def test_all_members_gone_is_said_quickly_and_over_when_they_are_back(cluster):
     everything(backend, version, b"2")
 
 
-def test_a_minority_does_not_answer_and_does_not_hang(cluster):
-    """Two of three are killed: the third one is there, but may not speak for the cluster."""
+def test_a_minority_refuses_and_does_not_hang(cluster):
+    """Two of three are killed: the third is there, but may not speak for the cluster."""
     backend = EtcdBackend(cluster.endpoints, "g", Access())
     everything(backend, None, b"1")
     cluster.kill(0)
@@ -107,8 +109,8 @@ def test_a_minority_does_not_answer_and_does_not_hang(cluster):
     assert time.monotonic() - began < QUICKLY_S
 
 
-def test_a_write_whose_answer_is_lost_is_in_doubt_and_found_out_by_reading(etcd):
-    """The proxy sees the write done and cuts the line, both times that it is asked for."""
+def test_the_outcome_of_a_write_without_answer_is_found_by_reading(etcd):
+    """The proxy sees the write done and breaks the connection, both times that it is sent."""
     proxy = CuttingProxy(etcd.port())
     backend = EtcdBackend(proxy.endpoint, "lost-answer", Access())
     try:
@@ -123,8 +125,8 @@ def test_a_write_whose_answer_is_lost_is_in_doubt_and_found_out_by_reading(etcd)
         proxy.close()
 
 
-def test_a_beat_whose_answer_is_lost_is_a_failure_and_the_next_one_counts(etcd):
-    """As above, with a heartbeat."""
+def test_a_heartbeat_without_answer_fails_and_the_next_one_counts(etcd):
+    """The proxy breaks the connection as above."""
     proxy = CuttingProxy(etcd.port())
     backend = EtcdBackend(proxy.endpoint, "lost-beat", Access())
     try:
@@ -139,8 +141,10 @@ def test_a_beat_whose_answer_is_lost_is_a_failure_and_the_next_one_counts(etcd):
         proxy.close()
 
 
-def test_beats_hang_on_a_lease_that_is_renewed_and_replaced_when_it_is_gone(etcd):
-    """The node sleeps until its lease was revoked, as one that has run out; and it goes on past the time of renewal."""
+def test_a_lease_is_renewed_and_replaced_once_it_has_expired(etcd):
+    """The clock moves past the time of renewal; then the node sleeps until its lease has been
+    revoked, as if it had expired.
+    """
     clock = FakeClock()
     backend = EtcdBackend(etcd.endpoints, "leases", Access(), clock)
     backend.beat("n")
@@ -161,8 +165,8 @@ def test_beats_hang_on_a_lease_that_is_renewed_and_replaced_when_it_is_gone(etcd
     assert backend.beats() == {"n": 4}
 
 
-def test_a_state_that_was_deleted_is_not_taken_for_a_new_beginning(etcd):
-    """Somebody removes the key under a live group."""
+def test_a_deleted_state_is_not_taken_for_an_empty_group(etcd):
+    """A person removes the key under a live group."""
     backend = EtcdBackend(etcd.endpoints, "deleted", Access())
     assert backend.compare_and_set(None, b"x")
     assert backend.read() is not None
@@ -171,12 +175,14 @@ def test_a_state_that_was_deleted_is_not_taken_for_a_new_beginning(etcd):
         backend.read()
 
 
-def test_a_password_is_asked_for_and_a_wrong_one_refused(tmp_path):
-    """No password, a wrong one, the right one; then the server is restarted and has forgotten the token that it gave."""
+def test_a_missing_or_wrong_password_is_refused(tmp_path):
+    """No password, a wrong one, the right one; then the server restarts and has forgotten the
+    token.
+    """
     servers = EtcdServers(tmp_path)
     try:
         before = EtcdBackend(servers.endpoints, "g", Access(user="trainer:right"))
-        before.beat("n")  # given though nobody asks for it, it does no harm
+        before.beat("n")  # a password that the server does not ask for does no harm
         servers.ask_for_a_password("trainer", "right")
         for access, says in (
             (Access(), "check ETCDCTL_USER"),
@@ -186,7 +192,7 @@ def test_a_password_is_asked_for_and_a_wrong_one_refused(tmp_path):
             with pytest.raises(BackendRefused, match=says):
                 stranger.read()
             with pytest.raises(UsageError, match=says):
-                meetings.wait_for(stranger, patience_s=60, clock=SystemClock(), notify=print)
+                select.wait_for(stranger, patience_s=60, clock=SystemClock(), notify=print)
         known = EtcdBackend(servers.endpoints, "g", Access(user="trainer:right"))
         version = everything(known, None, b"1")
         before.beat("n")
@@ -200,8 +206,10 @@ def test_a_password_is_asked_for_and_a_wrong_one_refused(tmp_path):
         servers.close()
 
 
-def test_tls_proves_both_sides(tmp_path):
-    """A CA of our own: with it and a client certificate all works; without either, and for a server of another CA, nothing does."""
+def test_tls_authenticates_both_sides(tmp_path):
+    """With the right CA and a client certificate all calls work; without either, or for a server of
+    another CA, none does.
+    """
     ours, others = trustme.CA(), trustme.CA()
     paths = {}
     for name, ca in (("ours", ours), ("others", others)):
@@ -243,12 +251,12 @@ def test_tls_proves_both_sides(tmp_path):
         ),
     ],
 )
-def test_who_asks_is_said_as_etcdctl_says_it(environ, found):
+def test_credentials_come_from_the_variables_of_etcdctl(environ, found):
     assert Access.from_environment(environ) == found
 
 
-def test_mistakes_are_the_persons(tmp_path):
-    """A name without a password, a certificate that is not there, addresses that are none."""
+def test_wrong_credentials_and_addresses_are_usage_errors(tmp_path):
+    """A name without a password, a certificate that does not exist, malformed addresses."""
     with pytest.raises(UsageError, match="only the name 'a'"):
         Access.from_environment({"ETCDCTL_USER": "a"})
     with pytest.raises(UsageError, match="ETCDCTL_CACERT"):
@@ -258,13 +266,15 @@ def test_mistakes_are_the_persons(tmp_path):
             EtcdHttp(endpoints, Access())
 
 
-def test_servers_and_nodes_may_be_started_in_any_order(tmp_path):
-    """The node waits, and says so once, until etcd is started; and gives up where it never is."""
-    nobody = EtcdBackend(f"127.0.0.1:{free_port()}", "g", Access())
+def test_servers_and_nodes_may_start_in_any_order(tmp_path):
+    """The node waits until etcd is started, and reports that once. It gives up if etcd never
+    starts.
+    """
+    missing = EtcdBackend(f"127.0.0.1:{free_port()}", "g", Access())
     said, clock = [], FakeClock()
     began = clock.now
     with pytest.raises(RendezvousTimeout, match="gave up after 5 s"):
-        meetings.wait_for(nobody, patience_s=5, clock=clock, notify=said.append)
+        select.wait_for(missing, patience_s=5, clock=clock, notify=said.append)
     assert len(said) == 1 and clock.now <= began + 5
 
     servers = EtcdServers(tmp_path)
@@ -273,7 +283,7 @@ def test_servers_and_nodes_may_be_started_in_any_order(tmp_path):
         servers.kill(0)
         waiting = threading.Event()
         waiter = threading.Thread(
-            target=lambda: meetings.wait_for(
+            target=lambda: select.wait_for(
                 backend, patience_s=60, clock=SystemClock(), notify=lambda _: waiting.set()
             )
         )
@@ -286,8 +296,8 @@ def test_servers_and_nodes_may_be_started_in_any_order(tmp_path):
         servers.close()
 
 
-def test_an_answer_that_is_not_etcds_is_a_failure(monkeypatch):
-    """Something else listens on the port."""
+def test_an_answer_of_another_program_is_a_failure(monkeypatch):
+    """Another server listens on the port."""
     for status, data in (
         (200, b"<html>"),
         (200, b"[]"),

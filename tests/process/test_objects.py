@@ -1,4 +1,4 @@
-"""Nodes that share nothing but the URL of an object store are one run: they meet in it, save to it, and tell it what happened."""
+"""Nodes that share nothing but the URL of an object store are one run: they meet and save in it."""
 
 import json
 import os
@@ -21,28 +21,28 @@ STEPS = 24
 
 
 class Machines:
-    """Several machines, each with a working directory of its own, and one run in an object store."""
+    """Machines with a working directory each, and one run in an object store."""
 
     def __init__(self, folder, drills, url):
         self.url = url
         self._folder = folder
         self._drills = drills
-        self.all = drills(folder / "all")  # what they have in common: the gates, and nothing of the run
+        self.all = drills(folder / "all")  # they share the gates, and nothing of the run
         self._machines = []
 
     def start(self, *options):
-        """An agent on a machine of its own."""
+        """Start an agent on a machine of its own."""
         machine = self._drills(self._folder / f"machine-{len(self._machines)}")
         self._machines.append(machine)
         machine.gates = self.all.gates
         machine.run = RunDir.parse(self.url)
-        # Long enough for nodes on one busy machine; with the default a lost one is missed after 15 s.
+        # Long enough for nodes on one busy machine; the default is 15 s in an object store.
         words = ("--snapshot-every", "1", "--keep-alive", "6s", *options)
         self.all.agents.append(machine.start(*words))
         return self.all.agents[-1]
 
     def events(self, name, **fields):
-        """What the machines wrote down, wherever it has got to."""
+        """All events that the machines have written so far."""
         folders = [path for machine in self._machines for path in machine.folder.glob("runs/*/events")]
         found = [
             event for folder in folders for event in run_records.events(folder) if event["event"] == name
@@ -58,7 +58,7 @@ class Machines:
         return next(machine.agents[0] for machine in self._machines if any(machine.folder.glob(own)))
 
     def inspects(self, *words):
-        """Exit code and JSON of a command, from a folder that no agent has seen."""
+        """Exit code and JSON of a command, run in a folder that no agent has seen."""
         elsewhere = self._folder / "elsewhere"
         elsewhere.mkdir(exist_ok=True)
         done = subprocess.run(
@@ -74,7 +74,9 @@ class Machines:
         return done.returncode, json.loads(done.stdout)
 
     def is_like(self, undisturbed):
-        """The proof, from the store alone: the same digest, and every step once, in order, with the same chain value. Gives the report."""
+        """Check from the store alone that the run is the undisturbed one: the same digest, and
+        every step once, in order, with the same chain value. Returns the report.
+        """
         code, report = self.inspects("report", self.url)
         assert (code, report["finished"], report["final_digest"]) == (0, True, undisturbed.digest), (
             self.all.output
@@ -93,15 +95,17 @@ def machines(tmp_path, drills, s3_bucket):
 
 @pytest.fixture
 def storage(s3, s3_bucket, monkeypatch):
-    """The agents' storage, which does what the test wants; without the proxy it is reached by `s3.environ`."""
+    """The agents' storage, which fails as the test wants; `s3.environ` leads around the proxy."""
     proxy = FaultyStorage(s3.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     yield proxy
     proxy.close()
 
 
-def test_the_node_of_rank_0_dies_and_the_other_one_goes_on_with_all_that_it_did(machines, undisturbed):
-    """SIGKILL to the agent of rank 0 before step 10; its disk, with all lines that it had not carried, is never seen again."""
+def test_the_node_of_rank_0_dies_and_the_other_loses_none_of_its_steps(machines, undisturbed):
+    """SIGKILL to the agent of rank 0 before step 10. Its disk is lost, with all lines that it had
+    not uploaded.
+    """
     machines.all.shut(10)
     agents = [machines.start(*TWO, "--max-restarts", "0") for _ in range(2)]
     machines.all.stands(10, ranks=2)
@@ -125,8 +129,10 @@ def test_the_node_of_rank_0_dies_and_the_other_one_goes_on_with_all_that_it_did(
     assert "is finished" in again.output
 
 
-def test_all_are_killed_and_the_same_command_elsewhere_resumes(machines, undisturbed):
-    """SIGKILL to both agents before step 15, with checkpoints of steps 4, 8 and 12; another machine, which never saw the run, goes on behind the newest."""
+def test_all_nodes_are_killed_and_another_machine_resumes(machines, undisturbed):
+    """SIGKILL to both agents before step 15, with checkpoints of steps 4, 8 and 12. Another
+    machine, which never saw the run, resumes from the newest.
+    """
     machines.all.shut(5, 9, 13, 15)
     agents = [machines.start(*TWO, "--keep", "9") for _ in range(2)]
     for gate in (5, 9, 13):
@@ -139,7 +145,8 @@ def test_all_are_killed_and_the_same_command_elsewhere_resumes(machines, undistu
     for agent in agents:
         agent.wait()
     machines.all.open(15)
-    # The newest seconds of events may be lost with their disks; checkpoints, and the lines of their steps, are not.
+    # The newest seconds of events may be lost with the disks, but no checkpoint and no metrics of
+    # its steps.
     assert machines.inspects("verify", machines.url) == (0, {"committed": [4, 8, 12], "damage": []})
     assert machines.inspects("status", machines.url)[1]["step"] >= 12
     machines.start().ends_with(0)
@@ -150,8 +157,11 @@ def test_all_are_killed_and_the_same_command_elsewhere_resumes(machines, undistu
     assert 0 <= report["lost_steps"] <= 2
 
 
-def test_commits_whose_answers_are_lost_are_found_to_be_ours(machines, undisturbed, storage):
-    """The store makes each commit record that it is asked for and cuts the line: for step 4 as often as the library asks, for the others once, so that the library is told that somebody was there before."""
+def test_a_commit_whose_answer_is_lost_is_recognised_as_ours(machines, undisturbed, storage):
+    """The store creates each commit record and breaks the connection: for step 4 on every try of
+    the library, for the other steps on the first, so that the library then hears that the record
+    exists.
+    """
     asked = set()
 
     def is_to_be_lost(method, path):
@@ -178,7 +188,9 @@ def test_commits_whose_answers_are_lost_are_found_to_be_ours(machines, undisturb
 
 @pytest.mark.parametrize("deed", [Deed.ERROR, Deed.SLOW_DOWN, Deed.HANG])
 def test_a_store_that_is_away_for_a_while_stops_no_step(machines, undisturbed, storage, deed):
-    """From step 6 to step 14 every request is answered by an error, or by nothing; the steps between are trained all the same."""
+    """From step 6 to step 14 every request fails or is not answered. The steps between are trained
+    all the same.
+    """
     machines.all.shut(6, 14)
     agent = machines.start()
     machines.all.stands(6, ranks=1)
@@ -193,8 +205,11 @@ def test_a_store_that_is_away_for_a_while_stops_no_step(machines, undisturbed, s
     machines.is_like(undisturbed)
 
 
-def test_listings_from_before_cost_steps_and_nothing_else(machines, undisturbed, storage):
-    """Listings show the store as it was after the checkpoint of step 4. The only machine is lost before step 14, with checkpoints of steps 8 and 12; another one sees step 4, goes on from there, and comes to steps that are committed already."""
+def test_old_listings_cost_steps_and_nothing_else(machines, undisturbed, storage):
+    """Listings show the store as it was after the checkpoint of step 4. The only machine is lost
+    before step 14, with checkpoints of steps 8 and 12. Another sees step 4, resumes from there, and
+    reaches steps that are committed already.
+    """
     machines.all.shut(5, 9, 13, 14)
     first = machines.start("--keep", "9")
     machines.all.stands(5, ranks=1)
@@ -221,8 +236,10 @@ def test_listings_from_before_cost_steps_and_nothing_else(machines, undisturbed,
     assert machines.inspects("verify", machines.url)[1]["damage"] == []
 
 
-def test_fresh_sets_a_run_in_an_object_store_aside_and_counts_generations_on(machines, undisturbed):
-    """While somebody is in it, it is refused; then it is done from another machine."""
+def test_fresh_sets_aside_a_run_in_an_object_store_unless_an_agent_is_in_it(machines, undisturbed):
+    """While an agent is in the run it is refused; then another machine does it, and generations
+    count on.
+    """
     machines.all.shut(6)
     first = machines.start()
     machines.all.stands(6, ranks=1)
@@ -236,8 +253,8 @@ def test_fresh_sets_a_run_in_an_object_store_aside_and_counts_generations_on(mac
     assert [one["generation"] for one in report["generations"]] == [2]
 
 
-def test_a_recipe_without_an_agent_leaves_its_diary_in_the_store_too(machines, undisturbed, recipes):
-    """Plain python, on one machine; then elastic-train looks at it from elsewhere."""
+def test_a_recipe_without_an_agent_writes_its_metrics_to_the_store_too(machines, undisturbed, recipes):
+    """Plain python on one machine; elastic-train reads the run from elsewhere."""
     machine = machines.all
     env = {"ELASTIC_RUN_DIR": machines.url, "PYTHONPATH": str(Path(__file__).parents[2])}
     machine.execute([sys.executable, str(recipes / "tiny.py")], env=env).ends_with(0)

@@ -1,4 +1,4 @@
-"""Plain torchrun agents meet through our rendezvous: real processes, a real collective, a real SIGKILL."""
+"""Plain torchrun agents with our rendezvous: real processes, a real collective, a real SIGKILL."""
 
 import json
 import os
@@ -38,7 +38,8 @@ class Torchrun:
         self.agents: list[subprocess.Popen[bytes]] = []
         (folder / "job.py").write_text(SCRIPT)
         os.mkfifo(folder / "started")
-        # Open for reading and writing: workers that open it for writing never wait for us, and it never ends.
+        # Open for reading and writing: workers that open it never wait for a reader, and a reader
+        # never sees its end.
         self.started = os.fdopen(os.open(folder / "started", os.O_RDWR), "rb")
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -53,7 +54,9 @@ class Torchrun:
         return agent
 
     def wait_for_world(self, size: int) -> list[Start]:
-        """The next `size` workers that start in a world of that size; others that are stopped on the way are passed over."""
+        """The next `size` workers that start in a world of that size; workers of other sizes are
+        skipped.
+        """
         found: list[Start] = []
         while len(found) < size:
             rank, world_size, pid = json.loads(self.started.readline())
@@ -79,8 +82,10 @@ def torchrun(tmp_path: Path) -> Iterator[Torchrun]:
 
 @pytest.mark.process
 @pytest.mark.timeout(200)
-def test_torchrun_takes_a_joiner_and_survives_a_killed_worker(torchrun: Torchrun) -> None:
-    """One agent trains alone, a second joins, then the worker of rank 1 is killed; both agents must end with success."""
+def test_torchrun_admits_a_newcomer_and_survives_a_killed_worker(torchrun: Torchrun) -> None:
+    """One agent trains alone, a second joins, then the worker of rank 1 is killed. Both agents end
+    with success.
+    """
     first = torchrun.start()
     assert torchrun.wait_for_world(1)[0][0] == 0
     second = torchrun.start()

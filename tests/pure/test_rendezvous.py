@@ -1,4 +1,4 @@
-"""Real Rendezvous objects on a real folder, each node in a thread; then torch's handler over them."""
+"""Rendezvous objects on a real folder, each node in a thread; then torch's handler over them."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -345,7 +345,7 @@ def test_a_change_that_never_wins_is_given_up() -> None:
 
 
 def test_every_generation_has_a_fresh_store_under_torch(nodes: Nodes) -> None:
-    """A key of generation 1 must be gone in generation 2, and both nodes must reach the same store."""
+    """A key of generation 1 is gone in generation 2, and both nodes reach the same store."""
     pair = [torch_node(nodes, name, PAIR) for name in "ab"]
     first = [f.result(timeout=60) for f in [nodes.pool.submit(h.next_rendezvous) for h in pair]]
     assert sorted((i.rank, i.world_size) for i in first) == [(0, 2), (1, 2)]

@@ -131,7 +131,7 @@ def test_the_first_probe_after_a_silence_is_answered_before_it_is_counted():
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1"])
 def test_closing_does_not_wait_for_the_next_probe(address):
-    """For an address of this machine, and for another one, for which it listens on all interfaces."""
+    """For an address of this machine, and for another, where it listens on all interfaces."""
     Probes("a", address, 3600.0, SystemClock()).close()
 
 

@@ -277,7 +277,7 @@ class Nodes(RuleBasedStateMachine):
     @precondition(lambda self: any(m.is_frozen for m in self.world.machines.values()))
     @rule(data=st.data())
     def wake(self, data: st.DataObject) -> None:
-        """A node that wakes polls the group first. If the group went on, that poll must fence it."""
+        """A node that wakes polls first. If the group went on, that poll must fence it."""
         frozen = [name for name, m in self.world.machines.items() if m.is_frozen]
         machine = self.world.machines[self.pick(data, frozen)]
         machine.is_frozen = False

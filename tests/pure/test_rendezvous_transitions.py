@@ -164,9 +164,9 @@ def test_the_culprit_may_add_its_failure_after_a_victim_closed() -> None:
     """
     first = Failure(node="b", rank=1, message="boom", traceback="tb")
     group = closed(formed("a", "b"), step=5)
-    told = transitions.close(group, generation=1, cause="failure", step=6, counts=True, failure=first)
+    updated = transitions.close(group, generation=1, cause="failure", step=6, counts=True, failure=first)
     again = transitions.close(
-        told, generation=1, cause="x", step=6, counts=True, failure=replace(first, message="late")
+        updated, generation=1, cause="x", step=6, counts=True, failure=replace(first, message="late")
     )
     assert again == replace(group, failure=first)
     assert (group.restarts, group.high_step) == (1, 5)
@@ -237,14 +237,15 @@ def test_a_report_ends_when_its_node_withdraws_it_leaves_or_is_evicted() -> None
     evicted.
     """
     group = formed("a", "b", "c")
-    told = transitions.report_unreachable(group, node_id="c", peers=("a", "b"))
-    assert transitions.is_partitioned(told, alive=set("abc"))
-    less = transitions.report_unreachable(told, node_id="c", peers=("b",))
+    updated = transitions.report_unreachable(group, node_id="c", peers=("a", "b"))
+    assert transitions.is_partitioned(updated, alive=set("abc"))
+    less = transitions.report_unreachable(updated, node_id="c", peers=("b",))
     assert [c.peers for c in less.reports] == [("b",)]
     assert transitions.report_unreachable(less, node_id="c", peers=()) == group
     assert transitions.report_unreachable(group, node_id="stranger", peers=("a",)) == group
     assert (
-        transitions.leave(told, "c").reports == () and transitions.evict(told, alive=set("ab")).reports == ()
+        transitions.leave(updated, "c").reports == ()
+        and transitions.evict(updated, alive=set("ab")).reports == ()
     )
 
 
@@ -367,11 +368,11 @@ def test_a_report_of_a_dead_node_is_removed() -> None:
     """c reports a, is excluded from the next generation while it stops its workers, and dies before
     it returns.
     """
-    told = transitions.report_unreachable(formed("a", "b", "c"), node_id="c", peers=("a",))
+    updated = transitions.report_unreachable(formed("a", "b", "c"), node_id="c", peers=("a",))
     group = transitions.form(
-        rejoined(closed(told), "a", "b"), alive=set("abc"), endpoint="a:2", policy=POLICY
+        rejoined(closed(updated), "a", "b"), alive=set("abc"), endpoint="a:2", policy=POLICY
     )
-    assert group.open and group.member_ids == set("ab") and group.reports == told.reports
+    assert group.open and group.member_ids == set("ab") and group.reports == updated.reports
     assert transitions.reported(group) == set("ac")
     assert transitions.lost_waiting(group, alive=set("abc")) == ()
     assert transitions.lost_waiting(group, alive=set("ab")) == ("c",)

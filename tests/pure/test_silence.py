@@ -12,7 +12,7 @@ polls = st.lists(st.tuples(st.floats(0.0, 1e6), st.booleans()), max_size=30)
 
 @given(polls)
 def test_silence_is_the_watched_time_since_the_last_sign(polls: list[tuple[float, bool]]) -> None:
-    """Any gaps between polls, with or without a sign at the end of each; the twin looks back over all of them."""
+    """Any gaps between polls, each with or without a sign; the twin keeps them all."""
     silence = Silence()
     for index, (gap_s, has_sign) in enumerate(polls):
         silence = Silence() if has_sign else silence.grow(gap_s, limit_s=LIMIT_S)
