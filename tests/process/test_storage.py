@@ -1,6 +1,4 @@
-"""Storage may lie, fill up or stall: what is saved loads, what is damaged is passed over, and
-training goes on.
-"""
+"""Storage may lie, fill up or stall: training goes on, and no damaged checkpoint is loaded."""
 
 import logging
 import os
@@ -56,7 +54,7 @@ def test_damaged_checkpoints_are_passed_over_and_the_result_stays(stopped, undis
 def test_a_run_of_which_nothing_loads_is_never_started_over(stopped, undisturbed):
     """Every payload is gone, every record is there: exit 76, nothing changed.
 
-    Then --fresh sets the run aside, whole, and starts anew.
+    Then --fresh renames the whole run and starts a new one.
     """
     for step in (4, 8, 12, 16, 20):
         payload(stopped, step).unlink()
@@ -173,9 +171,7 @@ def test_one_save_that_fails_for_good_is_reported_and_the_run_completes(drill, u
 
 
 class Stall:
-    """A storage service that receives the creation of one commit record and sits on it until it is
-    told what to do with it.
-    """
+    """A storage service that holds the creation of one commit record until `release`."""
 
     def __init__(self, service: Callable[..., Any]) -> None:
         self._service = service
@@ -186,7 +182,7 @@ class Stall:
         self._steps[f"/{step:012d}/COMMIT.json"] = threading.Event()
         self.stalled[step] = threading.Event()
 
-    def let_go(self, step: int) -> None:
+    def release(self, step: int) -> None:
         self._steps[f"/{step:012d}/COMMIT.json"].set()
 
     def __call__(self, environ: dict[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
@@ -234,7 +230,7 @@ def test_a_rank_killed_between_payload_and_commit_changes_nothing(drill, undistu
     drill.waits_for(stall.stalled[8].is_set, "the creation of step 8's commit record")
     os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
     drill.happens("restored", generation=2, source="snapshot")
-    stall.let_go(8)
+    stall.release(8)
     drill.open(10)
     agent.ends_with(0)
 

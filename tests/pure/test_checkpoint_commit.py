@@ -271,7 +271,7 @@ def test_a_store_that_stays_unsteady_fails_the_save_at_its_deadline():
 
 
 def test_a_full_disk_is_not_tried_again():
-    """A final failure at the first write: the clock has not moved, so nobody paused for another
+    """A final failure at the first write: the clock has not moved, so no pause came before a second
     try.
     """
     store, clock = FakeStore(), FakeClock()
@@ -313,7 +313,7 @@ def test_a_writer_past_its_deadline_commits_nothing():
     assert loadable_steps(store) == []
 
 
-def test_a_step_that_somebody_else_committed_stays_theirs():
+def test_a_step_that_another_writer_committed_stays_theirs():
     """The second writer finds a good checkpoint under its step: that is as good as its own, and its
     own is withdrawn.
     """
@@ -325,8 +325,8 @@ def test_a_step_that_somebody_else_committed_stays_theirs():
     assert len(store.objects) == 2
 
 
-def test_another_state_at_the_same_step_is_said_loudly():
-    """Two trajectories that differ: the outcome names both digests."""
+def test_another_state_at_the_same_step_is_reported():
+    """Two trajectories that differ."""
     store = FakeStore()
     run_commit(store, save_of(1, digest="one"))
     assert "another state" in run_commit(store, save_of(1, generation=2, digest="two")).reason
@@ -420,9 +420,7 @@ def test_pruning_does_not_count_a_checkpoint_without_its_payload():
 
 @given(st.integers(0, 4))
 def test_of_many_creators_all_see_the_first_ones_object(loser):
-    """run.json is created by whoever comes first, and a lost answer to its creation changes
-    nothing.
-    """
+    """The first node creates run.json, and a lost answer to its creation changes nothing."""
     store = FakeStore()
     store.after = fail_once("create")
     assert create_or_read(store, "run.json", b"first", FakeClock()) == b"first"

@@ -46,7 +46,7 @@ def forged(record, **changes):
 
 
 @given(records())
-def test_what_was_written_is_what_is_read(record):
+def test_a_written_record_is_read_back_unchanged(record):
     """Writes any record and parses it."""
     assert parse(record.to_json()) == record
 
@@ -113,7 +113,7 @@ def test_a_right_checksum_does_not_excuse_a_wrong_field(changes):
 
 
 @given(numbers, st.integers(0, names.RECORDS_PER_STEP - 1), st.integers(0, 10**9), hex_32)
-def test_names_are_taken_apart_into_what_they_were_made_of(step, number, generation, write_id):
+def test_a_name_is_parsed_into_the_parts_it_was_made_of(step, number, generation, write_id):
     """Makes each kind of name and parses it back."""
     assert names.parse_step_dir(names.step_dir(step)) == step
     assert names.parse_commit_name(names.commit_name(step, number)) == (step, number)

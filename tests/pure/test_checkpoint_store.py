@@ -80,7 +80,7 @@ def save_now(store, payload, step, *, reached=lambda point: None, clock=None):
     return commit(store, payload, save, limits=limits, clock=clock, reached=reached)
 
 
-def test_what_was_written_is_listed_and_read(url, image):
+def test_a_written_payload_is_listed_and_read_back(url, image):
     """A payload of three chunks and an odd byte through a fresh instance, as another process would
     see it.
     """
@@ -91,13 +91,13 @@ def test_what_was_written_is_listed_and_read(url, image):
     assert whole(store, "a/b/payload") == data
 
 
-def test_a_store_that_nobody_has_written_to_is_empty(url):
+def test_a_store_that_was_never_written_to_is_empty(url):
     """Nothing was created, not even the folder."""
     assert open_store(url).list() == []
 
 
 def test_an_object_is_created_once(url):
-    """Two instances create the same name: the first one's bytes stay, the second one is told."""
+    """Two instances create the same name: the first one's bytes stay, and the second gets False."""
     assert open_store(url).create("s/COMMIT.json", b"first")
     assert not open_store(url).create("s/COMMIT.json", b"second")
     assert whole(open_store(url), "s/COMMIT.json") == b"first"
@@ -105,7 +105,7 @@ def test_an_object_is_created_once(url):
 
 
 def test_a_missing_object_is_an_answer(url):
-    """Reads what is not there, also beside something that is."""
+    """Reads a name that does not exist, in a folder that does and in one that does not."""
     store = open_store(url)
     store.create("s/there", b"x")
     with pytest.raises(ObjectNotFound):
@@ -113,7 +113,7 @@ def test_a_missing_object_is_an_answer(url):
     assert read_small(store, "t/absent", SystemClock()) is None
 
 
-def test_what_was_deleted_is_gone_for_an_instance_that_listed_it_before(url):
+def test_a_deleted_object_is_gone_for_an_instance_that_listed_it_before(url):
     """A listing that was kept from before would still show it; deleting twice is fine."""
     reader, writer = open_store(url), open_store(url)
     writer.create("s/one", b"1")
@@ -164,7 +164,7 @@ def rewrite(store, name, data, image):
     ],
     ids=["truncated", "longer", "bit flipped", "missing"],
 )
-def test_a_harmed_payload_is_damage_and_never_handed_out(url, image, harm, reason):
+def test_a_corrupted_payload_is_damage_and_is_never_returned(url, image, harm, reason):
     """Changes the stored payload behind the record's back."""
     data, store = os.urandom(1000), open_store(url)
     record = save_now(store, image(data), 7).record
@@ -178,7 +178,7 @@ def test_a_harmed_payload_is_damage_and_never_handed_out(url, image, harm, reaso
 @pytest.mark.parametrize(
     "data", [b" ", b"{}", b"\0" * 700, b"[" * 100_000], ids=["blank", "empty object", "zeros", "huge"]
 )
-def test_a_harmed_commit_record_is_damage_and_the_older_one_is_listed(url, image, data):
+def test_a_corrupted_commit_record_is_damage_and_the_older_one_is_listed(url, image, data):
     """Replaces the newest record; the listing must go on to the older checkpoint."""
     store = open_store(url)
     save_now(store, image(b"one"), 1)
@@ -230,7 +230,7 @@ def test_an_interrupted_local_write_can_be_tried_again(tmp_path, image):
 )
 def test_a_disk_that_refuses_fails_the_save_at_once(tmp_path, image, monkeypatch, number, said):
     """Every fsync of a file answers with the error, as a full or read-only disk does at the latest
-    then. Nobody pauses and tries again.
+    then. The save does not pause to try again.
     """
     store, clock = open_store(str(tmp_path / "c")), FakeClock()
 
@@ -275,7 +275,7 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_store(tmp_path, monkeypa
 
 
 def test_a_remote_store_that_cannot_be_listed_is_not_an_empty_store():
-    """fsspec's own `find` leaves out what raises; the store must not."""
+    """fsspec's own `find` leaves out folders that cannot be listed; the store must not."""
     store = open_store(f"memory://{uuid.uuid4().hex}/c")
     store.create("s/one", b"1")
 
@@ -287,14 +287,14 @@ def test_a_remote_store_that_cannot_be_listed_is_not_an_empty_store():
         store.list()
 
 
-def test_a_run_directory_that_is_a_file_is_said_so(tmp_path, image):
+def test_a_run_directory_that_is_a_file_is_a_store_failure(tmp_path, image):
     """A person names a file where a folder is expected."""
     (tmp_path / "c").write_text("not a folder")
     with pytest.raises(StoreFailed):
         open_store(str(tmp_path / "c")).write("a/p", image(b"x"), lambda: None)
 
 
-def test_a_missing_bucket_is_final_and_says_what_to_do(s3_endpoint, monkeypatch, image):
+def test_a_missing_bucket_is_final_and_the_message_says_what_to_do(s3_endpoint, monkeypatch, image):
     """The bucket was never made: trying for minutes would not make it."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
@@ -317,8 +317,8 @@ def test_a_missing_bucket_is_final_and_says_what_to_do(s3_endpoint, monkeypatch,
         (type("NoCredentialsError", (Exception,), {})("Unable to locate credentials"), False),
     ],
 )
-def test_only_what_may_pass_is_worth_another_try(error, is_worth_another_try):
-    """What storage libraries raise, by class and errno."""
+def test_only_errors_that_may_pass_are_tried_again(error, is_worth_another_try):
+    """Exceptions of storage libraries, by class and errno."""
     assert isinstance(as_store_failure("writing x", error), StoreUnavailable) is is_worth_another_try
 
 

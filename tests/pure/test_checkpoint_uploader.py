@@ -1,6 +1,4 @@
-"""The uploader as a real process: who offered may die, who owns it may leave, and what was handed
-over is still saved.
-"""
+"""A real uploader process saves every offer, although clients die and the owner exits."""
 
 import json
 import os
@@ -194,7 +192,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_client_that_is_killed_after_its_offer_is_saved_all_the_same(config, process, area):
-    """A process offers what lies in memory that is not its own, and kills itself at once."""
+    """A process offers a snapshot in memory of another process, and kills itself at once."""
     keep(area, 3, image_of(3, LARGE_BYTES // 2))
     command = [sys.executable, "-c", CLIENT, config.socket_path, area.path]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
@@ -247,7 +245,7 @@ def test_a_restarted_uploader_serves_the_same_client(config, process, area):
     assert successor.stop(LIMIT_S)
 
 
-def test_an_unknown_protocol_is_told_to_the_owner(config):
+def test_an_unknown_protocol_is_reported_to_the_owner(config):
     """The process cannot serve; its owner gets the sentence instead of silence."""
     bad = UploaderConfig(
         **{name: getattr(config, name) for name in config.__slots__} | {"checkpoints_url": "s33://b/c"}
@@ -399,11 +397,11 @@ def test_a_snapshot_that_is_written_over_while_it_is_saved_is_not_committed(conf
 
 
 @pytest.mark.parametrize("change", [{"slot": 7}, {"seq": 2}, {"seq": 6}, {"offset": 4096}, {"size_bytes": 5}])
-def test_an_offer_of_what_a_slot_does_not_hold_fails_and_leaves_the_slot_to_others(config, change):
+def test_an_offer_of_a_snapshot_that_is_gone_fails_and_gives_no_lease_back(config, change):
     """The one slot is being saved.
 
-    An offer of what it held before, or never, waits behind it and is replaced: it must not give
-    back a lease that it never had.
+    An offer of bytes that the slot held before, or never, waits behind it. It must not give back a
+    lease that it never had.
     """
     area, uploads = SnapshotSlots.create(4096, 1), UploaderClient(config.socket_path)
     with InThread(config) as uploader:
@@ -457,20 +455,16 @@ def test_a_save_waits_for_its_node_to_enter_a_generation_that_has_just_been_form
         assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
-def test_an_uploader_that_was_started_anew_knows_the_generation_that_its_node_entered(
-    config, tmp_path, process, area
-):
-    """Killed after it was told, and killed before it could be told: its successor saves the state
-    of an older generation.
-    """
+def test_a_restarted_uploader_knows_the_generation_that_its_node_entered(config, tmp_path, process, area):
+    """Killed after it got the number, and before: its successor saves the state of an older one."""
     (tmp_path / "fence").write_text("3\n")
     assert process.enter(2)
-    for is_told_first in (True, False):
-        if is_told_first:
+    for knows_first in (True, False):
+        if knows_first:
             assert process.enter(3)
         os.kill(process.pid, signal.SIGKILL)
         wait_until(lambda: not process.is_alive())
-        assert is_told_first or not process.enter(3)
+        assert knows_first or not process.enter(3)
         assert process.revive()
         process.wait_ready()
         uploads = UploaderClient(config.socket_path)
@@ -478,8 +472,8 @@ def test_an_uploader_that_was_started_anew_knows_the_generation_that_its_node_en
         assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
-def test_an_uploader_that_could_not_be_told_is_told_later(config, tmp_path, process, area):
-    """It is just being started anew, and held before it listens; the owner's next look tells it."""
+def test_an_uploader_that_missed_the_generation_gets_it_later(config, tmp_path, process, area):
+    """It was just restarted, and is stopped before it listens; the owner's next poll repeats it."""
     (tmp_path / "fence").write_text("2\n")
     os.kill(process.pid, signal.SIGKILL)
     wait_until(process.revive)
@@ -522,9 +516,7 @@ def held_job(area, listener, step=1):
     return Job.accept(Offer(**meta_of(step) | where), os.dup(area.fd), listener)
 
 
-def test_a_storage_that_hangs_is_reported_as_failed_once_and_as_committed_when_it_comes_back(
-    config, tmp_path, area
-):
+def test_a_hanging_save_is_reported_once_as_failed_and_later_as_committed(config, tmp_path, area):
     """The fake clock passes the deadline and the patience while the storage call is held; later the
     call returns after all.
     """
@@ -585,7 +577,7 @@ def test_an_offer_that_was_not_read_yet_when_the_owner_left_is_saved(config, tmp
     assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
-def test_an_uploader_whose_storage_hangs_leaves_after_its_owner_and_says_what_is_lost(config, tmp_path, area):
+def test_an_uploader_whose_storage_hangs_exits_after_its_owner_and_reports_the_loss(config, tmp_path, area):
     """The owner is gone and the storage call never returns: the loop gives up instead of lasting.
 
     All limits are zero.
@@ -627,7 +619,7 @@ def test_a_malformed_offer_cuts_off_its_client_only(config, area):
 
 
 def test_a_wait_that_is_not_answered_ends(config):
-    """Nobody ever offered the step: the wait ends with nothing instead of lasting."""
+    """The step was never offered: the wait ends at once."""
     assert UploaderClient(config.socket_path).wait(1, LIMIT_S) is None
 
 
@@ -663,7 +655,7 @@ def test_a_fence_is_the_number_in_its_file(tmp_path, text, newest):
 
 @pytest.mark.parametrize("text", ["", "two", "-1", "1.5"])
 def test_a_fence_without_a_number_stops_the_save(tmp_path, text):
-    """Guessing that nobody is newer would let an old writer commit."""
+    """Taking it for 0 would let an old writer commit."""
     (tmp_path / "fence").write_text(text)
     with pytest.raises(StoreFailed, match="expected the number"):
         open_fence(f"file:{tmp_path / 'fence'}").newest()
@@ -701,6 +693,6 @@ def test_an_endless_line_is_refused():
     ],
 )
 def test_an_offer_with_an_impossible_value_is_refused(change):
-    """Each value would make a commit record that nobody could parse."""
+    """Each value would make a commit record that cannot be parsed."""
     with pytest.raises(ValueError, match="expected"):
         parse_request(meta_of(1) | change)

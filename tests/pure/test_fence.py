@@ -16,7 +16,7 @@ def stamped(path, generation, *, age_s):
     path.write_text(f"{generation} {int((time.clock_gettime(time.CLOCK_BOOTTIME) - age_s) * 1e9)}")
 
 
-def test_a_fresh_mirror_is_believed_at_once(tmp_path):
+def test_a_fresh_mirror_is_used_at_once(tmp_path):
     """The clock of the reader does not move."""
     clock = FakeClock()
     stamped(tmp_path / "m", 7, age_s=0.0)
@@ -24,7 +24,7 @@ def test_a_fresh_mirror_is_believed_at_once(tmp_path):
     assert clock.now == 1000.0
 
 
-def test_after_a_sleep_the_agents_next_look_counts(tmp_path):
+def test_after_a_sleep_the_agents_next_number_counts(tmp_path):
     """Agent and uploader were frozen for a minute, in which generation 8 began; the uploader wakes
     first.
     """
@@ -41,8 +41,8 @@ def test_after_a_sleep_the_agents_next_look_counts(tmp_path):
     assert MirrorFence(tmp_path / "m", clock).newest() == 8
 
 
-def test_of_a_dead_agent_the_last_word_counts(tmp_path):
-    """Nobody writes the mirror any more."""
+def test_the_last_number_of_a_dead_agent_counts(tmp_path):
+    """The mirror is not written any more."""
     clock = FakeClock()
     stamped(tmp_path / "m", 7, age_s=60.0)
     assert MirrorFence(tmp_path / "m", clock).newest() == 7
@@ -73,13 +73,13 @@ def test_a_mirror_is_written_as_long_as_its_agent_lives(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "7", "7 x", "x 7", "7 7 7"])
-def test_a_mirror_that_is_none_stops_the_save(tmp_path, text):
+def test_a_malformed_mirror_stops_the_save(tmp_path, text):
     (tmp_path / "m").write_text(text)
     with pytest.raises(StoreFailed, match="expected the number"):
         open_fence(f"mirror:{tmp_path / 'm'}").newest()
 
 
-def test_without_a_fence_nobody_is_fenced_and_an_unknown_one_is_refused():
+def test_no_fence_fences_nothing_and_an_unknown_fence_is_refused():
     assert isinstance(open_fence(None), NoFence)
     assert open_fence(None).newest() == 0
     with pytest.raises(UsageError, match="expected a fence"):

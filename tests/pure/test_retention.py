@@ -1,4 +1,4 @@
-"""What retention names for deletion never includes what a run needs next."""
+"""Retention never deletes a checkpoint that the run needs next."""
 
 import pytest
 from hypothesis import given

@@ -87,7 +87,7 @@ def test_a_step_whose_folder_is_a_link_is_not_written_through(store, root, outsi
 
 @pytest.mark.parametrize("target", ["precious", "nothing"])
 def test_a_payload_that_is_a_link_is_damage(store, root, outside, target):
-    """What it leads to has the right bytes, or is not there."""
+    """Its target has the right bytes, or does not exist."""
     record = save(store, 7, data=b"precious").record
     (root / record.payload).unlink()
     (root / record.payload).symlink_to(outside / target)
@@ -129,8 +129,8 @@ def test_links_that_stay_inside_and_links_to_the_folder_itself_are_followed(tmp_
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
-def test_what_is_no_file_is_damage_and_holds_up_nobody(store, root, make):
-    """A pipe that nobody writes to: opening it would wait for ever."""
+def test_a_pipe_or_folder_in_place_of_a_file_is_damage_and_blocks_no_reader(store, root, make):
+    """Opening a pipe without a writer would wait for ever."""
     record = save(store, 7).record
     (root / record.payload).unlink()
     make(root / record.payload)
@@ -219,7 +219,7 @@ def test_nothing_is_written_through_a_link_under_the_name_of_a_draft(tmp_path, o
     "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "endless"]
 )
 def test_no_file_of_a_rendezvous_holds_up_an_agent(tmp_path, make):
-    """Pipes that nobody writes to and files without an end, under every name that is read."""
+    """Pipes without a writer and files without an end, under every name that is read."""
     backend = DirectoryBackend(tmp_path)
     for name in ("state-000000000001.json", "beat-x", "generation"):
         make(tmp_path / name)
