@@ -27,8 +27,8 @@ import torch.distributed as dist
 from elastic.system.clock import SystemClock
 
 CALL_S = 120.0
-# Optimizers import torch._dynamo at their first step, which takes seconds; the server of the forks
-# does it once for all.
+# Optimizers import torch._dynamo at their first step, which takes seconds; the fork server does it
+# once for all ranks.
 PRELOAD = [
     "torch._dynamo",
     "elastic.train.step",
