@@ -1,8 +1,8 @@
 """What each action of decide.py does to the workers, the group and the snapshots of this node.
 
-agent.py chooses the action; a reason arrives here as text, for people. An action never waits for
-another node: a backend that does not answer delays what the other nodes learn, not what this node
-does.
+agent.py chooses the action; a reason arrives here as text, for people. No action waits for another
+node but `leave`, whose wait the grace period bounds. A backend that does not answer delays what the
+other nodes learn, not what this node does.
 """
 
 from dataclasses import dataclass
@@ -85,8 +85,9 @@ class NodeGeneration:
     def request_drain(self, reason: str) -> None:
         parts = self._parts
         self.drain_requested = True
-        # Rank 0 of each node reads the page in every step and tells the other ranks with the step's
-        # second sum: all ranks of all nodes learn of the drain in the same step, and stop after it.
+        # The workers of this node read the page in each step, and the step's second sum carries the
+        # request to all ranks. So all ranks of all nodes learn of it in the same step, which
+        # becomes their last one.
         parts.page.drain = True
         parts.log.record(DrainRequested(reason=reason))
         parts.console.print_line(f"{reason}: all workers finish the same step and save it")
@@ -166,9 +167,9 @@ class NodeGeneration:
         """Leave the group, and see the last state committed."""
         self.kill_workers()
         self.record_end(reason)
-        # This node leaves first, so that the other nodes start their next generation at once. A
-        # save that this node makes is fenced only when they have formed that generation; until then
-        # both may commit the same state.
+        # This node leaves before it saves, so that the others form their next generation at once
+        # and need not wait for an upload. Once they have, the fence stops a save by this node: then
+        # the checkpoint is theirs to commit.
         self._parts.save_last_state(others=self._parts.peers.leave())
 
     def kill_workers(self) -> None:

@@ -149,9 +149,9 @@ RULES: tuple[Rule, ...] = (
     Rule(lambda o: o.all_finished and not o.is_done, Action.REPORT_DONE, "all workers of this node finished"),
     Rule(lambda o: o.all_drained and o.leaving, Action.LEAVE, "{o.leaving}"),
     Rule(lambda o: o.all_drained, Action.CLOSE_AND_REJOIN, "all workers stopped after the same step"),
-    # A node that leaves does not wait for its drain for ever: the other half of its grace belongs to
-    # the upload of the newest state in memory. This comes before a hang, for whose stacks there is
-    # no time left.
+    # A node that leaves does not wait for its drain for ever: the other half of its grace belongs
+    # to the upload of the newest state in memory. This comes before a hang, for whose stacks there
+    # is no time left.
     Rule(lambda o: o.leaving and o.skips_drain, Action.LEAVE, "{o.leaving}, and a second signal"),
     Rule(
         lambda o: o.leaving and o.leaving_age_s > o.grace_s / 2,

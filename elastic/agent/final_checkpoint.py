@@ -2,9 +2,8 @@
 
 The node commits it itself, or sees that another one has. A drain leaves the state of its last step
 in the memory of every node, not in a checkpoint: the workers need not wait for an upload, and most
-drains continue with another generation that has the state. Only where the run ends with the drain,
-or where this node cannot know whether others go on, must the state become durable before the
-process ends.
+drains lead to a generation that has the state in memory. But the memory of a node that leaves is
+lost with it, and exit code 75 promises that its last step is saved.
 
 It does not promise that the storage accepts the checkpoint. `newest_checkpoint` says which step is
 safe, and the exit code follows from that (exit_report.py).
