@@ -32,14 +32,15 @@ class Identity:
     @property
     def run_id(self) -> str:
         """Equal for two runs exactly if everything that is compared is equal."""
-        compared = [getattr(self, field) for field in WORDS]
+        compared = [getattr(self, field) for field in _COMPARED]
         return hashlib.sha256(json.dumps(compared).encode()).hexdigest()[:16]
 
     def to_json(self) -> bytes:
         return (json.dumps(asdict(self), indent=1) + "\n").encode()
 
 
-WORDS = {
+# The fields that are compared, and what messages call them.
+_COMPARED = {
     "recipe": "recipe",
     "arguments": "recipe arguments",
     "seed": "seed",
@@ -63,8 +64,8 @@ def parse(text: bytes) -> Identity:
 def check(found: Identity, ours: Identity, run_dir: str) -> None:
     """Raises UsageError, which names every difference, if the directory holds another run."""
     differences = [
-        f"{words}: {_show(getattr(found, field))} there, {_show(getattr(ours, field))} here"
-        for field, words in WORDS.items()
+        f"{words}: {_text(getattr(found, field))} there, {_text(getattr(ours, field))} here"
+        for field, words in _COMPARED.items()
         if getattr(found, field) != getattr(ours, field)
     ]
     if differences:
@@ -74,5 +75,5 @@ def check(found: Identity, ours: Identity, run_dir: str) -> None:
         )
 
 
-def _show(value: object) -> str:
+def _text(value: object) -> str:
     return " ".join(value) or "none" if isinstance(value, tuple) else str(value)

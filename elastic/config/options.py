@@ -222,7 +222,7 @@ def _add_rendezvous_options(group: argparse._ArgumentGroup) -> None:
         dest="last_call_s",
         type=_seconds,
         metavar="S",
-        help="before the first step, wait S seconds for more nodes once --min-nodes are there [2]",
+        help="at a start or resume, wait S seconds for more nodes once --min-nodes are there [2]",
     )
     group.add_argument(
         "--keep-alive",

@@ -1,3 +1,5 @@
+"""A command line becomes the options that it spells, or one sentence about its mistake."""
+
 from dataclasses import fields
 
 import pytest
@@ -51,7 +53,7 @@ def flag(field: str) -> str:
 
 
 def written(options: Options) -> list[list[str]]:
-    """Every option that is set, as the words a person would type."""
+    """Every option that is set, as a user would type it."""
     parts = [["--fresh"]] if options.fresh else []
     for field in fields(Options):
         value = getattr(options, field.name)
@@ -61,8 +63,8 @@ def written(options: Options) -> list[list[str]]:
 
 
 @given(all_options(), st.randoms(use_true_random=False))
-def test_options_mean_the_same_in_any_order_and_on_both_sides_of_the_recipe(options, random):
-    """Every option is typed, shuffled, and the recipe put at a random place between them."""
+def test_options_mean_the_same_in_any_order_before_or_after_the_recipe(options, random):
+    """All options are shuffled, with the recipe at a random place among them."""
     parts = [*written(options), [options.recipe]]
     random.shuffle(parts)
     argv = [word for part in parts for word in part] + ["--", *options.recipe_args]
@@ -70,7 +72,8 @@ def test_options_mean_the_same_in_any_order_and_on_both_sides_of_the_recipe(opti
     assert parse(argv) == options
 
 
-def test_defaults_are_those_of_the_published_table():
+def test_defaults_are_those_of_the_help():
+    """Scripts depend on them."""
     assert parse(["recipes/barlow.py"]) == Options(
         recipe="recipes/barlow.py",
         run_dir="runs/barlow",
@@ -85,7 +88,7 @@ def test_defaults_are_those_of_the_published_table():
 
 
 def test_the_help_names_every_option():
-    """A field that is added to Options without its line in the help fails here."""
+    """A field of Options that lacks its line in the help fails here."""
     text = options_help()
 
     missing = [f.name for f in fields(Options)[2:] if f"  {flag(f.name)}" not in text]
@@ -169,24 +172,28 @@ def test_snapshot_every_refuses_what_is_not_a_number_of_steps(text):
     ],
 )
 def test_a_mistake_is_answered_with_what_was_expected_and_found(argv, says):
+    """One mistake each."""
     with pytest.raises(UsageError) as caught:
         parse(argv)
     assert says in str(caught.value)
 
 
-def test_options_after_the_double_dash_are_the_recipes():
+def test_words_after_the_double_dash_belong_to_the_recipe():
+    """A second -- and options with names of ours among them."""
     options = parse(["a.py", "--", "--keep", "9", "--", "--help"])
 
     assert options.keep == 3
     assert options.recipe_args == ("--keep", "9", "--", "--help")
 
 
-def test_a_recipes_help_is_not_ours():
+def test_help_after_the_double_dash_is_that_of_the_recipe():
+    """--help before it is ours."""
     assert asks_for(["a.py", "--help"], "-h", "--help")
     assert not asks_for(["a.py", "--", "--help"], "-h", "--help")
 
 
 def test_commands_take_runs_and_json_in_any_order():
+    """The option between the command and its runs, and left out."""
     wanted = parse_inspection(["diff", "--json", "a", "b"])
 
     assert (wanted.command, wanted.runs, wanted.as_json) == ("diff", ("a", "b"), True)
@@ -202,7 +209,8 @@ def test_commands_take_runs_and_json_in_any_order():
         (["status", "a", "--watch"], "status knows --json and no other option, found --watch"),
     ],
 )
-def test_a_command_says_what_it_lacks(argv, says):
+def test_an_incomplete_command_names_what_is_missing(argv, says):
+    """Too few runs, too many, an unknown option."""
     with pytest.raises(UsageError, match=says):
         parse_inspection(argv)
 
@@ -220,7 +228,7 @@ def test_a_command_says_what_it_lacks(argv, says):
         ("r.py --run-dir sftp://h/run", False, 2.0),
     ],
 )
-def test_nodes_that_meet_in_an_object_store_may_be_silent_for_longer(words, meets_in_objects, keep_alive_s):
-    """Only where the group's state is in the store, and only where nothing else was asked for."""
+def test_in_an_object_store_nodes_may_be_silent_for_longer(words, meets_in_objects, keep_alive_s):
+    """Only if the group's state is in the store, and --keep-alive was not given."""
     options = parse(words.split())
     assert (options.meets_in_objects, options.keep_alive_s) == (meets_in_objects, keep_alive_s)
