@@ -64,8 +64,7 @@ class PartitionDetector:
     def report_and_close(
         self, group: Group, *, me: str, alive: AbstractSet[str], step: int, now_s: float
     ) -> Group:
-        """As `report`; and the generation is closed once its members have been partitioned for a
-        while.
+        """As `report`; also closes a generation whose members stay partitioned for a while.
 
         The wait of a quarter of a keep-alive lets the others' reports arrive. All nodes that lost
         the same link notice it within one interval of the probes. If the generation closed on the

@@ -17,9 +17,7 @@ class BackendFailed(ElasticError):  # noqa: N818
 
 
 class BackendRefused(BackendFailed):
-    """The backend answers and refuses, for example a password: before the first generation a person
-    must correct it.
-    """
+    """The backend answers and refuses, for example a password; a person must correct that."""
 
 
 class Backend(Protocol):

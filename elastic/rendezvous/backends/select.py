@@ -70,8 +70,7 @@ class RendezvousConfig:
                 return TcpStoreBackend(self.endpoint, self.group)
 
     def fence(self, mirror: Path) -> str:
-        """Where another process of this node finds the newest generation; `uploader.fence` reads
-        it.
+        """Where `uploader.fence`, in another process of this node, reads the newest generation.
 
         mirror: a file in which the agent shows it, for a store that only torch can read.
         """
