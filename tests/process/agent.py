@@ -1,6 +1,7 @@
 """`elastic-train` for tests, which fork their agents from a fork server that has imported torch.
 
-DRILL_NAMESPACES, the pid of a process, puts the agent into the user and mount namespaces of that one.
+DRILL_NAMESPACES, the pid of a process, puts the agent into the user and mount namespaces of that
+one.
 """
 
 import ctypes
@@ -21,8 +22,8 @@ def enter(pid: str) -> None:
         if there.readlink() != Path(f"/proc/self/ns/{name}").readlink():
             with there.open() as namespace:
                 assert libc.setns(namespace.fileno(), 0) == 0, os.strerror(ctypes.get_errno())
-    # The new capabilities reset both: the agent would survive its parent, and workers could not open
-    # its memory through /proc.
+    # The new capabilities reset both: the agent would survive its parent, and workers could not
+    # open its memory through /proc.
     assert libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) == 0
     assert libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) == 0
 

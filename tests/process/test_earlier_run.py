@@ -1,9 +1,9 @@
 """A run directory that earlier code left is read, and resumed, as that code would have done it.
 
-tests/fixtures/earlier_run holds one, made before the modules moved into packages, by the command of the
-test below: a worker was killed in step 6, and SIGTERM interrupted the run (exit 75) after step 9 of 16.
-expected.json holds what `report`, `status` and `verify` then printed, and the digest of a run of the
-recipe that nothing disturbed.
+tests/fixtures/earlier_run holds one, made before the modules moved into packages, by the command of
+the test below: a worker was killed in step 6, and SIGTERM interrupted the run (exit 75) after step
+9 of 16. expected.json holds what `report`, `status` and `verify` then printed, and the digest of a
+run of the recipe that nothing disturbed.
 """
 
 import hashlib
@@ -43,8 +43,9 @@ def test_a_run_of_earlier_code_is_read_as_before(earlier_run, command):
 def test_a_run_of_earlier_code_resumes_to_the_digest_of_a_calm_run(earlier_run, drills, tmp_path):
     """The same command; the faults of its plan have struck already and leave it alone.
 
-    A run resumes only under the torch that began it, so the copy is made one of the present torch. That
-    changes no number: the recipe's arithmetic is exact, and so its bits are those of every torch.
+    A run resumes only under the torch that began it, so the copy is made one of the present torch.
+    That changes no number: the recipe's arithmetic is exact, and so its bits are those of every
+    torch.
     """
     begin_under(torch.__version__, earlier_run.run.local)
     env = {"CUDA_VISIBLE_DEVICES": ""}
@@ -64,7 +65,8 @@ def test_a_run_of_earlier_code_resumes_to_the_digest_of_a_calm_run(earlier_run, 
 def begin_under(version, run):
     """Rewrite the copy of the fixture as if the torch of that version had begun it.
 
-    The names and checksums of the format are made here once more, independently of the code under test.
+    The names and checksums of the format are made here once more, independently of the code under
+    test.
     """
     path = run / "run.json"
     identity = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""What `pip install .` puts into an environment is the whole package, and trains without the checkout."""
+"""`pip install .` installs the whole package, which trains without the checkout."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture
 def environment(tmp_path, wheel):
-    """A new environment with the wheel; torch and the like are those of the environment of the tests.
+    """A new environment with the wheel, and the other packages of the environment of the tests.
 
     They come by a path file, and Python ignores path files of folders that come by one: the path
     file that makes the checkout importable for the tests has no effect here.
@@ -48,7 +48,7 @@ def test_a_wheel_holds_every_file_of_the_package(wheel):
 
 
 def test_an_installed_command_trains_the_quickstart_outside_the_checkout(drill, environment):
-    """A copy of the recipe, cut to one epoch, by the command that pip made; then the run's report."""
+    """A copy of the recipe, cut to one epoch; the command is the script that pip wrote."""
     text = QUICKSTART.read_text()
     assert "epochs=10" in text
     recipe = drill.folder / "quickstart.py"
