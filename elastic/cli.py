@@ -136,9 +136,10 @@ def _train(words: list[str]) -> int:
         environment.ask_for_large_pages()
     # torch takes seconds to import. Mistakes in the command are refused before that, and the fork
     # server imports it while the agent starts.
-    with Spawner(
+    spawner = Spawner(
         recipe, _print_line, lambda recipe: ForkServerClient.fork_from_agent(recipe, become_fork_server)
-    ) as spawner:
+    )
+    with contextlib.closing(spawner):
         from elastic.agent.launch import launch
 
         return launch(options, spawner)

@@ -6,7 +6,6 @@ Linux only (/proc, prctl, tgkill).
 import ctypes
 import os
 import signal
-import sys
 from pathlib import Path
 
 from elastic.errors import EXIT_FAILED
@@ -32,12 +31,8 @@ def is_stopped(pid: int) -> bool:
 def die_with_parent(parent_pid: int) -> None:
     """Have the kernel send SIGKILL to this process when its parent dies.
 
-    The setting is lost in a fork and kept in an exec, so that every process asks for itself.
-    Elsewhere than on Linux nothing is done; a worker then notices at its next collective that its
-    agent is gone.
+    The setting is lost in a fork and kept in an exec, so every process asks for itself.
     """
-    if sys.platform != "linux":
-        return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         # It died before the kernel knew of our wish, and will not die again.

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from importlib.util import resolve_name
 from pathlib import PurePath
 
 MAX_LOCAL_MODULES = 1000
@@ -122,22 +123,13 @@ def _imports_in(statement: ast.stmt, package: str) -> list[Import]:
         case ast.Import(names=names):
             return [Import(module=alias.name) for alias in names]
         case ast.ImportFrom(module=module, names=names, level=level):
-            base = _absolute(module or "", level, package)
-            if not base:
+            try:
+                base = resolve_name("." * level + (module or ""), package)
+            except ImportError:  # above the topmost package
                 return []
             return [Import(module=base, name=None if a.name == "*" else a.name) for a in names]
         case _:
             return []
-
-
-def _absolute(module: str, level: int, package: str) -> str:
-    """The module's full name; empty where it would lie above the topmost package."""
-    if level == 0:
-        return module
-    parts = package.split(".") if package else []
-    if level > len(parts):
-        return ""
-    return ".".join([*parts[: len(parts) - level + 1], *([module] if module else [])])
 
 
 def modules_outside(files: Mapping[str, str], folders: Sequence[str]) -> list[str]:

@@ -65,7 +65,6 @@ GPU_DEVICES = ("/dev/nvidia", "/dev/kfd")
 IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 OUTPUTS = (1, 2)  # a worker's standard output and error, whose descriptors come with each request
 IMPORT_OUTPUT_LIMIT_BYTES = 64 * 1024
-_WAKE_BYTES = 4096
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,57 +73,44 @@ class ForkServer:
     preloaded: Preloaded
     signals: dict[signal.Signals, Any]  # the handlers that workers begin with
     import_output: bytes  # what this process printed while it imported
-    workers: set[int] = field(default_factory=set)  # pids
-    wakeup: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)
+    workers: dict[int, int] = field(default_factory=dict)  # pids, by pidfd
 
     def serve(self) -> None:
         """Return when the agent is gone. Requests and exits of workers both wake `select`."""
-        for end in self.wakeup:
-            end.setblocking(False)
-        signal.set_wakeup_fd(self.wakeup[1].fileno(), warn_on_full_buffer=False)
-        # The kernel discards a SIGCHLD that has no handler; with one, the interpreter writes to the
-        # wakeup descriptor.
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         self._send(Ready())
-        sources: tuple[JsonLineSocket | socket.socket, ...] = self.agent, self.wakeup[0]
         while True:
+            sources: list[JsonLineSocket | int] = [self.agent, *self.workers]
             readable, _, _ = select.select(sources, [], [])
-            if self.wakeup[0] in readable:
-                self.wakeup[0].recv(_WAKE_BYTES)
-                self._reap()
+            for pidfd in self.workers.keys() & set(readable):
+                self._reap(pidfd)
             if self.agent in readable:
-                for request in self.agent.receive():
-                    self._answer(parse_request(request), [self.agent.take_fd() for _ in OUTPUTS])
+                for line in self.agent.receive():
+                    outputs = [self.agent.take_fd() for _ in OUTPUTS]
+                    self._send(self._fork(parse_request(line), outputs))
+                    for descriptor in outputs:
+                        os.close(descriptor)
                 if self.agent.has_ended:
                     return
 
-    def _reap(self) -> None:
-        for pid in sorted(self.workers):
-            exited, status = os.waitpid(pid, os.WNOHANG)
-            if exited:
-                self.workers.remove(pid)
-                self._send(Exited(pid=pid, code=os.waitstatus_to_exitcode(status)))
+    def _reap(self, pidfd: int) -> None:
+        _, status = os.waitpid(self.workers[pidfd], 0)
+        self._send(Exited(pid=self.workers.pop(pidfd), code=os.waitstatus_to_exitcode(status)))
+        os.close(pidfd)
 
-    def _answer(self, request: ForkRequest, outputs: list[int]) -> None:
-        try:
-            obstacle = fork_obstacle(self.preloaded)
-            if obstacle is None:
-                pid = self._fork(request, outputs)
-                self.workers.add(pid)
-                self._send(Forked(pid=pid))
-            else:
-                self._send(Refused(reason=obstacle))
-        except OSError as error:
-            self._send(Refused(reason=f"fork failed: {error}"))
-        finally:
-            for descriptor in outputs:
-                os.close(descriptor)
-
-    def _fork(self, request: ForkRequest, outputs: list[int]) -> int:
+    def _fork(self, request: ForkRequest, outputs: list[int]) -> Forked | Refused:
+        """Returns in the parent alone."""
+        obstacle = fork_obstacle(self.preloaded)
+        if obstacle is not None:
+            return Refused(reason=obstacle)
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            return Refused(reason=f"fork failed: {error}")
         if pid:
-            return pid
+            # If this raises, the fork server ends, and with it the worker, which it could not watch.
+            self.workers[os.pidfd_open(pid)] = pid
+            return Forked(pid=pid)
         # The edge of a process: an exception that passed here would make the worker a second fork
         # server.
         try:
@@ -137,14 +123,14 @@ class ForkServer:
             os._exit(EXIT_FAILED)
 
     def _release(self) -> None:
-        """In the worker: give up the fork server's session, signal handlers and sockets."""
+        """In the worker: give up the fork server's session, signal handlers and descriptors."""
         os.setsid()
-        signal.set_wakeup_fd(-1)
         for number, handler in self.signals.items():
             if handler is not None:  # None: set by C code, and Python cannot set it again
                 signal.signal(number, handler)
-        for end in (self.agent, *self.wakeup):
-            end.close()
+        self.agent.close()
+        for pidfd in self.workers:
+            os.close(pidfd)
 
     def _send(self, message: ServerMessage) -> None:
         self.agent.send(to_json(message), timeout_s=None)
@@ -244,7 +230,8 @@ def _import_and_serve(recipe: Path, descriptor: int) -> None:
         # again.
         during = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED_SIGNALS}
         signals = {n: before[n] if during[n] is signal.SIG_IGN else during[n] for n in IGNORED_SIGNALS}
-        signals[signal.SIGCHLD] = signal.getsignal(signal.SIGCHLD)
+        # If SIGCHLD is ignored, the kernel drops exit codes. A package may have done that as well.
+        signals[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # Finalizers of what was imported here must not run in each worker that exits. A package's
         # temporary folder would be gone with the first of them, and torch's operators alone, taken
         # back one by one, would delay the exit by 100 ms.

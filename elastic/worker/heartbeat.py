@@ -14,8 +14,8 @@ import faulthandler
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
+from elastic.system.control_page import ControlPage
 from elastic.system.phase import Phase
 
 # All ranks are in these phases together, for as long as the slowest of them needs, for example to
@@ -29,12 +29,8 @@ COLLECTIVE_PHASES = frozenset({Phase.START, Phase.SAVE, Phase.AFTER})
 WARMUP_STEPS = 2
 
 
-class Page(Protocol):
-    def beat(self, local_rank: int, phase: Phase) -> None: ...
-
-
 class HeartbeatSender:
-    def __init__(self, page: Page, local_rank: int) -> None:
+    def __init__(self, page: ControlPage, local_rank: int) -> None:
         self._page = page
         self._local_rank = local_rank
         self._phase = Phase.START

@@ -28,6 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import elastic
 from elastic.worker.find_imports import (
     Import,
     LocalModule,
@@ -82,7 +83,7 @@ def preload(recipe: Path) -> Preloaded:
     sys.path.insert(0, first)
     files = _files(sys.modules.keys() - {"__main__", "__mp_main__"})
     new = {name: file for name, file in files.items() if name not in before}
-    installed = (*_installed_folders(), *_own_folders())
+    installed = (*_installed_folders(), *map(os.path.realpath, elastic.__path__))
     return Preloaded(folder=folder, files=files, uninstalled=tuple(modules_outside(new, installed)))
 
 
@@ -93,8 +94,6 @@ def _import(wanted: Import) -> None:
 
 
 def _own_modules() -> list[str]:
-    import elastic
-
     return [
         f"{OURS}.{package}.{module.name}"
         for package in ("train", "worker")
@@ -131,8 +130,7 @@ def _is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
 
 
 def _local(spec: importlib.machinery.ModuleSpec) -> LocalModule | NotLocal:
-    is_package = spec.submodule_search_locations is not None
-    package = spec.name if is_package else spec.name.rpartition(".")[0]
+    package = spec.parent or ""
     if spec.origin is None or not spec.origin.endswith(".py"):  # a namespace, or compiled
         return LocalModule(source=b"", package=package)
     try:
@@ -146,12 +144,6 @@ def _installed_folders() -> tuple[str, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = [*(sysconfig.get_path(name) for name in names), *site.getsitepackages()]
     return tuple({os.path.realpath(folder) for folder in [*folders, site.getusersitepackages()]})
-
-
-def _own_folders() -> tuple[str, ...]:
-    import elastic
-
-    return tuple(os.path.realpath(folder) for folder in elastic.__path__)
 
 
 def _files(names: AbstractSet[str]) -> dict[str, str]:

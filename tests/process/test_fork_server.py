@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -172,7 +173,7 @@ def pinned(tmp_path_factory):
 def node(pinned, tmp_path_factory):
     """Shared: importing takes seconds. `forget_reports` runs before each test."""
     node = Node(tmp_path_factory.mktemp("node"))
-    with node.spawner:
+    with closing(node.spawner):
         yield node
 
 
@@ -275,7 +276,7 @@ def test_workers_are_spawned_if_an_import_left_a_thread_and_the_console_shows_wh
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
         node = Node(tmp_path)
-        with node.spawner:
+        with closing(node.spawner):
             for _ in range(2):
                 assert node.runs(node.spawner.start, "exit", "6") == (6, "")
     assert [line for line in node.reported if "1 threads" in line] == node.reported
@@ -285,10 +286,10 @@ def test_workers_are_spawned_if_an_import_left_a_thread_and_the_console_shows_wh
 def test_a_fork_server_that_fails_while_it_imports_is_quoted_and_not_restarted(pinned, tmp_path):
     """The recipe does not exist yet when the fork server reads it."""
     node = Node(tmp_path)
-    node.spawner.__exit__(None, None, None)
+    node.spawner.close()
     late = node.folder / "late.py"
     node.spawner, node.recipe = Spawner(late, node.reported.append), late
-    with node.spawner:
+    with closing(node.spawner):
         dies(node.fork_server_pid)
         late.write_text("raise SystemExit(9)")
         for _ in range(2):
@@ -304,7 +305,7 @@ def test_a_fork_server_that_is_killed_while_it_imports_is_replaced(pinned, tmp_p
     The workers of that generation are spawned, those of the next are forked.
     """
     node = Node(tmp_path)
-    with node.spawner:
+    with closing(node.spawner):
         os.kill(node.fork_server_pid, signal.SIGKILL)
         for _ in range(2):  # workers of one generation
             assert node.runs(node.spawner.start, "exit", "7")[0] == 7
@@ -410,6 +411,7 @@ while True:
 
 FORKS_ITSELF = """
 import json, os, sys, tempfile, threading
+from contextlib import closing
 from pathlib import Path
 from elastic.agent.workers.process import ProcessStart, spawn, wait_any_exit
 from elastic.agent.workers.spawner import Spawner
@@ -421,7 +423,8 @@ recipe = Path(sys.argv[1])
 if sys.argv[2] == "with a thread":
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 report = lambda line: print(line, file=sys.stderr)
-with Spawner(recipe, report, lambda recipe: ForkServerClient.fork_from_agent(recipe, become_fork_server)) as spawner:
+spawner = Spawner(recipe, report, lambda recipe: ForkServerClient.fork_from_agent(recipe, become_fork_server))
+with closing(spawner):
     for start in (spawner.start, spawn):
         with tempfile.TemporaryFile() as log:
             command, env = (str(recipe), "show", "--a"), os.environ | {"RANK": "3"}

@@ -72,7 +72,7 @@ class ForkServerClient:
         self._connection = JsonLineSocket(connection)
         self._output = output
         self._exit_codes: dict[int, int] = {}  # of workers, by pid
-        self._answers: deque[Ready | Forked | Refused] = deque()
+        self._answers: deque[Forked | Refused] = deque()
         self.is_ready = False  # it has imported everything
         self.is_alive = True
         self.exit_code: int | None = None  # the server's; or minus the number of the signal that ended it
@@ -81,18 +81,18 @@ class ForkServerClient:
     def spawn(recipe: Path) -> "ForkServerClient":
         """Start a fork server as a new interpreter. Returns at once, while the server imports."""
 
-        def start(connection: socket.socket, output: IO[bytes]) -> _ServerProcess:
-            words = ["elastic.worker.fork_server", str(recipe), str(connection.fileno()), str(os.getpid())]
+        def start(_: socket.socket, theirs: socket.socket, output: IO[bytes]) -> _ServerProcess:
+            words = ["elastic.worker.fork_server", str(recipe), str(theirs.fileno()), str(os.getpid())]
             return subprocess.Popen(
                 [sys.executable, "-u", "-m", *words],
-                pass_fds=[connection.fileno()],
+                pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
-        return ForkServerClient._start(start, *socket.socketpair())
+        return ForkServerClient._start(start)
 
     @staticmethod
     def fork_from_agent(recipe: Path, become_fork_server: BecomeForkServer) -> "ForkServerClient":
@@ -107,29 +107,27 @@ class ForkServerClient:
         if thread_count() > 1:
             return ForkServerClient.spawn(recipe)
         agent_pid = os.getpid()
-        ours, theirs = socket.socketpair()
 
-        def start(connection: socket.socket, output: IO[bytes]) -> _ServerProcess:
+        def start(ours: socket.socket, theirs: socket.socket, output: IO[bytes]) -> _ServerProcess:
             pid = os.fork()
             if not pid:
                 ours.close()
-                become_fork_server(recipe, connection, agent_pid, output)
+                become_fork_server(recipe, theirs, agent_pid, output)
             return _AgentFork(pid)
 
-        return ForkServerClient._start(start, ours, theirs)
+        return ForkServerClient._start(start)
 
     @staticmethod
     def _start(
-        start: Callable[[socket.socket, IO[bytes]], _ServerProcess],
-        ours: socket.socket,
-        theirs: socket.socket,
+        start: Callable[[socket.socket, socket.socket, IO[bytes]], _ServerProcess],
     ) -> "ForkServerClient":
+        ours, theirs = socket.socketpair()
         output = tempfile.TemporaryFile()  # noqa: SIM115 - it is read for as long as workers are forked
         # The server ignores these signals once it runs. Until then they are blocked, which a child
         # inherits: at no moment can a signal to every process of a job end it.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         try:
-            server = start(theirs, output)
+            server = start(ours, theirs, output)
         finally:
             theirs.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
@@ -148,18 +146,15 @@ class ForkServerClient:
         except OSError as error:
             self.kill()
             raise CannotFork(f"it took no request ({error})") from error
-        match self._next_answer(FORK_LIMIT_S):
-            case Forked(pid=pid):
-                return ForkedProcess(self, pid)
-            case Refused(reason=reason):
-                raise CannotFork(reason)
-            case Ready():
-                raise CannotFork("its answer makes no sense")
+        self._wait_for(lambda: bool(self._answers), FORK_LIMIT_S)
+        answer = self._answers.popleft()
+        if isinstance(answer, Refused):
+            raise CannotFork(answer.reason)
+        return ForkedProcess(self, answer.pid)
 
     def wait_ready(self) -> None:
         """Return once the server has imported everything. Raises CannotFork."""
-        if not self.is_ready:
-            self.is_ready = isinstance(self._next_answer(READY_LIMIT_S), Ready)
+        self._wait_for(lambda: self.is_ready, READY_LIMIT_S)
 
     def exit_code_of(self, pid: int) -> int | None:
         """The exit code of a worker; None while it runs.
@@ -186,12 +181,13 @@ class ForkServerClient:
         self._connection.close()
         self._output.close()
 
-    def _next_answer(self, limit_s: float) -> Ready | Forked | Refused:
+    def _wait_for(self, has_come: Callable[[], bool], limit_s: float) -> None:
+        """Receive until `has_come`. Raises CannotFork if the server exits or takes too long."""
         deadline = _CLOCK.monotonic() + limit_s
         while True:
             self._receive()
-            if self._answers:
-                return self._answers.popleft()
+            if has_come():
+                return
             if not self.is_alive:
                 raise CannotFork(f"it ended{self._output_tail()}")
             left_s = deadline - _CLOCK.monotonic()
@@ -208,6 +204,8 @@ class ForkServerClient:
         try:
             for line in self._connection.receive():
                 match parse_server_message(line):
+                    case Ready():
+                        self.is_ready = True
                     case Exited(pid=pid, code=code):
                         self._exit_codes[pid] = code
                     case answer:

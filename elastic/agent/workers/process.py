@@ -15,9 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-# Between two polls where the kernel has no descriptor for the exit of a process (before Linux 5.3).
-POLL_EVERY_S = 0.02
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStart:
@@ -38,8 +35,8 @@ class Process(Protocol):
     def poll(self) -> int | None:
         """The exit code, or minus the number of the signal that ended it; None while it runs."""
 
-    def exit_fd(self) -> int | None:
-        """A descriptor that is readable once the process may have exited, if there is one."""
+    def exit_fd(self) -> int:
+        """Readable once the process may have exited; valid until `poll` has returned a code."""
 
     def kill_parent(self) -> None:
         """End the parent of a process that does not exit though killed, so that `poll` answers."""
@@ -50,7 +47,8 @@ class SpawnedProcess:
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
-        self._exit_fd = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
+        self._exit_fd = os.pidfd_open(process.pid)  # Linux 5.3
+        self._is_open = True
 
     @property
     def pid(self) -> int:
@@ -58,12 +56,12 @@ class SpawnedProcess:
 
     def poll(self) -> int | None:
         code = self._process.poll()
-        if code is not None and self._exit_fd is not None:
+        if code is not None and self._is_open:
             os.close(self._exit_fd)
-            self._exit_fd = None
+            self._is_open = False
         return code
 
-    def exit_fd(self) -> int | None:
+    def exit_fd(self) -> int:
         return self._exit_fd
 
     def kill_parent(self) -> None:
@@ -88,13 +86,10 @@ def spawn(start: ProcessStart) -> Process:
 
 def wait_any_exit(processes: Collection[Process], timeout_s: float) -> None:
     """Return when one of the processes may have exited, or after `timeout_s`."""
-    descriptors = [process.exit_fd() for process in processes]
     poll = select.poll()
-    for descriptor in descriptors:
-        if descriptor is not None:
-            poll.register(descriptor, select.POLLIN)
-    limit_s = min(timeout_s, POLL_EVERY_S) if None in descriptors else timeout_s
-    poll.poll(limit_s * 1000)
+    for process in processes:
+        poll.register(process.exit_fd(), select.POLLIN)
+    poll.poll(timeout_s * 1000)
 
 
 def kill_session(process: Process) -> None:

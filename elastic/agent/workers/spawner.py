@@ -7,11 +7,8 @@ why it was necessary.
 import os
 import signal
 import site
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import elastic
 from elastic.agent.workers.fork_server_client import CannotFork, ForkServerClient
@@ -19,7 +16,7 @@ from elastic.agent.workers.process import Process, ProcessStart, spawn
 
 
 class Spawner:
-    """Starts the processes that run the recipe on this node; they end when the context is left."""
+    """Starts the processes that run the recipe on this node; `close` ends the forked ones."""
 
     def __init__(
         self,
@@ -31,25 +28,17 @@ class Spawner:
         self.report = report
         self._recipe = recipe
         self._reported = ""
-        self._server: ForkServerClient | None = None
-        self._code: frozenset[tuple[str, int]] = frozenset()  # of the fork server
-        self._is_hopeless = sys.platform != "linux"  # another fork server would fail as well
-        self._start_server(start_first)
+        self._is_hopeless = False  # another fork server would fail as well
+        self._code = installed_code()  # which the fork server holds
+        self._server = start_first(recipe)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+    def close(self) -> None:
+        self._server.close()
 
     @property
     def fork_server_pid(self) -> int | None:
         """None while no fork server is alive."""
-        return self._server.pid if self._server is not None and self._server.is_alive else None
+        return self._server.pid if self._server.is_alive else None
 
     def renew(self) -> None:
         """Call between generations, with no live workers.
@@ -57,10 +46,8 @@ class Spawner:
         Restarts the fork server if it died or if installed code changed on disk, and waits until it
         is ready.
         """
-        if self._server is None:
-            return
-        has_changed = self._code != installed_code()
-        if has_changed:
+        code = installed_code()
+        if self._code != code:
             self.report("installed code has changed; the fork server imports it again")
         elif self._server.is_alive or self._is_hopeless:
             return
@@ -68,27 +55,23 @@ class Spawner:
             self.report("the fork server died; another one is started")
         self._server.close()
         self._is_hopeless = False
-        self._start_server()
+        self._code = code
+        self._server = ForkServerClient.spawn(self._recipe)
         try:
             self._server.wait_ready()
         except CannotFork as reason:
             self._report_spawning(str(reason))
 
     def start(self, start: ProcessStart) -> Process:
-        if self._server is not None and not self._is_hopeless:
+        if not self._is_hopeless:
             try:
                 return self._server.fork(start)
             except CannotFork as reason:
                 self._report_spawning(str(reason))
         return spawn(start)
 
-    def _start_server(self, how: Callable[[Path], ForkServerClient] = ForkServerClient.spawn) -> None:
-        if not self._is_hopeless:
-            self._code = installed_code()
-            self._server = how(self._recipe)
-
     def _report_spawning(self, reason: str) -> None:
-        if self._server is not None and not self._server.is_ready:
+        if not self._server.is_ready:
             # One that failed by itself while it imported would fail again. One that was killed, for
             # instance for want of memory, may succeed at the next attempt.
             self._is_hopeless = self._server.exit_code != -signal.SIGKILL
