@@ -21,8 +21,9 @@ What may be in a process that is forked from, and what may not:
 - State that should differ between workers may not stay as it is: random generators are seeded again
   in each child.
 
-The first three are checked before every fork rather than trusted, because any installed package can
-break them when it is imported. Where a check fails, the agent spawns its workers instead.
+Threads, CUDA, process groups and the user's modules are checked before every fork, because any
+installed package may bring them in when it is imported. If a check fails, the agent spawns its
+workers instead.
 
 The fork server dies with the agent, and its workers die with it. It does not restart itself, and
 knows nothing of generations.

@@ -133,7 +133,7 @@ class HangDetector:
         )
 
     def _ended_step_s(self, last: WorkerHistory, sample: WorkerSample, now_s: float) -> float | None:
-        """The length, rounded up, of a worker's part of a step that ended since the last look."""
+        """The length, rounded up, of a worker's part of a step that has just ended."""
         was_away = now_s - self.observed_s > longest_gap_s(self._limit_s(last))
         if was_away or not last.is_measurable or sample.is_stopped or last.sample.phase is Phase.START:
             return None
