@@ -109,7 +109,7 @@ class ForkServer:
         except OSError as error:
             return Refused(reason=f"fork failed: {error}")
         if pid:
-            # If this raises, the fork server ends, and with it the worker, which it could not watch.
+            # If this raises, the fork server ends, and so does the worker that it could not watch.
             self.workers[os.pidfd_open(pid)] = pid
             return Forked(pid=pid)
         # The edge of a process: an exception that passed here would make the worker a second fork

@@ -426,7 +426,7 @@ def copy_run(drill: Drill) -> Callable[[Path], None]:
 
 @pytest.fixture
 def stopped(once: Callable[..., Path], drill: Drill, fork_server: ForkServerClient) -> Drill:
-    """A drill whose run was drained after step 20, with checkpoints of steps 4, 8, 12, 16 and 20."""
+    """A drill whose run was drained after step 20; checkpoints are of steps 4, 8, 12, 16 and 20."""
     shutil.copytree(
         once("stopped", lambda folder: _train_and_stop(folder, fork_server)) / "run", drill.run.local
     )
