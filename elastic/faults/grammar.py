@@ -15,40 +15,53 @@ each:
 
 import re
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from elastic.errors import UsageError
 from elastic.faults.plan import (
+    ACTIONS,
     SAVE_POINTS,
     STEP_POINTS,
+    TRIGGERS,
     VICTIMS,
-    Action,
     AtIntervals,
-    AtNode,
-    AtRendezvous,
-    AtRestore,
     AtSave,
-    AtStep,
-    Exit,
     Fault,
-    Hang,
     Kill,
-    Pause,
-    Raise,
-    Slow,
-    Terminate,
-    Trigger,
 )
 
-MAX_EXIT_CODE = 255
-_NUMBER = r"[0-9]{1,6}(?:\.[0-9]{1,3})?"
-_WHOLE = re.compile(r"[0-9]{1,12}")
-_TRIGGERS = "step N, checkpoint N, generation N or every N±Ms"
-_OF_WORKERS = "kill, raise, exit C, hang or pause Ns"
-_OF_STEPS = "kill, raise, exit C, hang, pause Ns, slow Kx or slow Kx for M steps"
-_OF_NODES = "kill, pause Ns or terminate"
-_OF_SAVES = "kill uploader or pause Ns"
-_OF_INTERVALS = f"kill random {', '.join(VICTIMS[:-1])} or {VICTIMS[-1]}, then ', seed N'"
+T = TypeVar("T")
+
+_DECIMAL = r"[0-9]{1,6}(?:\.[0-9]{1,3})?"
+_FORMS_OF_TRIGGERS = {
+    "step": "step N, then rank R, rank R POINT, POINT, node K or nothing",
+    "checkpoint": f"checkpoint N, then {', '.join(SAVE_POINTS[:-1])} or {SAVE_POINTS[-1]}",
+    "generation": "generation N, then rank R restore or node K rendezvous",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """Which numbers a field of a trigger or an action may have; one with a unit has decimals."""
+
+    expected: str
+    holds: Callable[[float], bool]
+    unit: str = ""
+
+
+_COUNT = _Number("a number from 1 on", lambda number: number >= 1)
+_NUMBERS = {
+    "step": _COUNT,
+    "generation": _COUNT,
+    "steps": _COUNT,
+    "rank": _Number("a rank", lambda rank: rank >= 0),
+    "node": _Number("the number of a node", lambda node: node >= 0),
+    "code": _Number("an exit code from 0 to 255", lambda code: code <= 255),
+    "seconds": _Number("a time above 0 such as 5s", lambda seconds: seconds > 0, unit="s"),
+    "factor": _Number("a factor above 1 such as 3x", lambda factor: factor > 1, unit="x"),
+}
 
 
 class _Wrong(Exception):  # noqa: N818 - it becomes a UsageError once the line is known
@@ -79,47 +92,50 @@ def parse(text: str) -> tuple[Fault, ...]:
 
 
 def _fault(line: str) -> Fault:
-    head, colon, tail = line.partition(":")
+    head, colon, action_text = map(str.strip, line.partition(":"))
     if not colon:
         raise _Wrong("a colon between the place and the action", line)
-    words, action = head.split(), tail.strip()
-    if words[:1] == ["every"]:
-        return Fault(text=line, trigger=_intervals(words[1:], action), action=Kill())
-    trigger = _trigger(words)
-    return Fault(text=line, trigger=trigger, action=_action_at(trigger, action))
+    first, _, rest = head.partition(" ")
+    if first == "every":
+        return Fault(text=line, trigger=_intervals(rest, action_text), action=Kill())
+    trigger = _read(TRIGGERS, head)
+    if trigger is None:
+        if first in _FORMS_OF_TRIGGERS:
+            raise _Wrong(_FORMS_OF_TRIGGERS[first], rest)
+        raise _Wrong("step N, checkpoint N, generation N or every N±Ms", head)
+    actions = ACTIONS[type(trigger)]
+    action = _read(actions, action_text)
+    if action is None:
+        names = [form.format(code="C", seconds="N", factor="K", steps="M") for form in actions]
+        raise _Wrong(_join_or(names), action_text)
+    return Fault(text=line, trigger=trigger, action=action)
 
 
-def _trigger(words: list[str]) -> Trigger:
-    match words:
-        case ["step", step, "node", node]:
-            return AtNode(step=_count(step), node=_whole(node, "the number of a node"))
-        case ["step", step, "rank", rank]:
-            return AtStep(step=_count(step), rank=_whole(rank, "a rank"), point=STEP_POINTS[0])
-        case ["step", step, "rank", rank, point]:
-            return AtStep(step=_count(step), rank=_whole(rank, "a rank"), point=_point(point, STEP_POINTS))
-        case ["step", step]:
-            return AtStep(step=_count(step), rank=0, point=STEP_POINTS[0])
-        case ["step", step, point]:
-            return AtStep(step=_count(step), rank=0, point=_point(point, STEP_POINTS))
-        case ["step", *rest]:
-            raise _Wrong("step N, then rank R, rank R POINT, POINT, node K or nothing", " ".join(rest))
-        case ["checkpoint", step, point]:
-            return AtSave(step=_count(step), point=_point(point, SAVE_POINTS))
-        case ["checkpoint", *rest]:
-            raise _Wrong(f"checkpoint N, then {_join_or(SAVE_POINTS)}", " ".join(rest))
-        case ["generation", number, "rank", rank, "restore"]:
-            return AtRestore(generation=_count(number), rank=_whole(rank, "a rank"))
-        case ["generation", number, "node", node, "rendezvous"]:
-            return AtRendezvous(generation=_count(number), node=_whole(node, "the number of a node"))
-        case ["generation", *rest]:
-            raise _Wrong("generation N, then rank R restore or node K rendezvous", " ".join(rest))
-        case _:
-            raise _Wrong(_TRIGGERS, " ".join(words))
+def _read(forms: Mapping[str, type[T]], text: str) -> T | None:
+    """The value that one of the forms makes of the text, or None; {field} stands for a word."""
+    for form, kind in forms.items():
+        expression = re.sub(r"{(\w+)}\w*", r"(?P<\1>\\S+)", form).replace(" steps", " steps?")
+        if words := re.fullmatch(expression, text):
+            return kind(**{name: _value(kind, name, word) for name, word in words.groupdict().items()})
+    return None
 
 
-def _intervals(words: list[str], action: str) -> AtIntervals:
-    span = " ".join(words)
-    found = re.fullmatch(rf"({_NUMBER})(?:±({_NUMBER}))?s", span)
+def _value(kind: type, name: str, word: str) -> float | str:
+    if name == "point":
+        points = SAVE_POINTS if kind is AtSave else STEP_POINTS
+        if word not in points:
+            raise _Wrong(_join_or(points), word)
+        return word
+    number = _NUMBERS[name]
+    found = re.fullmatch(f"({_DECIMAL}){number.unit}" if number.unit else "([0-9]{1,12})", word)
+    value = None if found is None else float(found[1]) if number.unit else int(found[1])
+    if value is None or not number.holds(value):
+        raise _Wrong(number.expected, word)
+    return value
+
+
+def _intervals(span: str, action: str) -> AtIntervals:
+    found = re.fullmatch(rf"({_DECIMAL})(?:±({_DECIMAL}))?s", span)
     if not found:
         raise _Wrong("every Ns or every N±Ms", span)
     period_s, jitter_s = float(found[1]), float(found[2] or 0)
@@ -127,85 +143,9 @@ def _intervals(words: list[str], action: str) -> AtIntervals:
         raise _Wrong("a time above 0 s that varies by no more than itself", span)
     named = re.fullmatch(rf"kill random ({'|'.join(VICTIMS)}), ?seed ([0-9]{{1,12}})", action)
     if not named:
-        raise _Wrong(_OF_INTERVALS, action)
+        raise _Wrong(f"kill random {_join_or(VICTIMS)}, then ', seed N'", action)
     return AtIntervals(period_s=period_s, jitter_s=jitter_s, victim=named[1], seed=int(named[2]))
 
 
-def _action_at(trigger: Trigger, text: str) -> Action:
-    match trigger:
-        case AtStep():
-            return _action(text, _OF_STEPS, Kill, Raise, Exit, Hang, Pause, Slow)
-        case AtRestore():
-            return _action(text, _OF_WORKERS, Kill, Raise, Exit, Hang, Pause)
-        case AtNode() | AtRendezvous():
-            return _action(text, _OF_NODES, Kill, Pause, Terminate)
-        case AtSave() if text == "kill uploader":
-            return Kill()
-        case AtSave():
-            return _action(text, _OF_SAVES, Pause)
-        case AtIntervals():
-            raise AssertionError("_fault parses it together with its action")
-
-
-def _action(text: str, expected: str, *allowed: type[Action]) -> Action:
-    action: Action
-    match text.split():
-        case ["kill"]:
-            action = Kill()
-        case ["raise"]:
-            action = Raise()
-        case ["hang"]:
-            action = Hang()
-        case ["terminate"]:
-            action = Terminate()
-        case ["exit", code]:
-            action = Exit(_code(code))
-        case ["pause", time]:
-            action = Pause(_above(time, 0, "s", "a time above 0 such as 5s"))
-        case ["slow", factor]:
-            action = Slow(_above(factor, 1, "x", "a factor above 1 such as 3x"))
-        case ["slow", factor, "for", steps, "step" | "steps"]:
-            action = Slow(_above(factor, 1, "x", "a factor above 1 such as 3x"), _count(steps))
-        case _:
-            raise _Wrong(expected, text)
-    if not isinstance(action, allowed):
-        raise _Wrong(expected, text)
-    return action
-
-
-def _point(word: str, points: tuple[str, ...]) -> str:
-    if word not in points:
-        raise _Wrong(_join_or(points), word)
-    return word
-
-
-def _whole(word: str, what: str) -> int:
-    if not _WHOLE.fullmatch(word):
-        raise _Wrong(what, word)
-    return int(word)
-
-
-def _count(word: str) -> int:
-    """Steps and generations are counted from 1."""
-    number = _whole(word, "a number from 1 on")
-    if number < 1:
-        raise _Wrong("a number from 1 on", word)
-    return number
-
-
-def _code(word: str) -> int:
-    code = _whole(word, f"an exit code from 0 to {MAX_EXIT_CODE}")
-    if code > MAX_EXIT_CODE:
-        raise _Wrong(f"an exit code from 0 to {MAX_EXIT_CODE}", word)
-    return code
-
-
-def _above(word: str, least: float, unit: str, expected: str) -> float:
-    number = re.fullmatch(rf"({_NUMBER}){unit}", word)
-    if not number or float(number[1]) <= least:
-        raise _Wrong(expected, word)
-    return float(number[1])
-
-
-def _join_or(words: tuple[str, ...]) -> str:
+def _join_or(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}"

@@ -15,22 +15,9 @@ from math import inf
 from pathlib import Path
 
 from elastic.events import FaultInjected
-from elastic.faults import pause
+from elastic.faults import pause, plan
 from elastic.faults.grammar import parse
-from elastic.faults.plan import (
-    AtRestore,
-    AtSave,
-    AtStep,
-    Exit,
-    Fault,
-    Hang,
-    Kill,
-    Pause,
-    Raise,
-    Slow,
-    Terminate,
-    Trigger,
-)
+from elastic.faults.plan import AtRestore, AtSave, AtStep, Fault, Slow, Trigger
 from elastic.observe.log import EventLog
 from elastic.system.clock import Clock
 
@@ -115,8 +102,7 @@ class FaultInjector:
         self._faults = faults
         self._claims = Claims(folder)
         self._log = log
-        slows = any(isinstance(fault.action, Slow) for fault in faults)
-        self._slowdown = Slowdown(clock) if slows else None
+        self._slowdown = Slowdown(clock)
 
     def expects(self, trigger: Trigger) -> bool:
         """Whether a fault of the plan has this trigger."""
@@ -125,7 +111,7 @@ class FaultInjector:
     def reach(self, trigger: Trigger) -> None:
         """Inject what the plan has for this trigger. May raise InjectedFault, or never return."""
         step = trigger.step if isinstance(trigger, AtStep | AtSave) else None
-        if self._slowdown is not None and isinstance(trigger, AtStep) and trigger.point == "forward":
+        if isinstance(trigger, AtStep) and trigger.point == "forward":
             self._slowdown.begin_step(trigger.step)
         for fault in self._faults:
             if fault.trigger == trigger and self._claims.take(fault):
@@ -134,23 +120,22 @@ class FaultInjector:
 
     def _inject(self, fault: Fault) -> None:
         match fault.action:
-            case Kill():
+            case plan.Kill():
                 os.kill(os.getpid(), signal.SIGKILL)
-            case Raise():
+            case plan.Raise():
                 raise InjectedFault(f"injected: {fault.text}")
-            case Exit(code=code):
+            case plan.Exit(code=code):
                 os._exit(code)
-            case Hang():
+            case plan.Hang():
                 # The main thread never comes back to the recipe, but signal handlers still run: the
                 # agent's SIGQUIT, which asks for the stacks of all threads, is answered.
                 while True:
                     signal.pause()
-            case Pause(seconds=seconds):
+            case plan.Pause(seconds=seconds):
                 pause_for(seconds, with_children=False)
             case Slow():
-                assert self._slowdown is not None
                 self._slowdown.slow_down(fault.action)
-            case Terminate():
+            case plan.Terminate():
                 raise AssertionError("only an agent terminates, see agent/fault_injection.py")
 
 
@@ -164,12 +149,12 @@ class WorkerFaults:
 
     @staticmethod
     def of(
-        plan: str | None, folder: Path, log: EventLog, clock: Clock, *, rank: int, generation: int
+        text: str | None, folder: Path, log: EventLog, clock: Clock, *, rank: int, generation: int
     ) -> "WorkerFaults | None":
         """None if no fault of the plan is for this rank."""
         own = tuple(
             fault
-            for fault in parse(plan or "")
+            for fault in parse(text or "")
             if isinstance(fault.trigger, AtStep | AtRestore) and fault.trigger.rank == rank
         )
         if not own:

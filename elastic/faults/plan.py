@@ -9,8 +9,8 @@ A plan holds no fault that a process cannot inject into itself or into the proce
 cut network, no full disk, no lost machine. The tests in containers (tests/cluster) do those.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 
 from elastic.errors import UsageError
@@ -25,11 +25,8 @@ class AtStep:
     """In the worker of a rank, at one of the `STEP_POINTS` of a step."""
 
     step: int
-    rank: int
-    point: str
-
-    def __str__(self) -> str:
-        return f"step {self.step} rank {self.rank} {self.point}"
+    rank: int = 0
+    point: str = STEP_POINTS[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +39,6 @@ class AtNode:
     step: int
     node: int
 
-    def __str__(self) -> str:
-        return f"step {self.step} node {self.node}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtSave:
@@ -52,9 +46,6 @@ class AtSave:
 
     step: int
     point: str
-
-    def __str__(self) -> str:
-        return f"checkpoint {self.step} {self.point}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +55,6 @@ class AtRestore:
     generation: int
     rank: int
 
-    def __str__(self) -> str:
-        return f"generation {self.generation} rank {self.rank} restore"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtRendezvous:
@@ -74,9 +62,6 @@ class AtRendezvous:
 
     generation: int
     node: int
-
-    def __str__(self) -> str:
-        return f"generation {self.generation} node {self.node} rendezvous"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +77,6 @@ class AtIntervals:
     jitter_s: float
     victim: str
     seed: int
-
-    def __str__(self) -> str:
-        jitter = f"±{_text(self.jitter_s)}" if self.jitter_s else ""
-        return f"every {_text(self.period_s)}{jitter}s"
 
     def wait_s(self, injection: int) -> float:
         """Seconds from the injection before to this one; injections are counted from 0."""
@@ -120,28 +101,20 @@ Trigger = AtStep | AtNode | AtSave | AtRestore | AtRendezvous | AtIntervals
 class Kill:
     """SIGKILL; for a node, to its agent and every process that the agent started."""
 
-    def __str__(self) -> str:
-        return "kill"
-
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    def __str__(self) -> str:
-        return "raise"
+    """An exception in the recipe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
     code: int
 
-    def __str__(self) -> str:
-        return f"exit {self.code}"
-
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    def __str__(self) -> str:
-        return "hang"
+    """The main thread stands still; the process lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +122,6 @@ class Pause:
     """SIGSTOP, and SIGCONT so many seconds later."""
 
     seconds: float
-
-    def __str__(self) -> str:
-        return f"pause {_text(self.seconds)}s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,19 +131,41 @@ class Slow:
     factor: float
     steps: int | None = None
 
-    def __str__(self) -> str:
-        return f"slow {_text(self.factor)}x" + ("" if self.steps is None else f" for {self.steps} steps")
-
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
     """SIGTERM to an agent."""
 
-    def __str__(self) -> str:
-        return "terminate"
-
 
 Action = Kill | Raise | Exit | Hang | Pause | Slow | Terminate
+
+# How triggers and actions are written; `grammar.parse` reads what `str` of a fault prints. A field
+# that a form lacks has its default.
+TRIGGERS: dict[str, type[Trigger]] = {
+    "step {step} rank {rank} {point}": AtStep,
+    "step {step} rank {rank}": AtStep,
+    "step {step} {point}": AtStep,
+    "step {step}": AtStep,
+    "step {step} node {node}": AtNode,
+    "checkpoint {step} {point}": AtSave,
+    "generation {generation} rank {rank} restore": AtRestore,
+    "generation {generation} node {node} rendezvous": AtRendezvous,
+}
+_OF_WORKERS: dict[str, type[Action]] = {
+    "kill": Kill,
+    "raise": Raise,
+    "exit {code}": Exit,
+    "hang": Hang,
+    "pause {seconds}s": Pause,
+}
+_OF_NODES: dict[str, type[Action]] = {"kill": Kill, "pause {seconds}s": Pause, "terminate": Terminate}
+ACTIONS: dict[type[Trigger], dict[str, type[Action]]] = {
+    AtStep: _OF_WORKERS | {"slow {factor}x": Slow, "slow {factor}x for {steps} steps": Slow},
+    AtRestore: _OF_WORKERS,
+    AtNode: _OF_NODES,
+    AtRendezvous: _OF_NODES,
+    AtSave: {"kill uploader": Kill, "pause {seconds}s": Pause},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,13 +182,11 @@ class Fault:
     occurrence: int = 0
 
     def __str__(self) -> str:
-        match self.trigger, self.action:
-            case AtIntervals(victim=victim, seed=seed), _:
-                return f"{self.trigger}: kill random {victim}, seed {seed}"
-            case AtSave(), Kill():
-                return f"{self.trigger}: kill uploader"
-            case _:
-                return f"{self.trigger}: {self.action}"
+        every = self.trigger
+        if isinstance(every, AtIntervals):
+            jitter = f"±{_text(every.jitter_s)}" if every.jitter_s else ""
+            return f"every {_text(every.period_s)}{jitter}s: kill random {every.victim}, seed {every.seed}"
+        return f"{_printed(TRIGGERS, self.trigger)}: {_printed(ACTIONS[type(self.trigger)], self.action)}"
 
 
 def check_fits(faults: Iterable[Fault], *, nodes: int, nproc: int | None, uses_library: bool = True) -> None:
@@ -221,6 +211,13 @@ def _refuse(fault: Fault, expected: str, found: str) -> None:
     raise UsageError(f"fault plan: expected {expected}, found {found} in {fault.text!r}")
 
 
-def _text(number: float) -> str:
-    """With up to three decimals, which is what the grammar has."""
-    return f"{number:.3f}".rstrip("0").rstrip(".")
+def _printed(forms: Mapping[str, type[Trigger | Action]], value: Trigger | Action) -> str:
+    """In the form that has every field of the value; a field that is None is left out."""
+    words = {name: _text(field) for name, field in asdict(value).items() if field is not None}
+    form = next(form for form, kind in forms.items() if kind is type(value) and form.count("{") == len(words))
+    return form.format(**words)
+
+
+def _text(value: float | str) -> str:
+    """Numbers with all their digits: the grammar has at most twelve, three of them decimals."""
+    return value if isinstance(value, str) else f"{value:.12g}"
