@@ -42,7 +42,9 @@ def evidence(
     return Evidence(
         events=sorted(events, key=lambda event: event["time"]),
         metrics=run_records.lines(run.metrics),
-        commits=[{"step": record.step, "digest": record.digest} for record in records],
+        commits=[
+            {"step": record.step, "digest": record.digest, "created": record.created} for record in records
+        ],
         damage=[asdict(damage) for damage in verify(store, clock)],
         injections=injections,
         samples=[] if samples is None else _lines(samples),

@@ -37,7 +37,7 @@ class Evidence:
 
     events: of all nodes, by time.
     metrics: the lines of the file, in its order.
-    commits: step and digest of every commit record.
+    commits: step and digest of every commit record, and when it was created, if known.
     damage: step and reason of every checkpoint that does not load.
     samples: what each shard of each step had in each generation; empty if the recipe does not write
     it.
@@ -76,7 +76,7 @@ def judge(found: Evidence, undisturbed: Evidence, within_s: float) -> Verdict:
         *_steps_differ(found.metrics, undisturbed.metrics),
         *_samples_differ(found, undisturbed),
         *_commits_are_wrong(found, undisturbed),
-        *_fenced_commits(found.events),
+        *_fenced_commits(found),
         *_started_over(found.events),
         *(
             f"expected a new step within {within_s:g} s of each fault, found {wait_s:.1f} s"
@@ -171,11 +171,17 @@ def _commits_are_wrong(found: Evidence, undisturbed: Evidence) -> Iterator[str]:
         yield "expected a checkpoint of the last step, found none"
 
 
-def _fenced_commits(events: Sequence[Record]) -> Iterator[str]:
-    """A node that is not a member of a newer generation may commit only until that one opens."""
-    starts = [e for e in events if e["event"] == "generation_started"]
-    for commit in (e for e in events if e["event"] == "checkpoint_committed"):
-        known = [s for s in starts if s["time"] < commit["time"] - FENCE_TOLERANCE_S]
+def _fenced_commits(found: Evidence) -> Iterator[str]:
+    """A node that is not a member of a newer generation may commit only until that one opens.
+
+    The record says when it was created. Its event may be written much later: a node that was frozen
+    between the two writes it when it wakes.
+    """
+    starts = [e for e in found.events if e["event"] == "generation_started"]
+    created = {record["step"]: record["created"] for record in found.commits if "created" in record}
+    for commit in (e for e in found.events if e["event"] == "checkpoint_committed"):
+        time = min(commit["time"], created.get(commit["step"], math.inf))
+        known = [s for s in starts if s["time"] < time - FENCE_TOLERANCE_S]
         if known and commit["node"] not in known[-1]["nodes"] and not _just_joined(commit, starts):
             yield f"expected no commit from outside of generation {known[-1]['generation']}, found one of step {commit['step']} by {commit['node']}"
 

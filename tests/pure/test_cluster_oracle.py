@@ -154,6 +154,15 @@ def test_each_kind_of_wrong_run_is_reported(name):
     assert any(problem in said for said in problems(found)), problems(found)
 
 
+def test_a_commit_is_judged_by_when_its_record_was_created():
+    """A node that is frozen after its commit writes the event when it wakes, in a later generation."""
+    late = with_events(lambda es: [*es, event("checkpoint_committed", 105.5, node="n2", step=4)])
+    record = {"step": 4, "digest": "s4", "created": 102.0}
+
+    assert not problems(replace(late, commits=[*late.commits, record]))
+    assert problems(replace(late, commits=[*late.commits, record | {"created": 105.4}]))
+
+
 def test_a_checkpoint_that_was_damaged_on_purpose_is_not_held_against_the_run():
     found = replace(run(), damaged_steps=frozenset({2}), damage=[{"step": 2, "reason": "torn"}])
 
