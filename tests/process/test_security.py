@@ -168,9 +168,7 @@ def test_no_process_of_a_run_reads_a_pickle(drill, undisturbed, tmp_path):
     assert not told.exists(), told.read_text()
 
 
-def test_a_run_listens_on_its_nodes_own_address_alone_and_nobody_elses_user_reaches_its_files(
-    drill, undisturbed
-):
+def test_a_run_listens_only_on_its_nodes_own_address_and_hides_its_files(drill, undisturbed):
     """Two nodes at a step: every listening socket and every one for datagrams of every process, and who may open sockets, memory and folders in scratch."""
     drill.shut(6)
     agents = [drill.start(*PAIR) for _ in range(2)]
