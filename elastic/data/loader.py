@@ -11,6 +11,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice, tee
 from typing import Any
 
@@ -110,12 +111,10 @@ class Loader:
 
     def _slices(self, shards: range, first_step: int) -> Iterator[tuple[int, int, Tensor]]:
         """(epoch, shard, int64 [n] samples) of each batch."""
-        permutation, of_epoch = None, -1
+        permutation = lru_cache(maxsize=1)(self.order.permutation)
         for step in range(first_step, self.order.steps + 1):
             epoch, batch_in_epoch = self.order.position(step)
-            if permutation is None or epoch != of_epoch:
-                permutation, of_epoch = self.order.permutation(epoch), epoch
-            batch = self.order.batch(permutation, batch_in_epoch)
+            batch = self.order.batch(permutation(epoch), batch_in_epoch)
             for shard in shards:
                 yield epoch, shard, torch.from_numpy(self.order.shard(batch, shard))
 

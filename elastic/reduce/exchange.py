@@ -81,17 +81,15 @@ class Exchange:
         if self._is_gloo and device.type != "cpu":  # gloo sends from and receives into host memory
             parts = {block: part.cpu() for block, part in parts.items()}
         with peers_may_die(what):
-            total = self._sum(parts)
+            if not self._halves:
+                total = self._by_chunks(parts)
+            else:
+                (total,) = parts.values()
+                if self.world_size == 2:
+                    dist.all_reduce(total, group=self._group)
+                else:
+                    total = self._by_halves(total)
         return total.to(device)
-
-    def _sum(self, parts: dict[Block, Tensor]) -> Tensor:
-        if not self._halves:
-            return self._by_chunks(parts)
-        (vector,) = parts.values()
-        if self.world_size == 2:
-            dist.all_reduce(vector, group=self._group)
-            return vector
-        return self._by_halves(vector)
 
     def _by_halves(self, vector: Tensor) -> Tensor:
         """Recursive halving, then doubling, of a vector that is padded to W equal chunks.

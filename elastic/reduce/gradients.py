@@ -15,7 +15,7 @@ A parameter that no shard on any rank used keeps `.grad = None`, as in plain PyT
 would let weight decay and momentum change it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -33,7 +33,6 @@ class Bucket:
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
         self.length = sum(p.numel() for p in parameters)
-        self._like = parameters[0]
         self._free: list[Tensor] = []
         self._flat: Tensor | None = None
         self._views: dict[nn.Parameter, Tensor] = {}
@@ -41,12 +40,8 @@ class Bucket:
 
     def begin_pair(self) -> None:
         """Take a vector for the next pair of shards. `.grad = None` until a gradient comes."""
-        self._flat = (
-            self._free.pop()
-            if self._free
-            else torch.empty(self.length, dtype=self._like.dtype, device=self._like.device)
-        )
-        self._views = dict(zip(self.parameters, self._cut(self._flat), strict=True))
+        self._flat = self._free.pop() if self._free else self.parameters[0].new_empty(self.length)
+        self._views = dict(zip(self.parameters, cut(self._flat, self.parameters), strict=True))
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -71,13 +66,13 @@ class Bucket:
 
     def point_grads(self, flat: Tensor) -> None:
         """Let each `.grad` be a view of `flat` [length]."""
-        for parameter, view in zip(self.parameters, self._cut(flat), strict=True):
+        for parameter, view in zip(self.parameters, cut(flat, self.parameters), strict=True):
             parameter.grad = view
 
-    def end_pair(self, block: Block) -> None:
-        """The vector holds the sum of this block's shards: hand it to the stack."""
+    def end_pair(self, pair: tuple[int, ...]) -> None:
+        """The vector holds the sum of these shards: hand it to the stack."""
         assert self._flat is not None
-        self.stack.push(block, self._flat)
+        self.stack.push(Block(pair[0], len(pair)), self._flat)
         self._flat = None
 
     def recycle(self) -> None:
@@ -89,10 +84,6 @@ class Bucket:
         left.add_(right)
         self._free.append(right)
         return left
-
-    def _cut(self, flat: Tensor) -> list[Tensor]:
-        parts = torch.split(flat, [p.numel() for p in self.parameters])
-        return [part.view_as(p) for part, p in zip(parts, self.parameters, strict=True)]
 
 
 class Gradients:
@@ -108,9 +99,9 @@ class Gradients:
         self._pairs = pairs(exchange.leaves)
         self._buckets = _buckets(self.parameters)
         self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket.parameters}
-        self._missing = [0] * len(self._buckets)
+        # During the backward of the last own shard: how many gradients each bucket still lacks.
+        self._missing: list[int] = []
         self._next = 0
-        self._is_last = False
         self._is_open = False  # inside a shard's backward; a backward of the recipe's own is not ours
         self._used: set[nn.Parameter] = set()
         self._sums: list[Future[Tensor] | Tensor] = []
@@ -126,17 +117,15 @@ class Gradients:
         self._used.clear()
         self._sums = []
         self._next = 0
-        self._is_last = False
 
     def before_backward(self, leaf: int) -> None:
         """Before the backward of one own shard; shards come in order."""
-        if leaf == self._pair_of(leaf).start:
+        if leaf == self._pair_of(leaf)[0]:
             for bucket in self._buckets:
                 bucket.begin_pair()
         self._is_open = True
         if leaf == self._exchange.leaves[-1]:
             self._missing = [len(bucket.parameters) for bucket in self._buckets]
-            self._is_last = True
 
     def after_backward(self, leaf: int) -> None:
         """After the backward of one own shard; the last one sends the buckets that still wait.
@@ -146,7 +135,7 @@ class Gradients:
         """
         self._is_open = False
         if leaf == self._exchange.leaves[-1]:
-            self._is_last = False
+            self._missing = []
             while self._next < len(self._buckets):
                 self._send()
             return
@@ -154,7 +143,7 @@ class Gradients:
         for bucket in self._buckets:
             bucket.fill_missing()
             if leaf == pair[-1]:
-                bucket.end_pair(Block(pair.start, len(pair)))
+                bucket.end_pair(pair)
 
     def used(self) -> Tensor:
         """float64 [parameters]: 1 where this rank's shards gave a gradient, else 0."""
@@ -185,7 +174,7 @@ class Gradients:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _pair_of(self, leaf: int) -> range:
+    def _pair_of(self, leaf: int) -> tuple[int, ...]:
         return next(pair for pair in self._pairs if leaf in pair)
 
     def _accumulated(self, parameter: nn.Parameter) -> None:
@@ -195,7 +184,7 @@ class Gradients:
         self._used.add(parameter)
         index = self._bucket_of[parameter]
         self._buckets[index].collect(parameter)
-        if not self._is_last:
+        if not self._missing:
             return
         self._missing[index] -= 1
         # Send in bucket order only: a bucket that is complete early waits for those before it.
@@ -205,14 +194,19 @@ class Gradients:
     def _send(self) -> None:
         bucket = self._buckets[self._next]
         self._next += 1
-        pair = self._pairs[-1]
         bucket.fill_missing()
-        bucket.end_pair(Block(pair.start, len(pair)))
+        bucket.end_pair(self._pairs[-1])
         arguments = bucket.stack.parts, "the sum of gradients"
         if self._thread is None:
             self._sums.append(self._exchange.sum(*arguments))
         else:
             self._sums.append(self._thread.submit(self._exchange.sum, *arguments))
+
+
+def cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """A vector cut into views of the shapes of `like`."""
+    parts = torch.split(flat, [tensor.numel() for tensor in like])
+    return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
 
 
 def _buckets(parameters: list[nn.Parameter]) -> list[Bucket]:

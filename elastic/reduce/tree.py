@@ -19,6 +19,8 @@ same. Which of two NaNs an addition passes on is left open by IEEE 754: all NaNs
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -58,16 +60,10 @@ def span(shards: int, world_size: int, rank: int) -> range:
 
 def blocks(leaves: range) -> tuple[Block, ...]:
     """The maximal aligned subtrees that cover a contiguous span of leaves, left to right."""
-    found = []
-    start = leaves.start
-    while start < leaves.stop:
-        # The largest power of two that divides start; any power of two divides 0.
-        size = start & -start or 1 << (leaves.stop - 1).bit_length()
-        while start + size > leaves.stop:
-            size //= 2
-        found.append(Block(start, size))
-        start += size
-    return tuple(found)
+    stack: Stack[None] = Stack(lambda _left, _right: None)
+    for leaf in leaves:
+        stack.push(Block(leaf, 1), None)
+    return tuple(stack.parts)
 
 
 def fold(parts: dict[Block, T], shards: int, add: Add[T]) -> T:
@@ -75,19 +71,14 @@ def fold(parts: dict[Block, T], shards: int, add: Add[T]) -> T:
 
     `add` may reuse its first argument.
     """
-    known = dict(parts)
-    top = 1 << (shards - 1).bit_length()
-    size = 1
-    while size < top:
-        for start in range(0, shards, 2 * size):
-            left, right = Block(start, size), Block(start + size, size)
-            if left in known and right.start >= shards:
-                known[left.parent] = known.pop(left)
-            elif left in known and right in known:
-                known[left.parent] = add(known.pop(left), known.pop(right))
-        size *= 2
-    assert set(known) == {Block(0, top)}, f"blocks {sorted(parts)} do not cover {shards} leaves exactly once"
-    return known[Block(0, top)]
+    stack = Stack(add)
+    for block in sorted(parts):
+        stack.push(block, parts[block])
+    is_whole = tuple(stack.parts) == blocks(range(shards))
+    assert is_whole, f"blocks {sorted(parts)} do not cover {shards} leaves exactly once"
+    # What is left are subtrees of falling size. The right half of each node above them that has two
+    # halves is all that lies to the right of its left half, passed through up to its height.
+    return reduce(lambda right, left: add(left, right), reversed(stack.parts.values()))
 
 
 class Stack(Generic[T]):
@@ -110,17 +101,11 @@ class Stack(Generic[T]):
         self.parts[block] = value
 
 
-def pairs(leaves: range) -> tuple[range, ...]:
+def pairs(leaves: range) -> tuple[tuple[int, ...], ...]:
     """The span cut into aligned pairs of leaves, and singles whose partner another rank holds.
 
     The two leaves of a pair may be added in place, for instance by autograd in `.grad`: that
     addition is a node of the tree's first level. A third leaf on top would not be, because `.grad`
     would hold (a + b) + c where the tree has (a + b) + (c + d).
     """
-    cut = []
-    leaf = leaves.start
-    while leaf < leaves.stop:
-        width = 2 if leaf % 2 == 0 and leaf + 1 < leaves.stop else 1
-        cut.append(range(leaf, leaf + width))
-        leaf += width
-    return tuple(cut)
+    return tuple(tuple(pair) for _, pair in groupby(leaves, lambda leaf: leaf // 2))

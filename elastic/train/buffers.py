@@ -13,6 +13,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from elastic.reduce.gradients import cut
+
 HALF_BITS = 32
 
 
@@ -73,13 +75,12 @@ class Buffers:
 
     def end_step(self, total: Tensor) -> None:
         """Set every buffer from the sum of all shards' contributions, float64 [length]."""
-        changed = dict(
-            zip(map(id, self._wide), total[total.numel() - len(self._wide) :].tolist(), strict=True)
-        )
+        changes = total[total.numel() - len(self._wide) :].tolist()
+        changed = dict(zip(map(id, self._wide), changes, strict=True))
         num_floats, num_ints = _count(self._floats), _count(self._ints)
         means = total[:num_floats] / self._shards
         high, low = total[num_floats : num_floats + 2 * num_ints].long().view(2, -1)
-        values = [*_cut(means, self._floats), *_cut((high << HALF_BITS) + low, self._ints)]
+        values = [*cut(means, self._floats), *cut((high << HALF_BITS) + low, self._ints)]
         with torch.no_grad():
             for buffer, value, opening in zip(self._all, values, self._opening, strict=True):
                 buffer.copy_(opening if changed.get(id(buffer)) == 0 else value)
@@ -99,9 +100,3 @@ def _flat(values: list[Tensor], dtype: torch.dtype) -> Tensor:
 
 def _count(tensors: list[Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
-
-
-def _cut(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """A vector cut into tensors of the shapes of `like`."""
-    parts = torch.split(flat, [tensor.numel() for tensor in like])
-    return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]

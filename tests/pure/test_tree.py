@@ -80,7 +80,7 @@ def test_pairs_that_were_added_in_place_are_the_first_level(leaves):
         for rank in range(world_size):
             stack = Stack(add)
             for group in pairs(span(shards, world_size, rank)):
-                stack.push(Block(group.start, len(group)), reduce(add, [leaves[leaf] for leaf in group]))
+                stack.push(Block(group[0], len(group)), reduce(add, [leaves[leaf] for leaf in group]))
             parts |= stack.parts
         assert_same_bits(fold(parts, shards, add), dumb_twin(list(leaves)))
 
