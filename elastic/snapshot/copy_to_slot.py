@@ -10,7 +10,6 @@ begin and its sum.
 """
 
 from collections.abc import Callable, Collection
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,26 +18,6 @@ from elastic.snapshot import checksum, image
 from elastic.snapshot.image import Layout
 
 Addresses = Callable[[], Collection[int]]
-
-
-class SlotCopy(Protocol):
-    is_asynchronous: bool
-
-    def start(self, layout: Layout, body: memoryview, late: Addresses) -> None:
-        """Copy the tensors of a layout into a slot's body.
-
-        late: gives the addresses of the tensors that nothing changes before the next update.
-        """
-
-    def before_forward(self) -> None: ...
-
-    def before_update(self) -> None: ...
-
-    def wait(self) -> str | None:
-        """Wait until everything is in the slot; returns the image's checksum.
-
-        None when the recipe changed a tensor during the copy: the slot holds parts of two states.
-        """
 
 
 class HostCopy:
@@ -86,6 +65,10 @@ class DeviceCopy:
         self._image = memoryview(b"")
 
     def start(self, layout: Layout, body: memoryview, late: Addresses) -> None:
+        """Copy the tensors of a layout into a slot's body.
+
+        late: gives the addresses of the tensors that nothing changes before the next update.
+        """
         target, self._image = self._pin(body), body[: layout.size_bytes]
         target[: len(layout.head)] = torch.frombuffer(bytearray(layout.head), dtype=torch.uint8)
         addresses = late()
@@ -119,6 +102,10 @@ class DeviceCopy:
         torch.cuda.current_stream().wait_event(self._all_done)
 
     def wait(self) -> str | None:
+        """Wait until everything is in the slot; returns the image's checksum.
+
+        None when the recipe changed a tensor during the copy: the slot holds parts of two states.
+        """
         self._all_done.synchronize()
         return checksum.of_image(self._image) if self._is_intact else None
 
@@ -137,6 +124,9 @@ class DeviceCopy:
                 )
             self._pinned[view.data_ptr()] = view
         return self._pinned[view.data_ptr()]
+
+
+SlotCopy = HostCopy | DeviceCopy
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:

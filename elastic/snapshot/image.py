@@ -51,6 +51,12 @@ def layout(tensors: Mapping[str, Tensor], document: Any) -> Layout:
 
     Raises StateNotSavable with the name of a tensor whose dtype or layout the format does not know.
     """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES or tensor.layout is not torch.strided:
+            raise StateNotSavable(
+                f"state entry {name}: expected a dense tensor of a plain dtype, found {tensor.layout} {tensor.dtype}; "
+                "convert it in the object's state_dict"
+            )
     plan = _plan(tuple((name, _Form.of(tensor)) for name, tensor in tensors.items()))
     head = _head(plan, {DOCUMENT: json.dumps(document), TIES: plan.ties})
     places = tuple((len(head) + start, tensors[name]) for name, start in plan.starts)
@@ -130,15 +136,12 @@ class _Form(NamedTuple):
     address: int
     stride: tuple[int, ...]
     device: torch.device
-    layout: torch.layout
     size_bytes: int
 
     @staticmethod
     def of(tensor: Tensor) -> "_Form":
-        if tensor.layout is not torch.strided:
-            return _Form(tensor.dtype, tensor.shape, 0, (), tensor.device, tensor.layout, 0)
-        address, stride, layout = tensor.data_ptr(), tensor.stride(), torch.strided
-        return _Form(tensor.dtype, tensor.shape, address, stride, tensor.device, layout, tensor.nbytes)
+        address, stride, device = tensor.data_ptr(), tensor.stride(), tensor.device
+        return _Form(tensor.dtype, tensor.shape, address, stride, device, tensor.nbytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,26 +162,22 @@ class _Plan:
 # run.
 @lru_cache(maxsize=1)
 def _plan(forms: tuple[tuple[str, _Form], ...]) -> _Plan:
-    for name, form in forms:
-        if form.dtype not in DTYPES or form.layout is not torch.strided:
-            raise StateNotSavable(
-                f"state entry {name}: expected a dense tensor of a plain dtype, found {form.layout} {form.dtype}; "
-                "convert it in the object's state_dict"
-            )
     ties = _ties(forms)
-    stored = [(name, form) for name, form in forms if name not in ties]
-    sizes = {name: form.size_bytes for name, form in stored}
+    stored = {name: form for name, form in forms if name not in ties}
+    sizes = {name: form.size_bytes for name, form in stored.items()}
     starts, offset = {}, 0
-    for name, form in sorted(stored, key=_sort_key):
+    for name in sorted(
+        stored, key=lambda name: (sizes[name] % WORD_BYTES != 0, -stored[name].dtype.itemsize)
+    ):
         starts[name] = offset
-        offset += form.size_bytes
+        offset += sizes[name]
     entries = {
         name: {
             "dtype": DTYPES[form.dtype],
             "shape": list(form.shape),
             "data_offsets": [starts[name], starts[name] + sizes[name]],
         }
-        for name, form in stored
+        for name, form in stored.items()
     }
     return _Plan(
         entries=json.dumps(entries, separators=(",", ":")),
@@ -187,11 +186,6 @@ def _plan(forms: tuple[tuple[str, _Form], ...]) -> _Plan:
         broken_at=sum(size for size in sizes.values() if not size % WORD_BYTES),
         size_bytes=offset,
     )
-
-
-def _sort_key(named: tuple[str, _Form]) -> tuple[bool, int]:
-    _, form = named
-    return form.size_bytes % WORD_BYTES != 0, -form.dtype.itemsize
 
 
 def _ties(forms: Iterable[tuple[str, _Form]]) -> dict[str, str]:
@@ -217,13 +211,10 @@ def _tensor(entry: TensorEntry, view: memoryview, *, copy: bool) -> Tensor:
     dtype = NAMES[entry.dtype]
     if entry.start == entry.end:
         return torch.empty(entry.shape, dtype=dtype)
-    # Other writers of the format may put a tensor at any byte; ours put it on a multiple of its
-    # element.
-    is_usable_in_place = not entry.start % dtype.itemsize
-    # torch.frombuffer shares the memory that it is given, and wants it writable: hence bytearray.
-    data = (
-        view[entry.start : entry.end]
-        if is_usable_in_place and not copy
-        else bytearray(view[entry.start : entry.end])
-    )
+    data: Buffer = view[entry.start : entry.end]
+    # Other writers of the format may put a tensor at any byte, where it cannot be used in place;
+    # ours put it on a multiple of its element.
+    if copy or entry.start % dtype.itemsize:
+        # torch.frombuffer shares the memory that it is given, and wants it writable.
+        data = bytearray(data)
     return torch.frombuffer(data, dtype=dtype).reshape(entry.shape)

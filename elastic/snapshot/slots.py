@@ -198,19 +198,20 @@ class SnapshotSlots:
 
         It is not a leased one, and not the newest whole one unless it is the only slot.
         """
-        newest = self._highest_whole()
+        seqs = [self._word(slot, _SEQ) for slot in range(self.num_slots)]
+        newest = max(filter(_is_whole, seqs), default=None)
         free = [
             slot
-            for slot in range(self.num_slots)
-            if self._word(slot, _LEASES) == 0 and (slot != newest or self.num_slots == 1)
+            for slot, seq in enumerate(seqs)
+            if self._word(slot, _LEASES) == 0 and (seq != newest or self.num_slots == 1)
         ]
         if not free:
             return None
         # Torn slots first, then the oldest. A lease that is taken at this very moment is not seen
         # here; its holder looks at `seq` once more before it relies on the bytes.
-        slot = min(free, key=lambda slot: (_is_whole(self._word(slot, _SEQ)), self._word(slot, _SEQ)))
+        slot = min(free, key=lambda slot: (_is_whole(seqs[slot]), seqs[slot]))
         self._map_whole(slot)
-        self._set(slot, _SEQ, self._last_seq() // 2 * 2 + 1)
+        self._set(slot, _SEQ, max(seqs) // 2 * 2 + 1)
         return slot
 
     def publish(self, slot: int, *, size_bytes: int, info: SnapshotInfo) -> Snapshot:
@@ -294,13 +295,6 @@ class SnapshotSlots:
                 slot=slot, seq=seq, offset=self._header(slot) + PAGE, size_bytes=size_bytes, info=info
             )
         return None
-
-    def _highest_whole(self) -> int | None:
-        whole = [slot for slot in range(self.num_slots) if _is_whole(self._word(slot, _SEQ))]
-        return max(whole, key=lambda slot: self._word(slot, _SEQ), default=None)
-
-    def _last_seq(self) -> int:
-        return max(self._word(slot, _SEQ) for slot in range(self.num_slots))
 
     def _header(self, slot: int) -> int:
         return PAGE + slot * (PAGE + self.capacity_bytes)

@@ -21,6 +21,9 @@ from elastic.errors import CheckpointDamaged, StateNotSavable, UsageError
 from elastic.snapshot import checksum
 from elastic.snapshot.image import tensor_bytes
 
+# How an object's load_state_dict may say that a state is not its own.
+LOAD_ERRORS = RuntimeError, LookupError, ArithmeticError, AttributeError, ValueError, TypeError
+
 
 @runtime_checkable
 class Stateful(Protocol):
@@ -108,14 +111,7 @@ class State:
         for name, thing in self.objects.items():
             try:
                 self._load(name, thing, flat)
-            except (
-                RuntimeError,
-                LookupError,
-                ArithmeticError,
-                AttributeError,
-                ValueError,
-                TypeError,
-            ) as error:
+            except LOAD_ERRORS as error:
                 raise CheckpointDamaged(f"{name} does not take the saved state: {error}") from error
 
     def _load(self, name: str, thing: Stateful, flat: FlatState) -> None:
@@ -143,10 +139,11 @@ def _keeps_any(thing: Stateful, given: Mapping[str, Tensor]) -> bool:
     """Whether its state now holds memory that it was given."""
     held: dict[str, Tensor] = {}
     _encode(thing.state_dict(), "", held)
-    addresses = {tensor.untyped_storage().data_ptr() for tensor in held.values() if tensor.numel()}
-    return any(
-        tensor.untyped_storage().data_ptr() in addresses for tensor in given.values() if tensor.numel()
-    )
+    return not _storages(held).isdisjoint(_storages(given))
+
+
+def _storages(tensors: Mapping[str, Tensor]) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors.values() if tensor.numel()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
