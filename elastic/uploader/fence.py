@@ -187,7 +187,9 @@ class Mirror:
             # agent's death. The agent's own calls to the store report the problem.
             with contextlib.suppress(Exception):
                 self._generation = max(self._generation, self._shown())
-            self._write()
+            # Nor may a full disk end it: the mirror stays as it is until there is room again.
+            with contextlib.suppress(OSError):
+                self._write()
 
     def _write(self) -> None:
         replace_whole(self._path, f"{self._generation} {int(since_boot_s() * 1e9)}".encode(), fsync=False)

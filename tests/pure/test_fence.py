@@ -1,5 +1,6 @@
 """How an uploader learns the newest generation, above all through the mirror of its agent."""
 
+import errno
 import threading
 import time
 
@@ -7,6 +8,7 @@ import pytest
 
 from elastic.errors import StoreFailed, UsageError
 from elastic.rendezvous.backends.backend import BackendFailed
+from elastic.system.files import replace_whole
 from elastic.testing.fakes import FakeClock
 from elastic.uploader import fence
 from elastic.uploader.fence import Mirror, MirrorFence, NoFence, open_fence
@@ -70,6 +72,24 @@ def test_a_mirror_is_written_as_long_as_its_agent_lives(tmp_path):
     number, _, written = (tmp_path / "m").read_text().partition(" ")
     assert (number, written.isdecimal()) == ("5", True)
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_mirror_goes_on_once_a_full_disk_has_room_again(tmp_path, monkeypatch):
+    """Writing fails twice; afterwards the newest number must still reach the mirror."""
+    refused, written = [], threading.Event()
+
+    def full(*arguments, **options):
+        if len(refused) < 2:
+            refused.append(arguments)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace_whole(*arguments, **options)
+        written.set()
+
+    mirror = Mirror(lambda: 5, tmp_path / "m")
+    monkeypatch.setattr(fence, "replace_whole", full)
+    assert written.wait(timeout=60)
+    mirror.close()
+    assert (tmp_path / "m").read_text().split()[0] == "5"
 
 
 @pytest.mark.parametrize("text", ["", "7", "7 x", "x 7", "7 7 7"])
