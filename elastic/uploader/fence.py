@@ -27,12 +27,12 @@ number that it saw last counts. The store's exclusive commit is the last fence.
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from elastic.config import environment
 from elastic.errors import StoreFailed, UsageError
-from elastic.rendezvous.backends.backend import Backend, BackendFailed, PublishesGeneration
+from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.group import Group
 from elastic.storage.store import StoreUnavailable, retrying
 from elastic.system.clock import Clock, SystemClock, since_boot_s
@@ -46,122 +46,80 @@ _POLL_S = 0.02
 _LIMIT_BYTES = 64
 
 
-class Fence(Protocol):
-    def newest(self) -> int:
-        """The newest generation; 0 before the first.
-
-        Raises StoreFailed when that cannot be found out.
-        """
+# The newest generation; 0 before the first. Raises StoreFailed when that cannot be found out.
+Fence = Callable[[], int]
 
 
 def open_fence(text: str | None) -> Fence:
     """The fence that `text` names; None never fences. Raises UsageError."""
     if text is None:
-        return NoFence()
+        return lambda: 0
     kind, _, where = text.partition(":")
     match kind:
         case "file":
-            return FileFence(Path(where))
+            return partial(_read_file, Path(where))
         case "mirror":
-            return MirrorFence(Path(where), SystemClock())
+            return partial(read_mirror, Path(where), SystemClock())
         case "etcd":
             # Imported only here, so that other uploaders start faster.
             from elastic.rendezvous.backends.etcd import EtcdBackend
             from elastic.rendezvous.backends.etcd_http import Access
 
             group, _, endpoints = where.partition(" ")
-            return PublishedFence(
-                EtcdBackend(endpoints, group, Access.from_environment(environment.variables()))
-            )
+            etcd = EtcdBackend(endpoints, group, Access.from_environment(environment.variables()))
+            return partial(_ask, etcd.shown_generation, StoreFailed)
         case "objects":
             from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
 
-            return GroupStateFence(ObjectStoreBackend(where, intervals=NO_DELAY), SystemClock())
+            objects = ObjectStoreBackend(where, intervals=NO_DELAY)
+            # An object store that is busy for a second must not cost a save: it is asked again.
+            return partial(_ask, lambda: _generation_of(objects), StoreUnavailable)
         case _:
             raise UsageError(
                 f"expected a fence file:PATH, mirror:PATH, objects:URL or etcd:GROUP HOSTS, found {text!r}"
             )
 
 
-class NoFence:
-    def newest(self) -> int:
-        return 0
+def read_mirror(path: Path, clock: Clock) -> int:
+    """The number in the mirror, once it is fresh, or after FRESH_S.
 
-
-class FileFence:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def newest(self) -> int:
-        try:
-            return _number(_read(self._path).strip(), self._path)
-        except FileNotFoundError:
-            return 0
-
-
-class MirrorFence:
-    def __init__(self, path: Path, clock: Clock) -> None:
-        self._path = path
-        self._clock = clock
-
-    def newest(self) -> int:
-        """The number in the mirror, once it is fresh, or after FRESH_S.
-
-        A mirror that is not fresh is one whose agent was stopped, together with this process, or is
-        dead. An agent that was stopped writes a new number within the second; a dead one never
-        does, and then its last number counts.
-        """
-        deadline = self._clock.monotonic() + FRESH_S
-        while True:
-            number, _, written = self._text().partition(" ")
-            generation = _number(number, self._path)
-            age_s = since_boot_s() - _number(written, self._path) / 1e9
-            if age_s < FRESH_S or self._clock.monotonic() > deadline:
-                return generation
-            self._clock.sleep(_POLL_S)
-
-    def _text(self) -> str:
-        try:
-            return _read(self._path)
-        except FileNotFoundError:
-            return "0 0"  # stale, so that `newest` waits for the first one
-
-
-class PublishedFence:
-    def __init__(self, backend: PublishesGeneration) -> None:
-        self._backend = backend
-
-    def newest(self) -> int:
-        try:
-            return self._backend.shown_generation()
-        except BackendFailed as error:
-            raise StoreFailed(
-                f"the newest generation cannot be read ({error}); nothing is committed without it"
-            ) from error
-
-
-class GroupStateFence:
-    """Reads the number from the group's state.
-
-    It tries again for a while, because an object store that is busy for a second must not cost a
-    save.
+    A mirror that is not fresh is one whose agent was stopped, together with this process, or is
+    dead. An agent that was stopped writes a new number within the second; a dead one never does,
+    and then its last number counts.
     """
+    deadline = clock.monotonic() + FRESH_S
+    while True:
+        # A missing one is stale, so that this waits for the first one.
+        number, _, written = _read(path, missing="0 0").partition(" ")
+        generation = _number(number, path)
+        age_s = since_boot_s() - _number(written, path) / 1e9
+        if age_s < FRESH_S or clock.monotonic() > deadline:
+            return generation
+        clock.sleep(_POLL_S)
 
-    def __init__(self, backend: Backend, clock: Clock) -> None:
-        self._backend = backend
-        self._clock = clock
 
-    def newest(self) -> int:
-        return retrying(self._ask, clock=self._clock, deadline=self._clock.monotonic() + ASK_FOR_S)
+def _read_file(path: Path) -> int:
+    return _number(_read(path, missing="0").strip(), path)
 
-    def _ask(self) -> int:
+
+def _ask(shown: Callable[[], int], failure: type[StoreFailed]) -> int:
+    """The result of `shown`, which is asked again where its `failure` is StoreUnavailable."""
+
+    def once() -> int:
         try:
-            found = self._backend.read()
+            return shown()
         except BackendFailed as error:
-            raise StoreUnavailable(
+            raise failure(
                 f"the newest generation cannot be read ({error}); nothing is committed without it"
             ) from error
-        return 0 if found is None else Group.parse(found[1]).generation
+
+    clock = SystemClock()
+    return retrying(once, clock=clock, deadline=clock.monotonic() + ASK_FOR_S)
+
+
+def _generation_of(backend: Backend) -> int:
+    found = backend.read()
+    return 0 if found is None else Group.parse(found[1]).generation
 
 
 class Mirror:
@@ -195,11 +153,12 @@ class Mirror:
         replace_whole(self._path, f"{self._generation} {int(since_boot_s() * 1e9)}".encode(), fsync=False)
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, *, missing: str) -> str:
+    """missing: the text of a file that does not exist yet."""
     try:
         return read_regular(path, _LIMIT_BYTES).decode(errors="replace")
     except FileNotFoundError:
-        raise
+        return missing
     except OSError as error:
         raise StoreFailed(
             f"the fence {path} cannot be read ({error}); nothing is committed without it"

@@ -123,7 +123,7 @@ class Saver:
         """
         with self._membership:
             return not self._membership.wait_for(
-                lambda: self._fence.newest() <= max(generation, self._entered), ENTERING_S
+                lambda: self._fence() <= max(generation, self._entered), ENTERING_S
             )
 
     def prune(self, offer: Offer) -> None:

@@ -89,7 +89,7 @@ def test_without_any_member_calls_fail_quickly_until_they_are_back(cluster):
             call()
         assert time.monotonic() - began < QUICKLY_S
     with pytest.raises(StoreFailed, match="nothing is committed without it"):
-        open_fence(f"etcd:g {cluster.endpoints}").newest()
+        open_fence(f"etcd:g {cluster.endpoints}")()
     for member in range(3):
         cluster.start(member)
     cluster.wait_ready()

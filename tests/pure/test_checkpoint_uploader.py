@@ -650,7 +650,7 @@ def test_a_fence_is_the_number_in_its_file(tmp_path, text, newest):
     """The file holds a generation, one with a line's end, or does not exist yet."""
     if text is not None:
         (tmp_path / "fence").write_text(text)
-    assert open_fence(f"file:{tmp_path / 'fence'}").newest() == newest
+    assert open_fence(f"file:{tmp_path / 'fence'}")() == newest
 
 
 @pytest.mark.parametrize("text", ["", "two", "-1", "1.5"])
@@ -658,7 +658,7 @@ def test_a_fence_without_a_number_stops_the_save(tmp_path, text):
     """Taking it for 0 would let an old writer commit."""
     (tmp_path / "fence").write_text(text)
     with pytest.raises(StoreFailed, match="expected the number"):
-        open_fence(f"file:{tmp_path / 'fence'}").newest()
+        open_fence(f"file:{tmp_path / 'fence'}")()
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=5), st.integers()), max_size=5), st.data())

@@ -11,7 +11,7 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.system.files import replace_whole
 from elastic.testing.fakes import FakeClock
 from elastic.uploader import fence
-from elastic.uploader.fence import Mirror, MirrorFence, NoFence, open_fence
+from elastic.uploader.fence import Mirror, open_fence, read_mirror
 
 
 def stamped(path, generation, *, age_s):
@@ -22,7 +22,7 @@ def test_a_fresh_mirror_is_used_at_once(tmp_path):
     """The clock of the reader does not move."""
     clock = FakeClock()
     stamped(tmp_path / "m", 7, age_s=0.0)
-    assert MirrorFence(tmp_path / "m", clock).newest() == 7
+    assert read_mirror(tmp_path / "m", clock) == 7
     assert clock.now == 1000.0
 
 
@@ -40,14 +40,14 @@ def test_after_a_sleep_the_agents_next_number_counts(tmp_path):
             stamped(tmp_path / "m", 8, age_s=0.0)
 
     clock.sleep = sleep
-    assert MirrorFence(tmp_path / "m", clock).newest() == 8
+    assert read_mirror(tmp_path / "m", clock) == 8
 
 
 def test_the_last_number_of_a_dead_agent_counts(tmp_path):
     """The mirror is not written any more."""
     clock = FakeClock()
     stamped(tmp_path / "m", 7, age_s=60.0)
-    assert MirrorFence(tmp_path / "m", clock).newest() == 7
+    assert read_mirror(tmp_path / "m", clock) == 7
     assert fence.FRESH_S <= clock.now - 1000.0 < 2 * fence.FRESH_S
 
 
@@ -66,7 +66,7 @@ def test_a_mirror_is_written_as_long_as_its_agent_lives(tmp_path):
         return answer
 
     mirror = Mirror(shown, tmp_path / "m")
-    assert MirrorFence(tmp_path / "m", FakeClock()).newest() in (0, 3)
+    assert read_mirror(tmp_path / "m", FakeClock()) in (0, 3)
     assert came.wait(timeout=60)
     mirror.close()
     number, _, written = (tmp_path / "m").read_text().partition(" ")
@@ -96,11 +96,10 @@ def test_a_mirror_goes_on_once_a_full_disk_has_room_again(tmp_path, monkeypatch)
 def test_a_malformed_mirror_stops_the_save(tmp_path, text):
     (tmp_path / "m").write_text(text)
     with pytest.raises(StoreFailed, match="expected the number"):
-        open_fence(f"mirror:{tmp_path / 'm'}").newest()
+        open_fence(f"mirror:{tmp_path / 'm'}")()
 
 
 def test_no_fence_fences_nothing_and_an_unknown_fence_is_refused():
-    assert isinstance(open_fence(None), NoFence)
-    assert open_fence(None).newest() == 0
+    assert open_fence(None)() == 0
     with pytest.raises(UsageError, match="expected a fence"):
         open_fence("smoke:signal")

@@ -220,18 +220,18 @@ def test_the_fence_sees_a_new_generation_at_once(storage):
     fence tries.
     """
     backend, fence = opened(storage), open_fence(f"objects:{storage.url}")
-    assert fence.newest() == 0
+    assert fence() == 0
     for number in range(1, 4):
         group = Group.parse(Group.empty().to_json().replace(b'"generation": 0', b'"generation": %d' % number))
         assert group.generation == number
         assert backend.compare_and_set(number - 1 or None, group.to_json())
-        assert fence.newest() == number
+        assert fence() == number
     storage.fail(Deed.ERROR, reads, times=3)
-    assert fence.newest() == 3
+    assert fence() == 3
     fence._clock = _Hurried()
     storage.fail(Deed.ERROR, reads)
     with pytest.raises(StoreFailed, match="nothing is committed without it"):
-        fence.newest()
+        fence()
 
 
 class _Hurried:
