@@ -6,7 +6,8 @@ never changes the store.
 
 import hashlib
 import mmap
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -87,13 +88,9 @@ def read_payload(store: Store, record: CommitRecord, clock: Clock) -> memoryview
         with suppress(OSError):  # raised by a kernel without large pages
             memory.madvise(mmap.MADV_HUGEPAGE)
         image, end = memoryview(memory)[: record.size_bytes], 0
-
-        def keep(chunk: bytes) -> None:
-            nonlocal end
+        for chunk in _chunks(store, record):
             image[end : end + len(chunk)] = chunk
             end += len(chunk)
-
-        _stream(store, record, keep)
         return image
 
     return reading(whole, clock)
@@ -101,7 +98,7 @@ def read_payload(store: Store, record: CommitRecord, clock: Clock) -> memoryview
 
 def check_payload(store: Store, record: CommitRecord, clock: Clock) -> None:
     """Raises as `read_payload`; keeps no bytes."""
-    reading(lambda: _stream(store, record, _forget), clock)
+    reading(lambda: deque(_chunks(store, record), maxlen=0), clock)
 
 
 def of_run(
@@ -131,7 +128,8 @@ def verify(store: Store, clock: Clock) -> list[Damage]:
     return sorted(damages, key=lambda damage: -damage.step)
 
 
-def _stream(store: Store, record: CommitRecord, take: Callable[[bytes], None]) -> None:
+def _chunks(store: Store, record: CommitRecord) -> Iterator[bytes]:
+    """The payload, which is whole and unchanged only if this comes to its end."""
     digest, size_bytes = hashlib.sha256(), 0
     try:
         for chunk in store.read(record.payload):
@@ -139,7 +137,7 @@ def _stream(store: Store, record: CommitRecord, take: Callable[[bytes], None]) -
             size_bytes += len(chunk)
             if size_bytes > record.size_bytes:
                 break
-            take(chunk)
+            yield chunk
     except ObjectNotFound as error:
         raise CheckpointDamaged(
             f"the payload {record.payload} is missing, its commit record is there"
@@ -155,7 +153,3 @@ def _stream(store: Store, record: CommitRecord, take: Callable[[bytes], None]) -
         raise CheckpointDamaged(
             f"the payload {record.payload} has sha256 {digest.hexdigest()[:16]}, expected {record.sha256[:16]}: its bytes were changed"
         )
-
-
-def _forget(_chunk: bytes) -> None:
-    pass

@@ -23,19 +23,10 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from enum import Enum
 from functools import partial
 
 from elastic.checkpoint.catalog import check_payload, read_record
-from elastic.checkpoint.record import (
-    FORMAT,
-    RECORDS_PER_STEP,
-    CommitRecord,
-    Save,
-    attempt_dir,
-    commit_name,
-    payload_name,
-)
+from elastic.checkpoint.record import FORMAT, RECORDS_PER_STEP, CommitRecord, Save, attempt_dir, commit_name
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
 from elastic.storage.store import Payload, Store, StoreUnavailable, retrying
 from elastic.system.clock import Clock
@@ -64,45 +55,6 @@ class Committed:
     record: CommitRecord
     is_ours: bool
     reason: str
-
-
-class Action(Enum):
-    OURS = "ours"
-    THEIRS = "theirs"
-    REPLACE = "replace"
-    AGAIN = "again"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    action: Action
-    reason: str
-
-
-def settle(ours: CommitRecord, found: CommitRecord | CheckpointDamaged | None) -> Decision:
-    """What a record that was read back means for the writer of `ours`.
-
-    `found` is CheckpointDamaged when the record or its payload is damaged, None when there is none.
-    """
-    match found:
-        case None:
-            return Decision(action=Action.AGAIN, reason="no commit record was found after creating it")
-        case CheckpointDamaged():
-            return Decision(
-                action=Action.REPLACE, reason=f"step {ours.step} is committed but damaged: {found}"
-            )
-        case CommitRecord(write_id=write_id) if write_id == ours.write_id:
-            return Decision(action=Action.OURS, reason="committed")
-        case CommitRecord(digest=digest) if digest != ours.digest:
-            reason = (
-                f"step {ours.step} was already committed by generation {found.generation} with another state "
-                f"(digest {digest[:16]}, ours {ours.digest[:16]}): that one stays; was it trained with other software or hardware?"
-            )
-            return Decision(action=Action.THEIRS, reason=reason)
-        case CommitRecord():
-            return Decision(
-                action=Action.THEIRS, reason=f"already committed by generation {found.generation}"
-            )
 
 
 def commit(
@@ -178,9 +130,7 @@ class _Write:
         def once() -> int:
             # Before every try: a save that waits for its storage must not go on for ever.
             self.may_go_on()
-            return self._store.write(
-                payload_name(record.step, record.attempt), payload, lambda: reached("upload")
-            )
+            return self._store.write(record.payload, payload, lambda: reached("upload"))
 
         stored_bytes = retrying(once, clock=self._clock, deadline=self._limits.deadline)
         if stored_bytes != payload.size_bytes:
@@ -194,29 +144,22 @@ class _Write:
         # The checkpoint that replaces it gets the next name instead, and readers take the latest.
         for number in range(RECORDS_PER_STEP):
             create = partial(self._create_once, commit_name(record.step, number), record)
-            decision, found = retrying(create, clock=self._clock, deadline=self._limits.deadline)
-            match decision.action:
-                case Action.OURS | Action.THEIRS:
-                    return Committed(
-                        record=found, is_ours=decision.action is Action.OURS, reason=decision.reason
-                    )
-                case Action.REPLACE:
-                    continue
-                case Action.AGAIN:
-                    raise AssertionError("retrying returns settled decisions only")
+            committed = retrying(create, clock=self._clock, deadline=self._limits.deadline)
+            if committed is not None:
+                return committed
         raise StoreFailed(
             f"all {RECORDS_PER_STEP} commit records of step {record.step} are damaged; elastic-train verify lists the damage"
         )
 
-    def _create_once(self, name: str, record: CommitRecord) -> tuple[Decision, CommitRecord]:
+    def _create_once(self, name: str, record: CommitRecord) -> Committed | None:
+        """None when the name is taken by a damaged checkpoint."""
         # The last look before the record. A newer generation may still begin between this line and
         # the creation. Then a checkpoint of the older one appears late; it is complete, and its
         # state lies on the trajectory that the newer generation passes through as well.
         self.may_go_on()
-        found: CommitRecord | CheckpointDamaged | None
         try:
             if self._store.create(name, record.to_json()):
-                return settle(record, record), record
+                return _committed(record, record)
             # False does not mean that another writer was here: a storage library repeats a request
             # whose answer was lost, and then finds the record that its first request created.
         except StoreUnavailable:
@@ -225,17 +168,16 @@ class _Write:
             self._is_in_doubt = True
         try:
             found = read_record(self._store, name, record.step, self._clock)
-            if found is not None and found.run_id != record.run_id:
-                raise CheckpointDamaged(f"it is of another run ({found.run_id!r:.40})")
-            if found is not None and found.write_id != record.write_id:
+            if found is None:
+                raise StoreUnavailable("no commit record was found after creating it")
+            if found.run_id != record.run_id:
+                return None
+            if found.write_id != record.write_id:
                 # Our own good copy is given up for theirs only if theirs loads.
                 check_payload(self._store, found, self._clock)
-        except CheckpointDamaged as error:
-            found = error
-        decision = settle(record, found)
-        if decision.action is Action.AGAIN:
-            raise StoreUnavailable(decision.reason)
-        return decision, found if isinstance(found, CommitRecord) else record
+        except CheckpointDamaged:
+            return None
+        return _committed(record, found)
 
     def drop(self, record: CommitRecord) -> None:
         """Delete an attempt that was not committed, unless its record may yet appear."""
@@ -243,3 +185,16 @@ class _Write:
             # The sweep deletes what stays behind; the caller needs the outcome of the save itself.
             with suppress(StoreFailed):
                 self._store.delete(record.payload)
+
+
+def _committed(ours: CommitRecord, found: CommitRecord) -> Committed:
+    """What the record that the store holds means for the writer of `ours`."""
+    if found.write_id == ours.write_id:
+        return Committed(record=found, is_ours=True, reason="committed")
+    reason = f"already committed by generation {found.generation}"
+    if found.digest != ours.digest:
+        reason = (
+            f"step {ours.step} was {reason} with another state (digest {found.digest[:16]}, ours {ours.digest[:16]}): "
+            "that one stays; was it trained with other software or hardware?"
+        )
+    return Committed(record=found, is_ours=False, reason=reason)

@@ -5,19 +5,12 @@ it. It does not promise to delete anything: a later run of it finds what a faile
 left, from the listing alone.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 from elastic.checkpoint.catalog import committed, records_in
-from elastic.checkpoint.record import (
-    CommitRecord,
-    parse_attempt_dir,
-    parse_commit_name,
-    parse_step_dir,
-    step_dir,
-)
+from elastic.checkpoint.record import CommitRecord, parse_attempt, parse_commit_name, parse_step
 from elastic.checkpoint.retention import counted, to_delete, to_sweep
-from elastic.storage.store import Store, StoredObject, reading
+from elastic.storage.store import Store, reading
 from elastic.system.clock import Clock
 
 
@@ -65,26 +58,19 @@ class Pruner:
             keep=self._policy.keep,
             resumed_from=resumed_from,
         )
-        for step in steps:
-            self._delete_step(step, entries)
-        self._sweep([e for e in entries if _step_of(e) not in steps], records, generation)
+        deleted = [entry.name for entry in entries if parse_step(entry.name) in steps]
+        # Of each step the record first: a crash then leaves a payload without a record, which is
+        # not a checkpoint. In the other order it would leave a checkpoint that does not load.
+        for name in sorted(deleted, key=lambda name: (parse_step(name), parse_commit_name(name) is None)):
+            self._delete(name)
+        others = [entry.name for entry in entries if parse_step(entry.name) not in steps]
+        self._sweep(others, records, generation)
         return steps
 
-    def _delete_step(self, step: int, entries: list[StoredObject]) -> None:
-        names = [entry.name for entry in entries if _step_of(entry) == step]
-        # The record first: a crash then leaves a payload without a record, which is not a
-        # checkpoint. In the other order it would leave a checkpoint that does not load.
-        for name in sorted(names, key=lambda name: parse_commit_name(name) is None):
-            self._delete(name)
-
-    def _sweep(self, entries: list[StoredObject], records: list[CommitRecord], generation: int) -> None:
-        attempts = _attempts(entries)
-        named = {_folder(record) for record in records}
-        uncommitted = {
-            folder: written_by
-            for folder in attempts
-            if folder not in named and (written_by := parse_attempt_dir(folder.split("/")[1])) is not None
-        }
+    def _sweep(self, names: list[str], records: list[CommitRecord], generation: int) -> None:
+        attempts = dict(attempt for name in names if (attempt := parse_attempt(name)))
+        named = _attempts_of(records)
+        uncommitted = {folder: by for folder, by in attempts.items() if folder not in named}
         now = self._clock.monotonic()
         self._first_seen = {folder: self._first_seen.get(folder, now) for folder in uncommitted}
         abandoned = to_sweep(
@@ -98,34 +84,16 @@ class Pruner:
             # List again: a record may have been created since the first listing. One that is
             # damaged may have named any attempt of its step, so all of that step's attempts stay.
             records, damages = committed(self._store, self._clock)
-            named = {_folder(record) for record in records}
-            unclear = {step_dir(damage.step) for damage in damages}
-            for folder in abandoned:
-                if folder not in named and folder.partition("/")[0] not in unclear:
-                    for name in attempts[folder]:
-                        self._delete(name)
+            gone = set(abandoned) - _attempts_of(records)
+            unclear = {damage.step for damage in damages}
+            for name in names:
+                attempt = parse_attempt(name)
+                if attempt and attempt[0] in gone and parse_step(name) not in unclear:
+                    self._delete(name)
 
     def _delete(self, name: str) -> None:
         reading(lambda: self._store.delete(name), self._clock)
 
 
-def _folder(record: CommitRecord) -> str:
-    return record.payload.rpartition("/")[0]
-
-
-def _step_of(entry: StoredObject) -> int | None:
-    return parse_step_dir(entry.name.partition("/")[0])
-
-
-def _attempts(entries: list[StoredObject]) -> dict[str, list[str]]:
-    """Names below each attempt's folder, which is spelled `step/attempt`."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for entry in entries:
-        parts = entry.name.split("/")
-        if (
-            len(parts) > 2
-            and parse_step_dir(parts[0]) is not None
-            and parse_attempt_dir(parts[1]) is not None
-        ):
-            found["/".join(parts[:2])].append(entry.name)
-    return dict(found)
+def _attempts_of(records: list[CommitRecord]) -> set[str]:
+    return {record.payload.rpartition("/")[0] for record in records}

@@ -19,9 +19,11 @@ PAYLOAD = "state.safetensors"
 RECORD_LIMIT_BYTES = 64 * 1024
 RECORDS_PER_STEP = 8
 
-_STEP_DIR = re.compile(r"[0-9]{12}")
-_ATTEMPT_DIR = re.compile(r"a-([0-9]{6,12})-[0-9a-f]{8}")
-_COMMIT = re.compile(r"COMMIT(?:-([1-7]))?\.json")
+_STEP, _ATTEMPT = r"[0-9]{12}", r"a-([0-9]{6,12})-[0-9a-f]{8}"
+_IN_STEP = re.compile(rf"{_STEP}(?=/|\Z)")
+_ATTEMPT_DIR = re.compile(_ATTEMPT)
+_IN_ATTEMPT = re.compile(rf"({_STEP}/{_ATTEMPT})/.*", re.DOTALL)
+_COMMIT = re.compile(rf"({_STEP})/COMMIT(?:-([1-7]))?\.json")
 _Sha256 = Annotated[str, pattern("[0-9a-f]{64}", "64 digits in hex")]
 
 
@@ -67,7 +69,7 @@ class CommitRecord:
     @property
     def payload(self) -> str:
         """Name of the payload relative to the checkpoints' URL."""
-        return payload_name(self.step, self.attempt)
+        return f"{step_dir(self.step)}/{self.attempt}/{PAYLOAD}"
 
     def to_json(self) -> bytes:
         body = asdict(self)
@@ -107,45 +109,44 @@ def parse(data: bytes) -> CommitRecord:
 
 def step_dir(step: int) -> str:
     """12000 is 000000012000, so that names sort as steps do."""
-    if not 0 <= step < 10**12:
-        raise ValueError(f"a step is a number from 0 to 10**12 - 1, found {step}")
     return f"{step:012d}"
-
-
-def parse_step_dir(name: str) -> int | None:
-    return int(name) if _STEP_DIR.fullmatch(name) else None
 
 
 def attempt_dir(generation: int, write_id: str) -> str:
     return f"a-{generation:06d}-{write_id[:8]}"
 
 
-def parse_attempt_dir(name: str) -> int | None:
-    """The generation that wrote the attempt, or None for a name that is no attempt's."""
-    found = _ATTEMPT_DIR.fullmatch(name)
-    return int(found[1]) if found else None
-
-
-def payload_name(step: int, attempt: str) -> str:
-    return f"{step_dir(step)}/{attempt}/{PAYLOAD}"
-
-
 def commit_name(step: int, number: int = 0) -> str:
     """COMMIT.json; the record that replaces a damaged one of the same step is COMMIT-1.json, and so
     on.
     """
-    if not 0 <= number < RECORDS_PER_STEP:
-        raise ValueError(f"a step has at most {RECORDS_PER_STEP} commit records, found number {number}")
     return f"{step_dir(step)}/COMMIT{f'-{number}' if number else ''}.json"
 
 
 def parse_commit_name(name: str) -> tuple[int, int] | None:
     """Step and number of a commit record's name, or None for any other name."""
-    folder, _, file = name.partition("/")
-    step, found = parse_step_dir(folder), _COMMIT.fullmatch(file)
-    if step is None or found is None:
-        return None
-    return step, int(found[1] or 0)
+    found = _COMMIT.fullmatch(name)
+    return None if found is None else (int(found[1]), int(found[2] or 0))
+
+
+def parse_attempt_dir(name: str) -> int | None:
+    """The generation that wrote the attempt, or None for a name that is no attempt's."""
+    found = _ATTEMPT_DIR.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def parse_attempt(name: str) -> tuple[str, int] | None:
+    """The attempt that an object belongs to, as `step/attempt`, and the generation that wrote it;
+    None for any other object.
+    """
+    found = _IN_ATTEMPT.fullmatch(name)
+    return None if found is None else (found[1], int(found[2]))
+
+
+def parse_step(name: str) -> int | None:
+    """The step that an object belongs to, or None."""
+    found = _IN_STEP.match(name)
+    return None if found is None else int(found[0])
 
 
 def _checksum(body: dict[str, Any]) -> str:

@@ -115,7 +115,9 @@ def test_a_right_checksum_does_not_excuse_a_wrong_field(changes):
 @given(numbers, st.integers(0, names.RECORDS_PER_STEP - 1), st.integers(0, 10**9), hex_32)
 def test_a_name_is_parsed_into_the_parts_it_was_made_of(step, number, generation, write_id):
     """Makes each kind of name and parses it back."""
-    assert names.parse_step_dir(names.step_dir(step)) == step
+    attempt = f"{names.step_dir(step)}/{names.attempt_dir(generation, write_id)}"
+    assert names.parse_step(f"{attempt}/x") == names.parse_step(names.commit_name(step, number)) == step
+    assert names.parse_attempt(f"{attempt}/x/y") == (attempt, generation)
     assert names.parse_commit_name(names.commit_name(step, number)) == (step, number)
     assert names.parse_attempt_dir(names.attempt_dir(generation, write_id)) == generation
 
