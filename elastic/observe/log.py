@@ -5,7 +5,6 @@ line reached the disk: a power cut may lose the newest ones.
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -16,7 +15,7 @@ from elastic.events import Event
 from elastic.observe import logged_event
 from elastic.observe.logged_event import LoggedEvent
 from elastic.system.clock import Clock
-from elastic.system.growing_file import lines_of
+from elastic.system.growing_file import AppendedFile, lines_of
 from elastic.system.untrusted import parse_json
 
 T = TypeVar("T")
@@ -24,30 +23,21 @@ T = TypeVar("T")
 
 class EventLog:
     def __init__(self, path: Path, *, node: str, clock: Clock) -> None:
-        self._path = path
+        self._file = AppendedFile(path)
         self._node = node
         self._clock = clock
-        self._fd: int | None = None
         self.generation = 0
 
     def record(self, event: Event) -> None:
         logged = LoggedEvent(
             time=self._clock.wall(), node=self._node, generation=self.generation, event=event
         )
-        line = json.dumps(logged.to_json()) + "\n"
+        line = json.dumps(logged.to_json())
         try:
-            # One write call for the whole line, on an O_APPEND descriptor: lines never interleave.
-            os.write(self._open(), line.encode())
+            self._file.append(line)
         except OSError as error:
             # A full or read-only disk costs the event, not the training.
-            print(f"event not written ({error}): {line.rstrip()}", file=sys.stderr)
-
-    def _open(self) -> int:
-        if self._fd is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._fd = os.open(self._path, flags, 0o644)
-        return self._fd
+            print(f"event not written ({error}): {line}", file=sys.stderr)
 
 
 def read_events(directory: Path) -> list[LoggedEvent[Event]]:

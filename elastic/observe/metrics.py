@@ -7,9 +7,9 @@ file has no readers. It does not promise that the newest lines survive a power c
 
 import json
 import math
-import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from elastic.observe import step_line
 from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
 from elastic.system.files import open_regular, replace_whole
-from elastic.system.growing_file import last_lines, lines_of
+from elastic.system.growing_file import AppendedFile, last_lines, lines_of
 
 _TAIL_BYTES = 64 * 1024
 
@@ -25,8 +25,7 @@ _TAIL_BYTES = 64 * 1024
 class Metrics:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._fd: int | None = None
-        self._torn = False
+        self._file = AppendedFile(path)
         self._has_warned = False
 
     def append(self, line: StepLine) -> None:
@@ -35,14 +34,9 @@ class Metrics:
         A full or failing disk costs the line, not the training, and one message on stderr. Raises
         TypeError if the recipe logged a value that is not JSON, such as a tensor.
         """
-        text = json.dumps(_finite(line.to_json()), allow_nan=False) + "\n"
-        # A full disk may cut a write short. The next line must not continue the torn one: both
-        # would be lost then.
-        data = (("\n" if self._torn else "") + text).encode()
-        try:
-            self._torn = os.write(self._open(), data) < len(data)
-        except OSError as error:
-            self._warn(error)
+        text = json.dumps(_finite(line.to_json()), allow_nan=False)
+        with self._disk_errors_reported():
+            self._file.append(text)
 
     def rewind(self, step: int) -> int:
         """Drop the lines of steps beyond `step`; returns the highest step that was there, or 0.
@@ -57,37 +51,25 @@ class Metrics:
         # A new file under the old name: an older rank 0 that still has the old file open can write
         # to it, but not into the record.
         replace_whole(self._path, data[:cut], fsync=True)
-        self.close()
+        self._file.close()
         return highest
 
     def sync(self) -> None:
         """Make the lines so far durable."""
+        with self._disk_errors_reported():
+            self._file.sync()
+
+    @contextmanager
+    def _disk_errors_reported(self) -> Iterator[None]:
         try:
-            os.fsync(self._open())
+            yield
         except OSError as error:
-            self._warn(error)
-
-    def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-        self._fd, self._torn = None, False
-
-    def _open(self) -> int:
-        if self._fd is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            # O_NOFOLLOW: anyone with write access to the folder could put a link here, and make
-            # this process append to any file of its user.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._fd = os.open(self._path, flags, 0o644)
-        return self._fd
-
-    def _warn(self, error: OSError) -> None:
-        if not self._has_warned:
-            print(
-                f"metrics not written to {self._path} ({error}); training goes on without them",
-                file=sys.stderr,
-            )
-        self._has_warned = True
+            if not self._has_warned:
+                print(
+                    f"metrics not written to {self._path} ({error}); training goes on without them",
+                    file=sys.stderr,
+                )
+            self._has_warned = True
 
 
 def read(path: Path) -> list[StepLine]:
@@ -97,11 +79,7 @@ def read(path: Path) -> list[StepLine]:
 
 def newest(path: Path) -> StepLine | None:
     """The newest complete line, read from the end of the file alone; None if there is none."""
-    try:
-        lines = last_lines(path, _TAIL_BYTES)
-    except OSError:
-        return None
-    return next(parse_lines(reversed(lines), step_line.parse), None)
+    return next(parse_lines(reversed(last_lines(path, _TAIL_BYTES)), step_line.parse), None)
 
 
 def _cut(data: bytes, step: int) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
 from elastic.storage.objects import Objects
 from elastic.system.clock import Clock
-from elastic.system.growing_file import GrowingFile, read_from
+from elastic.system.growing_file import GrowingFile, read_from, size_bytes
 
 TICK_S = 0.5
 FAILED_PAUSE_S = 10.0
@@ -80,9 +80,8 @@ class FilesUpload:
         """Upload what is new; returns whether that was everything. Raises StoreFailed."""
         if self._ends is None:
             listed = self._objects.listed(upload_parts.EVENTS) | self._objects.listed(upload_parts.LOGS)
-            self._ends = upload_parts.uploaded_bytes(
-                {name: about.size_bytes for name, about in listed.items()}
-            )
+            sizes = {name: about.size_bytes for name, about in listed.items()}
+            self._ends = upload_parts.uploaded_bytes(sizes)
         for path in [*self._run.events.glob("*.jsonl"), *self._run.logs.glob("*/*.log")]:
             if path not in self._ignored and not self._upload(path, self._ends):
                 # The part exists: another agent in this folder uploaded it, or the answer to an
@@ -149,12 +148,12 @@ class LogUploader:
     def _run_until_closed(self) -> None:
         due_s, seen_bytes = 0.0, 0
         while not self._closing.wait(TICK_S):
-            size_bytes = sum(map(_size_bytes, self._urgent))
+            written_bytes = sum(map(size_bytes, self._urgent))
             now_s = self._clock.monotonic()
-            if now_s < due_s and (size_bytes == seen_bytes or self._has_failed):
+            if now_s < due_s and (written_bytes == seen_bytes or self._has_failed):
                 continue
             self._try()
-            seen_bytes = size_bytes
+            seen_bytes = written_bytes
             pause_s = FAILED_PAUSE_S if self._has_failed else upload_parts.pause_s(now_s - self._began_s)
             due_s = self._clock.monotonic() + pause_s
         for _ in range(_ROUNDS_AT_THE_END):
@@ -175,32 +174,19 @@ class LogUploader:
         except Exception as error:
             # The thread's edge. If the thread died of a store that does not answer, a full disk or
             # a bug, the run's report would end here, and no message would say so.
-            self._report_failure(error)
+            if not self._has_failed:
+                self._report(
+                    f"events and metrics do not reach the run directory ({error}); they stay on this node, training goes on, and the upload is tried again"
+                )
+            self._has_failed = True
             return False
         if self._has_failed:
             self._report("events and metrics reach the run directory again")
         self._has_failed = False
         return is_done
 
-    def _report_failure(self, error: Exception) -> None:
-        if not self._has_failed:
-            self._report(
-                f"events and metrics do not reach the run directory ({error}); they stay on this node, training goes on, and the upload is tried again"
-            )
-        self._has_failed = True
-
 
 def _whole_lines(path: Path, position: int) -> bytes:
     """What follows in a file, up to the end of a line or a limit."""
-    try:
-        data = read_from(path, position, PART_BYTES)
-    except OSError:
-        return b""
+    data = read_from(path, position, PART_BYTES)
     return data if len(data) == PART_BYTES else data[: data.rfind(b"\n") + 1]
-
-
-def _size_bytes(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

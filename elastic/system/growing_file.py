@@ -1,4 +1,4 @@
-"""A line that another process appends to a file is read once and whole, and a read is bounded.
+"""A line is appended with one write; its readers read it once and whole, and a read is bounded.
 
 A file that is missing, or is no regular file (a link, a pipe), has no lines yet. A file that
 replaced another one under the same name, or that was truncated, is read from its start. A last line
@@ -17,6 +17,41 @@ from typing import BinaryIO
 from elastic.system.files import NotRegularFile, open_regular
 
 LINE_LIMIT_BYTES = 1024 * 1024
+
+
+class AppendedFile:
+    """Lines of one writer; the file appears with the first. Every call may raise OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = None
+        self._is_torn = False
+
+    def append(self, line: str) -> None:
+        """One write call for the whole line, on an O_APPEND descriptor: lines never interleave."""
+        # A full disk may cut a write short. The next line must not continue the torn one: both
+        # would be lost then.
+        data = (("\n" if self._is_torn else "") + line + "\n").encode()
+        self._is_torn = os.write(self._open(), data) < len(data)
+
+    def sync(self) -> None:
+        """Make the lines so far durable."""
+        os.fsync(self._open())
+
+    def close(self) -> None:
+        """The next call opens what has the name then."""
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd, self._is_torn = None, False
+
+    def _open(self) -> int:
+        if self._fd is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # O_NOFOLLOW: anyone with write access to the folder could put a link here, and make
+            # this process append to any file of its user.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._fd = os.open(self._path, flags, 0o644)
+        return self._fd
 
 
 class GrowingFile:
@@ -115,22 +150,24 @@ def lines_of(path: Path) -> Iterator[bytes]:
         file.close()
 
 
-def last_lines(path: Path, tail_bytes: int) -> list[bytes]:
-    """The complete lines among the last bytes of a file. The first one may lack its beginning."""
+def size_bytes(path: Path) -> int:
+    """0 for what cannot be found."""
     try:
-        with open_regular(path) as file:
-            size_bytes = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size_bytes - tail_bytes))
-            return file.read(tail_bytes).split(b"\n")[:-1]
-    except (FileNotFoundError, NotRegularFile):
-        return []
+        return path.lstat().st_size
+    except OSError:
+        return 0
 
 
 def read_from(path: Path, position: int, limit_bytes: int) -> bytes:
-    """What follows in a file from a position on, up to a limit; torn lines too."""
+    """What follows in a file from a position on, torn lines too; nothing if it cannot be read."""
     try:
         with open_regular(path) as file:
             file.seek(position)
             return file.read(limit_bytes)
-    except (FileNotFoundError, NotRegularFile):
+    except OSError:
         return b""
+
+
+def last_lines(path: Path, tail_bytes: int) -> list[bytes]:
+    """The complete lines among the last bytes of a file. The first one may lack its beginning."""
+    return read_from(path, max(0, size_bytes(path) - tail_bytes), tail_bytes).split(b"\n")[:-1]

@@ -5,8 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic.events import FirstStep
+from elastic.observe.log import EventLog, read_events
 from elastic.observe.metrics import Metrics, _cut, newest, read
 from elastic.observe.step_line import StepLine
+from elastic.testing.fakes import FakeClock
 
 
 def lines(steps) -> bytes:
@@ -88,18 +91,25 @@ def test_a_failing_disk_is_reported_once_and_training_goes_on(tmp_path, capsys):
 
 
 def test_a_full_disk_costs_one_line_and_not_the_next(tmp_path, monkeypatch):
-    """The write of step 2 stops half way, as on a full disk; by step 3 there is room again."""
+    """The writes of step 2 stop half way, as on a full disk; by step 3 there is room again."""
     path = tmp_path / "metrics.jsonl"
-    metrics = Metrics(path)
-    metrics.append(StepLine(step=1))
+    metrics, log = Metrics(path), EventLog(tmp_path / "events.jsonl", node="n", clock=FakeClock())
+
+    def write_step(step):
+        metrics.append(StepLine(step=step))
+        log.record(FirstStep(step=step))
+
+    write_step(1)
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) // 2]))
-    metrics.append(StepLine(step=2))
+    write_step(2)
     monkeypatch.undo()
 
-    metrics.append(StepLine(step=3))
+    write_step(3)
 
     assert [r.step for r in read(path)] == [1, 3]
+    path.unlink()
+    assert [r.event.step for r in read_events(tmp_path)] == [1, 3]
 
 
 def test_a_loss_that_is_not_finite_is_null_for_every_json_reader(tmp_path):

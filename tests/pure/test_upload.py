@@ -40,7 +40,6 @@ def trained(run, name, generation, first, last):
     kept.rewind(first - 1)
     for step in range(first, last + 1):
         kept.append(StepLine(step=step, generation=generation, chain=f"c{step}"))
-    kept.close()
 
 
 def restored(run, name, generation, step, lost_steps=0):
