@@ -7,7 +7,7 @@ different nodes: each node stamps its own wall clock.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
 from elastic.events import KINDS, Event
@@ -36,16 +36,20 @@ class RecipeEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedEvent(Generic[E_co]):
-    """time: seconds since 1970 by the clock of `node`. generation: 0 before the first one."""
+    """time: seconds since 1970 by the clock of `node`. generation: 0 before the first one.
+
+    unknown: fields that another version wrote; they are written again as they were.
+    """
 
     time: float
     node: str
     generation: int
     event: E_co
+    unknown: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         head = {"event": self.event.name, "time": self.time, "node": self.node, "generation": self.generation}
-        return head | self.event.fields()
+        return head | self.event.fields() | self.unknown
 
 
 Events = Sequence[LoggedEvent[Event]]
@@ -56,16 +60,17 @@ def parse(record: dict[str, Any]) -> LoggedEvent[Event] | None:
     if not all(name in record and fits(record[name], kind) for name, kind in HEAD.items()):
         return None
     kind = KINDS.get(record["event"])
-    try:
-        event = _recipe_event(record) if kind is None else decode(kind, record, what="an event", exact=False)
-    except ValueError:
-        return None
-    return LoggedEvent(time=record["time"], node=record["node"], generation=record["generation"], event=event)
-
-
-def _recipe_event(record: dict[str, Any]) -> RecipeEvent:
     values = {name: value for name, value in record.items() if name not in HEAD}
-    return RecipeEvent(own_name=record["event"], values=values)
+    event: Event = RecipeEvent(own_name=record["event"], values=values)
+    if kind is not None:
+        try:
+            event = decode(kind, record, what="an event", exact=False)
+        except ValueError:
+            return None
+    head = {name: record[name] for name in ("time", "node", "generation")}
+    known = event.fields()
+    unknown = {name: value for name, value in values.items() if name not in known}
+    return LoggedEvent(**head, event=event, unknown=unknown)
 
 
 def of_kind(events: Events, kind: type[E]) -> list[LoggedEvent[E]]:

@@ -110,7 +110,7 @@ def merge(lines: Iterable[StepLine], restored: Mapping[int, int]) -> tuple[list[
     return [kept[step] for step in sorted(kept)], lost
 
 
-def with_losses(events: Events, lost: Mapping[int, int]) -> list[LoggedEvent[Event]]:
+def with_losses(events: Iterable[LoggedEvent[Event]], lost: Mapping[int, int]) -> list[LoggedEvent[Event]]:
     """The same events with the lost steps that `merge` found, where they are more.
 
     Rank 0 counts lost steps by the metrics in its own folder. If it is on another node than the

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
 
-from elastic.observe import upload_parts
+from elastic.observe import logged_event, upload_parts
 from elastic.observe.step_line import StepLine
 
 
@@ -68,6 +68,16 @@ def test_a_restored_event_gets_the_lost_steps_that_its_node_could_not_know():
     found = upload_parts.with_losses(events, {1: 0, 2: 2, 3: 1})
     assert [e.event.lost_steps for e in found[:3]] == [0, 2, 4]
     assert found[3] == events[3]
+
+
+def test_fields_of_a_newer_version_are_written_again_as_they_were():
+    """A downloaded run is read by scripts as well, and those may know more events and fields."""
+    events = [
+        logged("restored", 1.0, 1, step=3, lost_steps=0).to_json() | {"tier": {"name": "disk"}},
+        {"event": "moon_rose", "time": 2.0, "node": "n1", "generation": 1, "phase": "full"},
+    ]
+    found = upload_parts.with_losses(map(logged_event.parse, events), {1: 2})
+    assert [each.to_json() for each in found] == [events[0] | {"lost_steps": 2}, events[1]]
 
 
 def test_names_of_parts_are_read_back():
