@@ -9,8 +9,10 @@ import os
 import sys
 import threading
 from collections import deque
+from contextlib import suppress
+from math import inf
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -34,22 +36,12 @@ _READ_BYTES = 256 * 1024
 _READS_AT_THE_END = 64
 
 
-class Screen(Protocol):
-    """Where lines and progress go: a terminal or a plain stream."""
-
-    def print_line(self, text: str) -> None: ...
-
-    def progress(self, newest: StepLine, steps: int | None, now: float) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class PlainScreen:
     """Progress as lines: the first, then at most one per `PROGRESS_EVERY_S`, then the last."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self._printed_at: float | None = None
+        self._printed_at = -inf
         self._waiting: str | None = None
 
     def print_line(self, text: str) -> None:
@@ -57,14 +49,11 @@ class PlainScreen:
 
     def progress(self, newest: StepLine, steps: int | None, now: float) -> None:
         self._waiting = progress_line(newest, steps)
-        if self._printed_at is None or now - self._printed_at >= PROGRESS_EVERY_S:
+        if now - self._printed_at >= PROGRESS_EVERY_S:
             self._printed_at = now
-            self._print_waiting()
+            self.close()
 
     def close(self) -> None:
-        self._print_waiting()
-
-    def _print_waiting(self) -> None:
         if self._waiting is not None:
             self.print_line(self._waiting)
         self._waiting = None
@@ -97,6 +86,9 @@ class BarScreen:
 
     def close(self) -> None:
         self._progress.stop()
+
+
+Screen = PlainScreen | BarScreen
 
 
 def open_screen(out: TextIO) -> Screen:
@@ -198,7 +190,8 @@ class ConsoleFollower:
             return
         self._shown = line
         if self._steps is None:
-            self._steps = _steps(self._run.events)
+            started = last(read_events(self._run.events), RunStarted)
+            self._steps = None if started is None else started.event.steps
         self._screen.progress(line, self._steps, self._clock.monotonic())
 
 
@@ -212,11 +205,8 @@ def _new_lines(log: GrowingFile) -> list[bytes]:
 def _shown(line: bytes) -> str:
     """As on a terminal, where text after a carriage return is drawn over the text before it."""
     text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
-    return (
-        text
-        if len(text) <= LINE_LIMIT
-        else f"{text[:LINE_LIMIT]} (cut, {len(text) - LINE_LIMIT} more characters in the log)"
-    )
+    cut = len(text) - LINE_LIMIT
+    return text if cut <= 0 else f"{text[:LINE_LIMIT]} (cut, {cut} more characters in the log)"
 
 
 def _details(newest: StepLine) -> str:
@@ -224,13 +214,6 @@ def _details(newest: StepLine) -> str:
     return f"loss {loss} world {newest.world_size} generation {newest.generation}"
 
 
-def _steps(events: Path) -> int | None:
-    started = last(read_events(events), RunStarted)
-    return None if started is None else started.event.steps
-
-
 def _warn(message: str) -> None:
-    try:
+    with suppress(OSError, ValueError):
         os.write(sys.stderr.fileno(), f"{message}\n".encode())
-    except (OSError, ValueError):
-        return

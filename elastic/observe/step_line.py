@@ -3,23 +3,10 @@
 It does not promise that the values are true.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from elastic.system.untrusted import fits
-
-# In the order in which a line is written. Any marks what is printed and compared, not computed
-# with.
-_KINDS: dict[str, Any] = {
-    "step": int,
-    "epoch": int,
-    "loss": Any,
-    "chain": Any,
-    "world_size": int,
-    "generation": int,
-    "time": float,
-    "seconds": float | None,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +16,7 @@ class StepLine:
     step: counted from 1; epoch: from 0. loss: a number, null where it was not finite. chain: see
     docs/architecture.md; two runs are equal as far as their chains are. time: seconds since 1970,
     when the step ended. seconds: how long it took. values: what the recipe logged, by name, any
-    JSON.
+    JSON. Any marks what is printed and compared, not computed with.
     """
 
     step: int
@@ -47,6 +34,10 @@ class StepLine:
         return self.values | {
             name: value for name, value in known.items() if value is not None or name == "loss"
         }
+
+
+# In the order in which a line is written.
+_KINDS: dict[str, Any] = {each.name: each.type for each in fields(StepLine) if each.name != "values"}
 
 
 def parse(record: dict[str, Any]) -> StepLine | None:

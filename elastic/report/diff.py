@@ -18,14 +18,13 @@ class ComparedRun:
     steps: int
     final_digest: str | None
 
-    @staticmethod
-    def of(report: Report) -> "ComparedRun":
-        return ComparedRun(finished=report.finished, steps=report.steps, final_digest=report.final_digest)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The fields are the keys of `diff --json`. `reason` is a sentence, also for equal runs."""
+    """The fields are the keys of `diff --json`. `reason` is a sentence, also for equal runs.
+
+    first_difference: the first step whose `chain` differs; None if all steps that both have agree.
+    """
 
     same: bool
     reason: str
@@ -35,33 +34,30 @@ class Difference:
     b: ComparedRun
 
 
-def first_difference(lines_a: Sequence[StepLine], lines_b: Sequence[StepLine]) -> int | None:
-    """The first step whose `chain` differs; None if all steps that both have agree."""
-    chains_a, chains_b = _chains(lines_a), _chains(lines_b)
-    common = sorted(chains_a.keys() & chains_b.keys())
-    return next((step for step in common if chains_a[step] != chains_b[step]), None)
-
-
 def compare(a: Report, lines_a: Sequence[StepLine], b: Report, lines_b: Sequence[StepLine]) -> Difference:
     """Runs of different length differ once the shorter one is finished; before, it may catch up.
 
     Runs without a common step are not the same, since nothing was compared.
     """
-    step = first_difference(lines_a, lines_b)
-    common_steps = len(_chains(lines_a).keys() & _chains(lines_b).keys())
-    runs = ComparedRun.of(a), ComparedRun.of(b)
-    reason = _difference(step, common_steps, *runs)
+    chains_a, chains_b = _chains(lines_a), _chains(lines_b)
+    common = sorted(chains_a.keys() & chains_b.keys())
+    step = next((step for step in common if chains_a[step] != chains_b[step]), None)
+    reason = _difference(step, len(common), a, b)
     return Difference(
         same=reason is None,
-        reason=reason or _agreement(common_steps, *runs),
+        reason=reason or _agreement(len(common), a, b),
         first_difference=step,
-        common_steps=common_steps,
-        a=runs[0],
-        b=runs[1],
+        common_steps=len(common),
+        a=_compared(a),
+        b=_compared(b),
     )
 
 
-def _difference(step: int | None, common_steps: int, a: ComparedRun, b: ComparedRun) -> str | None:
+def _compared(run: Report) -> ComparedRun:
+    return ComparedRun(finished=run.finished, steps=run.steps, final_digest=run.final_digest)
+
+
+def _difference(step: int | None, common_steps: int, a: Report, b: Report) -> str | None:
     if step is not None:
         return f"the first step at which the runs differ is {step}"
     if common_steps == 0:
@@ -76,7 +72,7 @@ def _difference(step: int | None, common_steps: int, a: ComparedRun, b: Compared
     return None
 
 
-def _agreement(common_steps: int, a: ComparedRun, b: ComparedRun) -> str:
+def _agreement(common_steps: int, a: Report, b: Report) -> str:
     if a.finished and b.finished:
         return f"the same at all {common_steps} steps, and the same final digest"
     unfinished = " and ".join(name for name, run in (("A", a), ("B", b)) if not run.finished)

@@ -22,6 +22,14 @@ from elastic.storage.objects import Objects
 CALL_LIMIT_S = 120.0
 
 
+def check_exists(run: RunDir) -> None:
+    """Raises UsageError for a local run that is not there; of a remote one nothing is known yet."""
+    if not run.is_remote and not run.local.is_dir():
+        raise UsageError(
+            f"expected a run directory, found nothing at {run.local}; elastic-train RECIPE --run-dir names one"
+        )
+
+
 @contextmanager
 def readable(run: RunDir) -> Iterator[RunDir]:
     """The run as a folder: itself, or a copy that exists as long as the context.
@@ -29,10 +37,7 @@ def readable(run: RunDir) -> Iterator[RunDir]:
     Raises UsageError when there is no run, StoreFailed when the store does not answer.
     """
     if not run.is_remote:
-        if not run.local.is_dir():
-            raise UsageError(
-                f"expected a run directory, found nothing at {run.local}; elastic-train RECIPE --run-dir names one"
-            )
+        check_exists(run)
         yield run
         return
     with tempfile.TemporaryDirectory(prefix="elastic-run-") as folder:
@@ -50,7 +55,7 @@ def _download(objects: Objects, run: RunDir) -> None:
         raise UsageError(
             f"expected a run at {run.url}, found nothing there; elastic-train RECIPE --run-dir names one"
         )
-    lines = list(parse_lines(_lines(objects, metrics_parts), step_line.parse))
+    lines = parse_lines(_lines(objects, metrics_parts), step_line.parse)
     events = list(parse_lines(_lines(objects, events_parts), logged_event.parse))
     kept, lost = upload_parts.merge(lines, upload_parts.restored_steps(events))
     run.events.mkdir(parents=True)

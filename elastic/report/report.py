@@ -164,20 +164,19 @@ def _goodput(events: Events, lines: Sequence[StepLine]) -> float | None:
     if not starts:
         return None
     end = max([events[-1].time, *(line.time for line in lines[-1:] if line.time is not None)])
-    wall_s = end - starts[0].time - sum(_pauses_s(events))
+    wall_s = end - starts[0].time - _pauses_s(events)
     useful_s = sum(float(line.seconds or 0.0) for line in lines)
     # Steps that claim more time than passed come from clocks that disagree.
     return min(1.0, useful_s / wall_s) if wall_s > 0 else None
 
 
-def _pauses_s(events: Events) -> list[float]:
-    """How long the run lay still between each planned stop and the generation that resumed it."""
-    pauses = []
-    for before, after in pairwise(of_kind(events, GenerationStarted)):
-        stop = _planned_stop(events, before, after)
-        if stop is not None:
-            pauses.append(max(0.0, after.time - stop.time))
-    return pauses
+def _pauses_s(events: Events) -> float:
+    """How long the run lay still between planned stops and the generations that resumed it."""
+    return sum(
+        max(0.0, after.time - stop.time)
+        for before, after in pairwise(of_kind(events, GenerationStarted))
+        if (stop := _planned_stop(events, before, after)) is not None
+    )
 
 
 def _planned_stop(events: Events, before: Start, after: Start) -> LoggedEvent[RunInterrupted] | None:
@@ -282,28 +281,20 @@ def _fault(own: Events, lines: Sequence[StepLine], generation: int) -> tuple[flo
       last step before, because each step needs every node.
     """
     noticed = _time(first(own, GenerationEnded))
-    signs = [each.time - _silence_s(each.event) for each in own if isinstance(each.event, _SIGNS)]
+    steps_at = [line.time for line in lines if line.generation == generation and line.time is not None]
+    signs = [
+        each.time - (each.event.silence_s if isinstance(each.event, HangDetected) else 0.0)
+        for each in own
+        if isinstance(each.event, _SIGNS)
+    ]
     if noticed is not None and min(signs) >= noticed:
-        signs.append(_last_step_before(noticed, lines, generation))
+        signs.append(max((time for time in steps_at if time <= noticed), default=noticed))
     injected = [
         each.time
         for each in of_kind(own, FaultInjected)
-        if _steps_after(each.time, lines, generation) <= _STEPS_AFTER_A_FAULT
+        if sum(time > each.time for time in steps_at) <= _STEPS_AFTER_A_FAULT
     ]
     return min(injected[-1:] + signs, default=None), noticed
-
-
-def _silence_s(event: Event) -> float:
-    return event.silence_s if isinstance(event, HangDetected) else 0.0
-
-
-def _last_step_before(time: float, lines: Sequence[StepLine], generation: int) -> float:
-    times = [line.time for line in lines if line.generation == generation and line.time is not None]
-    return max((each for each in times if each <= time), default=time)
-
-
-def _steps_after(time: float, lines: Sequence[StepLine], generation: int) -> int:
-    return sum(1 for line in lines if line.generation == generation and (line.time or 0.0) > time)
 
 
 def _time(event: LoggedEvent[Event] | None) -> float | None:

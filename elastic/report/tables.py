@@ -3,7 +3,8 @@
 It does not promise a stable layout: scripts read the JSON.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -31,17 +32,14 @@ def status_tables(name: str, status: Status) -> RenderableType:
         name,
         {
             "state": status.state,
-            "step": f"{status.step} of {_known(status.steps)}",
+            "step": f"{status.step} of {_text(status.steps)}",
             "generation": f"{status.generation}, world size {status.world_size}",
             "last checkpoint": f"step {saved.step}, {saved.age_s:.0f} s ago" if saved else "none",
         },
     )
     if not status.workers:
         return facts
-    table = _table("workers", "rank", "node", "pid")
-    for worker in status.workers:
-        table.add_row(*map(_cell, (worker.rank, worker.node, worker.pid)))
-    return Group(facts, table)
+    return Group(facts, _table("workers", ("rank", "node", "pid"), map(astuple, status.workers)))
 
 
 def diff_text(diff: Difference) -> RenderableType:
@@ -70,10 +68,10 @@ def _report_facts(report: Report) -> dict[str, str]:
         "steps": f"{report.steps}, {report.epochs} epochs",
         "lost steps": str(report.lost_steps),
         "goodput": "unknown" if report.goodput is None else f"{report.goodput:.1%}",
-        "step time": f"median {_seconds(step_time.median)}, p99 {_seconds(step_time.p99)}",
+        "step time": f"median {_text(step_time.median, ' s')}, p99 {_text(step_time.p99, ' s')}",
         "checkpoints": f"{checkpoints.committed} committed, {checkpoints.failed} failed",
         "snapshots": _snapshots(report.snapshots),
-        "final digest": _known(report.final_digest),
+        "final digest": _text(report.final_digest),
     }
 
 
@@ -96,45 +94,36 @@ def _facts(name: str, facts: Mapping[str, str]) -> Group:
 
 
 def _generations(generations: list[GenerationSummary]) -> Table:
-    table = _table("generations", "generation", "cause", "world size", "nodes", "first step", "last step")
-    for each in generations:
-        steps = (_known(each.first_step), _known(each.last_step))
-        cells = (each.generation, each.cause, each.world_size, ", ".join(each.nodes), *steps)
-        table.add_row(*map(_cell, cells))
-    return table
+    columns = ("generation", "cause", "world size", "nodes", "first step", "last step")
+    rows = (
+        (each.generation, each.cause, each.world_size, ", ".join(each.nodes), each.first_step, each.last_step)
+        for each in generations
+    )
+    return _table("generations", columns, rows)
 
 
 def _recoveries(recoveries: list[Recovery]) -> Table:
-    phases = ("detect", "rendezvous", "restore", "first step", "total")
-    table = _table("recoveries: lost steps, phases in seconds", "cause", "lost", "source", *phases)
-    for each in recoveries:
-        times_s = (each.detect_s, each.rendezvous_s, each.restore_s, each.first_step_s, each.total_s)
-        cells = (each.cause, each.lost_steps, _known(each.source), *map(_number, times_s))
-        table.add_row(*map(_cell, cells))
-    return table
+    columns = ("cause", "lost", "source", "detect", "rendezvous", "restore", "first step", "total")
+    return _table("recoveries: lost steps, phases in seconds", columns, map(astuple, recoveries))
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(title: str, columns: Iterable[str], rows: Iterable[tuple[object, ...]]) -> Table:
     table = Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
     for column in columns:
         table.add_column(column)
+    for row in rows:
+        table.add_row(*(_cell(_text(value)) for value in row))
     return table
 
 
-def _cell(value: object) -> Text:
+def _cell(text: str) -> Text:
     """Escaped, without markup: every node writes events, and none may command this terminal."""
-    return Text(printable(str(value)))
+    return Text(printable(text))
 
 
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f} s"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _known(value: object) -> str:
-    return "-" if value is None else str(value)
+def _text(value: object, unit: str = "") -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}{unit}" if isinstance(value, float) else f"{value}{unit}"

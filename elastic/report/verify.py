@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from elastic.checkpoint.catalog import Damage, committed, of_run, verify
 from elastic.config import identity
 from elastic.config.run_dir import RunDir
-from elastic.errors import UsageError
+from elastic.report.download import check_exists
 from elastic.storage.remote import open_store
 from elastic.storage.store import read_small
 from elastic.system.clock import Clock
@@ -21,10 +21,7 @@ class Verification:
 
 def verify_run(run: RunDir, clock: Clock) -> Verification:
     """Raises UsageError when there is no run, StoreFailed when the store does not answer."""
-    if not run.is_remote and not run.local.is_dir():
-        raise UsageError(
-            f"expected a run directory, found nothing at {run.local}; elastic-train RECIPE --run-dir names one"
-        )
+    check_exists(run)
     store = open_store(run.checkpoints_url)
     records, _ = committed(store, clock)
     run_id = _run_id(run, clock)

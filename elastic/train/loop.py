@@ -50,9 +50,10 @@ class Rank0Output:
     checkpointing: Checkpointing
     schedule: SnapshotSchedule
 
-    def write_step(self, line: StepLine, seconds: float, *, is_new: bool) -> None:
+    def write_step(self, line: StepLine, *, is_new: bool) -> None:
         self.metrics.append(line)
-        self.schedule.add_step(seconds)
+        assert line.seconds is not None, "the loop measures each step"
+        self.schedule.add_step(line.seconds)
         if is_new:
             self.log.record(FirstStep(step=line.step))
 
@@ -221,7 +222,6 @@ class Loop:
         """Write the step's line into the metrics."""
         parts = self._parts
         self._chain = _next_chain(self._chain, outcome)
-        seconds = parts.clock.monotonic() - self._started_at
         line = StepLine(
             step=step.number,
             epoch=step.epoch,
@@ -230,12 +230,12 @@ class Loop:
             world_size=parts.groups.world_size,
             generation=parts.link.generation,
             time=parts.clock.wall(),
-            seconds=seconds,
+            seconds=parts.clock.monotonic() - self._started_at,
             values=step.logged,
         )
         record = StepRecord(step=step.number, epoch=step.epoch, chain=self._chain, line=line)
         if parts.output is not None:
-            parts.output.write_step(line, seconds, is_new=step.number == self._first_new)
+            parts.output.write_step(line, is_new=step.number == self._first_new)
         if parts.metrics_copy is not None:
             parts.metrics_copy.append(line)
         self._started_at = parts.clock.monotonic()

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.observe.step_line import StepLine
-from elastic.report.diff import compare, first_difference
+from elastic.report.diff import compare
 from elastic.report.report import summarise
 
 
@@ -22,8 +22,8 @@ def compared(a, b):
 def test_first_difference_is_the_first_pair_that_differs(a, b):
     expected = next((n for n, (x, y) in enumerate(zip(a, b, strict=False), start=1) if x != y), None)
 
-    assert first_difference(run(a)[1], run(b)[1]) == expected
-    assert first_difference(run(b)[1], run(a)[1]) == expected
+    assert compared(run(a), run(b)).first_difference == expected
+    assert compared(run(b), run(a)).first_difference == expected
 
 
 def test_equal_runs_are_the_same():
