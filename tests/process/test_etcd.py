@@ -13,7 +13,7 @@ from etcd_servers import EtcdServers, free_port
 from elastic.errors import RendezvousTimeout, StoreFailed, UsageError
 from elastic.rendezvous.backends import etcd_http, select
 from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
-from elastic.rendezvous.backends.etcd import LEASE_S, RENEW_EVERY_S, EtcdBackend
+from elastic.rendezvous.backends.etcd import LEASE_S, NEW_LEASE_EVERY_S, EtcdBackend
 from elastic.rendezvous.backends.etcd_http import Access, EtcdHttp
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
@@ -141,28 +141,26 @@ def test_a_heartbeat_without_answer_fails_and_the_next_one_counts(etcd):
         proxy.close()
 
 
-def test_a_lease_is_renewed_and_replaced_once_it_has_expired(etcd):
-    """The clock moves past the time of renewal; then the node sleeps until its lease has been
-    revoked, as if it had expired.
+def test_a_lease_is_replaced_before_it_expires_and_after(etcd):
+    """The clock moves past the time for a new lease. Then the lease is revoked, as if it had
+    expired while the machine slept.
     """
     clock = FakeClock()
     backend = EtcdBackend(etcd.endpoints, "leases", Access(), clock)
     backend.beat("n")
     first = backend._lease
-    clock.now += RENEW_EVERY_S + 1
+    clock.now += NEW_LEASE_EVERY_S + 1
     backend.beat("n")
-    assert backend._lease == first
-    left = etcd.post(0, "lease/timetolive", {"ID": first})
-    assert int(left["grantedTTL"]) == LEASE_S
     etcd.post(0, "lease/revoke", {"ID": first})
+    assert EtcdBackend(etcd.endpoints, "leases", Access()).beats() == {"n": 2}
+    second = backend._lease
+    left = etcd.post(0, "lease/timetolive", {"ID": second})
+    assert int(left["grantedTTL"]) == LEASE_S
+    etcd.post(0, "lease/revoke", {"ID": second})
     assert EtcdBackend(etcd.endpoints, "leases", Access()).beats() == {}
     backend.beat("n")
-    assert backend._lease != first
+    assert backend._lease != second
     assert backend.beats() == {"n": 3}
-    etcd.post(0, "lease/revoke", {"ID": backend._lease})
-    clock.now += RENEW_EVERY_S + 1
-    backend.beat("n")
-    assert backend.beats() == {"n": 4}
 
 
 def test_a_deleted_state_is_not_taken_for_an_empty_group(etcd):

@@ -110,7 +110,7 @@ READERS: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
 def test_hostile_bytes_give_the_documented_error(reader, data):
     """Deep nesting, a number of a million digits, no text, a pickle, digits of another script."""
     read, documented = READERS[reader]
-    if reader == "etcd" and data in (b"", b"{}", b'{"step": 1e999}'):
+    if reader == "etcd" and data in (b"{}", b'{"step": 1e999}'):
         assert (
             read(data) is not None
         )  # an answer that says nothing; what is looked for in it is looked for elsewhere

@@ -4,18 +4,17 @@ The failure says whether the call may have taken effect. Spoken is the JSON gate
 and newer), one POST for each call. TLS, client certificates and the user come from the variables of
 etcdctl.
 
-It knows nothing of keys. It does not promise that a call takes effect only once: a request whose
+It knows nothing of groups. It does not promise that a call takes effect only once: a request whose
 answer is lost is sent to the next member too, so callers make requests that may be repeated.
 """
 
-import json
 import ssl
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, SSLError
@@ -24,7 +23,7 @@ from elastic.errors import UsageError
 from elastic.rendezvous.backends.backend import BackendFailed, BackendRefused
 from elastic.system.addresses import split_endpoint
 from elastic.system.clock import Clock, SystemClock
-from elastic.system.untrusted import parse_json
+from elastic.system.untrusted import decode, pattern
 
 DEFAULT_PORT = 2379
 CONNECT_S = 0.5
@@ -78,10 +77,34 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Refusal:
-    status: int
-    code: int
-    message: str
+class StoredKey:
+    """Key and value are in base64."""
+
+    key: str
+    value: str = ""
+    mod_revision: Annotated[str, pattern("[0-9]{1,18}", "a whole number as text")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """All that is read of the answers to any call: etcd leaves out what is empty.
+
+    `code` is one of gRPC. Versions differ in whether `message` or `error` says what is wrong.
+    """
+
+    kvs: tuple[StoredKey, ...] = ()
+    succeeded: bool = False
+    ID: str = ""
+    token: str = ""
+    code: int = 0
+    message: str = ""
+    error: str = ""
+
+
+class _Refusal(Exception):  # noqa: N818 - it says what is wrong
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.is_stale = code == _UNAUTHENTICATED or any(text in message for text in _STALE_TOKEN)
 
 
 class EtcdHttp:
@@ -97,7 +120,7 @@ class EtcdHttp:
         self._token: str | None = None
         self._lock = threading.Lock()
 
-    def call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def call(self, path: str, body: Mapping[str, Any]) -> Answer:
         """POST `body` to `/v3/<path>`, trying each member at most twice, for 3 s in all.
 
         Raises OutcomeUnknown if a member received the request and no member answered; BackendFailed
@@ -124,89 +147,72 @@ class EtcdHttp:
                 self._at += 1
         raise OutcomeUnknown(str(failed)) if may_be_done else failed
 
-    def _authorized(self, url: str, path: str, body: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    def _authorized(self, url: str, path: str, body: Mapping[str, Any], limit_s: float) -> Answer:
         """The answer of one member. A token that it does not know is replaced once.
 
         Tokens expire, and a restarted member may have forgotten all of them.
         """
-        found = self._ask(url, path, body, self._current_token(url, limit_s), limit_s)
-        if isinstance(found, _Refusal) and self._access.user is not None and _is_stale(found):
-            self._token = None
-            found = self._ask(url, path, body, self._current_token(url, limit_s), limit_s)
-        if not isinstance(found, _Refusal):
-            return found
-        if found.code == _NOT_FOUND:
-            raise NotFound(f"{url} has no such thing: {found.message}")
-        raise BackendRefused(
-            f"etcd at {url} should allow {path}, but refuses it: {found.message} (HTTP {found.status}); check ETCDCTL_USER, the"
-            f" permissions of its role on the prefix elastic/, and the etcd version (3.4 or newer)"
-        )
+        try:
+            try:
+                return self._ask(url, path, body, self._current_token(url, limit_s), limit_s)
+            except _Refusal as refusal:
+                if self._access.user is None or not refusal.is_stale:
+                    raise
+                self._token = None
+                return self._ask(url, path, body, self._current_token(url, limit_s), limit_s)
+        except _Refusal as refusal:
+            raise BackendRefused(
+                f"etcd at {url} should allow {path}, but refuses it: {refusal}; check ETCDCTL_USER, the"
+                f" permissions of its role on the prefix elastic/, and the etcd version (3.4 or newer)"
+            ) from refusal
 
-    def _current_token(self, url: str, limit_s: float) -> str | None:
+    def _current_token(self, url: str, limit_s: float) -> str:
+        """Empty without a user, and for a server without authentication."""
         if self._access.user is None:
-            return None
+            return ""
         with self._lock:
             if self._token is None:
                 name, _, password = self._access.user.partition(":")
-                found = self._ask(
-                    url, "auth/authenticate", {"name": name, "password": password}, None, limit_s
-                )
-                self._token = _token(found, url, name)
+                body = {"name": name, "password": password}
+                try:
+                    self._token = self._ask(url, "auth/authenticate", body, "", limit_s).token
+                except _Refusal as refusal:
+                    if "not enabled" not in str(refusal):
+                        raise BackendRefused(
+                            f"etcd at {url} should know the user {name!r} with the password in ETCDCTL_USER (name:password), but says: {refusal}"
+                        ) from refusal
+                    self._token = ""
             return self._token
 
-    def _ask(
-        self, url: str, path: str, body: Mapping[str, Any], token: str | None, limit_s: float
-    ) -> dict[str, Any] | _Refusal:
+    def _ask(self, url: str, path: str, body: Mapping[str, Any], token: str, limit_s: float) -> Answer:
         try:
             response = self._pool.request(
                 "POST",
                 f"{url}/v3/{path}",
-                body=json.dumps(body).encode(),
-                headers={"Content-Type": "application/json"} | ({"Authorization": token} if token else {}),
-                timeout=urllib3.Timeout(connect=min(CONNECT_S, limit_s), read=min(ANSWER_S, limit_s)),
+                json=body,
+                headers={"Authorization": token} if token else {},
+                timeout=urllib3.Timeout(connect=CONNECT_S, read=ANSWER_S, total=limit_s),
             )
         except (HTTPError, OSError) as error:
             raise _unanswered(url, error) from error
         return _answer(url, response.status, response.data)
 
 
-def _answer(url: str, status: int, data: bytes) -> dict[str, Any] | _Refusal:
+def _answer(url: str, status: int, data: bytes) -> Answer:
     try:
-        # The answer to a stream, such as the keepalive of a lease, has several lines: the first
-        # holds the result or the error.
-        found = parse_json(data.split(b"\n", 1)[0] or b"{}")
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise OutcomeUnknown(
-            f"etcd at {url} should answer with JSON, found {data[:80]!r} (HTTP {status}); is it etcd?"
-        )
-    error = found.get("error")
-    if status == HTTPStatus.OK and error is None:
-        return found
-    about = error if isinstance(error, dict) else found
-    message = str(about.get("message") or error or data[:200])
-    code = about.get("code", about.get("grpc_code", 0))
+        answer = decode(Answer, data, what=f"the answer of etcd at {url}", exact=False)
+    except ValueError as error:
+        raise OutcomeUnknown(f"{error} (HTTP {status}); is it etcd 3.4 or newer?") from error
+    if status == HTTPStatus.OK:
+        return answer
+    message = f"{answer.message or answer.error or repr(data[:200])} (HTTP {status})"
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         raise OutcomeUnknown(
-            f"etcd at {url} could not do it now: {message} (HTTP {status}); does a majority of its members run?"
+            f"etcd at {url} could not do it now: {message}; does a majority of its members run?"
         )
-    return _Refusal(status=status, code=code if isinstance(code, int) else 0, message=message)
-
-
-def _is_stale(refusal: _Refusal) -> bool:
-    return refusal.code == _UNAUTHENTICATED or any(text in refusal.message for text in _STALE_TOKEN)
-
-
-def _token(found: dict[str, Any] | _Refusal, url: str, name: str) -> str:
-    """The token; empty for a server without authentication."""
-    if not isinstance(found, _Refusal):
-        return str(found.get("token", ""))
-    if "not enabled" in found.message:
-        return ""
-    raise BackendRefused(
-        f"etcd at {url} should know the user {name!r} with the password in ETCDCTL_USER (name:password), but says: {found.message}"
-    )
+    if answer.code == _NOT_FOUND:
+        raise NotFound(f"{url} has no such thing: {message}")
+    raise _Refusal(answer.code, message)
 
 
 def _unanswered(url: str, error: HTTPError | OSError) -> BackendFailed:
@@ -222,9 +228,15 @@ def _unanswered(url: str, error: HTTPError | OSError) -> BackendFailed:
 
 
 def _pool(access: Access) -> urllib3.PoolManager:
-    _check_readable("ETCDCTL_CACERT", access.ca)
-    _check_readable("ETCDCTL_CERT", access.certificate)
-    _check_readable("ETCDCTL_KEY", access.key)
+    files = {"ETCDCTL_CACERT": access.ca, "ETCDCTL_CERT": access.certificate, "ETCDCTL_KEY": access.key}
+    for variable, path in files.items():
+        try:
+            if path is not None:
+                Path(path).read_bytes()
+        except OSError as error:
+            raise UsageError(
+                f"{variable} should name a PEM file, but {path} cannot be read ({error.strerror})"
+            ) from error
     return urllib3.PoolManager(
         maxsize=MOST_CONNECTIONS,
         # `call` decides what to repeat. The library would repeat a request without saying so.
@@ -234,17 +246,6 @@ def _pool(access: Access) -> urllib3.PoolManager:
         key_file=access.key,
         cert_reqs="CERT_REQUIRED",
     )
-
-
-def _check_readable(variable: str, path: str | None) -> None:
-    if path is None:
-        return
-    try:
-        Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"{variable} should name a PEM file, but {path} cannot be read ({error.strerror})"
-        ) from error
 
 
 def _url(endpoint: str) -> str:
