@@ -32,6 +32,7 @@ from elastic.config import environment
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, GroupEnded, RendezvousTimeout, UsageError
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend
+from elastic.rendezvous.backends.tcp_store_client import serve
 from elastic.rendezvous.group import Node, RunEnd
 from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.transitions import FAILURE, NODE_JOINED, NODE_LOST, GroupPolicy
@@ -77,16 +78,7 @@ class EndpointHost:
 
     def open(self) -> str:
         """Serve a fresh store on a free port of the node's address; returns "host:port"."""
-        listener = listen_on(self.address)
-        port = listener.getsockname()[1]
-        store = TCPStore(
-            self.address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=STORE_TIMEOUT,
-            master_listen_fd=listener.detach(),
-        )
+        store = serve(self.address, listen_on(self.address), STORE_TIMEOUT)
         endpoint = f"{self.address}:{store.port}"
         # A store for a generation that another node then formed instead is of no use: drop it.
         self._stores = {name: old for name, old in self._stores.items() if name == self._entered} | {

@@ -152,4 +152,4 @@ def test_of_two_writers_of_equal_values_only_one_wins(nodes):
 def test_a_value_of_another_program_is_a_failure_with_advice(text):
     """Values that are no group."""
     with pytest.raises(BackendFailed, match="another program"):
-        StoredValue.parse(text.encode())
+        StoredValue.parse(text)

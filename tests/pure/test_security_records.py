@@ -99,7 +99,7 @@ READERS: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
     "payload's header": (decode, CheckpointDamaged),
     "group": (Group.parse, GroupDamaged),
     "uploader's socket": (offers, ValueError),
-    "c10d": (StoredValue.parse, BackendFailed),
+    "c10d": (lambda data: StoredValue.parse(data.decode(errors="replace")), BackendFailed),
     "ELASTIC_AGENT": (lambda data: environment._agent_link(data.decode(errors="replace")), UsageError),
     "etcd": (lambda data: _answer("u", 200, data), BackendFailed),
 }

@@ -37,15 +37,11 @@ class RendezvousConfig:
 
     def check(self, environ: Mapping[str, str]) -> None:
         """Raises UsageError for a malformed address and for credentials that cannot be read."""
-        match self.kind:
-            case "dir" | "objects":
-                pass  # a folder is checked when it is created, a store by its first answer
-            case "etcd":
-                from elastic.rendezvous.backends.etcd_http import Access, EtcdHttp
-
-                EtcdHttp(self.endpoint, Access.from_environment(environ))
-            case "c10d":
-                split_endpoint(self.endpoint, 1)
+        if self.kind == "etcd":
+            self.open(environ)
+        elif self.kind == "c10d":
+            split_endpoint(self.endpoint, 1)  # to open it would import torch
+        # A folder is checked when it is created, an object store by its first answer.
 
     def open(self, environ: Mapping[str, str]) -> Backend:
         """Raises UsageError as `check` does. Uses no network before the backend's first call.
@@ -74,15 +70,12 @@ class RendezvousConfig:
 
         mirror: a file in which the agent shows it, for a store that only torch can read.
         """
-        match self.kind:
-            case "dir":
-                return f"file:{Path(self.endpoint) / 'generation'}"
-            case "objects":
-                return f"objects:{self.endpoint}"
-            case "etcd":
-                return f"etcd:{self.group} {self.endpoint}"
-            case "c10d":
-                return f"mirror:{mirror}"
+        return {
+            "dir": f"file:{Path(self.endpoint) / 'generation'}",
+            "objects": f"objects:{self.endpoint}",
+            "etcd": f"etcd:{self.group} {self.endpoint}",
+            "c10d": f"mirror:{mirror}",
+        }[self.kind]
 
 
 def wait_for(backend: Backend, *, patience_s: float, clock: Clock, notify: Callable[[str], None]) -> None:

@@ -20,6 +20,7 @@ import json
 import threading
 import uuid
 from base64 import b64decode, b64encode
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -29,14 +30,14 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.tcp_store_client import TcpStoreClient, is_own_address
 from elastic.system.addresses import split_endpoint
 from elastic.system.clock import SystemClock
-from elastic.system.untrusted import parse_json, parse_number
+from elastic.system.untrusted import decode, parse_number
 
 DEFAULT_PORT = 29400  # torchrun's
 WRITE_TRIES = 50
 
 # TCPStore has no read that returns at once for an absent key: `get` waits for it. `compare_set`
 # with an expected value that no key ever has returns the value, or this expected value for an
-# absent key.
+# absent key. For one that expects an empty text, an absent key is as good as an empty one.
 _ABSENT = "-"
 _VERSIONS_PER_GENERATION = 2**32
 
@@ -63,19 +64,17 @@ class StoredValue:
         return f"{self.version} {self.writer} {b64encode(self.value).decode()}"
 
     @staticmethod
-    def parse(data: bytes) -> "StoredValue | None":
-        """None for an absent key. Raises BackendFailed."""
-        if data == _ABSENT.encode():
-            return None
+    def parse(text: str) -> "StoredValue":
+        """Raises BackendFailed."""
         try:
-            text, writer, value = data.decode("ascii").split(" ")
-            version = parse_number(text)
+            number, writer, value = text.split(" ")
+            version = parse_number(number)
             if version is None:
-                raise ValueError(f"{text[:40]} is no version")
+                raise ValueError(f"{number[:40]} is no version")
             return StoredValue(version=version, writer=writer, value=b64decode(value, validate=True))
         except ValueError as error:
             raise BackendFailed(
-                f"the store should hold a group as this version of elastic-train writes it, found {data[:40]!r}; does another program use"
+                f"the store should hold a group as this version of elastic-train writes it, found {text[:40]!r}; does another program use"
                 f" that port?"
             ) from error
 
@@ -138,42 +137,37 @@ class TcpStoreBackend:
                 found = store.add(key, wanted - found)
             self._counters[node_id] = found
             if self._listed.get(node_id) != self._client.connections:
-                self._add_to_nodes(store, node_id)
+                self._update(store, "nodes", lambda text: _with_node(text, node_id))
                 self._listed[node_id] = self._client.connections
 
     def beats(self) -> dict[str, int]:
         with self._client.use("read heartbeats") as store:
-            nodes = self._nodes(store)[1]
+            nodes = _parse_nodes(self._get(store, "nodes"))
             # `multi_get` waits for absent keys. None is absent: a node is listed after its first
             # heartbeat.
             values = store.multi_get([self._key(f"beat/{node_id}") for node_id in nodes]) if nodes else []
-        counters = {node_id: parse_number(value) for node_id, value in zip(nodes, values, strict=True)}
-        return {node_id: counter for node_id, counter in counters.items() if counter is not None}
+        beats = zip(nodes, map(parse_number, values), strict=True)
+        return {node_id: counter for node_id, counter in beats if counter is not None}
 
     def publish_generation(self, generation: int) -> None:
         self._generation = max(self._generation, generation)
         if self._shown[0] >= generation and self._shown[1] == self._client.connections:
             return
-        key = self._key("generation")
         with self._client.use("write the newest generation") as store:
-            for _ in range(WRITE_TRIES):
-                found = store.compare_set(key, _ABSENT, _ABSENT)
-                text = found.decode(errors="replace")
-                shown = parse_number(found) or 0
-                if shown >= generation:
-                    break
-                store.compare_set(key, "" if text == _ABSENT else text, str(generation))
+            self._update(
+                store,
+                "generation",
+                lambda text: text if (parse_number(text) or 0) >= generation else str(generation),
+            )
             self._shown = generation, self._client.connections
 
     def shown_generation(self) -> int:
         with self._client.use("read the newest generation") as store:
-            found = store.compare_set(self._key("generation"), _ABSENT, _ABSENT)
-        if found == _ABSENT.encode():
-            return 0
-        generation = parse_number(found)
+            text = self._get(store, "generation")
+        generation = parse_number(text or "0")
         if generation is None:
             raise BackendFailed(
-                f"the store should hold the newest generation, found {found[:40]!r}; does another program use it?"
+                f"the store should hold the newest generation, found {text[:40]!r}; does another program use it?"
             )
         return generation
 
@@ -183,45 +177,52 @@ class TcpStoreBackend:
 
     def _refresh(self, store: TCPStore) -> StoredValue | None:
         """What the store holds; if this process has seen a newer value, that is put back first."""
-        key, seen = self._key("group"), self._seen
-        found = StoredValue.parse(store.compare_set(key, _ABSENT, _ABSENT))
+        seen = self._seen
+
+        def newest(text: str) -> str:
+            if seen is None or (text and StoredValue.parse(text).rank >= seen.rank):
+                return text
+            return seen.text
+
+        # Several survivors may do this at once. One is first. The others find its value, and
+        # replace it if their own is newer.
+        text = self._update(store, "group", newest)
+        self._seen = StoredValue.parse(text) if text else None
+        return self._seen
+
+    def _update(self, store: TCPStore, name: str, change: Callable[[str], str]) -> str:
+        """Replace the text of a key, empty if there is none, until `change` leaves it as it is.
+
+        Returns that text. Raises BackendFailed after WRITE_TRIES.
+        """
+        text = self._get(store, name)
         for _ in range(WRITE_TRIES):
-            if seen is None or (found is not None and found.rank >= seen.rank):
-                self._seen = found
-                return found
-            # Several survivors may do this at once. One is first. The others find its value, and
-            # replace it if their own is newer.
-            found = StoredValue.parse(store.compare_set(key, "" if found is None else found.text, seen.text))
+            changed = change(text)
+            if changed == text:
+                return text
+            text = store.compare_set(self._key(name), text, changed).decode(errors="replace")
         raise BackendFailed(
-            f"the store lost its contents, and the group's newest state could not be put back {WRITE_TRIES} times in a row; trying again at the next"
-            f" poll"
+            f"the store's key {self._key(name)} changed under this node {WRITE_TRIES} times in a row; trying again at the next poll"
         )
 
-    def _add_to_nodes(self, store: TCPStore, node_id: str) -> None:
-        for _ in range(WRITE_TRIES):
-            text, nodes = self._nodes(store)
-            if node_id in nodes:
-                return
-            store.compare_set(self._key("nodes"), text, json.dumps([*nodes, node_id]))
-        raise BackendFailed(
-            f"the list of nodes changed under {node_id} {WRITE_TRIES} times in a row; trying again"
-        )
-
-    def _nodes(self, store: TCPStore) -> tuple[str, list[str]]:
-        """The list as text, empty if there is none yet, and its nodes."""
-        # Bytes that are not UTF-8 become a text that is not a JSON list, and are refused below.
-        text = store.compare_set(self._key("nodes"), _ABSENT, _ABSENT).decode(errors="replace")
-        if text == _ABSENT:
-            return "", []
-        try:
-            nodes = parse_json(text)
-        except ValueError:
-            nodes = None
-        if not isinstance(nodes, list) or not all(isinstance(one, str) for one in nodes):
-            raise BackendFailed(
-                f"the store should hold a list of nodes, found {text[:40]!r}; does another program use it?"
-            )
-        return text, nodes
+    def _get(self, store: TCPStore, name: str) -> str:
+        """Empty if there is none. Bytes that are not UTF-8 become a text that no reader accepts."""
+        text = store.compare_set(self._key(name), _ABSENT, _ABSENT).decode(errors="replace")
+        return "" if text == _ABSENT else text
 
     def _key(self, name: str) -> str:
         return self._prefix + name
+
+
+def _parse_nodes(text: str) -> list[str]:
+    try:
+        return decode(list[str], text or "[]", what="the list of nodes")
+    except ValueError as error:
+        raise BackendFailed(
+            f"the store should hold a list of nodes, found {text[:40]!r}; does another program use it?"
+        ) from error
+
+
+def _with_node(text: str, node_id: str) -> str:
+    nodes = _parse_nodes(text)
+    return text if node_id in nodes else json.dumps([*nodes, node_id])

@@ -51,7 +51,7 @@ class TcpStoreClient:
         self._lock = threading.RLock()
         self._server: TCPStore | None = None
         self._client: TCPStore | None = None
-        self._failed: tuple[float, str] | None = None
+        self._retry_s, self._reason = float("-inf"), ""  # after a failure
         self.connections = 0  # so far; after a new connection the store may be another, empty one
 
     @property
@@ -71,36 +71,28 @@ class TcpStoreClient:
         what: the purpose, for the message: "could not <what>".
         """
         with self._lock:
-            client = self._connected(what)
-            try:
-                yield client
-            except RuntimeError as error:  # torch's DistError and its children
-                self._client = None
-                raise self._failure(
-                    what, str(error).splitlines()[0] if str(error) else "no reason"
-                ) from error
-
-    def _connected(self, what: str) -> TCPStore:
-        if self._client is not None:
-            return self._client
-        if self._failed is not None and self._clock.monotonic() - self._failed[0] < RETRY_S:
             # Polls come many times a second, and each would wait for the host again.
-            raise self._failure(what, self._failed[1], is_new=False)
-        if self._may_host and self._server is None:
-            self._server = _serve(self._host, self._port)
-        try:
+            if self._client is None and self._clock.monotonic() < self._retry_s:
+                raise self._failure(what)
+            try:
+                yield self._connected()
+            except (OSError, RuntimeError) as error:  # RuntimeError: torch's DistError and its children
+                self._client = None
+                self._reason = (str(error).splitlines() or ["no reason"])[0]
+                self._retry_s = self._clock.monotonic() + RETRY_S
+                raise self._failure(what) from error
+
+    def _connected(self) -> TCPStore:
+        if self._client is None:
+            if self._may_host and self._server is None:
+                self._server = _serve(self._host, self._port)
             self._client = _connect(self._host, self._port)
-        except (OSError, RuntimeError) as error:
-            raise self._failure(what, str(error).splitlines()[0] if str(error) else "no reason") from error
-        self.connections += 1
-        self._failed = None
+            self.connections += 1
         return self._client
 
-    def _failure(self, what: str, reason: str, *, is_new: bool = True) -> BackendFailed:
-        if is_new:
-            self._failed = self._clock.monotonic(), reason
+    def _failure(self, what: str) -> BackendFailed:
         return BackendFailed(
-            f"could not {what}: the store at {self._host}:{self._port} should answer within {ANSWER_S:g} s, but did not ({reason});"
+            f"could not {what}: the store at {self._host}:{self._port} should answer within {ANSWER_S:g} s, but did not ({self._reason});"
             f" does the agent on that host run? This one goes on by itself when it is back"
         )
 
@@ -126,26 +118,21 @@ def _serve(host: str, port: int) -> TCPStore | None:
         listener = listen_on(host if _is_address(host) else "", port)
     except OSError:
         return None
-    limit = timedelta(seconds=ANSWER_S)
     with _abort_after(ANSWER_S, host, port):
-        return TCPStore(
-            host,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=limit,
-            master_listen_fd=listener.detach(),
-        )
+        return serve(host, listener, timedelta(seconds=ANSWER_S))
+
+
+def serve(host: str, listener: socket.socket, timeout: timedelta) -> TCPStore:
+    """A store on a socket that listens already and from now on belongs to the store."""
+    port, fd = listener.getsockname()[1], listener.detach()
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=fd)
 
 
 def _is_address(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
+    with contextlib.suppress(ValueError):
         ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+        return True
+    return host == "localhost"
 
 
 def _connect(host: str, port: int) -> TCPStore:
@@ -153,15 +140,13 @@ def _connect(host: str, port: int) -> TCPStore:
     # tries once, and quietly.
     with socket.create_connection((host, port), timeout=CONNECT_S):
         pass
-    limit = timedelta(seconds=ANSWER_S)
+    limit, timeval = timedelta(seconds=ANSWER_S), _TIMEVAL.pack(int(ANSWER_S), int(ANSWER_S % 1 * 1e6))
     with _abort_after(ANSWER_S, host, port):
         client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
     for found in _sockets_to(host, port):
         with found:
-            for which in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                found.setsockopt(
-                    socket.SOL_SOCKET, which, _TIMEVAL.pack(int(ANSWER_S), int(ANSWER_S % 1 * 1e6))
-                )
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
     return client
 
 
@@ -174,10 +159,12 @@ def _abort_after(limit_s: float, host: str, port: int) -> Iterator[None]:
     is_over = threading.Event()
 
     def watch() -> None:
-        if not is_over.wait(limit_s):
-            _abort(host, port)
-            while not is_over.wait(ABORT_EVERY_S):
-                _abort(host, port)
+        wait_s = limit_s
+        while not is_over.wait(wait_s):
+            wait_s = ABORT_EVERY_S
+            for found in _sockets_to(host, port):
+                with found, contextlib.suppress(OSError):
+                    found.shutdown(socket.SHUT_RDWR)
 
     thread = threading.Thread(target=watch, name="store-limit", daemon=True)
     thread.start()
@@ -186,12 +173,6 @@ def _abort_after(limit_s: float, host: str, port: int) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join()
-
-
-def _abort(host: str, port: int) -> None:
-    for found in _sockets_to(host, port):
-        with found, contextlib.suppress(OSError):
-            found.shutdown(socket.SHUT_RDWR)
 
 
 def _sockets_to(host: str, port: int) -> list[socket.socket]:
