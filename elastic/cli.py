@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from elastic.config import environment
-from elastic.config.options import COMMANDS, Inspection, asks_for, options_help, parse, parse_inspection
+from elastic.config.options import COMMANDS, OPTIONS_HELP, Inspection, asks_for, parse, parse_inspection
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
 from elastic.system.clock import SystemClock
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str]) -> int:
     if asks_for(words, "-h", "--help"):
-        print(_HELP.format(options=options_help(), version=_version()))
+        print(_HELP.format(options=OPTIONS_HELP, version=_version()))
         return EXIT_COMPLETE
     if asks_for(words, "--version"):
         print(_version())

@@ -11,315 +11,73 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import PurePath
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, get_type_hints
 
 from elastic.config.durations import Every, duration_s
 from elastic.errors import UsageError
 
 COMMANDS = ("report", "status", "verify", "diff")
+# The part of `--help` that lists the options with their defaults.
+OPTIONS_HELP = """\
+the run:
+  --run-dir URL            a folder that all nodes share, or an fsspec URL such as s3://bucket/run
+                           [runs/<recipe name>]
+  --fresh                  rename a used run directory and start over; deletes nothing
+  --save-every WHEN        time between checkpoints: 500steps, 30s, 10min, 2h, or auto, which
+                           follows their cost [auto]
+  --snapshot-every N       steps between snapshots, auto (as often as costs 1 % of the time), or off
+                           [auto]
+  --keep N                 number of checkpoints to keep, the newest ones [3]
+
+nodes and workers:
+  --min-nodes N            train while N nodes or more are there [1]
+  --max-nodes N            let nodes join up to this number [1]
+  --nproc-per-node N       number of workers on this node, or auto: one for each GPU, else one
+                           [auto]
+  --local-addr HOST        name or address at which other nodes reach this one [the address of the
+                           interface in GLOO_SOCKET_IFNAME, else of the host name]
+
+how nodes meet:
+  --rdzv-backend WHERE     where nodes keep the state of their group: dir, a shared folder or an
+                           object store; etcd, a cluster of version 3.4 or newer; c10d, a store on
+                           one of the nodes [dir]
+  --rdzv-endpoint ADDRESS  for dir, the folder or its URL (s3, gs, az) [rendezvous/ in the run
+                           directory]; for etcd, its members as HOST[:PORT],..., after https:// for
+                           TLS (certificates and user as for etcdctl: ETCDCTL_CACERT, ETCDCTL_CERT,
+                           ETCDCTL_KEY, ETCDCTL_USER); for c10d, HOST[:PORT] of that node
+  --rdzv-id ID             name of the group in etcd or c10d [the name of the run directory]
+  --last-call S            at a start or resume, wait S seconds for more nodes once --min-nodes are
+                           there [2]
+  --keep-alive S           remove a node that is silent for S seconds [2; 15 where nodes meet in an
+                           object store]
+  --rdzv-timeout S         wait S seconds for --min-nodes, or for a backend that does not answer,
+                           then exit [600]
+
+faults:
+  --max-restarts N         fail after N restarts in a row that brought no new step [3]
+  --grace S                seconds from SIGTERM to the end, the last checkpoint included [30]
+  --hang-timeout S         replace a worker that makes no progress for S seconds, and write its
+                           stacks to its log; auto learns the limit from the steps of the run, off
+                           waits for ever; starting and saving may take 1800 s [auto]
+  --notice-file PATH       leave as at SIGTERM once this file exists [none]
+  --notice-command CMD     leave as at SIGTERM once this shell command exits with 0; it runs every 5
+                           s, for 10 s at most [none]
+  --faults PLAN            break things on purpose, such as "step 50 rank 1: kill" [none]"""
 _ENDPOINTS = {
     "c10d": "the address of the node that is to keep the group's state, HOST[:PORT]",
     "etcd": "the members of the cluster, HOST[:PORT],HOST[:PORT],...",
 }
-# Protocols whose libraries can create an object only where there is none.
+# Protocols whose libraries can create an object only where there is none: of several nodes that
+# create the same one, exactly one succeeds.
 _EXCLUSIVE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 # A heartbeat every 3 s, and room for requests that fail or take long.
 OBJECTS_KEEP_ALIVE_S = 15.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How to run a recipe: `elastic-train RECIPE [options] [-- recipe arguments]`.
-
-    For `rdzv_endpoint`, `rdzv_id` and `local_addr`, None leaves the choice to the agent.
-    """
-
-    recipe: str
-    recipe_args: tuple[str, ...] = ()
-    run_dir: str
-    fresh: bool = False
-    min_nodes: int = 1
-    max_nodes: int = 1
-    nproc_per_node: int | Literal["auto"] = "auto"
-    rdzv_backend: Literal["dir", "c10d", "etcd"] = "dir"
-    rdzv_endpoint: str | None = None
-    rdzv_id: str | None = None
-    max_restarts: int = 3
-    save_every: Every = Every(kind="auto")
-    keep: int = 3
-    snapshot_every: Every = Every(kind="auto")
-    hang_timeout: Every = Every(kind="auto")
-    grace_s: float = 30.0
-    notice_file: str | None = None
-    notice_command: str | None = None
-    faults: str | None = None
-    last_call_s: float = 2.0
-    keep_alive_s: float = 2.0
-    rdzv_timeout_s: float = 600.0
-    local_addr: str | None = None
-
-    @property
-    def meets_in_objects(self) -> bool:
-        """Whether the group's state is kept in an object store."""
-        return self.rdzv_backend == "dir" and _has_exclusive_create(self.rdzv_endpoint or self.run_dir)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
-    """A command that only reads: `elastic-train report|status|verify RUN` or `diff RUN RUN`."""
-
-    command: str
-    runs: tuple[str, ...]
-    as_json: bool
-
-
-def parse(argv: Sequence[str]) -> Options:
-    """Read a training command line. Raises UsageError.
-
-    Options stand before or after RECIPE; words after `--` belong to the recipe.
-    """
-    ours, recipe_args = _split(argv)
-    known, rest = _run_parser().parse_known_args(ours)
-    recipe = _only_recipe(rest)
-    values: dict[str, Any] = {name: value for name, value in vars(known).items() if value is not None}
-    values.setdefault("run_dir", f"runs/{PurePath(recipe).stem}")
-    options = Options(recipe=recipe, recipe_args=recipe_args, **values)
-    if options.meets_in_objects and known.keep_alive_s is None:
-        options = replace(options, keep_alive_s=OBJECTS_KEEP_ALIVE_S)
-    if options.min_nodes > options.max_nodes:
-        raise UsageError(
-            f"expected --min-nodes to be at most --max-nodes, found {options.min_nodes} and {options.max_nodes};"
-            f" give --max-nodes {options.min_nodes} or more"
-        )
-    if options.rdzv_backend != "dir" and options.rdzv_endpoint is None:
-        raise UsageError(
-            f"expected --rdzv-endpoint with --rdzv-backend {options.rdzv_backend}, found none; give {_ENDPOINTS[options.rdzv_backend]}"
-        )
-    return options
-
-
-def parse_inspection(argv: Sequence[str]) -> Inspection:
-    """Read `report|status|verify RUN [--json]` or `diff RUN RUN [--json]`; raises UsageError."""
-    command, *rest = argv
-    parser = _Parser(prog=f"elastic-train {command}", add_help=False, allow_abbrev=False)
-    parser.add_argument("--json", action="store_true")
-    known, runs = parser.parse_known_args(rest)
-    if unknown := [word for word in runs if word.startswith("-")]:
-        raise UsageError(f"{command} knows --json and no other option, found {unknown[0]}")
-    wanted = 2 if command == "diff" else 1
-    if len(runs) != wanted:
-        raise UsageError(
-            f"{command} needs {wanted} run director{'ies' if wanted > 1 else 'y'}, found {len(runs)};"
-            f" write elastic-train {command} {' '.join(['runs/NAME'] * wanted)}"
-        )
-    return Inspection(command=command, runs=tuple(runs), as_json=known.json)
-
-
-def asks_for(argv: Sequence[str], *flags: str) -> bool:
-    """Whether one of `flags` stands before `--`, which begins the words of the recipe."""
-    return any(word in flags for word in _split(argv)[0])
-
-
-def options_help() -> str:
-    """The part of `--help` that lists the options with their defaults."""
-    text = _run_parser().format_help()
-    return text[text.index("the run:") :].rstrip()
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message.removeprefix("argument "))
-
-
-def _run_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="elastic-train",
-        add_help=False,
-        allow_abbrev=False,
-        argument_default=None,
-        # By default the width depends on the terminal and the environment.
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=100),
-    )
-    _add_run_options(parser.add_argument_group("the run"))
-    _add_node_options(parser.add_argument_group("nodes and workers"))
-    _add_rendezvous_options(parser.add_argument_group("how nodes meet"))
-    _add_fault_options(parser.add_argument_group("faults"))
-    return parser
-
-
-def _add_run_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--run-dir",
-        metavar="URL",
-        help="a folder that all nodes share, or an fsspec URL such as s3://bucket/run [runs/<recipe name>]",
-    )
-    group.add_argument(
-        "--fresh", action="store_true", help="rename a used run directory and start over; deletes nothing"
-    )
-    group.add_argument(
-        "--save-every",
-        type=partial(_every, kinds=("steps", "seconds", "auto"), expected="500steps, 30s, 10min, 2h or auto"),
-        metavar="WHEN",
-        help="time between checkpoints: 500steps, 30s, 10min, 2h, or auto, which follows their cost [auto]",
-    )
-    group.add_argument(
-        "--snapshot-every",
-        type=partial(
-            _every, kinds=("steps", "auto", "off"), unit="steps", expected="a number of steps, auto or off"
-        ),
-        metavar="N",
-        help="steps between snapshots, auto (as often as costs 1 %% of the time), or off [auto]",
-    )
-    group.add_argument(
-        "--keep",
-        type=partial(_whole, 1),
-        metavar="N",
-        help="number of checkpoints to keep, the newest ones [3]",
-    )
-
-
-def _add_node_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--min-nodes", type=partial(_whole, 1), metavar="N", help="train while N nodes or more are there [1]"
-    )
-    group.add_argument(
-        "--max-nodes", type=partial(_whole, 1), metavar="N", help="let nodes join up to this number [1]"
-    )
-    group.add_argument(
-        "--nproc-per-node",
-        type=_workers,
-        metavar="N",
-        help="number of workers on this node, or auto: one for each GPU, else one [auto]",
-    )
-    group.add_argument(
-        "--local-addr",
-        metavar="HOST",
-        help="name or address at which other nodes reach this one [the address of the interface in"
-        " GLOO_SOCKET_IFNAME, else of the host name]",
-    )
-
-
-def _add_rendezvous_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--rdzv-backend",
-        type=_backend,
-        metavar="WHERE",
-        help="where nodes keep the state of their group: dir, a shared folder or an object store; etcd, a cluster"
-        " of version 3.4 or newer; c10d, a store on one of the nodes [dir]",
-    )
-    group.add_argument(
-        "--rdzv-endpoint",
-        metavar="ADDRESS",
-        help="for dir, the folder or its URL (s3, gs, az) [rendezvous/ in the run directory]; for etcd, its members"
-        " as HOST[:PORT],..., after https:// for TLS (certificates and user as for etcdctl: ETCDCTL_CACERT,"
-        " ETCDCTL_CERT, ETCDCTL_KEY, ETCDCTL_USER); for c10d, HOST[:PORT] of that node",
-    )
-    group.add_argument(
-        "--rdzv-id", metavar="ID", help="name of the group in etcd or c10d [the name of the run directory]"
-    )
-    group.add_argument(
-        "--last-call",
-        dest="last_call_s",
-        type=_seconds,
-        metavar="S",
-        help="at a start or resume, wait S seconds for more nodes once --min-nodes are there [2]",
-    )
-    group.add_argument(
-        "--keep-alive",
-        dest="keep_alive_s",
-        type=_seconds,
-        metavar="S",
-        help="remove a node that is silent for S seconds [2; 15 where nodes meet in an object store]",
-    )
-    group.add_argument(
-        "--rdzv-timeout",
-        dest="rdzv_timeout_s",
-        type=_seconds,
-        metavar="S",
-        help="wait S seconds for --min-nodes, or for a backend that does not answer, then exit [600]",
-    )
-
-
-def _add_fault_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--max-restarts",
-        type=partial(_whole, 0),
-        metavar="N",
-        help="fail after N restarts in a row that brought no new step [3]",
-    )
-    group.add_argument(
-        "--grace",
-        dest="grace_s",
-        type=_seconds,
-        metavar="S",
-        help="seconds from SIGTERM to the end, the last checkpoint included [30]",
-    )
-    group.add_argument(
-        "--hang-timeout",
-        type=partial(
-            _every,
-            kinds=("seconds", "auto", "off"),
-            unit="s",
-            expected="seconds above 0, a duration (60s, 10min), auto or off",
-        ),
-        metavar="S",
-        help="replace a worker that makes no progress for S seconds, and write its stacks to its log; auto learns"
-        " the limit from the steps of the run, off waits for ever; starting and saving may take 1800 s [auto]",
-    )
-    group.add_argument(
-        "--notice-file", metavar="PATH", help="leave as at SIGTERM once this file exists [none]"
-    )
-    group.add_argument(
-        "--notice-command",
-        metavar="CMD",
-        help="leave as at SIGTERM once this shell command exits with 0; it runs every 5 s, for 10 s at most [none]",
-    )
-    group.add_argument(
-        "--faults", metavar="PLAN", help='break things on purpose, such as "step 50 rank 1: kill" [none]'
-    )
-
-
-def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    words = list(argv)
-    cut = words.index("--") if "--" in words else len(words)
-    return words[:cut], tuple(words[cut + 1 :])
-
-
-def _only_recipe(rest: list[str]) -> str:
-    for word in rest:
-        if word.startswith("-"):
-            raise UsageError(f"unknown option {word}; {_advice(word)}")
-    if rest in ([], [""]):
-        raise UsageError(
-            "expected a recipe, found none; write elastic-train recipes/barlow.py (--help lists the options)"
-        )
-    recipe, *others = rest
-    if others:
-        raise UsageError(
-            f"expected one recipe, found {' and '.join(rest)};"
-            f" arguments of the recipe come after --: elastic-train {recipe} -- {' '.join(others)}"
-        )
-    return recipe
-
-
-def _advice(word: str) -> str:
-    known = ["--" + field.name.removesuffix("_s").replace("_", "-") for field in fields(Options)[2:]]
-    close = difflib.get_close_matches(word.split("=", maxsplit=1)[0], known, n=1, cutoff=0.75)
-    if close:
-        return f"did you mean {close[0]}?"
-    return f"an option of the recipe comes after --: elastic-train RECIPE [options] -- {word}"
 
 
 def _whole(lowest: int, text: str) -> int:
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) < lowest:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least {lowest}, found {text!r}")
     return int(text)
-
-
-def _has_exclusive_create(url: str) -> bool:
-    """Whether, of several nodes that create one object in this storage, exactly one succeeds."""
-    protocol, separator, _ = url.partition("://")
-    return bool(separator) and protocol in _EXCLUSIVE
 
 
 def _workers(text: str) -> int | Literal["auto"]:
@@ -344,3 +102,163 @@ def _backend(text: str) -> str:
     if text not in ("dir", *_ENDPOINTS):
         raise argparse.ArgumentTypeError(f"expected dir, c10d or etcd, found {text!r}")
     return text
+
+
+# The type of an option, and the function that reads its text.
+_AtLeastOne = Annotated[int, partial(_whole, 1)]
+_Seconds = Annotated[float, _seconds]
+_save_every = partial(_every, kinds=("steps", "seconds", "auto"), expected="500steps, 30s, 10min, 2h or auto")
+_snapshot_every = partial(
+    _every, kinds=("steps", "auto", "off"), unit="steps", expected="a number of steps, auto or off"
+)
+_hang_timeout = partial(
+    _every,
+    kinds=("seconds", "auto", "off"),
+    unit="s",
+    expected="seconds above 0, a duration (60s, 10min), auto or off",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to run a recipe: `elastic-train RECIPE [options] [-- recipe arguments]`.
+
+    Each field after the first two is an option: its name without the unit, its type with the
+    function that reads it, and its default. For `rdzv_endpoint`, `rdzv_id` and `local_addr`, None
+    leaves the choice to the agent.
+    """
+
+    recipe: str
+    recipe_args: tuple[str, ...] = ()
+    run_dir: str
+    fresh: bool = False
+    min_nodes: _AtLeastOne = 1
+    max_nodes: _AtLeastOne = 1
+    nproc_per_node: Annotated[int | Literal["auto"], _workers] = "auto"
+    rdzv_backend: Annotated[Literal["dir", "c10d", "etcd"], _backend] = "dir"
+    rdzv_endpoint: str | None = None
+    rdzv_id: str | None = None
+    max_restarts: Annotated[int, partial(_whole, 0)] = 3
+    save_every: Annotated[Every, _save_every] = Every(kind="auto")
+    keep: _AtLeastOne = 3
+    snapshot_every: Annotated[Every, _snapshot_every] = Every(kind="auto")
+    hang_timeout: Annotated[Every, _hang_timeout] = Every(kind="auto")
+    grace_s: _Seconds = 30.0
+    notice_file: str | None = None
+    notice_command: str | None = None
+    faults: str | None = None
+    last_call_s: _Seconds = 2.0
+    keep_alive_s: _Seconds = 2.0
+    rdzv_timeout_s: _Seconds = 600.0
+    local_addr: str | None = None
+
+    @property
+    def meets_in_objects(self) -> bool:
+        """Whether the group's state is kept in an object store."""
+        protocol, is_url, _ = (self.rdzv_endpoint or self.run_dir).partition("://")
+        return self.rdzv_backend == "dir" and bool(is_url) and protocol in _EXCLUSIVE
+
+
+_FLAGS = {each.name: "--" + each.name.removesuffix("_s").replace("_", "-") for each in fields(Options)[2:]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """A command that only reads: `elastic-train report|status|verify RUN` or `diff RUN RUN`."""
+
+    command: str
+    runs: tuple[str, ...]
+    as_json: bool
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Read a training command line. Raises UsageError.
+
+    Options stand before or after RECIPE; words after `--` belong to the recipe.
+    """
+    ours, recipe_args = _split(argv)
+    given, rest = _run_parser().parse_known_args(ours)
+    recipe = _only_recipe(rest)
+    values = {"run_dir": f"runs/{PurePath(recipe).stem}"} | vars(given)
+    options = Options(recipe=recipe, recipe_args=recipe_args, **values)
+    if options.meets_in_objects and "keep_alive_s" not in given:
+        options = replace(options, keep_alive_s=OBJECTS_KEEP_ALIVE_S)
+    if options.min_nodes > options.max_nodes:
+        raise UsageError(
+            f"expected --min-nodes to be at most --max-nodes, found {options.min_nodes} and {options.max_nodes};"
+            f" give --max-nodes {options.min_nodes} or more"
+        )
+    if options.rdzv_backend != "dir" and options.rdzv_endpoint is None:
+        raise UsageError(
+            f"expected --rdzv-endpoint with --rdzv-backend {options.rdzv_backend}, found none; give {_ENDPOINTS[options.rdzv_backend]}"
+        )
+    return options
+
+
+def parse_inspection(argv: Sequence[str]) -> Inspection:
+    """Read `report|status|verify RUN [--json]` or `diff RUN RUN [--json]`; raises UsageError."""
+    command, *rest = argv
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true")
+    known, runs = parser.parse_known_args(rest)
+    if unknown := [word for word in runs if word.startswith("-")]:
+        raise UsageError(f"{command} knows --json and no other option, found {unknown[0]}")
+    wanted = 2 if command == "diff" else 1
+    if len(runs) != wanted:
+        raise UsageError(
+            f"{command} needs {wanted} run director{'ies' if wanted > 1 else 'y'}, found {len(runs)};"
+            f" write elastic-train {command} {' '.join(['runs/NAME'] * wanted)}"
+        )
+    return Inspection(command=command, runs=tuple(runs), as_json=known.json)
+
+
+def asks_for(argv: Sequence[str], *flags: str) -> bool:
+    """Whether one of `flags` stands before `--`, which begins the words of the recipe."""
+    return any(word in flags for word in _split(argv)[0])
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message.removeprefix("argument "))
+
+
+def _run_parser() -> argparse.ArgumentParser:
+    """A parser whose answer holds the options that were given, and no others."""
+    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    kinds = get_type_hints(Options, include_extras=True)
+    for name, flag in _FLAGS.items():
+        if kinds[name] is bool:
+            parser.add_argument(flag, dest=name, action="store_true")
+        else:
+            (read,) = getattr(kinds[name], "__metadata__", (str,))
+            parser.add_argument(flag, dest=name, type=read)
+    return parser
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    cut = [*argv, "--"].index("--")
+    return list(argv[:cut]), tuple(argv[cut + 1 :])
+
+
+def _only_recipe(rest: list[str]) -> str:
+    for word in rest:
+        if word.startswith("-"):
+            raise UsageError(f"unknown option {word}; {_advice(word)}")
+    if rest in ([], [""]):
+        raise UsageError(
+            "expected a recipe, found none; write elastic-train recipes/barlow.py (--help lists the options)"
+        )
+    recipe, *others = rest
+    if others:
+        raise UsageError(
+            f"expected one recipe, found {' and '.join(rest)};"
+            f" arguments of the recipe come after --: elastic-train {recipe} -- {' '.join(others)}"
+        )
+    return recipe
+
+
+def _advice(word: str) -> str:
+    close = difflib.get_close_matches(word.split("=", maxsplit=1)[0], _FLAGS.values(), n=1, cutoff=0.75)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"an option of the recipe comes after --: elastic-train RECIPE [options] -- {word}"

@@ -1,4 +1,4 @@
-"""Silence counts only while its observer is watching, so a starved observer accuses nobody.
+"""Silence counts only while its observer is watching, so a starved observer accuses no subject.
 
 An observer polls, adds the time since its last poll to the silence of everything that gave no sign,
 and takes a subject for dead or hung once its silence exceeds a limit. If the observer itself was
