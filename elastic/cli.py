@@ -5,20 +5,17 @@ only when there is a recipe to run.
 """
 
 import contextlib
-import dataclasses
 import importlib.metadata
-import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from elastic.config import environment
-from elastic.config.options import COMMANDS, OPTIONS_HELP, Inspection, asks_for, parse, parse_inspection
-from elastic.config.run_dir import RunDir
+from elastic.config.options import COMMANDS, OPTIONS_HELP, asks_for, parse, parse_inspection
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
-from elastic.system.clock import SystemClock
 from elastic.system.untrusted import printable
 
 EXIT_CTRL_C = 130  # what a shell reports for a program that SIGINT ended
@@ -107,7 +104,9 @@ def _dispatch(words: list[str]) -> int:
         print(_version())
         return EXIT_COMPLETE
     if words and words[0] in COMMANDS:
-        return _inspect(parse_inspection(words))
+        from elastic.report.commands import inspect
+
+        return inspect(parse_inspection(words))
     return _train(words)
 
 
@@ -137,95 +136,14 @@ def _train(words: list[str]) -> int:
     # torch takes seconds to import. Mistakes in the command are refused before that, and the fork
     # server imports it while the agent starts.
     spawner = Spawner(
-        recipe, _print_line, lambda recipe: ForkServerClient.fork_from_agent(recipe, become_fork_server)
+        recipe,
+        partial(print, flush=True),
+        lambda recipe: ForkServerClient.fork_from_agent(recipe, become_fork_server),
     )
     with contextlib.closing(spawner):
         from elastic.agent.launch import launch
 
         return launch(options, spawner)
-
-
-def _print_line(text: str) -> None:
-    print(text, flush=True)
-
-
-def _inspect(inspection: Inspection) -> int:
-    runs = [RunDir.parse(text) for text in inspection.runs]
-    if inspection.command == "verify":  # reads checkpoints where they are; nothing is downloaded
-        return _verify(inspection, runs[0])
-    from elastic.report.download import readable
-    from elastic.storage.remote import check_url
-
-    for run in runs:
-        check_url(run.url)
-    with contextlib.ExitStack() as stack:
-        copies = [stack.enter_context(readable(run)) for run in runs]
-        match inspection.command:
-            case "report":
-                return _report(inspection, copies[0])
-            case "status":
-                return _status(inspection, copies[0])
-            case _:
-                return _diff(inspection, *copies)
-
-
-def _report(inspection: Inspection, run: RunDir) -> int:
-    from elastic.observe.log import read_events
-    from elastic.observe.metrics import read
-    from elastic.report.report import summarise
-    from elastic.report.tables import report_tables
-
-    report = summarise(read_events(run.events), read(run.metrics))
-    _print(inspection, report, report_tables(run.url, report))
-    return EXIT_COMPLETE
-
-
-def _status(inspection: Inspection, run: RunDir) -> int:
-    from elastic.observe.log import read_events
-    from elastic.observe.metrics import newest
-    from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
-    from elastic.report.status import status
-    from elastic.report.tables import status_tables
-
-    now = SystemClock().wall()
-    value = status(
-        read_events(run.events), newest(run.metrics), heartbeat_ages_s(run.rendezvous_url, now=now), now
-    )
-    _print(inspection, value, status_tables(run.url, value))
-    return EXIT_COMPLETE
-
-
-def _diff(inspection: Inspection, a: RunDir, b: RunDir) -> int:
-    from elastic.observe.log import read_events
-    from elastic.observe.metrics import read
-    from elastic.report.diff import compare
-    from elastic.report.report import summarise
-    from elastic.report.tables import diff_text
-
-    lines_a, lines_b = read(a.metrics), read(b.metrics)
-    report_a = summarise(read_events(a.events), lines_a)
-    found = compare(report_a, lines_a, summarise(read_events(b.events), lines_b), lines_b)
-    _print(inspection, found, diff_text(found))
-    return EXIT_COMPLETE if found.same else EXIT_FAILED
-
-
-def _verify(inspection: Inspection, run: RunDir) -> int:
-    from elastic.report.tables import verify_text
-    from elastic.report.verify import verify_run
-
-    found = verify_run(run, SystemClock())
-    _print(inspection, found, verify_text(run.url, found))
-    return EXIT_FAILED if found.damage else EXIT_COMPLETE
-
-
-def _print(inspection: Inspection, value: Any, table: Any) -> None:
-    """value: the frozen result of a command, whose fields are the keys of its JSON."""
-    from rich.console import Console
-
-    if inspection.as_json:
-        print(json.dumps(dataclasses.asdict(value), indent=2))
-    else:
-        Console(highlight=False).print(table, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -73,15 +73,12 @@ def listen_on(address: str, port: int = 0, kind: socket.SocketKind = socket.SOCK
 
 
 def _bound(family: socket.AddressFamily, where: Any, kind: socket.SocketKind) -> socket.socket:
+    if kind is socket.SOCK_STREAM:
+        is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(where, family=family, dualstack_ipv6=is_dual)
     made = socket.socket(family, kind)
     try:
-        if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        if kind is socket.SOCK_STREAM:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(where)
-        if kind is socket.SOCK_STREAM:
-            made.listen()
     except BaseException:
         made.close()
         raise

@@ -12,8 +12,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
     None if the kernel tells neither. root: the folder of `proc` and `sys`.
     """
-    found = _of_machine(root / "proc/meminfo")
-    limits = [] if found is None else [found]
+    limits = [kib * 1024 for kib in _numbers(root / "proc/meminfo", "MemAvailable:")]
     top = root / "sys/fs/cgroup"
     for line in _lines(root / "proc/self/cgroup"):
         if line.startswith("0::"):
@@ -23,23 +22,18 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     return min(limits, default=None)
 
 
-def _of_machine(meminfo: Path) -> int | None:
-    for line in _lines(meminfo):
-        name, _, rest = line.partition(":")
-        if name == "MemAvailable":
-            return int(rest.split()[0]) * 1024
-    return None
-
-
 def _of_group(group: Path) -> int | None:
     limit, used = _lines(group / "memory.max"), _lines(group / "memory.current")
     if not limit or not used or limit[0] == "max":
         return None
     # The kernel frees inactive pages of the file cache before it kills a process.
-    reclaimable = [
-        line.split()[1] for line in _lines(group / "memory.stat") if line.startswith("inactive_file ")
-    ]
-    return max(0, int(limit[0]) - int(used[0]) + sum(map(int, reclaimable)))
+    reclaimable = sum(_numbers(group / "memory.stat", "inactive_file"))
+    return max(0, int(limit[0]) - int(used[0]) + reclaimable)
+
+
+def _numbers(path: Path, name: str) -> list[int]:
+    """The number on each line that begins with this word."""
+    return [int(words[1]) for words in map(str.split, _lines(path)) if words[:1] == [name]]
 
 
 def _lines(path: Path) -> list[str]:
