@@ -10,7 +10,7 @@ import reprlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -21,6 +21,10 @@ MOST_DIGITS = 18
 LARGEST = 10**100
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", NoneType: "null"}
+_IS_NUMBER: dict[type, Callable[[Any], bool]] = {
+    int: lambda value: type(value) is int and abs(value) < LARGEST,
+    float: lambda value: type(value) in (int, float) and abs(value) < LARGEST,  # false for NaN as well
+}
 # repr of a foreign value may be very long, or fail because the value nests too deep.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
@@ -125,12 +129,9 @@ def printable(text: str) -> str:
 class _Mismatch(ValueError):  # noqa: N818 - as in errors.py
     """What was expected and found at `path`, which grows on the way up to the whole value."""
 
-    def __init__(self, expected: str, found: str, path: str = "") -> None:
-        super().__init__(expected, found, path)
-        self.expected, self.found, self.path = expected, found, path
-
-    def inside(self, step: str) -> "_Mismatch":
-        return _Mismatch(self.expected, self.found, step + self.path)
+    def __init__(self, expected: str, found: str) -> None:
+        super().__init__(expected, found)
+        self.expected, self.found, self.path = expected, found, ""
 
 
 @cache
@@ -139,25 +140,42 @@ def _reader(kind: Any, exact: bool) -> Reader:
 
     Built once for each type: a group of many nodes is read several times a second.
     """
-    if is_dataclass(kind):
-        return _object_reader(kind, exact)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (UnionType, Union):
         return _union_reader(arguments, exact)
-    if origin in (list, tuple):
-        return _list_reader(origin, _reader(arguments[0], exact))
-    if origin is dict:
-        return _dict_reader(_reader(arguments[1], exact))
-    scalar, rule = arguments if origin is Annotated else (kind, None)
-    is_scalar = {int: _is_int, float: _is_float}.get(scalar, lambda value: type(value) is scalar)
+    json_type, rule = arguments if origin is Annotated else (kind, None)
+    read_inside: Reader | None = None
+    if is_dataclass(kind):
+        json_type, read_inside = dict, _object_reader(kind, exact)
+    elif origin is dict:
+        json_type, read_inside = dict, partial(_read_values, _reader(arguments[1], exact))
+    elif origin in (list, tuple):
+        json_type, read_inside = list, partial(_read_items, origin, _reader(arguments[0], exact))
+    is_of_type = _IS_NUMBER.get(json_type, lambda value: type(value) is json_type)
     words = _words(kind)
 
     def read(value: Any) -> Any:
-        if not is_scalar(value) or (rule is not None and not rule.holds(value)):
+        if not is_of_type(value) or (rule is not None and not rule.holds(value)):
             raise _Mismatch(f"to be {words}", _SHORT.repr(value))
-        return value
+        return value if read_inside is None else read_inside(value)
 
     return read
+
+
+def _read_items(kind: Any, read_item: Reader, found: list[Any]) -> Any:
+    return kind(_read_at(f"[{index}]", read_item, item) for index, item in enumerate(found))
+
+
+def _read_values(read_value: Reader, found: dict[str, Any]) -> Any:
+    return {key: _read_at(f".{key:.80}", read_value, value) for key, value in found.items()}
+
+
+def _read_at(step: str, read: Reader, value: Any) -> Any:
+    try:
+        return read(value)
+    except _Mismatch as error:
+        error.path = step + error.path
+        raise
 
 
 def _object_reader(cls: Any, exact: bool) -> Reader:
@@ -169,52 +187,18 @@ def _object_reader(cls: Any, exact: bool) -> Reader:
         if exact or (each.default is MISSING and each.default_factory is MISSING)
     ]
 
-    def read(found: Any) -> Any:
-        if not isinstance(found, dict):
-            raise _Mismatch("to be an object", _SHORT.repr(found))
-        values = {}
+    def read(found: dict[str, Any]) -> Any:
         # Values first: a foreign `format` says more than a missing key.
-        for key, name, read_value in readers:
-            if key in found:
-                try:
-                    values[name] = read_value(found[key])
-                except _Mismatch as error:
-                    raise error.inside(f".{key}") from None
+        values = {
+            name: _read_at(f".{key}", read_value, found[key])
+            for key, name, read_value in readers
+            if key in found
+        }
         if absent := [key for key in needed if key not in found]:
             raise _Mismatch(f"to have {', '.join(known)}", f"no {absent[0]}")
         if exact and (others := [key for key in found if key not in known]):
             raise _Mismatch(f"to have no more than {', '.join(known)}", _SHORT.repr(others[0]))
         return cls(**values)
-
-    return read
-
-
-def _list_reader(origin: Any, read_item: Reader) -> Reader:
-    def read(found: Any) -> Any:
-        if not isinstance(found, list):
-            raise _Mismatch("to be a list", _SHORT.repr(found))
-        items = []
-        for index, item in enumerate(found):
-            try:
-                items.append(read_item(item))
-            except _Mismatch as error:
-                raise error.inside(f"[{index}]") from None
-        return origin(items)
-
-    return read
-
-
-def _dict_reader(read_item: Reader) -> Reader:
-    def read(found: Any) -> Any:
-        if not isinstance(found, dict):
-            raise _Mismatch("to be an object", _SHORT.repr(found))
-        items = {}
-        for key, item in found.items():
-            try:
-                items[key] = read_item(item)
-            except _Mismatch as error:
-                raise error.inside(f".{key:.80}") from None
-        return items
 
     return read
 
@@ -239,14 +223,6 @@ def _union_reader(kinds: tuple[Any, ...], exact: bool) -> Reader:
 @cache
 def _fields_by_key(cls: Any) -> dict[str, Field[Any]]:
     return {each.metadata.get("key", each.name): each for each in fields(cls)}
-
-
-def _is_int(value: Any) -> bool:
-    return type(value) is int and abs(value) < LARGEST
-
-
-def _is_float(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < LARGEST  # false for NaN as well
 
 
 def _words(kind: Any) -> str:
