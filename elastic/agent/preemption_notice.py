@@ -10,8 +10,8 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 from elastic.system.clock import Clock
 
@@ -20,67 +20,6 @@ NOTICE_EVERY_S = 5.0
 COMMAND_S = 10.0
 END_S = 5.0
 _NOT_RUN = (126, 127)  # what a shell exits with when it cannot run a command, or does not find it
-
-
-class CommandNotice:
-    """Runs a shell command every NOTICE_EVERY_S, one at a time, without waiting for it."""
-
-    def __init__(self, command: str, clock: Clock, report: Callable[[str], None]) -> None:
-        self.command = command
-        self._clock = clock
-        self._report = report
-        self._is_reported = False
-        self._started_s = -NOTICE_EVERY_S
-        self._running: subprocess.Popen[bytes] | None = None
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no command is running."""
-        return self._running is None
-
-    def poll(self) -> bool:
-        age_s = self._clock.monotonic() - self._started_s
-        if self._running is None:
-            if age_s >= NOTICE_EVERY_S:
-                self._start()
-            return False
-        code = self._running.poll()
-        if code is not None:
-            self._running = None
-            if code in _NOT_RUN:
-                self._report_once(f"it exits with {code}")
-        elif age_s > COMMAND_S:
-            self.close()
-            self._report_once(f"it takes longer than {COMMAND_S:g} s")
-        return code == 0
-
-    def close(self) -> None:
-        """Kill the running command, with everything that it started."""
-        if self._running is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._running.pid, signal.SIGKILL)
-            self._running.wait()
-            self._running = None
-
-    def _start(self) -> None:
-        self._started_s = self._clock.monotonic()
-        try:
-            self._running = subprocess.Popen(
-                ["/bin/sh", "-c", self.command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as error:
-            self._report_once(str(error))
-
-    def _report_once(self, what: str) -> None:
-        if not self._is_reported:
-            self._is_reported = True
-            self._report(
-                f"the command for notices, {self.command!r}, gives no answer ({what}); it is tried again"
-            )
 
 
 @contextmanager
@@ -95,13 +34,16 @@ def open_notices(
 
     file: a path that appears. command: for a shell. Where both are None, nothing is started.
     """
-    if file is None and command is None:
+    sources: dict[str, Generator[bool | None, None, None]] = {}
+    if file is not None:
+        sources[file] = _file_notices(file)
+    if command is not None:
+        sources[command] = command_notices(command, clock, report)
+    if not sources:
         yield
         return
-    asked = None if command is None else CommandNotice(command, clock, report)
     is_over = threading.Event()
-    args = file, asked, leave, is_over.wait
-    thread = threading.Thread(target=_watch, args=args, name="notices", daemon=True)
+    thread = threading.Thread(target=_watch, args=(sources, leave, is_over), name="notices", daemon=True)
     thread.start()
     try:
         yield
@@ -111,22 +53,67 @@ def open_notices(
         thread.join(END_S)
 
 
-def _watch(
-    file: str | None,
-    command: CommandNotice | None,
-    leave: Callable[[str], None],
-    is_over: Callable[[float], bool],
-) -> None:
+def command_notices(
+    command: str, clock: Clock, report: Callable[[str], None]
+) -> Generator[bool | None, None, None]:
+    """Run a shell command every NOTICE_EVERY_S, one at a time, without waiting for it.
+
+    Yields whether it has just exited with 0; None while it runs. `close` kills the running command,
+    with everything that it started.
+    """
+    is_reported = False
+    while True:
+        started_s = clock.monotonic()
+        outcome = yield from _run(command, clock)
+        if isinstance(outcome, str) and not is_reported:
+            is_reported = True
+            report(f"the command for notices, {command!r}, gives no answer ({outcome}); it is tried again")
+        yield outcome == 0
+        while clock.monotonic() - started_s < NOTICE_EVERY_S:
+            yield False
+
+
+def _run(command: str, clock: Clock) -> Generator[None, None, int | str]:
+    """Returns the exit code of the command, or why it gave no answer."""
+    deadline = clock.monotonic() + COMMAND_S
     try:
-        while not is_over(POLL_S):
-            came = None
-            if file is not None and os.path.exists(file):  # noqa: PTH110 - Path.exists raises where the folder may not be read
-                came = file
-            elif command is not None and command.poll():
-                came = command.command
-            if came is not None:
-                leave(f"a notice ({came}) asks this node to leave")
-                return
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return str(error)
+    try:
+        while (code := process.poll()) is None:
+            if clock.monotonic() > deadline:
+                return f"it takes longer than {COMMAND_S:g} s"
+            yield
+        return f"it exits with {code}" if code in _NOT_RUN else code
     finally:
-        if command is not None:
-            command.close()
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _file_notices(file: str) -> Generator[bool | None, None, None]:
+    while True:
+        yield os.path.exists(file)  # noqa: PTH110 - Path.exists raises where the folder may not be read
+
+
+def _watch(
+    sources: dict[str, Generator[bool | None, None, None]],
+    leave: Callable[[str], None],
+    is_over: threading.Event,
+) -> None:
+    with ExitStack() as stack:
+        for notices in sources.values():
+            stack.enter_context(closing(notices))
+        while not is_over.wait(POLL_S):
+            for source, notices in sources.items():
+                if next(notices):
+                    leave(f"a notice ({source}) asks this node to leave")
+                    return

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent.preemption_notice import COMMAND_S, NOTICE_EVERY_S, CommandNotice, open_notices
+from elastic.agent.preemption_notice import COMMAND_S, NOTICE_EVERY_S, command_notices, open_notices
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
 
@@ -18,6 +18,15 @@ def until(condition):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return value
+
+
+def outcome(notices):
+    """Whether the running command is a notice."""
+    deadline = time.monotonic() + 60.0
+    while (came := next(notices)) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return came
 
 
 def runs(pid):
@@ -56,17 +65,16 @@ def test_a_notice_in_a_file_drains_and_the_same_command_resumes_without_a_step_l
 def test_a_command_is_run_every_few_seconds_until_it_exits_with_0(tmp_path):
     """A fake clock; each run of the real command leaves a line. Exit code 1 is no problem."""
     said, clock, runs, there = [], FakeClock(), tmp_path / "runs", tmp_path / "there"
-    notice = CommandNotice(f"echo >> {runs}; test -e {there}", clock, said.append)
+    notices = command_notices(f"echo >> {runs}; test -e {there}", clock, said.append)
 
     def next_answer():
         clock.sleep(NOTICE_EVERY_S)
         count = len(runs.read_text()) if runs.exists() else 0
-        answers = [notice.poll()]
-        # Once it has run, no further poll starts it: the clock stands still.
-        until(lambda: answers.append(notice.poll()) or (runs.exists() and len(runs.read_text()) > count))
-        until(lambda: answers.append(notice.poll()) or answers[-1] or notice.is_idle)
+        answer = outcome(notices)
+        # No further look starts it: the clock stands still.
+        assert not any(next(notices) for _ in range(3))
         assert len(runs.read_text()) == count + 1
-        return any(answers)
+        return answer
 
     assert not next_answer()
     assert not next_answer()
@@ -82,12 +90,12 @@ def test_a_command_is_run_every_few_seconds_until_it_exits_with_0(tmp_path):
 def test_a_command_without_an_answer_is_no_notice_and_is_reported_once(command, waits_s, says):
     """A command that does not exist, and one that is killed after ten seconds; each three times."""
     said, clock = [], FakeClock()
-    notice = CommandNotice(command, clock, said.append)
+    notices = command_notices(command, clock, said.append)
     for _ in range(3):
         clock.sleep(NOTICE_EVERY_S)
-        assert not notice.poll()
+        assert not next(notices)
         clock.sleep(waits_s)
-        until(lambda: notice.poll() or notice.is_idle)
+        assert not outcome(notices)
     assert len(said) == 1
     assert says in said[0]
 
