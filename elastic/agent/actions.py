@@ -23,7 +23,6 @@ from elastic.observe.log import EventLog
 from elastic.rendezvous.group import Failure, RunEnd
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
-from elastic.system.worker_error import WorkerError
 from elastic.uploader.client import UploaderProcess
 
 GROUP_POLL_S = 0.025
@@ -41,8 +40,8 @@ class Parts:
     page: ControlPage
     memory: SnapshotMemory
     final_checkpoint: FinalCheckpoint
-    watchdog: Watchdog | None  # None: hung workers are waited for
-    faults: NodeFaults | None  # None: the fault plan has nothing for an agent
+    watchdog: Watchdog
+    faults: NodeFaults
     console: ConsoleFollower
     log: EventLog
     clock: Clock
@@ -56,18 +55,6 @@ class Parts:
     def common_step(self) -> int:
         """The last step that all workers of this node finished in this generation; 0 for none."""
         return min(self.page.step(i) for i in range(self.settings.nproc))
-
-    def save_last_state(self, *, others: bool) -> None:
-        """See the newest state in memory committed, within the grace period.
-
-        others: other nodes go on with the same state, and are given time to commit it first.
-        """
-        if self.settings.uses_library:
-            self.final_checkpoint.ensure_committed(
-                others=others,
-                deadline=self.shutdown.deadline_s,
-                is_cancelled=lambda: self.shutdown.skips_checkpoint,
-            )
 
 
 class NodeGeneration:
@@ -102,7 +89,6 @@ class NodeGeneration:
             self._parts.clock.sleep(GROUP_POLL_S)
 
     def dump_stacks(self, reason: str) -> None:
-        assert self._parts.watchdog is not None
         self._parts.console.print_line(f"{reason}; its log has the stacks of its threads")
         self._parts.watchdog.record_hang(self.workers)
 
@@ -135,8 +121,7 @@ class NodeGeneration:
             parts.console.print_line(
                 "the rendezvous does not answer; the newest state is being saved, and this node waits for it"
             )
-            if parts.settings.uses_library:
-                parts.final_checkpoint.offer_newest()
+            parts.final_checkpoint.offer_newest()
             return None
         # The group counts the restarts. If it went on to a newer generation, this failure came too
         # late to count.
@@ -170,21 +155,17 @@ class NodeGeneration:
         # This node leaves before it saves, so that the others form their next generation at once
         # and need not wait for an upload. Once they have, the fence stops a save by this node: then
         # the checkpoint is theirs to commit.
-        self._parts.save_last_state(others=self._parts.peers.leave())
+        self._parts.final_checkpoint.ensure_committed(others=self._parts.peers.leave())
 
     def kill_workers(self) -> None:
         """SIGKILL: what counts is in the snapshot memory, which outlives them."""
         # Once: by the time of a second call their pids may belong to other processes.
         if not self._are_killed:
             self._are_killed = True
-            self.workers.kill(self._hung_worker)
+            # A hung worker whose stacks were dumped is to blame, whatever the others report.
+            self.workers.kill(self._parts.watchdog.error)
 
     def _first_failure(self, reason: str) -> Failure:
-        settings = self._parts.settings
+        settings, culprit = self._parts.settings, self._parts.watchdog.error
         errors = settings.error_folder(self.number)
-        return self.workers.record_failure(settings.node, reason, errors, self._hung_worker)
-
-    @property
-    def _hung_worker(self) -> WorkerError | None:
-        """The hung worker, once its stacks were dumped: to blame, whatever the others report."""
-        return None if self._parts.watchdog is None else self._parts.watchdog.error
+        return self.workers.record_failure(settings.node, reason, errors, culprit)

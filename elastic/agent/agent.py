@@ -12,8 +12,15 @@ Methods with torch's names override torch's.
 import signal
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from elastic.agent.actions import GROUP_POLL_S, NodeGeneration, Parts
 from elastic.agent.decide import Action, Observation, WorkerExit, decide
@@ -36,6 +43,8 @@ from elastic.rendezvous.torch_handler import ElasticRendezvous
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
 
 WORKER_POLL_S = 0.02
+# Before the group's first answer in a generation.
+NOTHING_KNOWN = GroupView(open=True, fenced=False, newcomers=(), lost=(), ended=None, cause="", failure=None)
 
 
 class NodeAgent(LocalElasticAgent):
@@ -43,17 +52,26 @@ class NodeAgent(LocalElasticAgent):
 
     failure: the first failed worker of the newest generation that a failure ended, of any node as
     far as this one knows it.
-    last_step: the last step that workers of this node finished. cut_short: some of them ended
-    otherwise than by finishing or draining.
+    cut_short: some of its workers ended otherwise than by finishing or draining.
     """
 
-    def __init__(self, spec: Any, logs_specs: Any, parts: Parts) -> None:
-        super().__init__(spec=spec, logs_specs=logs_specs)
+    def __init__(self, parts: Parts, handler: ElasticRendezvous) -> None:
+        settings = parts.settings
+        spec = WorkerSpec(
+            role="default",
+            local_world_size=settings.nproc,
+            rdzv_handler=handler,
+            entrypoint=settings.options.recipe,
+            max_restarts=settings.options.max_restarts,
+        )
+        # Without a folder of its own, torch's log specification would leave a new one behind at
+        # every start.
+        super().__init__(spec=spec, logs_specs=DefaultLogsSpecs(log_dir=str(settings.scratch)))
         self.end = RunEnd(exit_code=EXIT_FAILED, reason="")
         self.failure: Failure | None = None
-        self.last_step = 0
         self.cut_short = False
         self._parts = parts
+        self._handler = handler
         self._generation: NodeGeneration | None = None  # None while this node has no workers
         # Consecutive failures without a new step which the restored state may have caused: all but
         # those by SIGKILL. The workers skip a state that was restored too often without progress.
@@ -71,13 +89,13 @@ class NodeAgent(LocalElasticAgent):
                 self._initialize_workers(group)  # torch's: the rendezvous, then `_start_workers`
                 end = self._run_generation()
             except Interrupted as interrupted:
-                parts.save_last_state(others=interrupted.others)
+                parts.final_checkpoint.ensure_committed(others=interrupted.others)
                 reason = f"{parts.shutdown.reason} while it waited for the group"
                 end = RunEnd(exit_code=EXIT_INTERRUPTED, reason=reason)
             except (RendezvousTimeout, BackendFailed) as error:
                 # Too few nodes came, or the backend did not answer, for --rdzv-timeout. The same
                 # command goes on when that has changed.
-                parts.save_last_state(others=False)
+                parts.final_checkpoint.ensure_committed(others=False)
                 end = RunEnd(exit_code=EXIT_INTERRUPTED, reason=str(error))
             except ElasticError as error:
                 # GroupEnded: the run ended while this node was not in the group. Or the group's
@@ -99,8 +117,7 @@ class NodeAgent(LocalElasticAgent):
         """
         generation, clock = self._generation, self._parts.clock
         assert generation is not None
-        view: GroupView | None = None
-        polled_s = 0.0
+        view, polled_s = NOTHING_KNOWN, 0.0
         while True:
             # A worker that ended is a reason to look at the group at once: perhaps it says why.
             if clock.monotonic() - polled_s >= GROUP_POLL_S or generation.workers.poll():
@@ -117,12 +134,11 @@ class NodeAgent(LocalElasticAgent):
                 case Action.DUMP_STACKS:
                     generation.dump_stacks(decision.reason)
                 case Action.REJOIN:
-                    self._count(None if view is None else view.failure)
+                    self._count(view.failure)
                     generation.record_end(decision.reason)
                     return None
                 case Action.CLOSE_AND_REJOIN:
-                    is_for_newcomers = view is not None and bool(view.newcomers)
-                    generation.close_and_end(NODE_JOINED if is_for_newcomers else NODE_LEFT, decision.reason)
+                    generation.close_and_end(NODE_JOINED if view.newcomers else NODE_LEFT, decision.reason)
                     return None
                 case Action.FAIL:
                     end = generation.fail(decision.reason)
@@ -137,7 +153,6 @@ class NodeAgent(LocalElasticAgent):
                     generation.leave(decision.reason)
                     return RunEnd(exit_code=EXIT_INTERRUPTED, reason=decision.reason)
                 case Action.STOP:
-                    assert view is not None
                     assert view.ended is not None
                     self.failure = view.failure
                     return view.ended
@@ -146,12 +161,11 @@ class NodeAgent(LocalElasticAgent):
         """Serve what surrounds the workers; None when the rendezvous backend does not answer."""
         parts, workers = self._parts, generation.workers
         parts.memory.poll()
-        if parts.watchdog is not None:
+        if parts.settings.watches_hangs:
             parts.watchdog.poll(workers)
-        if parts.faults is not None:
-            pids = {rank: workers.pid(rank) for rank in workers.running}
-            targets = Targets(pids, parts.uploader.pid, parts.spawner.fork_server_pid)
-            parts.faults.poll(parts.common_step, targets)
+        pids = {rank: workers.pid(rank) for rank in workers.running}
+        targets = Targets(pids, parts.uploader.pid, parts.spawner.fork_server_pid)
+        parts.faults.poll(self._entered, parts.common_step, targets)
         if parts.uploader.revive():
             parts.memory.release_leases()
             parts.console.print_line(
@@ -159,8 +173,8 @@ class NodeAgent(LocalElasticAgent):
             )
         return parts.peers.poll(step=parts.step, is_idle=not workers.running)
 
-    def _observe(self, generation: NodeGeneration, view: GroupView | None) -> Observation:
-        """What a decision depends on. view: the newest answer of the group, None before it."""
+    def _observe(self, generation: NodeGeneration, view: GroupView) -> Observation:
+        """What a decision depends on. view: the newest answer of the group."""
         parts, workers = self._parts, generation.workers
         settings, shutdown, watchdog = parts.settings, parts.shutdown, parts.watchdog
         return Observation(
@@ -169,12 +183,12 @@ class NodeAgent(LocalElasticAgent):
             first_exit_age_s=workers.first_exit_age_s(),
             is_done=generation.is_done,
             keep_alive_s=settings.options.keep_alive_s,
-            hung=None if watchdog is None else watchdog.hung,
-            stacks_dumped=watchdog is not None and watchdog.error is not None,
-            group_ended=view.ended.reason if view is not None and view.ended is not None else None,
-            fenced=view is not None and view.fenced,
-            closed=view.cause if view is not None and not view.open else None,
-            newcomers=view is not None and parts.peers.admits(view),
+            hung=watchdog.hung,
+            stacks_dumped=watchdog.error is not None,
+            group_ended=None if view.ended is None else view.ended.reason,
+            fenced=view.fenced,
+            closed=None if view.open else view.cause,
+            newcomers=parts.peers.admits(view),
             leaving=shutdown.reason,
             leaving_age_s=shutdown.age_s,
             grace_s=shutdown.grace_s,
@@ -209,14 +223,12 @@ class NodeAgent(LocalElasticAgent):
         """Returns the pids by local rank."""
         parts, settings, entered = self._parts, self._parts.settings, self._entered
         parts.log.generation = entered.number
-        if parts.faults is not None:
-            parts.faults.enter(entered)
+        parts.faults.enter(entered)
         # The control page still has the steps of the generation before.
         is_state_awaited = parts.peers.enter(entered, step=parts.step)
         parts.page.clear()
         parts.memory.publish()
-        if parts.watchdog is not None:
-            parts.watchdog.start_generation()
+        parts.watchdog.start_generation()
         parts.console.print_line(
             f"generation {entered.number} ({entered.cause}): {entered.world_size} workers on {len(entered.members)} nodes"
         )
@@ -261,7 +273,6 @@ class NodeAgent(LocalElasticAgent):
         if self._generation is None:
             return
         self._generation.kill_workers()
-        self.last_step = self._parts.step
         self.cut_short = self._generation.workers.was_cut_short
         self._generation = None
 
@@ -274,7 +285,5 @@ class NodeAgent(LocalElasticAgent):
     @property
     def _entered(self) -> Generation:
         """The generation that the last rendezvous formed with this node."""
-        handler = self._worker_group.spec.rdzv_handler
-        assert isinstance(handler, ElasticRendezvous)
-        assert handler.generation is not None
-        return handler.generation
+        assert self._handler.generation is not None
+        return self._handler.generation

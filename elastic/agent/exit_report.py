@@ -21,15 +21,14 @@ def report_exit(agent: NodeAgent, parts: Parts) -> int:
     uses_library = parts.settings.uses_library
     newest = parts.final_checkpoint.newest_checkpoint() if uses_library else None
     saved_step = 0 if newest is None else newest.step
-    match agent.end.exit_code:
-        case code if code == EXIT_COMPLETE:
-            return _complete(parts, newest)
-        case code if code == EXIT_INTERRUPTED:
-            return _interrupted(agent, parts, saved_step)
-        case code:
-            parts.log.record(RunFailed(exit_code=code, reason=agent.end.reason))
-            _print_failure(agent, parts.settings.run, saved_step)
-            return code
+    code = agent.end.exit_code
+    if code == EXIT_COMPLETE:
+        return _complete(parts, newest)
+    if code == EXIT_INTERRUPTED:
+        return _interrupted(agent, parts, saved_step)
+    parts.log.record(RunFailed(exit_code=code, reason=agent.end.reason))
+    _print_failure(agent, parts.settings.run, saved_step)
+    return code
 
 
 def _complete(parts: Parts, last: CommitRecord | None) -> int:
@@ -47,37 +46,32 @@ def _complete(parts: Parts, last: CommitRecord | None) -> int:
 
 
 def _interrupted(agent: NodeAgent, parts: Parts, saved_step: int) -> int:
-    run, reason = parts.settings.run, agent.end.reason
+    reason, code = agent.end.reason, EXIT_FAILED
     parts.log.record(RunInterrupted(step=saved_step))
-    if not parts.settings.uses_library and agent.last_step == 0 and agent.cut_short:
-        print(
-            f"interrupted ({reason}): the script was stopped, and whatever it saved is its own",
-            file=sys.stderr,
+    if not parts.settings.uses_library and agent.cut_short:
+        text = f"interrupted ({reason}): the script was stopped, and whatever it saved is its own"
+    elif parts.step > saved_step:
+        text = (
+            f"interrupted ({reason}) after step {parts.step}, but step {saved_step} is the newest that is saved; "
+            f"the same command resumes there and trains {parts.step - saved_step} steps again"
         )
-        return EXIT_FAILED
-    if agent.last_step > saved_step:
-        print(
-            f"interrupted ({reason}) after step {agent.last_step}, but step {saved_step} is the newest that is saved; "
-            f"the same command resumes there and trains {agent.last_step - saved_step} steps again",
-            file=sys.stderr,
+    else:
+        text, code = (
+            f"interrupted ({reason}); step {saved_step} is saved in {parts.settings.run.url}: the same command resumes",
+            EXIT_INTERRUPTED,
         )
-        return EXIT_FAILED
-    print(
-        f"interrupted ({reason}); step {saved_step} is saved in {run.url}: the same command resumes",
-        file=sys.stderr,
-    )
-    return EXIT_INTERRUPTED
+    print(text, file=sys.stderr)
+    return code
 
 
 def _print_failure(agent: NodeAgent, run: RunDir, saved_step: int) -> None:
-    failure = agent.failure
-    if agent.end.exit_code == EXIT_NOTHING_LOADS:
-        print(f"elastic-train verify {run.url} lists the damage", file=sys.stderr)
-    print(
-        f"training failed: {printable(agent.end.reason)}. Step {saved_step} is the newest that is saved; logs are in {run.logs}",
-        file=sys.stderr,
+    failure, code, reason = agent.failure, agent.end.exit_code, agent.end.reason
+    lines = [f"elastic-train verify {run.url} lists the damage"] if code == EXIT_NOTHING_LOADS else []
+    lines.append(
+        f"training failed: {reason}. Step {saved_step} is the newest that is saved; logs are in {run.logs}"
     )
     if failure is not None:
         # All of it may come from another node.
-        print(printable(f"first failing worker: rank {failure.rank} on {failure.node}"), file=sys.stderr)
-        print(printable(failure.traceback.rstrip() or failure.message), file=sys.stderr)
+        lines.append(f"first failing worker: rank {failure.rank} on {failure.node}")
+        lines.append(failure.traceback.rstrip() or failure.message)
+    print(*map(printable, lines), sep="\n", file=sys.stderr)

@@ -13,9 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from elastic.agent.settings import Settings
 from elastic.events import FaultInjected
-from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims, pause_for
 from elastic.faults.pause import process_tree
 from elastic.faults.plan import AtIntervals, AtNode, AtRendezvous, Fault, Pause, Terminate
@@ -34,6 +32,8 @@ class Targets:
 
 
 class NodeFaults:
+    """Of `faults`, those whose triggers only an agent sees."""
+
     def __init__(self, faults: tuple[Fault, ...], claims: Claims, log: EventLog, clock: Clock) -> None:
         self._faults = faults
         self._claims = claims
@@ -43,37 +43,21 @@ class NodeFaults:
             for fault in faults
             if isinstance(fault.trigger, AtIntervals)
         ]
-        self._generation: Generation | None = None
-
-    @staticmethod
-    def of(settings: Settings, log: EventLog, clock: Clock) -> "NodeFaults | None":
-        """None where the plan has no fault that an agent injects."""
-        mine = tuple(
-            fault
-            for fault in parse(settings.options.faults or "")
-            if isinstance(fault.trigger, AtNode | AtRendezvous | AtIntervals)
-        )
-        return NodeFaults(mine, Claims(settings.run.faults), log, clock) if mine else None
 
     def enter(self, generation: Generation) -> None:
         """A generation has formed with this node, whose workers are not started yet."""
-        self._generation = generation
         here = AtRendezvous(generation=generation.number, node=generation.rank_of_node)
         for fault in self._faults:
             if fault.trigger == here and self._claims.take(fault):
                 self._inject(fault, None)
 
-    def poll(self, step: int, targets: Targets) -> None:
+    def poll(self, generation: Generation, step: int, targets: Targets) -> None:
         """Inject what is due. step: the last that all workers of this node finished, 0 for none."""
-        generation = self._generation
-        assert generation is not None, "a generation is entered before it is polled"
         for fault in self._faults:
-            match fault.trigger:
-                case AtNode(step=due, node=generation.rank_of_node) if due <= step:
-                    if self._claims.take(fault):
-                        self._inject(fault, step)
-                case _:
-                    pass
+            due = fault.trigger
+            is_due = isinstance(due, AtNode) and due.node == generation.rank_of_node and due.step <= step
+            if is_due and self._claims.take(fault):
+                self._inject(fault, step)
         for repeated in self._repeated:
             victim = repeated.poll(generation, targets)
             if victim is not None:
@@ -125,9 +109,7 @@ class RepeatedFault:
 
 def _kill(pid: int) -> None:
     """SIGKILL; to this process itself with all that it started, as if the node were lost."""
-    if pid == os.getpid():
-        for child in process_tree(pid)[1:]:
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    children = process_tree(pid)[1:] if pid == os.getpid() else []
+    for each in [*children, pid]:
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)

@@ -11,7 +11,9 @@ safe, and the exit code follows from that (exit_report.py).
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 
+from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
 from elastic.checkpoint.catalog import committed, of_run
 from elastic.checkpoint.record import CommitRecord
@@ -24,24 +26,17 @@ from elastic.uploader.protocol import SaveState
 POLL_S = 0.1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinalCheckpoint:
-    def __init__(
-        self,
-        memory: SnapshotMemory,
-        store: Store,
-        *,
-        run_id: str,
-        uploader_socket: str,
-        clock: Clock,
-        report: Callable[[str], None],
-    ) -> None:
-        """store: of the run's checkpoints. report: takes lines for the console."""
-        self._memory = memory
-        self._store = store
-        self._run_id = run_id
-        self._socket = uploader_socket
-        self._clock = clock
-        self._report = report
+    """store: of the run's checkpoints. report: takes lines for the console."""
+
+    memory: SnapshotMemory
+    store: Store
+    run_id: str
+    uploader_socket: str
+    shutdown: ShutdownRequest
+    clock: Clock
+    report: Callable[[str], None]
 
     def newest_checkpoint(self) -> CommitRecord | None:
         """None where the storage holds no checkpoint of this run, or does not answer.
@@ -50,57 +45,52 @@ class FinalCheckpoint:
         it records the event.
         """
         try:
-            records, _ = of_run(committed(self._store, self._clock), self._run_id)
+            records, _ = of_run(committed(self.store, self.clock), self.run_id)
         except StoreFailed as error:
-            self._report(f"the checkpoints cannot be listed: {error}")
+            self.report(f"the checkpoints cannot be listed: {error}")
             return None
         return max(records, key=lambda record: record.step, default=None)
 
     def offer_newest(self) -> None:
         """Have the uploader commit the newest snapshot; does not wait for the result."""
-        with closing(UploaderClient(self._socket)) as uploader:
-            try:
-                self._offer(uploader)
-            except StoreFailed as error:
-                self._report(f"the state that a leaving node waits for is not saved: {error}")
+        self._commit("the state that a leaving node waits for", wait_until_s=0.0)
 
-    def ensure_committed(self, *, others: bool, deadline: float, is_cancelled: Callable[[], bool]) -> None:
-        """Return once a checkpoint holds the newest step in memory, or at the deadline.
+    def ensure_committed(self, *, others: bool) -> None:
+        """Return once a checkpoint holds the newest step in memory, or at the end of the grace.
+
+        A third signal ends the wait as well.
 
         others: other nodes go on with the same state. They are given half of the time to commit it:
         the node of their rank 0 offers it to its uploader as soon as their next generation starts,
         and a second upload of the same bytes would only compete with theirs.
-        deadline: on the monotonic clock. is_cancelled: the wait ends as soon as this is true.
         """
-        newest = self._memory.newest
+        newest, now_s, deadline = self.memory.newest, self.clock.monotonic(), self.shutdown.deadline_s
         step = 0 if newest is None else newest.info.step
-        now_s = self._clock.monotonic()
         others_until_s = (now_s + deadline) / 2 if others else now_s
-        while (is_missing := self._saved_step() < step) and not is_cancelled():
-            if self._clock.monotonic() >= others_until_s:
-                break
-            self._clock.sleep(POLL_S)
-        if is_missing:
-            self._commit(step, deadline, is_cancelled)
+        while self._saved_step() < step:
+            if self.clock.monotonic() >= others_until_s or self.shutdown.skips_checkpoint:
+                self._commit(f"checkpoint step={step}", wait_until_s=deadline)
+                return
+            self.clock.sleep(POLL_S)
 
     def _saved_step(self) -> int:
         newest = self.newest_checkpoint()
         return 0 if newest is None else newest.step
 
-    def _commit(self, step: int, deadline: float, is_cancelled: Callable[[], bool]) -> None:
-        with closing(UploaderClient(self._socket)) as uploader:
+    def _commit(self, what: str, *, wait_until_s: float) -> None:
+        """Offer the newest snapshot, and wait for its result. what: names it in messages."""
+        slots, newest = self.memory.slots, self.memory.newest
+        if slots is None or newest is None:
+            return
+        with closing(UploaderClient(self.uploader_socket)) as uploader:
             try:
-                self._offer(uploader)
-                while self._clock.monotonic() < deadline and not is_cancelled():
-                    result = uploader.wait(step, POLL_S)
-                    if result is not None:
-                        if result.state is not SaveState.COMMITTED:
-                            self._report(f"checkpoint step={step} is not saved: {result.reason}")
-                        return
+                uploader.offer(slots, newest, resumed_from=None, final=True)
             except StoreFailed as error:
-                self._report(f"checkpoint step={step} is not saved: {error}")
-
-    def _offer(self, uploader: UploaderClient) -> None:
-        slots, newest = self._memory.slots, self._memory.newest
-        if slots is not None and newest is not None:
-            uploader.offer(slots, newest, resumed_from=None, final=True)
+                self.report(f"{what} is not saved: {error}")
+                return
+            while self.clock.monotonic() < wait_until_s and not self.shutdown.skips_checkpoint:
+                result = uploader.wait(newest.info.step, POLL_S)
+                if result is not None:
+                    if result.state is not SaveState.COMMITTED:
+                        self.report(f"{what} is not saved: {result.reason}")
+                    return

@@ -7,13 +7,11 @@ parts of one node together around its agent.
 import signal
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from elastic.agent import preflight
 from elastic.agent.actions import Parts
@@ -23,13 +21,7 @@ from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.hangs.hang_detector import HangDetector
 from elastic.agent.hangs.watchdog import Watchdog
-from elastic.agent.open_rendezvous import (
-    newest_generation,
-    open_backend,
-    rendezvous_config,
-    set_aside,
-    show_generation,
-)
+from elastic.agent.open_rendezvous import newest_generation, open_backend, rendezvous_config
 from elastic.agent.peers import Peers
 from elastic.agent.preemption_notice import open_notices
 from elastic.agent.settings import Settings
@@ -40,10 +32,12 @@ from elastic.config import environment
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, UsageError
+from elastic.faults.grammar import parse
+from elastic.faults.inject import Claims
 from elastic.observe.console import ConsoleFollower, open_screen
 from elastic.observe.log import EventLog
 from elastic.observe.upload import LogUploader
-from elastic.rendezvous.backends.backend import Backend
+from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
 from elastic.rendezvous.backends.select import serve_until_read
 from elastic.rendezvous.group import Node
 from elastic.rendezvous.probes import Probes
@@ -55,6 +49,7 @@ from elastic.system.addresses import new_node_id, node_address
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.uploader.client import STOP_S, UploaderProcess
+from elastic.uploader.fence import Mirror
 from elastic.uploader.protocol import UploaderConfig
 
 PROBES_PER_KEEP_ALIVE = 8
@@ -77,18 +72,12 @@ def launch(options: Options, spawner: Spawner) -> int:
         declared = preflight.declared_identity(Path(options.recipe), options.recipe_args, spawner.start)
         is_new = preflight.check_run_dir(options, declared, run, nproc)
     config = rendezvous_config(options, run)
-    backend = None if config.kind == "dir" else open_backend(config, options)
-    if options.fresh:
-        set_aside(run, config, backend, keep_alive_s=options.keep_alive_s, clock=_CLOCK)
+    backend = open_backend(config, options, run)
     min_generation = 0
-    if backend is None:
-        # Opening a folder creates it. It may lie in the run directory, which was set aside only
-        # now.
-        backend = config.open(environment.variables())
-    elif backend.read() is None:
+    if config.kind != "dir" and backend.read() is None:
         # The backend is new or has lost its state. Were generations to begin at 1 again, a process
         # that is left from an earlier generation would no longer be fenced.
-        min_generation = newest_generation(run, _CLOCK)
+        min_generation = newest_generation(run)
     with tempfile.TemporaryDirectory(prefix="elastic-", ignore_cleanup_errors=True) as scratch:
         settings = Settings(
             options=options,
@@ -105,27 +94,44 @@ def launch(options: Options, spawner: Spawner) -> int:
 
 def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spawner) -> int:
     """Start the parts, run the agent, stop the parts in the opposite order."""
-    options, run, node = settings.options, settings.run, settings.node
-    log = EventLog(run.events / f"{node}-agent.jsonl", node=node, clock=_CLOCK)
-    console = ConsoleFollower(run, node, open_screen(sys.stdout), _CLOCK)
+    options, run = settings.options, settings.run
+    console = ConsoleFollower(run, settings.node, open_screen(sys.stdout), _CLOCK)
     shutdown = ShutdownRequest(options.grace_s, _CLOCK)
     with ExitStack() as stack:
         host = EndpointHost(options.local_addr or node_address(environment.variables()))
-        probes = _open_probes(settings, host.address)
-        stack.callback(probes.close)
+        probes = stack.enter_context(closing(_open_probes(settings, host.address)))
         rendezvous = _rendezvous(settings, backend, min_generation, host, probes, console)
-        if _is_finished(rendezvous, settings):
+        if rendezvous.reopen(is_new=settings.is_new).ended is not None:
+            print(
+                f"the run in {run.url} is finished; elastic-train report {run.url} shows it, --fresh sets it aside and begins a new one"
+            )
             return EXIT_COMPLETE
-        mirror = show_generation(settings.rendezvous, backend, settings.scratch / "generation")
-        if mirror is not None:
-            stack.callback(mirror.close)
-        uploader = _start_uploader(settings)
+        mirror = settings.scratch / "generation"
+        if settings.rendezvous.kind == "c10d":
+            # The uploader cannot ask this backend for the newest generation.
+            assert isinstance(backend, PublishesGeneration)
+            stack.enter_context(closing(Mirror(backend.shown_generation, mirror)))
+        uploader = UploaderProcess.start(
+            replace(
+                UploaderConfig.of(
+                    run, settings.scratch, run_id=settings.run_id, node=settings.node, keep=options.keep
+                ),
+                fence=settings.rendezvous.fence(mirror),
+                faults=options.faults,
+            )
+        )
+        uploader.wait_ready()
         stack.callback(uploader.stop)
-        parts = _parts(settings, rendezvous, shutdown, spawner, uploader, console=console, log=log)
-        # Without a folder of its own, torch's log specification would leave a new one behind at
-        # every start.
-        logs_specs = DefaultLogsSpecs(log_dir=str(settings.scratch))
-        agent = NodeAgent(_worker_spec(settings, rendezvous, host, shutdown), logs_specs, parts)
+        parts = _parts(
+            settings, Peers(rendezvous, console.print_line, _CLOCK), shutdown, spawner, uploader, console
+        )
+        handler = ElasticRendezvous(
+            rendezvous,
+            host,
+            run_id=options.rdzv_id or run.local.name,
+            interrupted=lambda: shutdown.is_requested,
+        )
+        agent = NodeAgent(parts, handler)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, shutdown.on_signal)
         if run.is_remote:
@@ -143,7 +149,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         uploader.stop(shutdown.limit_s(STOP_S))
         rendezvous.stop()
         if agent.end.exit_code != EXIT_INTERRUPTED:
-            serve_until_read(backend, node, _CLOCK)
+            serve_until_read(backend, settings.node, _CLOCK)
         console.stop()
         return report_exit(agent, parts)
 
@@ -188,86 +194,41 @@ def _rendezvous(
     return rendezvous
 
 
-def _is_finished(rendezvous: Rendezvous, settings: Settings) -> bool:
-    """Whether the run is complete already; one that failed or was interrupted is reopened."""
-    url = settings.run.url
-    if rendezvous.reopen(is_new=settings.is_new).ended is None:
-        return False
-    print(
-        f"the run in {url} is finished; elastic-train report {url} shows it, --fresh sets it aside and begins a new one"
-    )
-    return True
-
-
-def _start_uploader(settings: Settings) -> UploaderProcess:
-    options = settings.options
-    config = UploaderConfig.of(
-        settings.run, settings.scratch, run_id=settings.run_id, node=settings.node, keep=options.keep
-    )
-    fence = settings.rendezvous.fence(settings.scratch / "generation")
-    uploader = UploaderProcess.start(replace(config, fence=fence, faults=options.faults))
-    uploader.wait_ready()
-    return uploader
-
-
-def _parts(  # noqa: PLR0913 - what was started, and is put together here
+def _parts(
     settings: Settings,
-    rendezvous: Rendezvous,
+    peers: Peers,
     shutdown: ShutdownRequest,
     spawner: Spawner,
     uploader: UploaderProcess,
-    *,
     console: ConsoleFollower,
-    log: EventLog,
 ) -> Parts:
     options, run, report = settings.options, settings.run, console.print_line
+    log = EventLog(run.events / f"{settings.node}-agent.jsonl", node=settings.node, clock=_CLOCK)
     page = ControlPage.create()
     slots = SLOTS_WITHOUT_SNAPSHOTS if options.snapshot_every.kind == "off" else SLOTS
     memory = SnapshotMemory(page, slots, report)
-    # A script without the library sends no heartbeats.
-    watches = settings.uses_library and options.hang_timeout.kind != "off"
     return Parts(
         settings=settings,
-        peers=Peers(rendezvous, report, _CLOCK),
+        peers=peers,
         shutdown=shutdown,
         spawner=spawner,
         uploader=uploader,
         page=page,
         memory=memory,
         final_checkpoint=FinalCheckpoint(
-            memory,
-            open_store(run.checkpoints_url),
+            memory=memory,
+            store=open_store(run.checkpoints_url),
             run_id=settings.run_id,
             uploader_socket=uploader.socket_path,
+            shutdown=shutdown,
             clock=_CLOCK,
             report=report,
         ),
-        watchdog=Watchdog(HangDetector(fixed_limit_s=options.hang_timeout.value or None), page, log, _CLOCK)
-        if watches
-        else None,
-        faults=NodeFaults.of(settings, log, _CLOCK),
+        watchdog=Watchdog(HangDetector(fixed_limit_s=options.hang_timeout.value or None), page, log, _CLOCK),
+        faults=NodeFaults(parse(options.faults or ""), Claims(run.faults), log, _CLOCK),
         console=console,
         log=log,
         clock=_CLOCK,
-    )
-
-
-def _worker_spec(
-    settings: Settings, rendezvous: Rendezvous, host: EndpointHost, shutdown: ShutdownRequest
-) -> WorkerSpec:
-    """The workers as torch's agent knows them."""
-    options = settings.options
-    return WorkerSpec(
-        role="default",
-        local_world_size=settings.nproc,
-        rdzv_handler=ElasticRendezvous(
-            rendezvous,
-            host,
-            run_id=options.rdzv_id or settings.run.local.name,
-            interrupted=lambda: shutdown.is_requested,
-        ),
-        entrypoint=options.recipe,
-        max_restarts=options.max_restarts,
     )
 
 

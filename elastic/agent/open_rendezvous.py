@@ -13,15 +13,15 @@ from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
 from elastic.events import GOODBYES
 from elastic.observe.log import read_events
-from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
+from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.rendezvous.backends.select import RendezvousConfig, active_nodes, wait_for
 from elastic.storage.remote import move_aside, open_store
-from elastic.system.clock import Clock, SystemClock, timestamp
+from elastic.system.clock import SystemClock, timestamp
 from elastic.system.untrusted import parse_number
-from elastic.uploader.fence import Mirror
 
 IN_USE_S = 30.0
+_CLOCK = SystemClock()
 
 
 def rendezvous_config(options: Options, run: RunDir) -> RendezvousConfig:
@@ -38,81 +38,67 @@ def rendezvous_config(options: Options, run: RunDir) -> RendezvousConfig:
     )
 
 
-def open_backend(config: RendezvousConfig, options: Options) -> Backend:
-    """Return once the backend answers.
+def open_backend(config: RendezvousConfig, options: Options, run: RunDir) -> Backend:
+    """Return once the backend answers, and with --fresh after a used run directory was set aside.
 
-    Raises UsageError when it refuses, RendezvousTimeout when it does not answer within
-    --rdzv-timeout.
+    Raises UsageError when it refuses or other agents use the run directory, RendezvousTimeout when
+    it does not answer within --rdzv-timeout.
     """
+    if config.kind == "dir":
+        if options.fresh:
+            ages_s = heartbeat_ages_s(config.endpoint, now=_CLOCK.wall())
+            set_aside(run, {node for node, age_s in ages_s.items() if age_s < IN_USE_S})
+        # Opening a folder creates it. It may lie in the run directory, which was set aside only
+        # now.
+        return config.open(environment.variables())
     backend = config.open(environment.variables())
     wait_for(
         backend,
         patience_s=options.rdzv_timeout_s,
-        clock=SystemClock(),
+        clock=_CLOCK,
         notify=lambda text: print(text, flush=True),
     )
+    if options.fresh:
+        set_aside(run, set(active_nodes(backend, _CLOCK, keep_alive_s=options.keep_alive_s)))
     return backend
 
 
-def newest_generation(run: RunDir, clock: Clock) -> int:
+def newest_generation(run: RunDir) -> int:
     """The newest generation that left a checkpoint or a log in the run directory; 0 for none.
 
     For a backend that keeps its state in memory, and so has lost it when it was restarted.
     """
     try:
-        records, _ = committed(open_store(run.checkpoints_url), clock)
+        records, _ = committed(open_store(run.checkpoints_url), _CLOCK)
     except StoreFailed:
         records = []  # the restore asks the storage again, and waits for it
     logs = (parse_number(path.name) for path in run.logs.glob("*"))
     return max([0, *(record.generation for record in records), *filter(None, logs)])
 
 
-def show_generation(config: RendezvousConfig, backend: Backend, mirror: Path) -> Mirror | None:
-    """Write the newest generation into `mirror` where the uploader cannot ask the backend."""
-    if config.kind != "c10d":
-        return None
-    assert isinstance(backend, PublishesGeneration)
-    return Mirror(backend.shown_generation, mirror)
-
-
-def set_aside(
-    run: RunDir, config: RendezvousConfig, backend: Backend | None, *, keep_alive_s: float, clock: Clock
-) -> None:
+def set_aside(run: RunDir, active: set[str]) -> None:
     """Rename a used run directory; nothing of it is deleted. Raises UsageError while agents use it.
 
-    backend: None for a folder, which may lie in the run directory and is opened only afterwards.
+    active: nodes with young heartbeats.
     """
     # An agent that recorded its end is gone, however young its last heartbeat: exit code 76 advises
     # --fresh, which must then work at once.
-    gone = {each.node for each in read_events(run.events) if isinstance(each.event, GOODBYES)}
-    if backend is None:
-        ages_s = heartbeat_ages_s(config.endpoint, now=clock.wall())
-        active = {node for node, age_s in ages_s.items() if age_s < IN_USE_S}
-    else:
-        active = set(active_nodes(backend, clock, keep_alive_s=keep_alive_s))
-    if active - gone:
+    if active - {each.node for each in read_events(run.events) if isinstance(each.event, GOODBYES)}:
         raise UsageError(
             f"{run.url} is in use, or was until {IN_USE_S:.0f} s ago; stop its agents before --fresh, and give --fresh to one of them only"
         )
-    suffix = f".aside-{timestamp(clock.wall())}"
+    suffix = f".aside-{timestamp(_CLOCK.wall())}"
     if run.local.exists():
         run.local.rename(run.local.with_name(run.local.name + suffix))
     if run.is_remote:
-        _set_aside_objects(run, suffix)
+        # The group's state stays: the generations go on counting, so that a process of the old run
+        # that wakes up late stays fenced.
+        of_group = run.rendezvous_url.removeprefix(run.url).strip("/") + "/"
 
+        def pick(names: list[str]) -> list[str]:
+            # Objects are moved one by one. run.json goes first and commit records next: if the move
+            # stops half-way, the rest is never taken for a part of the new run.
+            moved = (name for name in names if not name.startswith(of_group))
+            return sorted(moved, key=lambda name: (name != NAME, not name.endswith(".json"), name))
 
-def _set_aside_objects(run: RunDir, suffix: str) -> None:
-    """Rename all objects but the group's state.
-
-    The generations go on counting, so that a process of the old run that wakes up late stays
-    fenced.
-    """
-    of_group = run.rendezvous_url.removeprefix(run.url).strip("/") + "/"
-
-    def pick(names: list[str]) -> list[str]:
-        # Objects are moved one by one. run.json goes first and commit records next: if the move
-        # stops half-way, the rest is never taken for a part of the new run.
-        moved = (name for name in names if not name.startswith(of_group))
-        return sorted(moved, key=lambda name: (name != NAME, not name.endswith(".json"), name))
-
-    move_aside(run.url, suffix, pick)
+        move_aside(run.url, suffix, pick)

@@ -55,7 +55,8 @@ class Peers:
             if self._is_reached:
                 self._report(f"the rendezvous did not answer ({error}); training goes on")
             self._is_reached = False
-            self._raise_if_idle_too_long(error, is_idle=is_idle)
+            if is_idle and self._clock.monotonic() - self._reached_s >= self._rendezvous.timeout_s:
+                raise
             return None
         if not self._is_reached:
             self._report("the rendezvous answers again")
@@ -72,13 +73,11 @@ class Peers:
         return self.is_first and self._backoff.admits(view.newcomers, now_s=now_s)
 
     def report_done(self) -> bool:
-        """All workers of this node finished. Whether the backend answered; raises as `poll`."""
-        try:
+        """All workers of this node finished. Returns whether the backend answered."""
+        with suppress(BackendFailed):
             self._rendezvous.done()
-        except BackendFailed as error:
-            self._raise_if_idle_too_long(error, is_idle=True)
-            return False
-        return True
+            return True
+        return False
 
     def close(self, cause: str, *, step: int, counts: bool, failure: Failure | None = None) -> Group | None:
         """Close the generation unless another node did; counts: it uses up a restart.
@@ -86,10 +85,9 @@ class Peers:
         None when the backend does not answer. Then the rendezvous closes it when this node joins
         the next generation.
         """
-        try:
+        with suppress(BackendFailed):
             return self._rendezvous.close(cause, step=step, counts=counts, failure=failure)
-        except BackendFailed:
-            return None
+        return None
 
     def end(self, run_end: RunEnd) -> None:
         """End the run for all nodes; without an answer, the others come to the same end."""
@@ -98,12 +96,7 @@ class Peers:
 
     def leave(self) -> bool:
         """Leave the group. Returns whether other nodes go on, as far as the backend answers."""
-        try:
+        with suppress(BackendFailed):
             group = self._rendezvous.leave()
-        except BackendFailed:
-            return False
-        return bool(group.members or group.waiting)
-
-    def _raise_if_idle_too_long(self, error: BackendFailed, *, is_idle: bool) -> None:
-        if is_idle and self._clock.monotonic() - self._reached_s >= self._rendezvous.timeout_s:
-            raise error
+            return bool(group.members or group.waiting)
+        return False
