@@ -60,7 +60,8 @@ def _interrupted(agent: NodeAgent, parts: Parts, saved_step: int) -> int:
             f"interrupted ({reason}); step {saved_step} is saved in {parts.settings.run.url}: the same command resumes",
             EXIT_INTERRUPTED,
         )
-    print(text, file=sys.stderr)
+    # The reason may quote the group's state, which another node wrote.
+    print(printable(text), file=sys.stderr)
     return code
 
 

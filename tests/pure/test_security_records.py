@@ -317,3 +317,20 @@ def test_a_traceback_from_another_node_is_escaped(tmp_path, capsys):
     _print_failure(agent, RunDir.parse(str(tmp_path)), 0)
     said = capsys.readouterr().err
     assert "ValueError" in said and all(each.isprintable() or each == "\n" for each in said)
+
+
+def test_the_reason_of_an_interrupted_run_is_escaped(tmp_path, capsys):
+    """It quotes the cause of the closed generation, which another node wrote."""
+    from elastic.agent.exit_report import report_exit
+    from elastic.config.run_dir import RunDir
+
+    end = RunEnd(exit_code=75, reason="the generation ended: \x1b]0;x\x07")
+    parts = SimpleNamespace(
+        settings=SimpleNamespace(uses_library=True, run=RunDir.parse(str(tmp_path))),
+        final_checkpoint=SimpleNamespace(newest_checkpoint=lambda: None),
+        log=SimpleNamespace(record=lambda event: None),
+        step=0,
+    )
+    assert report_exit(SimpleNamespace(end=end), parts) == 75
+    said = capsys.readouterr().err
+    assert "the generation ended: \\x1b" in said and said.strip().isprintable()
