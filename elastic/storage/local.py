@@ -64,12 +64,10 @@ class LocalStore:
         path = self._inside(name)
         with _classified(f"deleting {path}"):
             path.unlink(missing_ok=True)
-            for folder in self._folders_up(path.parent):
-                try:
+            # Up to the first that is not empty: another attempt or a commit record lies beside it.
+            with suppress(OSError):
+                for folder in self._folders_up(path.parent):
                     folder.rmdir()
-                except OSError:
-                    # It is not empty: another attempt or a commit record lies beside it.
-                    break
             if path.parent.exists():
                 _sync(path.parent)
 
@@ -130,13 +128,11 @@ def _classified(doing: str) -> Iterator[None]:
         raise StoreFailed(
             f"{error.filename} cannot be created: its file system has no hard links ({error}); put the run directory on one that has, or in an object store"
         ) from error
-    except FileNotFoundError as error:
-        if doing.startswith("reading"):
-            raise as_store_failure(doing, error) from error
-        # Another writer's retention removed an empty folder between our mkdir and our open. The
-        # next attempt makes it again.
-        raise StoreUnavailable(f"{doing} failed: {error}") from error
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not doing.startswith("reading"):
+            # Another writer's retention removed an empty folder between our mkdir and our open. The
+            # next attempt makes it again.
+            raise StoreUnavailable(f"{doing} failed: {error}") from error
         raise as_store_failure(doing, error) from error
 
 

@@ -6,9 +6,10 @@ promise; a listing may be older. Failures are classified as those of every store
 """
 
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from fsspec.asyn import sync
@@ -42,7 +43,6 @@ class Objects:
         self.url = url.rstrip("/")
         self._limit_s = limit_s
         self._fs, self._root = open_url(url, call_limit_s=limit_s)
-        self._is_async = bool(getattr(self._fs, "async_impl", False))
         self._has_answered = False
 
     def read(self, name: str) -> bytes | None:
@@ -60,7 +60,14 @@ class Objects:
         wanted = list(names)
         found: dict[str, bytes] = {}
         for begin in range(0, len(wanted), _AT_ONCE):
-            found |= self._read_some(wanted[begin : begin + _AT_ONCE])
+            paths = {self._path(name): name for name in wanted[begin : begin + _AT_ONCE]}
+            with classified(f"reading {self.url}/{wanted[begin]} and others"):
+                answers = self._call("cat", list(paths), on_error="return")
+            for path, answer in answers.items():
+                if isinstance(answer, bytes):
+                    found[paths[path]] = answer
+                elif not isinstance(answer, FileNotFoundError):
+                    raise as_store_failure(f"reading {self.url}/{paths[path]}", answer) from answer
         return found
 
     def create(self, name: str, data: bytes) -> bool:
@@ -86,9 +93,7 @@ class Objects:
         """
         with classified(f"listing {self.url}/{folder}"):
             try:
-                found = self._call(
-                    "find", self._path(folder), limit_s=LIST_LIMIT_S, detail=True, maxdepth=None
-                )
+                found = self._call("find", self._path(folder), limit_s=LIST_LIMIT_S, detail=True)
             except FileNotFoundError:
                 return {}
         return {
@@ -97,23 +102,15 @@ class Objects:
             if about["type"] == "file" and not path.endswith("/")
         }
 
-    def _read_some(self, names: list[str]) -> dict[str, bytes]:
-        paths = {self._path(name): name for name in names}
-        with classified(f"reading {self.url}/{names[0]} and others"):
-            answers = self._call("cat", list(paths), on_error="return")
-        found = {}
-        for path, answer in answers.items():
-            if isinstance(answer, bytes):
-                found[paths[path]] = answer
-            elif not isinstance(answer, FileNotFoundError):
-                raise as_store_failure(f"reading {self.url}/{paths[path]}", answer) from answer
-        return found
-
     def _call(self, verb: str, *arguments: Any, limit_s: float = 0.0, **options: Any) -> Any:
         """Raises FileExistsError for a name that is taken, and what the library raises."""
         limit_s = max(limit_s, self._limit_s, 0.0 if self._has_answered else FIRST_LIMIT_S)
         try:
-            answer = self._bounded(verb, limit_s)(*arguments, **options)
+            if self._fs.async_impl:
+                call = partial(sync, self._fs.loop, getattr(self._fs, f"_{verb}"), timeout=limit_s)
+            else:  # a file system without a network: nothing to wait for
+                call = getattr(self._fs, verb)
+            answer = call(*arguments, **options)
         except (FileNotFoundError, FileExistsError):
             self._has_answered = True
             raise
@@ -123,12 +120,6 @@ class Objects:
             raise
         self._has_answered = True
         return answer
-
-    def _bounded(self, verb: str, limit_s: float) -> Callable[..., Any]:
-        if not self._is_async:
-            return getattr(self._fs, verb)  # type: ignore[no-any-return] # a file system without a network: nothing to wait for
-        loop, call = self._fs.loop, getattr(self._fs, f"_{verb}")
-        return lambda *arguments, **options: sync(loop, call, *arguments, timeout=limit_s, **options)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"

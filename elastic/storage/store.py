@@ -20,17 +20,8 @@ from elastic.system.clock import Clock
 
 CHUNK_BYTES = 4 * 1024 * 1024
 SMALL_LIMIT_BYTES = 64 * 1024
-READ_PATIENCE_S = 120.0
-READ_ATTEMPTS = 5
-_LONGEST_PAUSE_S = 20.0
 _FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT}
-_FINAL_ERRNOS = {
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENAMETOOLONG,
-    errno.ENOTDIR,
-}
+_FINAL_ERRNOS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR}
 _OUR_MISTAKES = (TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
 
 Answer = TypeVar("Answer")
@@ -143,7 +134,7 @@ def retrying(call: Callable[[], Answer], *, clock: Clock, deadline: float, attem
 
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(StoreUnavailable),
-        wait=tenacity.wait_random_exponential(multiplier=0.2, max=_LONGEST_PAUSE_S),
+        wait=tenacity.wait_random_exponential(multiplier=0.2, max=20.0),
         stop=is_over,
         sleep=clock.sleep,
         reraise=True,
@@ -152,7 +143,7 @@ def retrying(call: Callable[[], Answer], *, clock: Clock, deadline: float, attem
 
 def reading(call: Callable[[], Answer], clock: Clock) -> Answer:
     """`retrying` for two minutes and five attempts."""
-    return retrying(call, clock=clock, deadline=clock.monotonic() + READ_PATIENCE_S, attempts=READ_ATTEMPTS)
+    return retrying(call, clock=clock, deadline=clock.monotonic() + 120.0, attempts=5)
 
 
 def read_small(store: Store, name: str, clock: Clock) -> bytes | None:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
-from typing import Any
 
 from elastic.errors import StoreFailed, UsageError
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
@@ -20,8 +19,6 @@ from elastic.system.clock import SystemClock
 from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.protocol import Entered, Offer, SaveResult, SaveState, UploaderConfig
 
-OFFER_LIMIT_S = 1.0
-FINAL_OFFER_LIMIT_S = 15.0
 RECONNECT_PAUSE_S = 0.02
 MOST_REVIVALS = 20
 READY_LIMIT_S = 60.0
@@ -52,7 +49,7 @@ class UploaderClient:
         StoreFailed when no uploader takes it.
         """
         offer = Offer.of(snapshot, resumed_from=resumed_from, is_final=final)
-        limit_s = FINAL_OFFER_LIMIT_S if final else OFFER_LIMIT_S
+        limit_s = 15.0 if final else 1.0
         deadline = _CLOCK.monotonic() + limit_s
         # First what has arrived: the end of a dead uploader's connection makes room for its
         # successor's.
@@ -109,20 +106,18 @@ class UploaderClient:
         try:
             for message in self._connection.receive():
                 if "state" in message:
-                    self._take(SaveResult.parse(message))
+                    result = SaveResult.parse(message)
+                    # A save whose storage hung has two results: it was reported as failed and was
+                    # committed later.
+                    if result.step in self._unanswered:
+                        self._unanswered.remove(result.step)
+                    self._results.append(result)
             if self._connection.has_ended:
                 self._lose(
                     "the uploader ended before it answered; the checkpoint may be committed all the same"
                 )
         except (OSError, ValueError) as error:
             self._lose(f"the uploader's connection broke: {error}")
-
-    def _take(self, result: SaveResult) -> None:
-        # A save whose storage hung has two results: it was reported as failed and was committed
-        # later.
-        if result.step in self._unanswered:
-            self._unanswered.remove(result.step)
-        self._results.append(result)
 
     def _lose(self, reason: str) -> None:
         self.close()
@@ -173,7 +168,7 @@ class UploaderProcess:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def wait_ready(self, timeout_s: float = READY_LIMIT_S) -> None:
+    def wait_ready(self) -> None:
         """Return when clients can connect.
 
         Raises UsageError for a store that cannot be used, StoreFailed when the uploader does not
@@ -181,7 +176,7 @@ class UploaderProcess:
         """
         output = self._process.stdout
         assert output is not None, "it is spawned with a pipe"
-        readable, _, _ = select.select([output], [], [], timeout_s)
+        readable, _, _ = select.select([output], [], [], READY_LIMIT_S)
         line = output.readline() if readable else b""
         output.close()
         message = json.loads(line) if line.endswith(b"\n") else {}
@@ -189,7 +184,7 @@ class UploaderProcess:
             raise UsageError(message["error"])
         if "ready" not in message:
             raise StoreFailed(
-                f"expected the uploader to be ready within {timeout_s:.0f} s, found it silent; see its messages above"
+                f"expected the uploader to be ready within {READY_LIMIT_S:.0f} s, found it silent; see its messages above"
             )
 
     def enter(self, generation: int) -> bool:
@@ -200,22 +195,16 @@ class UploaderProcess:
         successor.
         """
         self._config = replace(self._config, entered=max(generation, self._config.entered))
-        self._knows_generation = self._notify(asdict(Entered(entered=self._config.entered)))
-        return self._knows_generation
-
-    def _notify(self, message: dict[str, Any]) -> bool:
-        """Whether the uploader sent the same message back."""
-        deadline = _CLOCK.monotonic() + ENTER_LIMIT_S
-        with (
-            suppress(OSError, ValueError),
-            closing(_connect(self._config.socket_path, deadline)) as connection,
-        ):
+        self._knows_generation = False
+        message, deadline = asdict(Entered(entered=self._config.entered)), _CLOCK.monotonic() + ENTER_LIMIT_S
+        with suppress(OSError, ValueError), closing(_connect(self.socket_path, deadline)) as connection:
             connection.send(message, timeout_s=_left_s(deadline))
             while not connection.has_ended and _CLOCK.monotonic() < deadline:
                 connection.wait(_left_s(deadline))
                 if message in connection.receive():
-                    return True
-        return False
+                    self._knows_generation = True
+                    break
+        return self._knows_generation
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
         """Ask it to finish and exit, and kill it after `timeout_s`.

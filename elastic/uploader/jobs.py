@@ -7,7 +7,8 @@ without it.
 import socket
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import inf
 from queue import SimpleQueue
 from typing import Any
 
@@ -16,27 +17,20 @@ from elastic.observe.log import EventLog
 from elastic.snapshot.slots import SnapshotSlots
 from elastic.system.clock import Clock
 from elastic.system.json_lines import JsonLineSocket
-from elastic.uploader.protocol import Entered, Offer, SaveResult, SaveState, UploaderConfig
+from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
 from elastic.uploader.save import Saver
 
 OVERTIME_S = 5.0
 MOST_WAITING = 4
-_MOST_FDS = 8
 
 
-class Client:
-    """One connection to the uploader; its offers' descriptors come with it."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = JsonLineSocket(connection, most_fds=_MOST_FDS)
-
-    def send(self, message: dict[str, Any]) -> None:
-        # A client that does not read is cut off: it must not hold up the saves of the others.
-        try:
-            self.connection.send(message, timeout_s=0)
-        except OSError:
-            with suppress(OSError):
-                self.connection.shutdown()
+def answer(client: JsonLineSocket, message: dict[str, Any]) -> None:
+    # A client that does not read is cut off: it must not hold up the saves of the others.
+    try:
+        client.send(message, timeout_s=0)
+    except OSError:
+        with suppress(OSError):
+            client.shutdown()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +43,16 @@ class Job:
     offer: Offer
     slots: SnapshotSlots
     is_leased: bool
-    client: Client
+    client: JsonLineSocket
 
     @staticmethod
-    def accept(offer: Offer, fd: int, client: Client) -> "Job":
+    def accept(offer: Offer, fd: int, client: JsonLineSocket) -> "Job":
         """Lease the slot, in the memory behind `fd`, which belongs to the job from here on.
 
         Raises ValueError or OSError when there are no slots behind it.
         """
         slots = SnapshotSlots.attach(fd)
         return Job(offer=offer, slots=slots, is_leased=slots.lease(offer.slot, offer.seq), client=client)
-
-    def result(self, state: SaveState, reason: str) -> SaveResult:
-        return SaveResult(step=self.offer.step, state=state, reason=reason)
 
     def release(self) -> None:
         """Let the slot be written again."""
@@ -97,13 +88,13 @@ class Jobs:
     """
 
     def __init__(self, saver: Saver, config: UploaderConfig, log: EventLog, clock: Clock) -> None:
-        self._saver = saver
+        self.saver = saver
         self._limit_s = config.save_deadline_s + OVERTIME_S
         self._log = log
         self._clock = clock
         self._waiting: tuple[Job, ...] = ()
         self._in_flight: Job | None = None
-        self._overdue_at: float | None = None  # None once the save in flight was reported
+        self.overdue_at = inf  # inf once the save in flight was reported
         self._results: SimpleQueue[SaveResult | None] = SimpleQueue()
         self.wakeup, self._waker = socket.socketpair()
 
@@ -116,21 +107,13 @@ class Jobs:
         """How long finishing everything may take."""
         return self._limit_s * (len(self._waiting) + (self._in_flight is not None))
 
-    @property
-    def due_in_s(self) -> float | None:
-        return None if self._overdue_at is None else max(0.0, self._overdue_at - self._clock.monotonic())
-
-    def enter(self, message: Entered) -> None:
-        """See `Saver.enter`."""
-        self._saver.enter(message.entered)
-
     def add(self, job: Job) -> None:
         self._waiting, dropped = enqueue(self._waiting, job)
         for each in dropped:
             newer = f"the save of step {job.offer.step} took its place"
             reason = newer if each is not job else f"{MOST_WAITING} final saves wait already"
             each.close()
-            each.client.send(each.result(SaveState.DROPPED, reason).to_message())
+            answer(each.client, asdict(each.offer.result(SaveState.DROPPED, reason)))
         self._start_next()
 
     def advance(self) -> None:
@@ -145,7 +128,7 @@ class Jobs:
         # Now, and not once old checkpoints are deleted: deleting may hang, and training needs the
         # slot.
         job.close()
-        was_reported, self._overdue_at = self._overdue_at is None, None
+        was_reported, self.overdue_at = self.overdue_at == inf, inf
         if not was_reported or result.state is SaveState.COMMITTED:
             self._report(job, result)
 
@@ -156,39 +139,35 @@ class Jobs:
         creating a commit record, unless that very call has done so.
         """
         job = self._in_flight
-        if job is not None and self._overdue_at is not None and self._clock.monotonic() >= self._overdue_at:
-            self._overdue_at = None
+        if job is not None and self._clock.monotonic() >= self.overdue_at:
+            self.overdue_at = inf
             reason = f"the storage has not answered for {self._limit_s:.0f} s; saves wait until it does"
-            self._report(job, job.result(SaveState.FAILED, reason))
+            self._report(job, job.offer.result(SaveState.FAILED, reason))
 
     def abandon(self) -> None:
         """Report everything that is not reported yet as failed; the process exits next."""
-        unreported = (
-            (self._in_flight,) if self._in_flight is not None and self._overdue_at is not None else ()
-        )
+        unreported = () if self._in_flight is None or self.overdue_at == inf else (self._in_flight,)
         for job in (*unreported, *self._waiting):
             # Released but not closed: the thread of the save may still be reading the memory.
             job.release()
-            self._report(
-                job, job.result(SaveState.FAILED, "the uploader had to leave before it was committed")
-            )
+            reason = "the uploader had to leave before it was committed"
+            self._report(job, job.offer.result(SaveState.FAILED, reason))
 
     def _start_next(self) -> None:
         if self._in_flight is None and self._waiting:
             job, *rest = self._waiting
             self._waiting, self._in_flight = tuple(rest), job
-            self._overdue_at = self._clock.monotonic() + self._limit_s
-            threading.Thread(
-                target=self._run, args=(job,), daemon=True, name=f"save-{job.offer.step}"
-            ).start()
+            self.overdue_at = self._clock.monotonic() + self._limit_s
+            save = threading.Thread(target=self._run, args=(job,), daemon=True, name=f"save-{job.offer.step}")
+            save.start()
 
     def _run(self, job: Job) -> None:
-        result = self._saver.save(job.offer, job.slots)
+        result = self.saver.save(job.offer, job.slots)
         # Before old checkpoints are deleted: deleting may hang, and a committed save has not
         # failed.
         self._hand_over(result)
         if result.state is SaveState.COMMITTED:
-            self._saver.prune(job.offer)
+            self.saver.prune(job.offer)
         self._hand_over(None)
 
     def _hand_over(self, result: SaveResult | None) -> None:
@@ -209,4 +188,4 @@ class Jobs:
                 digest=result.digest,
             )
             self._log.record(event)
-        job.client.send(result.to_message())
+        answer(job.client, asdict(result))

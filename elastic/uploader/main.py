@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,12 @@ from elastic.storage.objects import Objects
 from elastic.storage.remote import open_store
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.json_lines import JsonLineSocket
-from elastic.uploader.jobs import OVERTIME_S, Client, Job, Jobs
+from elastic.uploader.jobs import OVERTIME_S, Job, Jobs, answer
 from elastic.uploader.protocol import Entered, Offer, UploaderConfig, parse_request
 from elastic.uploader.save import Saver, report_problem
 
 _MOST_CLIENTS = 64
+_MOST_FDS = 8  # that one client may send ahead of its offers
 
 
 class Uploader:
@@ -42,13 +44,13 @@ class Uploader:
         self._clock = clock
         self._listener = listener
         self._owner_fd = owner_fd
-        self._exit_by: float | None = None
+        self._exit_by = inf  # until the owner is gone
         self._num_clients = 0
         # poll, unlike epoll, takes any descriptor as standard input.
         self._selector = selectors.PollSelector()
-        self._watch(jobs.wakeup, jobs.advance)
-        self._watch(listener, self._accept)
-        self._watch(owner_fd, self._receive_from_owner)
+        self._selector.register(jobs.wakeup, selectors.EVENT_READ, jobs.advance)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(owner_fd, selectors.EVENT_READ, self._receive_from_owner)
 
     def run(self) -> bool:
         """Serve until the owner is gone and everything is done; False when saves had to be
@@ -61,22 +63,20 @@ class Uploader:
             self._jobs.check_overdue()
             # Only when nothing was readable is it certain that no offer from before the owner's end
             # is unread.
-            if not ready and self._jobs.is_idle and self._exit_by is not None:
+            if not ready and self._is_finished():
                 return True
-            if self._exit_by is not None and self._clock.monotonic() >= self._exit_by:
+            if self._clock.monotonic() >= self._exit_by:
                 self._jobs.abandon()
                 return False
 
-    def _timeout_s(self) -> float | None:
-        if self._jobs.is_idle and self._exit_by is not None:
-            return 0.0
-        limits = [self._jobs.due_in_s]
-        if self._exit_by is not None:
-            limits.append(max(0.0, self._exit_by - self._clock.monotonic()))
-        return min((limit for limit in limits if limit is not None), default=None)
+    def _is_finished(self) -> bool:
+        return self._jobs.is_idle and self._exit_by < inf
 
-    def _watch(self, source: int | socket.socket | JsonLineSocket, act: Callable[[], None]) -> None:
-        self._selector.register(source, selectors.EVENT_READ, act)
+    def _timeout_s(self) -> float | None:
+        if self._is_finished():
+            return 0.0
+        until = min(self._jobs.overdue_at, self._exit_by)
+        return None if until == inf else max(0.0, until - self._clock.monotonic())
 
     def _receive_from_owner(self) -> None:
         if not os.read(self._owner_fd, 4096):
@@ -84,36 +84,36 @@ class Uploader:
             self._exit_by = self._clock.monotonic() + self._jobs.finish_limit_s + OVERTIME_S
 
     def _accept(self) -> None:
-        client = Client(self._listener.accept()[0])
+        client = JsonLineSocket(self._listener.accept()[0], most_fds=_MOST_FDS)
         if self._num_clients >= _MOST_CLIENTS:
-            client.connection.close()
+            client.close()
             return
         self._num_clients += 1
-        self._watch(client.connection, lambda: self._receive(client))
+        self._selector.register(client, selectors.EVENT_READ, lambda: self._receive(client))
 
-    def _receive(self, client: Client) -> None:
+    def _receive(self, client: JsonLineSocket) -> None:
         try:
-            for message in client.connection.receive():
+            for message in client.receive():
                 self._take(client, message)
-            is_over = client.connection.has_ended
+            is_over = client.has_ended
         except (ValueError, OSError) as error:
             report_problem(f"a client of the uploader is cut off: {error}")
-            client.send({"error": str(error)})
+            answer(client, {"error": str(error)})
             is_over = True
         if is_over:
-            self._selector.unregister(client.connection)
+            self._selector.unregister(client)
             self._num_clients -= 1
-            client.connection.close()
+            client.close()
 
-    def _take(self, client: Client, message: dict[str, Any]) -> None:
+    def _take(self, client: JsonLineSocket, message: dict[str, Any]) -> None:
         match parse_request(message):
             case Entered() as request:
                 # This loop takes messages one by one, so that the node has entered before a later
                 # offer is judged.
-                self._jobs.enter(request)
-                client.send(message)
+                self._jobs.saver.enter(request.entered)
+                answer(client, message)
             case Offer() as offer:
-                self._jobs.add(Job.accept(offer, client.connection.take_fd(), client))
+                self._jobs.add(Job.accept(offer, client.take_fd(), client))
 
 
 def serve(
@@ -160,43 +160,31 @@ def _notify_owner(message: dict[str, Any]) -> None:
     os.dup2(2, 1)
 
 
-def _no_faults(_point: str, _step: int) -> None:
-    pass
-
-
 def _reached(config: UploaderConfig) -> Callable[[str, int], None]:
-    """The faults of the run's plan that are injected into this process."""
+    """What happens at the points of the commit protocol: the faults of the run's plan that are
+    injected into this process, and before the commit the upload of the metrics.
+
+    The lines of metrics are uploaded before the checkpoint that holds their steps. A node that
+    resumes from the checkpoint elsewhere then finds them in the run directory.
+    """
     mine = tuple(fault for fault in parse(config.faults or "") if isinstance(fault.trigger, AtSave))
-    if not mine:
-        return _no_faults
     clock = SystemClock()
     log = EventLog(Path(config.events_path), node=config.node, clock=clock)
     faults = FaultInjector(mine, Path(config.faults_path), log, clock)
-    return lambda point, step: faults.reach(AtSave(step=step, point=point))
+    metrics = None
+    if config.metrics is not None:
+        objects = Objects(config.metrics.url, limit_s=PART_LIMIT_S)
+        metrics = MetricsUpload(Path(config.metrics.metrics), config.node, objects)
 
-
-def _with_metrics_upload(
-    config: UploaderConfig, reached: Callable[[str, int], None]
-) -> Callable[[str, int], None]:
-    """Upload the lines of metrics before the checkpoint that holds their steps.
-
-    A node that resumes from the checkpoint elsewhere then finds them in the run directory.
-    """
-    if config.metrics is None:
-        return reached
-    metrics = MetricsUpload(
-        Path(config.metrics.metrics), config.node, Objects(config.metrics.url, limit_s=PART_LIMIT_S)
-    )
-
-    def upload_first(point: str, step: int) -> None:
-        if point == "before-commit":
+    def reached(point: str, step: int) -> None:
+        if metrics is not None and point == "before-commit":
             try:
                 metrics.upload(others_upload=True)
             except StoreFailed as error:
                 report_problem(f"the metrics up to step {step} are not in the run directory yet: {error}")
-        reached(point, step)
+        faults.reach(AtSave(step=step, point=point))
 
-    return upload_first
+    return reached
 
 
 def main(arguments: list[str]) -> int:
@@ -206,8 +194,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         config = UploaderConfig.parse(arguments[0])
-        reached = _with_metrics_upload(config, _reached(config))
-        is_done = serve(config, 0, reached=reached, ready=lambda: _notify_owner({"ready": True}))
+        is_done = serve(config, 0, reached=_reached(config), ready=lambda: _notify_owner({"ready": True}))
     except UsageError as error:
         _notify_owner({"error": str(error)})
         return EXIT_USAGE

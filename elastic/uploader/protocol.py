@@ -10,7 +10,7 @@ uploader   SaveResult, one for each offer, once its save is over; Entered, sent 
 
 import json
 from dataclasses import asdict, dataclass
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,36 @@ class UploaderConfig:
         return decode(UploaderConfig, text, what="the uploader's configuration")
 
 
+class SaveState(StrEnum):
+    COMMITTED = "committed"
+    FAILED = "failed"
+    DROPPED = "dropped"  # a newer save took its place
+    FENCED = "fenced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveResult:
+    """How the save of `step` ended, with a `reason` for people.
+
+    `digest`: of the committed state, in hexadecimal, else empty. `is_ours`: this save wrote the
+    checkpoint; a committed one that is not ours was committed by another writer before. `seconds`
+    are of wall time, `cpu_s` of processor time that the uploader took.
+    """
+
+    step: int
+    state: SaveState
+    reason: str
+    is_ours: bool = False
+    seconds: float = 0.0
+    digest: str = ""
+    cpu_s: float = 0.0
+
+    @staticmethod
+    def parse(message: dict[str, Any]) -> "SaveResult":
+        """Raises ValueError that says which value is wrong."""
+        return decode(SaveResult, message | {"state": SaveState(message.get("state", ""))}, what="the result")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """One snapshot to save, in the memory whose descriptor comes with the offer.
@@ -116,45 +146,16 @@ class Offer:
             is_final=is_final,
         )
 
+    def result(self, state: SaveState, reason: str) -> SaveResult:
+        """For a save that committed nothing."""
+        return SaveResult(step=self.step, state=state, reason=reason)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entered:
     """The owner's node is a member of generation `entered`."""
 
     entered: Count
-
-
-class SaveState(Enum):
-    COMMITTED = "committed"
-    FAILED = "failed"
-    DROPPED = "dropped"  # a newer save took its place
-    FENCED = "fenced"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveResult:
-    """How the save of `step` ended, with a `reason` for people.
-
-    `digest`: of the committed state, in hexadecimal, else empty. `is_ours`: this save wrote the
-    checkpoint; a committed one that is not ours was committed by another writer before. `seconds`
-    are of wall time, `cpu_s` of processor time that the uploader took.
-    """
-
-    step: int
-    state: SaveState
-    reason: str
-    is_ours: bool = False
-    seconds: float = 0.0
-    digest: str = ""
-    cpu_s: float = 0.0
-
-    def to_message(self) -> dict[str, Any]:
-        return asdict(self) | {"state": self.state.value}
-
-    @staticmethod
-    def parse(message: dict[str, Any]) -> "SaveResult":
-        """Raises ValueError that says which value is wrong."""
-        return decode(SaveResult, message | {"state": SaveState(message.get("state"))}, what="the result")
 
 
 def parse_request(message: dict[str, Any]) -> Offer | Entered:

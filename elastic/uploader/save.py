@@ -63,13 +63,13 @@ class Saver:
         try:
             done = self._commit(offer, slots, began_at)
         except Fenced as error:
-            return _failure(offer, SaveState.FENCED, str(error))
+            return offer.result(SaveState.FENCED, str(error))
         except (StoreFailed, CheckpointDamaged) as error:
-            return _failure(offer, SaveState.FAILED, str(error))
+            return offer.result(SaveState.FAILED, str(error))
         except Exception as error:
             # The edge of a thread: a save that ended here without a result would never be answered.
             report_problem(traceback.format_exc())
-            return _failure(offer, SaveState.FAILED, f"{type(error).__name__}: {error}")
+            return offer.result(SaveState.FAILED, f"{type(error).__name__}: {error}")
         return SaveResult(
             step=offer.step,
             state=SaveState.COMMITTED,
@@ -142,7 +142,3 @@ def report_problem(text: str) -> None:
     """Print to standard error. Its reader may be dead, and that must not end a save."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
-
-
-def _failure(offer: Offer, state: SaveState, reason: str) -> SaveResult:
-    return SaveResult(step=offer.step, state=state, reason=reason)

@@ -505,7 +505,7 @@ class Listener:
     def __init__(self):
         self.answers = []
 
-    def send(self, message):
+    def send(self, message, *, timeout_s):
         self.answers.append(message["state"])
 
 
