@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from elastic.system.phase import Phase
 
 SIZE_BYTES = 4096
-WORD_BYTES = 8
-# Word 0 to 2 belong to the node; from word 8 on, each worker has four of its own.
-DRAIN, WANTED_BYTES, SLOTS_FD, FIRST_OF_WORKERS = 0, 1, 2, 8
-STEP, PHASE, BEATS, WORDS_PER_WORKER = 0, 1, 2, 4
-MAX_WORKERS = (SIZE_BYTES // WORD_BYTES - FIRST_OF_WORKERS) // WORDS_PER_WORKER
+# The page is a table of words, four in a row. Row 0 belongs to the node; from row 2 on, each worker
+# has one of its own.
+ROWS, WORDS_IN_ROW, FIRST_OF_WORKERS = 128, 4, 2
+MAX_WORKERS = ROWS - FIRST_OF_WORKERS
+DRAIN, WANTED_BYTES, SLOTS_FD = (0, 0), (0, 1), (0, 2)
+STEP, PHASE, BEATS = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class ControlPage:
         self._page = mmap.mmap(fd, SIZE_BYTES)
         # A memoryview of native words stores each word with one instruction. struct with a fixed
         # byte order would store byte by byte, and a reader could see half of a word.
-        self._words = memoryview(self._page).cast("q")
+        self._words = memoryview(self._page).cast("q", (ROWS, WORDS_IN_ROW))
 
     @staticmethod
     def create() -> "ControlPage":
@@ -88,29 +89,21 @@ class ControlPage:
 
     def step(self, local_rank: int) -> int:
         """The last step that this worker finished in this generation; 0 before its first."""
-        return self._words[_first_word(local_rank) + STEP]
+        return self._words[FIRST_OF_WORKERS + local_rank, STEP]
 
     def set_step(self, local_rank: int, step: int) -> None:
-        self._words[_first_word(local_rank) + STEP] = step
+        self._words[FIRST_OF_WORKERS + local_rank, STEP] = step
 
     def beat(self, local_rank: int, phase: Phase) -> None:
         """Show that this worker moves, and in which phase it is."""
-        first = _first_word(local_rank)
-        self._words[first + PHASE] = phase
-        self._words[first + BEATS] += 1
+        row = FIRST_OF_WORKERS + local_rank
+        self._words[row, PHASE] = phase
+        self._words[row, BEATS] += 1
 
     def heartbeat(self, local_rank: int) -> Heartbeat:
-        first = _first_word(local_rank)
-        return Heartbeat(
-            step=self._words[first + STEP],
-            phase=Phase(self._words[first + PHASE]),
-            beats=self._words[first + BEATS],
-        )
+        step, phase, beats = (self._words[FIRST_OF_WORKERS + local_rank, i] for i in (STEP, PHASE, BEATS))
+        return Heartbeat(step=step, phase=Phase(phase), beats=beats)
 
     def clear(self) -> None:
         """Set every word to 0: a new generation must read nothing of the old one."""
         self._page[:] = bytes(SIZE_BYTES)
-
-
-def _first_word(local_rank: int) -> int:
-    return FIRST_OF_WORKERS + local_rank * WORDS_PER_WORKER

@@ -181,11 +181,7 @@ def _read_at(step: str, read: Reader, value: Any) -> Any:
 def _object_reader(cls: Any, exact: bool) -> Reader:
     kinds, known = get_type_hints(cls, include_extras=True), _fields_by_key(cls)
     readers = [(key, each.name, _reader(kinds[each.name], exact)) for key, each in known.items()]
-    needed = [
-        key
-        for key, each in known.items()
-        if exact or (each.default is MISSING and each.default_factory is MISSING)
-    ]
+    needed = [key for key, each in known.items() if exact or each.default is each.default_factory is MISSING]
 
     def read(found: dict[str, Any]) -> Any:
         # Values first: a foreign `format` says more than a missing key.

@@ -5,21 +5,20 @@ or is late fails the call, and with it the group: the next call starts a fresh o
 simulate networks or clocks; the fakes of stores and clocks are in `elastic.testing.fakes`.
 """
 
-import importlib.util
 import inspect
 import json
 import multiprocessing
+import runpy
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
-from pathlib import Path
-from types import ModuleType
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +26,7 @@ import torch.distributed as dist
 from elastic.system.clock import SystemClock
 
 CALL_S = 120.0
+_names_of = cache(runpy.run_path)  # a file runs once in each rank, not once for each call
 # Optimizers import torch._dynamo at their first step, which takes seconds; the fork server does it
 # once for all ranks.
 PRELOAD = [
@@ -48,16 +48,13 @@ class Member:
     group: dist.ProcessGroup | None
 
 
-class Ranks:
+class Ranks(AbstractContextManager["Ranks"]):
     """Up to `limit` ranks. Use as a context manager; nothing is started before the first `run`."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._members: list[tuple[ForkServerProcess, Connection]] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -145,19 +142,9 @@ def _serve(pipe: Connection, rank: int, limit: int, store: str) -> None:
             return
         member = Member(rank=rank, world_size=world_size, group=groups.get(world_size))
         try:
-            answer = ["returned", getattr(_module(path), name)(member, *arguments)]
+            answer = ["returned", _names_of(path)[name](member, *arguments)]
         # The edge of the process: without this the caller would learn that a rank died, and not
         # why.
         except BaseException:
             answer = ["raised", traceback.format_exc()]
         pipe.send_bytes(json.dumps(answer).encode())
-
-
-@cache
-def _module(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
