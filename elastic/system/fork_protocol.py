@@ -7,11 +7,6 @@ change without regard to older ones.
 """
 
 from dataclasses import dataclass
-from typing import Any
-
-from elastic.system.untrusted import decode, encode
-
-REQUEST_LIMIT_BYTES = 32 * 1024 * 1024  # arguments and environment, of which Linux takes 6 MB at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,25 +44,8 @@ class Exited:
     code: int  # or minus the number of the signal that ended it
 
 
-ServerMessage = Ready | Forked | Refused | Exited
-_FROM_SERVER: dict[str, type[ServerMessage]] = {
-    kind.__name__: kind for kind in (Ready, Forked, Refused, Exited)
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromServer:
+    """All that the fork server sends. No two messages have the same keys, so each names itself."""
 
-
-def to_json(message: ForkRequest | ServerMessage) -> dict[str, Any]:
-    """An object with one key, the name of the message."""
-    return {type(message).__name__: encode(message)}
-
-
-def parse_request(found: dict[str, Any]) -> ForkRequest:
-    """Raises ValueError for anything else."""
-    return decode(ForkRequest, found.get(ForkRequest.__name__), what="a fork request")
-
-
-def parse_server_message(found: dict[str, Any]) -> ServerMessage:
-    """Raises ValueError for anything else."""
-    name = next(iter(found), "nothing")
-    if name not in _FROM_SERVER:
-        raise ValueError(f"expected one of {', '.join(_FROM_SERVER)} from the fork server, found {name:.80}")
-    return decode(_FROM_SERVER[name], found[name], what=f"the fork server's {name}")
+    message: Ready | Forked | Refused | Exited

@@ -4,6 +4,7 @@ The format stands here because the agent must not import the worker package.
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +29,9 @@ def read_errors(folder: Path, ranks: list[int]) -> list[WorkerError]:
     """The error files of these ranks; one that is missing or damaged is left out."""
     errors = []
     for rank in ranks:
-        try:
+        with suppress(OSError, ValueError):
             data = _file(folder, rank).read_bytes()
             errors.append(decode(WorkerError, data, what="a worker's error file"))
-        except (OSError, ValueError):
-            continue
     return errors
 
 

@@ -44,19 +44,10 @@ from typing import IO, Any, NoReturn
 
 from elastic.config import environment
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
-from elastic.system.fork_protocol import (
-    REQUEST_LIMIT_BYTES,
-    Exited,
-    Forked,
-    ForkRequest,
-    Ready,
-    Refused,
-    ServerMessage,
-    parse_request,
-    to_json,
-)
+from elastic.system.fork_protocol import Exited, Forked, ForkRequest, FromServer, Ready, Refused
 from elastic.system.json_lines import JsonLineSocket
 from elastic.system.processes import die_with_parent, thread_count
+from elastic.system.untrusted import decode, encode
 from elastic.worker.main import run_recipe, unbuffered
 from elastic.worker.preload import Preloaded, preload
 
@@ -65,6 +56,7 @@ GPU_DEVICES = ("/dev/nvidia", "/dev/kfd")
 # ignores it, because its death would be the death of workers that are to finish their step.
 IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 OUTPUTS = (1, 2)  # a worker's standard output and error, whose descriptors come with each request
+REQUEST_LIMIT_BYTES = 32 * 1024 * 1024  # arguments and environment, of which Linux takes 6 MB at most
 IMPORT_OUTPUT_LIMIT_BYTES = 64 * 1024
 
 
@@ -87,7 +79,7 @@ class ForkServer:
             if self.agent in readable:
                 for line in self.agent.receive():
                     outputs = [self.agent.take_fd() for _ in OUTPUTS]
-                    self._send(self._fork(parse_request(line), outputs))
+                    self._send(self._fork(decode(ForkRequest, line, what="a fork request"), outputs))
                     for descriptor in outputs:
                         os.close(descriptor)
                 if self.agent.has_ended:
@@ -133,8 +125,8 @@ class ForkServer:
         for pidfd in self.workers:
             os.close(pidfd)
 
-    def _send(self, message: ServerMessage) -> None:
-        self.agent.send(to_json(message), timeout_s=None)
+    def _send(self, message: Ready | Forked | Refused | Exited) -> None:
+        self.agent.send(encode(FromServer(message=message)), timeout_s=None)
 
 
 def become_worker(request: ForkRequest, outputs: list[int], import_output: bytes) -> NoReturn:
@@ -165,7 +157,7 @@ def fork_obstacle(preloaded: Preloaded) -> str | None:
     """Why no worker can be forked from this process now; None when one can."""
     if thread_count() > 1:
         return f"importing left {thread_count() - 1} threads running, which a forked process would lack"
-    if any(target.startswith(GPU_DEVICES) for target in _open_files()):
+    if any(os.path.realpath(link).startswith(GPU_DEVICES) for link in Path("/proc/self/fd").iterdir()):
         return "importing opened a GPU, which a forked process cannot use"
     torch: Any = sys.modules.get("torch")
     if torch is None:
@@ -177,14 +169,6 @@ def fork_obstacle(preloaded: Preloaded) -> str | None:
     return preloaded.conflict()
 
 
-def _open_files() -> list[str]:
-    found = []
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the descriptor of the listing itself
-            found.append(str(link.readlink()))
-    return found
-
-
 def become_fork_server(recipe: Path, agent: socket.socket, agent_pid: int, output: IO[bytes]) -> NoReturn:
     """Serve, in a process that the agent has just forked from itself."""
     # The edge of a process: an exception that passed here would make it a second agent.
@@ -193,17 +177,15 @@ def become_fork_server(recipe: Path, agent: socket.socket, agent_pid: int, outpu
         # From here to the imports: what a new interpreter would have.
         os.setsid()
         connection = agent.detach()
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        for descriptor in OUTPUTS:
-            os.dup2(output.fileno(), descriptor)
-        os.close(nothing)
-        output.close()
-        # As `python -u`: what a worker prints is in its log at once.
+        with Path(os.devnull).open() as nothing:
+            os.dup2(nothing.fileno(), 0)
         for name, descriptor in zip(("stdout", "stderr"), OUTPUTS, strict=True):
+            os.dup2(output.fileno(), descriptor)
+            # As `python -u`: what a worker prints is in its log at once.
             stream = unbuffered(descriptor, getattr(sys, name))
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
+        output.close()
         _import_and_serve(recipe, connection)
     except BaseException:
         traceback.print_exc()

@@ -10,8 +10,6 @@ On a GPU the phase is not exact. Kernels run behind the host, so the host shows 
 or a peer that nccl waits for, in the phase in which it next needs a result.
 """
 
-import faulthandler
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -54,8 +52,3 @@ class HeartbeatSender:
             yield
         finally:
             self.enter(before)
-
-
-def show_stacks_on_request() -> None:
-    """Have SIGQUIT write the stacks of all threads to stderr (agent/hangs/stack_dump.py)."""
-    faulthandler.register(signal.SIGQUIT, all_threads=True, chain=False)

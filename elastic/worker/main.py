@@ -27,19 +27,10 @@ from typing import Any, NoReturn, TextIO
 
 from elastic.config import environment
 from elastic.config.environment import AgentLink
-from elastic.errors import (
-    EXIT_COMPLETE,
-    EXIT_FAILED,
-    EXIT_PEER_LOST,
-    EXIT_USAGE,
-    ElasticError,
-    PeerLost,
-    UsageError,
-)
+from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, PeerLost, UsageError
 from elastic.system.clock import SystemClock
 from elastic.system.processes import die_with_parent
 from elastic.system.worker_error import WorkerError, write_error
-from elastic.worker.heartbeat import show_stacks_on_request
 
 
 def main() -> None:
@@ -60,7 +51,8 @@ def run_recipe(recipe: str, arguments: list[str]) -> NoReturn:
         # A terminal's Ctrl-C is for the agent, which asks for a drain.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
-    show_stacks_on_request()
+    # SIGQUIT writes the stacks of all threads to stderr (agent/hangs/stack_dump.py).
+    faulthandler.register(signal.SIGQUIT, all_threads=True, chain=False)
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         setattr(sys, name, unbuffered(descriptor, getattr(sys, name)))
     sys.argv = [recipe, *arguments]
@@ -70,12 +62,6 @@ def run_recipe(recipe: str, arguments: list[str]) -> NoReturn:
             select_device(launch.local_rank)
         runpy.run_path(recipe, run_name="__main__")
         exit_cleanly(EXIT_COMPLETE)
-    except UsageError as error:
-        report_error(launch.agent, launch.rank, error)
-        exit_now(EXIT_USAGE, f"error: {error}")
-    except PeerLost as error:
-        report_error(launch.agent, launch.rank, error)
-        exit_now(EXIT_PEER_LOST, f"{error}\nthis worker is a victim; the agent begins a new generation")
     except SystemExit as stop:
         if stop.code not in (None, 0):
             report_error(launch.agent, launch.rank, stop)
@@ -86,7 +72,14 @@ def run_recipe(recipe: str, arguments: list[str]) -> NoReturn:
     # exception, and threads that wait for a dead peer would keep this process from exiting.
     except BaseException as error:
         report_error(launch.agent, launch.rank, error)
-        exit_now(error.exit_code if isinstance(error, ElasticError) else EXIT_FAILED, traceback_of(error))
+        match error:
+            case UsageError():
+                last_words = f"error: {error}"
+            case PeerLost():
+                last_words = f"{error}\nthis worker is a victim; the agent begins a new generation"
+            case _:
+                last_words = traceback_of(error)
+        exit_now(error.exit_code if isinstance(error, ElasticError) else EXIT_FAILED, last_words)
 
 
 class _Log(io.FileIO):

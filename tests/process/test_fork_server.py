@@ -309,10 +309,10 @@ def test_a_fork_server_that_is_killed_while_it_imports_is_replaced(pinned, tmp_p
         os.kill(node.fork_server_pid, signal.SIGKILL)
         for _ in range(2):  # workers of one generation
             assert node.runs(node.spawner.start, "exit", "7")[0] == 7
-        assert not node.server.is_alive
+        assert node.server.exit_code is not None
         node.spawner.renew()
         assert node.runs(node.spawner.start, "exit", "7")[0] == 7
-        assert node.server.is_alive
+        assert node.server.exit_code is None
     assert [line.partition(":")[0] for line in node.reported] == [
         "workers are spawned, which takes seconds, and not forked from the fork server",
         "the fork server died; another one is started",

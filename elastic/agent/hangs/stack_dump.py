@@ -1,6 +1,6 @@
 """A worker that hangs writes the stacks of its threads into its log, within a second or not at all.
 
-The worker registers faulthandler for SIGQUIT (worker/heartbeat.py), which writes the stacks from C,
+The worker registers faulthandler for SIGQUIT (worker/main.py), which writes the stacks from C,
 so it works even if the main thread never returns to Python code. A worker that has not registered
 it yet is ended by the signal, which does no harm: it is about to be killed anyway. Linux only.
 """

@@ -21,24 +21,15 @@ from typing import IO, NoReturn
 
 from elastic.agent.workers.process import ProcessStart
 from elastic.system.clock import SystemClock
-from elastic.system.fork_protocol import (
-    Exited,
-    Forked,
-    ForkRequest,
-    Ready,
-    Refused,
-    parse_server_message,
-    to_json,
-)
+from elastic.system.fork_protocol import Exited, Forked, ForkRequest, FromServer, Ready, Refused
 from elastic.system.json_lines import JsonLineSocket
 from elastic.system.processes import thread_count
+from elastic.system.untrusted import decode, encode
 
 READY_LIMIT_S = 300.0
 FORK_LIMIT_S = 30.0
 _OUTPUT_TAIL_BYTES = 2000
 _CLOCK = SystemClock()
-
-BecomeForkServer = Callable[[Path, socket.socket, int, IO[bytes]], NoReturn]
 
 
 class CannotFork(Exception):  # noqa: N818 - a reason to spawn, not an error
@@ -62,20 +53,31 @@ class _AgentFork:
 
 
 _ServerProcess = subprocess.Popen[bytes] | _AgentFork
+_StartServer = Callable[[socket.socket, socket.socket, IO[bytes]], _ServerProcess]
+BecomeForkServer = Callable[[Path, socket.socket, int, IO[bytes]], NoReturn]
 
 
 class ForkServerClient:
     """Connection to one fork server, which it also starts and ends."""
 
-    def __init__(self, server: _ServerProcess, connection: socket.socket, output: IO[bytes]) -> None:
-        self._server = server
-        self._connection = JsonLineSocket(connection)
-        self._output = output
+    def __init__(self, start: _StartServer) -> None:
+        """`start` is given both ends of the connection, ours first, and a file for the output."""
+        ours, theirs = socket.socketpair()
+        self._connection = JsonLineSocket(ours)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - it is read for as long as workers are forked
         self._exit_codes: dict[int, int] = {}  # of workers, by pid
-        self._answers: deque[Forked | Refused] = deque()
-        self.is_ready = False  # it has imported everything
-        self.is_alive = True
-        self.exit_code: int | None = None  # the server's; or minus the number of the signal that ended it
+        self._answers: deque[Ready | Forked | Refused] = deque()
+        self.is_ready = False  # it has imported everything, and was seen to have
+        # The server's; minus the number of the signal that ended it; None while it lives.
+        self.exit_code: int | None = None
+        # The server ignores these signals once it runs. Until then they are blocked, which a child
+        # inherits: at no moment can a signal to every process of a job end it.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        try:
+            self._server = start(ours, theirs, self._output)
+        finally:
+            theirs.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
     @staticmethod
     def spawn(recipe: Path) -> "ForkServerClient":
@@ -92,7 +94,7 @@ class ForkServerClient:
                 start_new_session=True,
             )
 
-        return ForkServerClient._start(start)
+        return ForkServerClient(start)
 
     @staticmethod
     def fork_from_agent(recipe: Path, become_fork_server: BecomeForkServer) -> "ForkServerClient":
@@ -115,23 +117,7 @@ class ForkServerClient:
                 become_fork_server(recipe, theirs, agent_pid, output)
             return _AgentFork(pid)
 
-        return ForkServerClient._start(start)
-
-    @staticmethod
-    def _start(
-        start: Callable[[socket.socket, socket.socket, IO[bytes]], _ServerProcess],
-    ) -> "ForkServerClient":
-        ours, theirs = socket.socketpair()
-        output = tempfile.TemporaryFile()  # noqa: SIM115 - it is read for as long as workers are forked
-        # The server ignores these signals once it runs. Until then they are blocked, which a child
-        # inherits: at no moment can a signal to every process of a job end it.
-        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-        try:
-            server = start(ours, theirs, output)
-        finally:
-            theirs.close()
-            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-        return ForkServerClient(server, ours, output)
+        return ForkServerClient(start)
 
     @property
     def pid(self) -> int:
@@ -142,19 +128,21 @@ class ForkServerClient:
         self.wait_ready()
         request = ForkRequest(command=start.command, env=dict(start.env))
         try:
-            self._connection.send(to_json(request), [start.stdout, start.stderr], timeout_s=FORK_LIMIT_S)
+            self._connection.send(encode(request), [start.stdout, start.stderr], timeout_s=FORK_LIMIT_S)
         except OSError as error:
             self.kill()
             raise CannotFork(f"it took no request ({error})") from error
-        self._wait_for(lambda: bool(self._answers), FORK_LIMIT_S)
-        answer = self._answers.popleft()
+        answer = self._answer(FORK_LIMIT_S)
         if isinstance(answer, Refused):
             raise CannotFork(answer.reason)
+        assert isinstance(answer, Forked)
         return ForkedProcess(self, answer.pid)
 
     def wait_ready(self) -> None:
         """Return once the server has imported everything. Raises CannotFork."""
-        self._wait_for(lambda: self.is_ready, READY_LIMIT_S)
+        if not self.is_ready:
+            self._answer(READY_LIMIT_S)
+            self.is_ready = True
 
     def exit_code_of(self, pid: int) -> int | None:
         """The exit code of a worker; None while it runs.
@@ -162,9 +150,7 @@ class ForkServerClient:
         Workers die with the server, so all of them have exited once the server has.
         """
         self._receive()
-        if self.is_alive:
-            return self._exit_codes.get(pid)
-        return self._exit_codes.setdefault(pid, -signal.SIGKILL)
+        return self._exit_codes.get(pid, None if self.exit_code is None else -signal.SIGKILL)
 
     def fileno(self) -> int:
         """Readable when the server has sent something."""
@@ -172,7 +158,6 @@ class ForkServerClient:
 
     def kill(self) -> None:
         """End the server, and with it its workers."""
-        self.is_alive = False
         self._server.kill()
         self.exit_code = self._server.wait()
 
@@ -181,14 +166,14 @@ class ForkServerClient:
         self._connection.close()
         self._output.close()
 
-    def _wait_for(self, has_come: Callable[[], bool], limit_s: float) -> None:
-        """Receive until `has_come`. Raises CannotFork if the server exits or takes too long."""
+    def _answer(self, limit_s: float) -> Ready | Forked | Refused:
+        """The server's next one. Raises CannotFork if the server exits or takes too long."""
         deadline = _CLOCK.monotonic() + limit_s
         while True:
             self._receive()
-            if has_come():
-                return
-            if not self.is_alive:
+            if self._answers:
+                return self._answers.popleft()
+            if self.exit_code is not None:
                 raise CannotFork(f"it ended{self._output_tail()}")
             left_s = deadline - _CLOCK.monotonic()
             if left_s <= 0:
@@ -199,13 +184,11 @@ class ForkServerClient:
 
     def _receive(self) -> None:
         """Take in the messages that have arrived, without waiting."""
-        if not self.is_alive:
+        if self.exit_code is not None:
             return
         try:
             for line in self._connection.receive():
-                match parse_server_message(line):
-                    case Ready():
-                        self.is_ready = True
+                match decode(FromServer, line, what="a message of the fork server").message:
                     case Exited(pid=pid, code=code):
                         self._exit_codes[pid] = code
                     case answer:

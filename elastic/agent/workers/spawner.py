@@ -4,7 +4,6 @@ A fork takes milliseconds. Spawning is never an error, only slower by seconds, a
 why it was necessary.
 """
 
-import os
 import signal
 import site
 from collections.abc import Callable
@@ -38,7 +37,7 @@ class Spawner:
     @property
     def fork_server_pid(self) -> int | None:
         """None while no fork server is alive."""
-        return self._server.pid if self._server.is_alive else None
+        return self._server.pid if self._server.exit_code is None else None
 
     def renew(self) -> None:
         """Call between generations, with no live workers.
@@ -49,7 +48,7 @@ class Spawner:
         code = installed_code()
         if self._code != code:
             self.report("installed code has changed; the fork server imports it again")
-        elif self._server.is_alive or self._is_hopeless:
+        elif self._server.exit_code is None or self._is_hopeless:
             return
         else:
             self.report("the fork server died; another one is started")
@@ -93,12 +92,10 @@ def installed_code() -> frozenset[tuple[str, int]]:
     """
     found = set()
     for folder in [*site.getsitepackages(), site.getusersitepackages()]:
-        if not Path(folder).is_dir():
-            continue
-        for entry in os.scandir(folder):
-            is_record = entry.name.endswith((".dist-info", ".egg-info", ".egg-link", ".pth"))
-            if entry.name != "__pycache__":
-                found.add((entry.path, entry.stat().st_mtime_ns if is_record else 0))
+        for path in Path(folder).glob("*"):  # none where there is no such folder
+            is_record = path.suffix in (".dist-info", ".egg-info", ".egg-link", ".pth")
+            if path.name != "__pycache__":
+                found.add((str(path), path.stat().st_mtime_ns if is_record else 0))
     for package in elastic.__path__:
         found |= {(str(path), path.stat().st_mtime_ns) for path in Path(package).rglob("*.py")}
     return frozenset(found)
