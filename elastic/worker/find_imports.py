@@ -6,12 +6,13 @@ server that time. Neither changes what the script sees.
 """
 
 import ast
+import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 from importlib.util import resolve_name
-from pathlib import PurePath
+from itertools import accumulate
 
 MAX_LOCAL_MODULES = 1000
 
@@ -26,52 +27,42 @@ class Import:
     @property
     def modules(self) -> list[str]:
         """All modules that it may run: the enclosing packages, the module, and what it names."""
-        parts = self.module.split(".")
-        modules = [".".join(parts[: count + 1]) for count in range(len(parts))]
+        modules = [*accumulate(self.module.split("."), "{}.{}".format)]
         return modules if self.name is None else [*modules, f"{self.module}.{self.name}"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModule:
-    """A module that is not installed. Relative imports in its text are relative to `package`."""
+    """A module that is not installed; without text where there is none, or none to read.
 
-    source: bytes
-    package: str
+    Relative imports in its text are relative to `package`.
+    """
 
-
-class NotLocal(Enum):
-    INSTALLED = "installed"
-    ABSENT = "absent"
+    source: bytes = b""
+    package: str = ""
 
 
-Locate = Callable[[str], LocalModule | NotLocal]
-
-
-def find_imports(source: bytes, locate: Locate) -> list[Import]:
+def find_imports(source: bytes, locate: Callable[[str], LocalModule | None]) -> list[Import]:
     """The imports of installed modules that running `source` leads to, in about their order.
 
-    `locate` tells where the module of a name is. Local modules are read in their turn, each once
-    and at most MAX_LOCAL_MODULES of them.
+    `locate` finds the module of a name, and returns None if it is installed. Local modules are read
+    in their turn, each once and at most MAX_LOCAL_MODULES of them.
     """
     found: dict[Import, None] = {}
     read: set[str] = set()
     left = deque(parse_imports(source, ""))
     while left:
         wanted = left.popleft()
-        if locate(wanted.modules[0]) is NotLocal.INSTALLED:
+        if locate(wanted.modules[0]) is None:
             found[wanted] = None
             continue
         inner: list[Import] = []
         for name in wanted.modules:
-            if name not in read and len(read) < MAX_LOCAL_MODULES:
+            if name not in read and len(read) < MAX_LOCAL_MODULES and (module := locate(name)) is not None:
                 read.add(name)
-                inner += _imports_of(locate(name))
+                inner += parse_imports(module.source, module.package)
         left.extendleft(reversed(inner))
     return list(found)
-
-
-def _imports_of(module: LocalModule | NotLocal) -> list[Import]:
-    return parse_imports(module.source, module.package) if isinstance(module, LocalModule) else []
 
 
 def parse_imports(source: bytes, package: str) -> list[Import]:
@@ -80,26 +71,28 @@ def parse_imports(source: bytes, package: str) -> list[Import]:
     Text that is not Python imports nothing here; the worker raises the error.
     """
     try:
-        tree = ast.parse(source)
+        left: deque[ast.AST] = deque(ast.parse(source).body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    return [found for statement in _statements(tree.body) for found in _imports_in(statement, package)]
-
-
-def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run at import: the body's own and those in its `if`, `try` and `with`."""
-    for statement in body:
-        yield statement
+    found: list[Import] = []
+    while left:
+        statement = left.popleft()
+        inner: Iterable[ast.AST] = ()
         match statement:
-            case ast.If(test=test, body=inner, orelse=otherwise):
-                yield from _statements([*([] if _is_skipped(test) else inner), *otherwise])
-            case ast.Try() | ast.TryStar():
-                caught = [inner for handler in statement.handlers for inner in handler.body]
-                yield from _statements([*statement.body, *caught, *statement.orelse, *statement.finalbody])
-            case ast.With(body=inner):
-                yield from _statements(inner)
+            case ast.Import(names=names):
+                found += [Import(module=alias.name) for alias in names]
+            case ast.ImportFrom(module=module, names=names, level=level):
+                with suppress(ImportError):  # above the topmost package
+                    base = resolve_name("." * level + (module or ""), package)
+                    found += [Import(module=base, name=None if a.name == "*" else a.name) for a in names]
+            case ast.If(test=test, orelse=otherwise) if _is_skipped(test):
+                inner = otherwise
+            case ast.If() | ast.Try() | ast.TryStar() | ast.With() | ast.ExceptHandler():
+                inner = ast.iter_child_nodes(statement)
             case _:
                 pass
+        left.extendleft(reversed([*inner]))
+    return found
 
 
 def _is_skipped(test: ast.expr) -> bool:
@@ -107,36 +100,4 @@ def _is_skipped(test: ast.expr) -> bool:
 
     `TYPE_CHECKING` is never true when code runs, and `__name__` is "__main__" in the script alone.
     """
-    match test:
-        case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
-            return True
-        case ast.Compare(
-            left=ast.Name(id="__name__"), ops=[ast.Eq()], comparators=[ast.Constant(value="__main__")]
-        ):
-            return True
-        case _:
-            return False
-
-
-def _imports_in(statement: ast.stmt, package: str) -> list[Import]:
-    match statement:
-        case ast.Import(names=names):
-            return [Import(module=alias.name) for alias in names]
-        case ast.ImportFrom(module=module, names=names, level=level):
-            try:
-                base = resolve_name("." * level + (module or ""), package)
-            except ImportError:  # above the topmost package
-                return []
-            return [Import(module=base, name=None if a.name == "*" else a.name) for a in names]
-        case _:
-            return []
-
-
-def modules_outside(files: Mapping[str, str], folders: Sequence[str]) -> list[str]:
-    """The names of the modules whose file is inside none of the folders."""
-    return [name for name, file in files.items() if not is_inside(file, folders)]
-
-
-def is_inside(file: str, folders: Sequence[str]) -> bool:
-    path = PurePath(file)
-    return any(path.is_relative_to(folder) for folder in folders)
+    return bool(re.fullmatch(r"([\w.]+\.)?TYPE_CHECKING|__name__ == '__main__'", ast.unparse(test)))

@@ -15,33 +15,23 @@ Not every import is found (find_imports.py). A worker imports the rest itself.
 """
 
 import importlib
-import importlib.machinery
 import importlib.util
 import os
-import pkgutil
 import site
 import sys
 import sysconfig
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path, PurePath
 
 import elastic
-from elastic.worker.find_imports import (
-    Import,
-    LocalModule,
-    NotLocal,
-    find_imports,
-    is_inside,
-    modules_outside,
-)
+from elastic.worker.find_imports import Import, LocalModule, find_imports
 
 # torch.optim imports torch._dynamo when the first optimizer is made, which takes longer than torch
-# itself.
-ALWAYS = ("torch", "torch.distributed", "torch._dynamo", "torchvision")
-OURS = "elastic"
+# itself. elastic.train.start leads to all that a worker needs of this library.
+ALWAYS = ("torch", "torch.distributed", "torch._dynamo", "torchvision", "elastic.train.start")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +44,15 @@ class Preloaded:
         """Why a forked worker would see other modules than a spawned one; None if it would not."""
         if self.uninstalled:
             return f"an installed package imported {self.uninstalled[0]}, which is not installed and must be run by each worker itself"
-        hidden = _hidden(self.folder, self.files)
-        if hidden:
-            return f"{self.folder / hidden[0]} has the name of an installed module that is imported already"
+        # A spawned worker would import a file of the recipe's folder instead of a module of its
+        # name that is loaded here.
+        importlib.invalidate_caches()
+        beside = {path.name.partition(".")[0] for path in self.folder.iterdir()} & self.files.keys()
+        for name in sorted(beside):
+            spec = PathFinder.find_spec(name, [str(self.folder)])
+            origin = None if spec is None else spec.origin
+            if origin is not None and os.path.realpath(origin) != self.files[name]:
+                return f"{origin} has the name of an installed module that is imported already"
         return None
 
 
@@ -65,7 +61,7 @@ def preload(recipe: Path) -> Preloaded:
     folder = recipe.resolve().parent
     # Modules imported before this point are the same in every process, because the interpreter or
     # the agent imported them. The only risk they carry is a file beside the recipe with the same
-    # name, which `_hidden` looks for. So `uninstalled` below counts only the modules that are
+    # name, which `conflict` looks for. So `uninstalled` below counts only the modules that are
     # loaded here.
     before = frozenset(sys.modules)
     first = sys.path[0]
@@ -75,16 +71,23 @@ def preload(recipe: Path) -> Preloaded:
     sys.path[0] = str(folder)
     found = find_imports(recipe.read_bytes(), locate)
     del sys.path[0]
-    for wanted in [*(Import(module=name) for name in (*ALWAYS, *_own_modules())), *found]:
+    for wanted in [*(Import(module=name) for name in ALWAYS), *found]:
         # An import that fails here fails in the worker too. There its traceback is in the worker's
         # log, or the recipe catches it, as it would for an optional package.
         with suppress(BaseException):
             _import(wanted)
     sys.path.insert(0, first)
-    files = _files(sys.modules.keys() - {"__main__", "__mp_main__"})
-    new = {name: file for name, file in files.items() if name not in before}
-    installed = (*_installed_folders(), *map(os.path.realpath, elastic.__path__))
-    return Preloaded(folder=folder, files=files, uninstalled=tuple(modules_outside(new, installed)))
+    names = sys.modules.keys() - {"__main__", "__mp_main__"}
+    places = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
+    # Modules that were made by code, such as torch.ops, have a `__file__` that is no path.
+    files = {
+        name: os.path.realpath(file)
+        for name, file in places.items()
+        if isinstance(file, str) and os.sep in file
+    }
+    installed = [*_installed_folders(), *map(os.path.realpath, elastic.__path__)]
+    uninstalled = [name for name in files if name not in before and not is_inside(files[name], installed)]
+    return Preloaded(folder=folder, files=files, uninstalled=tuple(uninstalled))
 
 
 def _import(wanted: Import) -> None:
@@ -93,16 +96,8 @@ def _import(wanted: Import) -> None:
         importlib.import_module(f"{wanted.module}.{wanted.name}")
 
 
-def _own_modules() -> list[str]:
-    return [
-        f"{OURS}.{package}.{module.name}"
-        for package in ("train", "worker")
-        for module in pkgutil.iter_modules([str(Path(folder) / package) for folder in elastic.__path__])
-    ]
-
-
-def locate(name: str) -> LocalModule | NotLocal:
-    """Find a module without running it, nor the packages around it.
+def locate(name: str) -> LocalModule | None:
+    """Find a module without running it, nor the packages around it; None if it is installed.
 
     Modules of the interpreter and of this library count as installed.
     """
@@ -110,55 +105,30 @@ def locate(name: str) -> LocalModule | NotLocal:
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):  # ValueError: a module without a spec, such as __main__
-        return NotLocal.ABSENT
+        return LocalModule()
     if spec is not None and _is_installed(spec):
-        return NotLocal.INSTALLED
+        return None
     for part in inner:
-        if spec is None or spec.submodule_search_locations is None:
-            return NotLocal.ABSENT
-        spec = importlib.machinery.PathFinder.find_spec(
-            f"{spec.name}.{part}", spec.submodule_search_locations
-        )
-    return NotLocal.ABSENT if spec is None else _local(spec)
+        spec = spec and PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations or [])
+    if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
+        with suppress(OSError):
+            return LocalModule(source=Path(spec.origin).read_bytes(), package=spec.parent or "")
+    return LocalModule()  # absent, a namespace, or compiled
 
 
-def _is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
-    if spec.name == OURS or spec.origin in ("built-in", "frozen"):
+def _is_installed(spec: ModuleSpec) -> bool:
+    if spec.name == "elastic" or spec.origin in ("built-in", "frozen"):
         return True
     places = [spec.origin] if spec.origin is not None else list(spec.submodule_search_locations or [])
     return bool(places) and all(is_inside(os.path.realpath(place), _installed_folders()) for place in places)
 
 
-def _local(spec: importlib.machinery.ModuleSpec) -> LocalModule | NotLocal:
-    package = spec.parent or ""
-    if spec.origin is None or not spec.origin.endswith(".py"):  # a namespace, or compiled
-        return LocalModule(source=b"", package=package)
-    try:
-        return LocalModule(source=Path(spec.origin).read_bytes(), package=package)
-    except OSError:
-        return NotLocal.ABSENT
-
-
-def _installed_folders() -> tuple[str, ...]:
+def _installed_folders() -> set[str]:
     """The interpreter's own folders and every folder that packages are installed into."""
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    folders = [*(sysconfig.get_path(name) for name in names), *site.getsitepackages()]
-    return tuple({os.path.realpath(folder) for folder in [*folders, site.getusersitepackages()]})
+    own = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+    return set(map(os.path.realpath, [*own, *site.getsitepackages(), site.getusersitepackages()]))
 
 
-def _files(names: AbstractSet[str]) -> dict[str, str]:
-    found = ((name, getattr(sys.modules.get(name), "__file__", None)) for name in names)
-    # Modules that were made by code, such as torch.ops, have a `__file__` that is no path.
-    return {name: os.path.realpath(file) for name, file in found if isinstance(file, str) and os.sep in file}
-
-
-def _hidden(folder: Path, files: Mapping[str, str]) -> list[str]:
-    """Files of the folder that a spawned worker would import instead of modules loaded here."""
-    importlib.invalidate_caches()
-    beside = {entry.name.partition(".")[0] for entry in os.scandir(folder)} & files.keys()
-    specs = (importlib.machinery.PathFinder.find_spec(name, [str(folder)]) for name in sorted(beside))
-    return [
-        Path(spec.origin).name
-        for spec in specs
-        if spec is not None and spec.origin is not None and os.path.realpath(spec.origin) != files[spec.name]
-    ]
+def is_inside(file: str, folders: Iterable[str]) -> bool:
+    path = PurePath(file)
+    return any(path.is_relative_to(folder) for folder in folders)

@@ -7,15 +7,8 @@ import ast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.worker.find_imports import (
-    Import,
-    LocalModule,
-    NotLocal,
-    find_imports,
-    is_inside,
-    modules_outside,
-    parse_imports,
-)
+from elastic.worker.find_imports import Import, LocalModule, find_imports, parse_imports
+from elastic.worker.preload import is_inside
 
 NAMES = st.sampled_from(["a", "b", "c", "a.b", "a.b.c", "d.e"])
 SIMPLE = st.sampled_from(
@@ -90,9 +83,9 @@ def test_installed_modules_are_reached_through_every_chain_of_local_ones(local, 
 
     def find(name):
         if name.isupper():
-            return NotLocal.INSTALLED
+            return None
         if name not in local:
-            return NotLocal.ABSENT
+            return LocalModule()
         return LocalModule(source="\n".join(f"import {inner}" for inner in local[name]).encode(), package="")
 
     reached = set(first)
@@ -119,9 +112,9 @@ def test_enclosing_packages_submodules_and_relative_imports_are_read():
 
     def find(name):
         if name.startswith("T"):
-            return NotLocal.INSTALLED
+            return None
         text, package = texts.get(name, (None, ""))
-        return NotLocal.ABSENT if text is None else LocalModule(source=text.encode(), package=package)
+        return LocalModule() if text is None else LocalModule(source=text.encode(), package=package)
 
     found = find_imports(b"from pkg.sub import mod", find)
     assert set(found) == {Import(module="T1"), Import(module="T2"), Import(module="T3.part")}
@@ -139,6 +132,6 @@ def test_text_that_is_not_python_imports_nothing():
 
 def test_a_module_counts_as_outside_only_if_its_file_is_in_none_of_the_folders():
     """A folder whose name begins like an allowed one is not inside it."""
-    files = {"a": "/lib/site/a.py", "b": "/home/me/b.py", "c": "/lib/site-mine/c.py"}
-    assert modules_outside(files, ["/lib/site", "/lib/other"]) == ["b", "c"]
-    assert is_inside("/lib/site", ["/lib/site"])
+    folders = ["/lib/site", "/lib/other"]
+    files = ["/lib/site/a.py", "/lib/site", "/lib/other/d.py", "/home/me/b.py", "/lib/site-mine/c.py"]
+    assert [file for file in files if not is_inside(file, folders)] == files[3:]
