@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from elastic.agent.open_rendezvous import rendezvous_config
-from elastic.agent.workers.process import Process, ProcessStart, kill_session, spawn, wait_any_exit
+from elastic.agent.workers.process import Process, ProcessStart, SpawnedProcess, kill_session, wait_any_exit
 from elastic.config import environment, identity
 from elastic.config.identity import Identity
 from elastic.config.options import Options
@@ -84,7 +84,7 @@ def check_faults(options: Options, nproc: int | None, *, uses_library: bool = Tr
 
 
 def declared_identity(
-    recipe: Path, arguments: tuple[str, ...], start: Callable[[ProcessStart], Process] = spawn
+    recipe: Path, arguments: tuple[str, ...], start: Callable[[ProcessStart], Process] = SpawnedProcess
 ) -> Identity:
     """The identity of the run that the recipe declares by calling `elastic.start`.
 

@@ -19,7 +19,7 @@ import pytest
 from elastic.agent.workers import spawner as spawner_module
 from elastic.agent.workers.fork_server_client import ForkedProcess
 from elastic.agent.workers.node_workers import NodeWorkers, WorkerStart
-from elastic.agent.workers.process import ProcessStart, kill_session, spawn, wait_any_exit
+from elastic.agent.workers.process import ProcessStart, SpawnedProcess, kill_session, wait_any_exit
 from elastic.agent.workers.spawner import Spawner, installed_code
 from elastic.config import environment
 
@@ -202,7 +202,8 @@ def test_a_forked_worker_sees_what_a_spawned_one_sees(node):
     """
     variables = {"ONLY_HERE": "x" * 100_000, "LINES": "a\nb"}
     forked, spawned = (
-        node.runs(start, "show", "--a", "b c", "", env=variables) for start in (node.spawner.start, spawn)
+        node.runs(start, "show", "--a", "b c", "", env=variables)
+        for start in (node.spawner.start, SpawnedProcess)
     )
     assert forked[0] == spawned[0] == 0
     assert forked[1].splitlines()[1:] == spawned[1].splitlines()[1:] == ["to stderr"]
@@ -222,7 +223,7 @@ def test_a_forked_worker_sees_what_a_spawned_one_sees(node):
 )
 def test_a_forked_worker_exits_as_a_spawned_one(node, words, code):
     """Exit codes, a traceback that begins at the recipe, and signals that end the worker itself."""
-    forked, spawned = (node.runs(start, *words) for start in (node.spawner.start, spawn))
+    forked, spawned = (node.runs(start, *words) for start in (node.spawner.start, SpawnedProcess))
     assert forked == spawned
     assert forked[0] == code
     assert not node.reported
@@ -413,7 +414,7 @@ FORKS_ITSELF = """
 import json, os, sys, tempfile, threading
 from contextlib import closing
 from pathlib import Path
-from elastic.agent.workers.process import ProcessStart, spawn, wait_any_exit
+from elastic.agent.workers.process import ProcessStart, SpawnedProcess, wait_any_exit
 from elastic.agent.workers.spawner import Spawner
 from elastic.agent.workers.fork_server_client import ForkServerClient
 from elastic.config.environment import pin_threads
@@ -425,7 +426,7 @@ if sys.argv[2] == "with a thread":
 report = lambda line: print(line, file=sys.stderr)
 spawner = Spawner(recipe, report, lambda recipe: ForkServerClient.fork_from_agent(recipe, become_fork_server))
 with closing(spawner):
-    for start in (spawner.start, spawn):
+    for start in (spawner.start, SpawnedProcess):
         with tempfile.TemporaryFile() as log:
             command, env = (str(recipe), "show", "--a"), os.environ | {"RANK": "3"}
             process = start(ProcessStart(command=command, env=env, stdout=log.fileno(), stderr=log.fileno()))

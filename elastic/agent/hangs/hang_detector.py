@@ -76,9 +76,9 @@ class WorkerHistory:
 
     sample: WorkerSample
     since_s: float  # the current stretch began then or later
-    silence: Silence
-    is_measurable: bool  # the length of the stretch is due to the worker alone
-    timed_steps: int  # ended stretches of its own part of a step
+    silence: Silence = field(default_factory=Silence)
+    is_measurable: bool = False  # the length of the stretch is due to the worker alone
+    timed_steps: int = 0  # ended stretches of its own part of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +104,7 @@ class HangDetector:
             last = self.workers.get(rank)
             if last is None:
                 # It may have been in this phase for any time before the first observation.
-                workers[rank] = WorkerHistory(
-                    sample=sample, since_s=now_s, silence=Silence(), is_measurable=False, timed_steps=0
-                )
+                workers[rank] = WorkerHistory(sample=sample, since_s=now_s)
                 continue
             length_s = self._ended_step_s(last, sample, now_s)
             longest_s = max(longest_s, length_s or 0.0)
@@ -154,7 +152,6 @@ class HangDetector:
             return WorkerHistory(
                 sample=sample,
                 since_s=self.observed_s,  # it may have changed right after the last observation
-                silence=Silence(),
                 is_measurable=is_measurable,
                 timed_steps=timed_steps,
             )

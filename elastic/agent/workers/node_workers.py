@@ -75,14 +75,19 @@ class NodeWorkers:
         """Seconds since the first exit was seen; 0 while all run."""
         return 0.0 if self._first_exit_s is None else self._clock.monotonic() - self._first_exit_s
 
-    def poll(self) -> bool:
-        """Take note of new exits; returns whether there were any."""
-        exited = self._take_exit_codes()
-        if exited and self._first_exit_s is None:
+    def poll(self, culprit: WorkerError | None = None) -> bool:
+        """Take note of new exits; returns whether there were any.
+
+        A worker that lost a peer or that this agent killed is a victim, unless it is the culprit.
+        """
+        codes = {rank: code for rank in self.running if (code := self._processes[rank].poll()) is not None}
+        self.exit_codes.update(codes)
+        if codes and self._first_exit_s is None:
             self._first_exit_s = self._clock.monotonic()
-        for rank in exited:
-            self._record_exit(rank, victim=self.exit_codes[rank] == EXIT_PEER_LOST)
-        return bool(exited)
+        for rank, code in codes.items():
+            is_victim = code == EXIT_PEER_LOST or rank in self.killed
+            self._record_exit(rank, code, victim=is_victim and (culprit is None or rank != culprit.rank))
+        return bool(codes)
 
     def wait(self, timeout_s: float) -> None:
         """Return as soon as a worker may have exited, or after `timeout_s`."""
@@ -103,18 +108,18 @@ class NodeWorkers:
                     os.kill(self.pid(rank), signal.SIGTERM)
 
     def kill(self, culprit: WorkerError | None) -> None:
-        """SIGKILL to every worker and its children; returns once all workers have exited.
-
-        A worker that is killed here is a victim, unless it is the culprit.
-        """
+        """SIGKILL to every worker and its children; returns once all workers have exited."""
         self.poll()
-        alive = list(self.running)
-        self.killed.update(alive)
+        self.killed.update(self.running)
         for process in self._processes.values():
             kill_session(process)
-        self._wait_for_all()
-        for rank in alive:
-            self._record_exit(rank, victim=culprit is None or rank != culprit.rank)
+        deadline = self._clock.monotonic() + KILL_WAIT_S
+        while self.running:
+            self.wait(max(0.0, deadline - self._clock.monotonic()))
+            self.poll(culprit)
+            if self._clock.monotonic() >= deadline:
+                for rank in self.running:
+                    self._processes[rank].kill_parent()
 
     def record_failure(self, node: str, reason: str, errors: Path, culprit: WorkerError | None) -> Failure:
         """Which worker of this node failed first, also as an event.
@@ -133,24 +138,8 @@ class NodeWorkers:
             from_outside=was_sigkilled(self.exit_codes, first.rank),
         )
 
-    def _take_exit_codes(self) -> list[int]:
-        """Ranks whose exit is seen for the first time."""
-        codes = {rank: code for rank in self.running if (code := self._processes[rank].poll()) is not None}
-        self.exit_codes.update(codes)
-        return list(codes)
-
-    def _wait_for_all(self) -> None:
-        deadline = self._clock.monotonic() + KILL_WAIT_S
-        self._take_exit_codes()
-        while self.running:
-            if self._clock.monotonic() >= deadline:
-                for rank in self.running:
-                    self._processes[rank].kill_parent()
-            self.wait(max(0.0, deadline - self._clock.monotonic()))
-            self._take_exit_codes()
-
-    def _record_exit(self, rank: int, *, victim: bool) -> None:
-        code, pid = self.exit_codes[rank], self.pid(rank)
+    def _record_exit(self, rank: int, code: int, *, victim: bool) -> None:
+        pid = self.pid(rank)
         name = signal.Signals(-code).name if code < 0 else None
         self._log.record(
             WorkerExited(rank=rank, pid=pid, code=None if code < 0 else code, signal=name, victim=victim)

@@ -5,14 +5,15 @@ processes that the agent spawns: they import everything themselves, which takes 
 the fork server forks are in fork_server_client.py.
 """
 
+import io
 import os
-import select
 import signal
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Protocol
 
 
@@ -42,27 +43,28 @@ class Process(Protocol):
         """End the parent of a process that does not exit though killed, so that `poll` answers."""
 
 
-class SpawnedProcess:
-    """A child of the agent that began as a new interpreter."""
+class SpawnedProcess(subprocess.Popen[bytes]):
+    """A child of the agent that begins as a new interpreter and runs the recipe."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
-        self._exit_fd = os.pidfd_open(process.pid)  # Linux 5.3
-        self._is_open = True
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def __init__(self, start: ProcessStart) -> None:
+        super().__init__(
+            [sys.executable, "-u", "-m", "elastic.worker.main", *start.command],
+            env=dict(start.env),
+            stdin=subprocess.DEVNULL,
+            stdout=start.stdout,
+            stderr=start.stderr,
+            start_new_session=True,
+        )
+        self._exit = io.FileIO(os.pidfd_open(self.pid))  # Linux 5.3
 
     def poll(self) -> int | None:
-        code = self._process.poll()
-        if code is not None and self._is_open:
-            os.close(self._exit_fd)
-            self._is_open = False
+        code = super().poll()
+        if code is not None:
+            self._exit.close()
         return code
 
     def exit_fd(self) -> int:
-        return self._exit_fd
+        return self._exit.fileno()
 
     def kill_parent(self) -> None:
         """The parent is this agent: there is nothing left to try. Raises TimeoutError."""
@@ -71,25 +73,9 @@ class SpawnedProcess:
         )
 
 
-def spawn(start: ProcessStart) -> Process:
-    """Start a new interpreter for the recipe."""
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "elastic.worker.main", *start.command],
-        env=dict(start.env),
-        stdin=subprocess.DEVNULL,
-        stdout=start.stdout,
-        stderr=start.stderr,
-        start_new_session=True,
-    )
-    return SpawnedProcess(process)
-
-
 def wait_any_exit(processes: Collection[Process], timeout_s: float) -> None:
     """Return when one of the processes may have exited, or after `timeout_s`."""
-    poll = select.poll()
-    for process in processes:
-        poll.register(process.exit_fd(), select.POLLIN)
-    poll.poll(timeout_s * 1000)
+    wait({process.exit_fd() for process in processes}, timeout_s)
 
 
 def kill_session(process: Process) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import elastic
 from elastic.agent.workers.fork_server_client import CannotFork, ForkServerClient
-from elastic.agent.workers.process import Process, ProcessStart, spawn
+from elastic.agent.workers.process import Process, ProcessStart, SpawnedProcess
 
 
 class Spawner:
@@ -67,7 +67,7 @@ class Spawner:
                 return self._server.fork(start)
             except CannotFork as reason:
                 self._report_spawning(str(reason))
-        return spawn(start)
+        return SpawnedProcess(start)
 
     def _report_spawning(self, reason: str) -> None:
         if not self._server.is_ready:
