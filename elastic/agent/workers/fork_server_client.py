@@ -158,8 +158,9 @@ class ForkServerClient:
 
     def kill(self) -> None:
         """End the server, and with it its workers."""
-        self._server.kill()
-        self.exit_code = self._server.wait()
+        if self.exit_code is None:  # otherwise its pid may belong to another process by now
+            self._server.kill()
+            self.exit_code = self._server.wait()
 
     def close(self) -> None:
         self.kill()
