@@ -76,10 +76,11 @@ class RunEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The whole shared state.
+    """The whole shared state. `Group()` is the one before the first node joins.
 
-    While `open`: `members`, in rank order, train as `generation`; `endpoint` is "host:port" of its
-    TCPStore; `waiting` are newcomers and spares; `cause` says why the generation was formed.
+    While `open`, which generation 0 never is: `members`, in rank order, train as `generation`;
+    `endpoint` is "host:port" of its TCPStore; `waiting` are newcomers and spares; `cause` says why
+    the generation was formed.
 
     While not open: `members` are those of the closed generation, less the nodes that left;
     `waiting` are the nodes that have stopped their workers, in order of arrival; `cause` says why
@@ -90,36 +91,19 @@ class Group:
     """
 
     format: Annotated[int, exactly(FORMAT)] = FORMAT
-    generation: Count
-    open: bool
-    members: tuple[Node, ...]
-    waiting: tuple[Node, ...]
-    done: tuple[str, ...]
-    endpoint: str | None
-    cause: str
-    restarts: Count
-    high_step: Count
-    failure: Failure | None
-    ended: RunEnd | None
+    generation: Count = 0
+    open: bool = False
+    members: tuple[Node, ...] = ()
+    waiting: tuple[Node, ...] = ()
+    done: tuple[str, ...] = ()
+    endpoint: str | None = None
+    cause: str = "start"
+    restarts: Count = 0
+    high_step: Count = 0
+    failure: Failure | None = None
+    ended: RunEnd | None = None
     # The file keeps the key of the first version that wrote it.
     reports: tuple[UnreachableReport, ...] = field(default=(), metadata={"key": "complaints"})
-
-    @staticmethod
-    def empty() -> "Group":
-        """Before the first node joins; generation 0 is never open."""
-        return Group(
-            generation=0,
-            open=False,
-            members=(),
-            waiting=(),
-            done=(),
-            endpoint=None,
-            cause="start",
-            restarts=0,
-            high_step=0,
-            failure=None,
-            ended=None,
-        )
 
     @property
     def member_ids(self) -> frozenset[str]:

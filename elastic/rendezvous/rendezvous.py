@@ -103,7 +103,7 @@ class Rendezvous:
         self._timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
         # Put back if the shared state is lost. States that `reopen` and `reset` read before the
         # first join are not kept here: they may be removed on purpose a moment later.
-        self._last_known = replace(Group.empty(), generation=min_generation)
+        self._last_known = replace(Group(), generation=min_generation)
         self._entered = 0
         self._reason = ""
         self._is_waiting = True
@@ -280,7 +280,7 @@ class Rendezvous:
 
     def _poll(self) -> tuple[int | None, Group]:
         found = self._backend.read()
-        version, there = (None, Group.empty()) if found is None else (found[0], Group.parse(found[1]))
+        version, there = (None, Group()) if found is None else (found[0], Group.parse(found[1]))
         group = transitions.restore_lost_state(there, self._last_known)
         if self._publish is not None:
             self._publish(group.generation)

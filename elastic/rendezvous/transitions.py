@@ -409,17 +409,7 @@ def reopen(group: Group) -> Group:
     """A person starts a failed or interrupted run again. A complete run stays complete."""
     if group.ended is None or group.ended.exit_code == EXIT_COMPLETE:
         return group
-    return replace(
-        group,
-        members=(),
-        waiting=(),
-        done=(),
-        cause=RESUME,
-        restarts=0,
-        failure=None,
-        ended=None,
-        reports=(),
-    )
+    return replace(reset(group), cause=RESUME, high_step=group.high_step)
 
 
 def reset(group: Group) -> Group:
@@ -428,7 +418,7 @@ def reset(group: Group) -> Group:
     If generations were counted from zero again, a process of the old run that wakes up could hold
     the number of a new generation, and the fence would let it through.
     """
-    return replace(Group.empty(), generation=group.generation)
+    return replace(Group(), generation=group.generation)
 
 
 def last_known_state(group: Group) -> Group:

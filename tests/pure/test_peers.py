@@ -21,9 +21,9 @@ class Rendezvous:
 
     def __init__(self):
         self.up = True
-        self.done = self.leave = self._answer_with(Group.empty())
+        self.done = self.leave = self._answer_with(Group())
         self.watch = self._answer_with(WATCH)
-        self.close = self.end = self._answer_with(Group.empty())
+        self.close = self.end = self._answer_with(Group())
 
     def _answer_with(self, value):
         def answer(*_words, **_more):
@@ -89,7 +89,7 @@ def test_an_answer_restarts_the_timeout(there):
 def test_a_report_that_the_backend_does_not_take_is_no_error(there):
     rendezvous, _, _, peers = there
     verdict = RunEnd(exit_code=1, reason="it raised")
-    assert peers.close("failure", step=1, counts=True) == Group.empty()
+    assert peers.close("failure", step=1, counts=True) == Group()
     rendezvous.up = False
     assert peers.close("failure", step=1, counts=True) is None
     assert not peers.leave()

@@ -222,7 +222,7 @@ def test_the_fence_sees_a_new_generation_at_once(storage):
     backend, fence = opened(storage), open_fence(f"objects:{storage.url}")
     assert fence() == 0
     for number in range(1, 4):
-        group = Group.parse(Group.empty().to_json().replace(b'"generation": 0', b'"generation": %d' % number))
+        group = Group.parse(Group().to_json().replace(b'"generation": 0', b'"generation": %d' % number))
         assert group.generation == number
         assert backend.compare_and_set(number - 1 or None, group.to_json())
         assert fence() == number

@@ -101,7 +101,7 @@ class World:
     @property
     def group(self) -> Group:
         found = self.backend.read()
-        return Group.empty() if found is None else Group.parse(found[1])
+        return Group() if found is None else Group.parse(found[1])
 
     @property
     def shown_generation(self) -> int:

@@ -22,7 +22,7 @@ def node(name: str, nproc: int = 1) -> Node:
 
 
 def waiting(*names: str) -> Group:
-    group = Group.empty()
+    group = Group()
     for name in names:
         group = transitions.join(group, node(name))
     return group
@@ -134,7 +134,7 @@ def test_restarts_are_the_failures_since_the_last_new_step(closings: list[tuple[
     """Any sequence of closed generations. The twin searches the whole history for the last one with
     a new step.
     """
-    group, high, since_progress = Group.empty(), 0, 0
+    group, high, since_progress = Group(), 0, 0
     for index, (step, counts) in enumerate(closings):
         group = transitions.form(rejoined(group, "a"), alive={"a"}, endpoint="h:1", policy=POLICY)
         group = closed(group, step=step, counts=counts)
@@ -187,7 +187,7 @@ def test_spares_wait_and_never_cause_a_new_generation(
     no other node.
     """
     policy = replace(POLICY, max_nodes=max_nodes, max_workers=max_workers)
-    group = Group.empty()
+    group = Group()
     for index, nproc in enumerate(sizes):
         group = transitions.join(group, node(str(index), nproc))
     alive = {n.id for n in group.waiting}
@@ -216,7 +216,7 @@ def test_members_of_a_new_generation_reach_each_other_and_it_stays_open(
     again, and a previous member is left out only because of a report.
     """
     policy = replace(POLICY, max_nodes=max_nodes)
-    before = replace(Group.empty(), members=tuple(map(node, members)), reports=tuple(reports))
+    before = replace(Group(), members=tuple(map(node, members)), reports=tuple(reports))
     group = transitions.form(rejoined(before, *arrived), alive=alive, endpoint="h:1", policy=policy)
     if not group.open:
         assert not alive
@@ -388,7 +388,7 @@ def test_the_last_known_state_replaces_an_empty_group_and_nothing_else(group: Gr
     if group.members or group.open or group.ended or group.cause != transitions.START or known.ended:
         assert recalled == group
     assert recalled.generation >= group.generation
-    beginning = replace(Group.empty(), waiting=group.waiting, reports=group.reports)
+    beginning = replace(Group(), waiting=group.waiting, reports=group.reports)
     back = transitions.restore_lost_state(beginning, transitions.last_known_state(known))
     if known.ended is None:
         assert (back.generation, back.members) == (known.generation, known.members)
@@ -424,7 +424,7 @@ def role(group: Group, me: str, alive: set[str]) -> tuple[str, str]:
 some_nodes = st.lists(who, unique=True, max_size=4).map(lambda ids: tuple(node(i) for i in ids))
 some_groups = st.builds(
     lambda group, **fields: replace(group, **fields | {"open": fields["open"] and not fields["ended"]}),
-    st.just(Group.empty()),
+    st.just(Group()),
     generation=st.integers(0, 3),
     open=st.booleans(),
     members=some_nodes,

@@ -75,7 +75,7 @@ ME = Node(id="me", address="127.0.0.1", nproc=1)
 
 
 def group() -> Group:
-    waiting = transitions.join(transitions.join(Group.empty(), Node(id="a", address="h", nproc=2)), ME)
+    waiting = transitions.join(transitions.join(Group(), Node(id="a", address="h", nproc=2)), ME)
     opened = transitions.form(waiting, alive={"a", "me"}, endpoint="h:1", policy=POLICY)
     failure = Failure(node="a", rank=0, message="m", traceback="t")
     return transitions.close(

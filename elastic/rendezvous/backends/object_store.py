@@ -72,8 +72,8 @@ def newest_version(exists: Callable[[int], bool], known: int) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class _Counter:
-    value: int
-    mark: str
+    value: int = 0
+    mark: str = ""
     moved_s: float
 
 
@@ -86,13 +86,11 @@ class ObjectStoreBackend:
         self._intervals = PollIntervals() if intervals is None else intervals
         self._clock = SystemClock() if clock is None else clock
         # Three locks: while a request for the state hangs, this node's heartbeats must go on.
-        self._state_lock, self._beats_lock, self._own_lock = (
-            threading.RLock(),
-            threading.Lock(),
-            threading.Lock(),
-        )
+        self._state_lock = threading.RLock()
+        self._beats_lock = threading.Lock()
+        self._own_lock = threading.Lock()
         self._own: dict[str, int] = {}
-        self._newest: tuple[int, bytes] | None = None
+        self._version, self._value = 0, b""
         self._highest = 0  # known to exist, whether its value was read or not
         self._changed_s = float("-inf")
         self._next_read_s = float("-inf")
@@ -109,28 +107,25 @@ class ObjectStoreBackend:
                 self._refresh()
             elif self._problem:
                 raise BackendFailed(self._problem)
-            return self._newest
+            return (self._version, self._value) if self._version else None
 
     def compare_and_set(self, version: int | None, value: bytes) -> bool:
         with self._state_lock:
-            if (version or 0) != self._seen:
+            if (version or 0) != self._version:
                 self._refresh()
-            if (version or 0) != self._seen:
+            if (version or 0) != self._version:
                 return False
-            successor = self._seen + 1
+            successor = self._version + 1
+            self._next_read_s = float("-inf")  # the next read finds out what came of this
             try:
                 is_created = self._objects.create(_state(successor), value)
             except StoreRefused as error:
                 raise BackendRefused(str(error)) from error
             except StoreFailed:
-                # It may have been created all the same, or may be yet. The next read finds out.
-                self._next_read_s = float("-inf")
-                return False
+                return False  # it may have been created all the same, or may be yet
             self._highest = successor
             if is_created:
                 self._adopt(successor, value)
-            else:
-                self._next_read_s = float("-inf")
             return is_created
 
     def beat(self, node_id: str) -> None:
@@ -152,10 +147,6 @@ class ObjectStoreBackend:
 
     def track_nodes(self, node_ids: Collection[str]) -> None:
         self._tracked = frozenset(node_ids)
-
-    @property
-    def _seen(self) -> int:
-        return 0 if self._newest is None else self._newest[0]
 
     def _refresh(self) -> None:
         self._next_read_s = self._clock.monotonic() + self._intervals.failed_s
@@ -180,16 +171,16 @@ class ObjectStoreBackend:
                 values[version] = value
             return value is not None
 
-        newest = newest_version(exists, self._seen)
+        newest = newest_version(exists, self._version)
         if newest < self._highest:
             raise BackendFailed(
                 f"version {self._highest} of the group in {self._objects.url} exists and cannot be found; trying again at the next poll"
             )
-        if newest > self._seen:
+        if newest > self._version:
             self._adopt(newest, values[newest])
 
     def _adopt(self, version: int, value: bytes) -> None:
-        self._newest = version, value
+        self._version, self._value = version, value
         self._highest = max(self._highest, version)
         self._changed_s = self._clock.monotonic()
 
@@ -205,13 +196,15 @@ class ObjectStoreBackend:
         self._is_exclusive = True
 
     def _read_counters(self, now_s: float) -> None:
-        if now_s - self._listed[0] >= self._intervals.list_s or self._listed[1] != self._seen:
-            self._listed = now_s, self._seen
+        if now_s - self._listed[0] >= self._intervals.list_s or self._listed[1] != self._version:
+            self._listed = now_s, self._version
             for name, listed in self._objects.listed(_BEATS).items():
-                self._add_node(unquote(name.removeprefix(_BEATS)), listed.mark, now_s)
+                one = self._counter(unquote(name.removeprefix(_BEATS)), now_s)
+                if one.mark != listed.mark:
+                    one.mark, one.moved_s = listed.mark, now_s
         tracked = self._tracked
-        for node_id in tracked - self._counters.keys():
-            self._add_node(node_id, "", now_s)
+        for node_id in tracked:
+            self._counter(node_id, now_s)
         wanted = [
             node_id
             for node_id, one in self._counters.items()
@@ -223,12 +216,8 @@ class ObjectStoreBackend:
             if value is not None and value != counter.value:
                 counter.value, counter.moved_s = value, now_s
 
-    def _add_node(self, node_id: str, mark: str, now_s: float) -> None:
-        known = self._counters.get(node_id)
-        if known is None:
-            self._counters[node_id] = _Counter(value=0, mark=mark, moved_s=now_s)
-        elif known.mark != mark:
-            known.mark, known.moved_s = mark, now_s
+    def _counter(self, node_id: str, now_s: float) -> _Counter:
+        return self._counters.setdefault(node_id, _Counter(moved_s=now_s))
 
 
 @contextmanager
