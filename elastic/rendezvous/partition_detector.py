@@ -84,7 +84,10 @@ class PartitionDetector:
         reported = [name for report in group.reports if report.node == me for name in report.peers]
         known = dict.fromkeys([*(node.id for node in (*group.members, *group.waiting)), *reported])
         others = [name for name in known if name != me and name in alive and name in self._detector.nodes]
-        reachable = self._reachable
+        # The nodes with a recent probe that says that ours arrive.
+        limit_s = self._keep_alive_s * REACHABLE_WITHIN
+        nodes = self._detector.nodes.items()
+        reachable = {i for i, p in nodes if p.counter != NO_HEARTBEAT and p.silence.seconds <= limit_s}
         # A node that was never reachable may be behind a firewall that drops all probes. That is
         # ruled out once it was reachable before, or while any other node is reachable now.
         judged = {name for name in others if reachable or self._detector.nodes[name].counter != NO_HEARTBEAT}
@@ -95,10 +98,3 @@ class PartitionDetector:
         return tuple(
             name for name in others if name in silent or (name in reported and name not in reachable)
         )
-
-    @property
-    def _reachable(self) -> frozenset[str]:
-        """The nodes with a recent probe that says that ours arrive."""
-        limit_s = self._keep_alive_s * REACHABLE_WITHIN
-        nodes = self._detector.nodes.items()
-        return frozenset(i for i, p in nodes if p.counter != NO_HEARTBEAT and p.silence.seconds <= limit_s)

@@ -22,8 +22,6 @@ from elastic.rendezvous.transitions import Action, GroupPolicy, Timing
 from elastic.system.clock import Clock
 
 POLL_S = 0.02
-QUICK_POLL_S = 0.004
-SHORT_WAIT_S = 2.0
 BEATS_PER_KEEP_ALIVE = 5
 CHANGE_TRIES = 200
 
@@ -74,7 +72,7 @@ class Rendezvous:
         keep_alive_s: float,
         clock: Clock,
         open_endpoint: Callable[[], str],
-        notify: Callable[[str, bool], None] | None = None,
+        notify: Callable[[str, bool], None] = lambda _reason, _aloud: None,
         min_generation: int = 0,
         probes: ProbeCounters | None = None,
     ) -> None:
@@ -96,7 +94,6 @@ class Rendezvous:
         self._clock = clock
         self._open_endpoint = open_endpoint
         self._notify = notify
-        self._publish = backend.publish_generation if isinstance(backend, PublishesGeneration) else None
         self._keep_alive_s = keep_alive_s
         self._failure_detector = FailureDetector(keep_alive_s=keep_alive_s)
         self._partition_detector = None if probes is None else PartitionDetector(probes, keep_alive_s)
@@ -108,7 +105,7 @@ class Rendezvous:
         self._reason = ""
         self._is_waiting = True
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._beat_until_stopped, name="rendezvous-beat", daemon=True)
         self._beat_problem = ""  # why the last beat failed
 
     @property
@@ -141,8 +138,7 @@ class Rendezvous:
             # the first two seconds the others are about to come, because they just stopped
             # training.
             if self._is_waiting:
-                is_short = self._clock.monotonic() - began_s < SHORT_WAIT_S
-                self._clock.sleep(QUICK_POLL_S if is_short else POLL_S)
+                self._clock.sleep(0.004 if self._clock.monotonic() - began_s < 2.0 else POLL_S)
         try:
             group = self.leave()
         except BackendFailed:
@@ -187,9 +183,8 @@ class Rendezvous:
                 self._set(version, transitions.evict(group, alive=alive))
             case Action.FORM:
                 endpoint = self._open_endpoint()
-                self._set(
-                    version, transitions.form(group, alive=alive, endpoint=endpoint, policy=self._policy)
-                )
+                formed = transitions.form(group, alive=alive, endpoint=endpoint, policy=self._policy)
+                self._set(version, formed)
             case Action.ENTER:
                 return self._enter(group)
             case Action.GIVE_UP:
@@ -209,15 +204,15 @@ class Rendezvous:
         version, group = self._poll()
         self._last_known = transitions.last_known_state(group)
         alive = self._alive
-        lost = transitions.lost_members(group, alive=alive)
+        lost, changed = transitions.lost_members(group, alive=alive), group
         if group.ended is None and (lost or transitions.lost_waiting(group, alive=alive)):
-            evicted = transitions.evict(group, alive=alive, step=step)
-            group = evicted if self._set(version, evicted) else group
+            changed = transitions.evict(group, alive=alive, step=step)
         elif self._partition_detector is not None and group.ended is None:
-            judged = self._partition_detector.report_and_close(
+            changed = self._partition_detector.report_and_close(
                 group, me=self._me.id, alive=alive, step=step, now_s=self._timing.now_s
             )
-            group = judged if judged != group and self._set(version, judged) else group
+        if changed != group and self._set(version, changed):
+            group = changed
         mine = group.generation == self._entered and self._me.id in group.member_ids
         view = GroupView(
             open=mine and group.open,
@@ -236,10 +231,9 @@ class Rendezvous:
 
         A newer generation stays untouched. Raises BackendFailed, as all that follow.
         """
-        entered = self._entered
         return self._change(
             lambda group: transitions.close(
-                group, generation=entered, cause=cause, step=step, counts=counts, failure=failure
+                group, generation=self._entered, cause=cause, step=step, counts=counts, failure=failure
             )
         )
 
@@ -262,11 +256,7 @@ class Rendezvous:
 
         is_new: the run directory is empty, so the state is that of another run of the same name.
         """
-        return self._change(
-            lambda group: (
-                transitions.reset(group) if is_new and group.ended is not None else transitions.reopen(group)
-            )
-        )
+        return self._change(lambda group: transitions.reopen(group, is_new=is_new))
 
     def reset(self) -> Group:
         """Before the first join, while no node is in the group: make it empty."""
@@ -275,15 +265,15 @@ class Rendezvous:
     def stop(self) -> None:
         """End the heartbeats. A node that has not left counts as dead a keep-alive later."""
         self._stopped.set()
-        if self._thread is not None:
+        if self._thread.ident is not None:
             self._thread.join()
 
     def _poll(self) -> tuple[int | None, Group]:
         found = self._backend.read()
         version, there = (None, Group()) if found is None else (found[0], Group.parse(found[1]))
         group = transitions.restore_lost_state(there, self._last_known)
-        if self._publish is not None:
-            self._publish(group.generation)
+        if isinstance(self._backend, PublishesGeneration):
+            self._backend.publish_generation(group.generation)
         now_s = self._clock.monotonic()
         others = (group.member_ids | group.waiting_ids | transitions.reported(group)) - {self._me.id}
         if isinstance(self._backend, TracksNodes):
@@ -341,11 +331,8 @@ class Rendezvous:
         )
 
     def _start_beating(self) -> None:
-        if self._thread is None:
+        if self._thread.ident is None:
             self._backend.beat(self._me.id)
-            self._thread = threading.Thread(
-                target=self._beat_until_stopped, name="rendezvous-beat", daemon=True
-            )
             self._thread.start()
 
     def _beat_until_stopped(self) -> None:
@@ -356,15 +343,14 @@ class Rendezvous:
             except Exception as error:
                 # The thread's edge: if one failed write ended it, the others would take a healthy
                 # node for dead some seconds later, with nothing in this node's log.
-                if self._beat_problem != str(error) and self._notify is not None:
+                if self._beat_problem != str(error):
                     self._notify(f"heartbeat failed: {error}", True)
                 self._beat_problem = str(error)
 
     def _notify_once(self, reason: str, *, aloud: bool = True) -> None:
         if reason != self._reason:
             self._reason = reason
-            if self._notify is not None:
-                self._notify(reason, aloud)
+            self._notify(reason, aloud)
 
 
 def _view_reason(view: GroupView, generation: int) -> str:

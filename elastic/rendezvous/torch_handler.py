@@ -40,13 +40,9 @@ from elastic.system.addresses import HIGHEST_PORT, listen_on, new_node_id, node_
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import parse_number
 
-BACKEND_NAME = "elastic"
 CONNECT_TIMEOUT = timedelta(seconds=10)
 STORE_TIMEOUT = timedelta(seconds=300)
 CONNECT_TRIES = 3
-DEFAULT_LAST_CALL_S = 2.0
-DEFAULT_JOIN_TIMEOUT_S = 600.0
-DEFAULT_KEEP_ALIVE_S = 2.0
 
 # torch's agents count down in the generation's store as their workers succeed; the last sets this.
 _ALL_SUCCEEDED_KEY = "torchelastic/agent/terminal_state/last_member"
@@ -123,7 +119,7 @@ class ElasticRendezvous(RendezvousHandler):
         self.generation: Generation | None = None
 
     def get_backend(self) -> str:
-        return BACKEND_NAME
+        return "elastic"
 
     def get_run_id(self) -> str:
         return self._run_id
@@ -232,15 +228,15 @@ def creator() -> Callable[[RendezvousParameters], RendezvousHandler]:
 def _from_torchrun(params: RendezvousParameters) -> RendezvousHandler:
     """`endpoint` is a folder that all nodes share; runs with different --rdzv-id do not meet in it.
 
-    Takes join_timeout, last_call_timeout and keep_alive, in seconds, from --rdzv-conf.
+    Takes last_call_timeout, join_timeout and keep_alive, in seconds, from --rdzv-conf.
     """
     if not params.endpoint:
         raise UsageError("--rdzv-backend elastic needs --rdzv-endpoint DIR, a folder that all nodes share")
     policy = GroupPolicy(
         min_nodes=params.min_nodes,
         max_nodes=params.max_nodes,
-        last_call_s=float(params.get("last_call_timeout", DEFAULT_LAST_CALL_S)),
-        timeout_s=float(params.get("join_timeout", DEFAULT_JOIN_TIMEOUT_S)),
+        last_call_s=float(params.get("last_call_timeout", 2.0)),
+        timeout_s=float(params.get("join_timeout", 600.0)),
     )
     address = params.local_addr or node_address(environment.variables())
     host = EndpointHost(address)
@@ -248,7 +244,7 @@ def _from_torchrun(params: RendezvousParameters) -> RendezvousHandler:
         DirectoryBackend(Path(params.endpoint) / quote(params.run_id, safe="")),
         Node(id=new_node_id(), address=address, nproc=1),
         policy,
-        keep_alive_s=float(params.get("keep_alive", DEFAULT_KEEP_ALIVE_S)),
+        keep_alive_s=float(params.get("keep_alive", 2.0)),
         clock=SystemClock(),
         open_endpoint=host.open,
     )

@@ -106,23 +106,21 @@ def decide(
     group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, policy: GroupPolicy
 ) -> Decision:
     """The next action of `me`, whose workers are stopped. `alive`: all live nodes and `me`."""
-    if group.ended is not None:
-        return Decision(action=Action.STOP, reason=f"the run has ended: {group.ended.reason}")
     lost = lost_members(group, alive=alive) or lost_waiting(group, alive=alive)
-    if lost:
-        return Decision(action=Action.EVICT, reason=f"{', '.join(lost)} stopped answering")
-    if group.open and me.id in group.member_ids:
-        return Decision(action=Action.ENTER, reason=f"generation {group.generation} has me as a member")
-    if me.id not in group.waiting_ids:
-        return Decision(
-            action=Action.JOIN, reason=f"not yet waiting for a generation after {group.generation}"
-        )
-    if group.open:
+    if group.ended is not None:
+        action, reason = Action.STOP, f"the run has ended: {group.ended.reason}"
+    elif lost:
+        action, reason = Action.EVICT, f"{', '.join(lost)} stopped answering"
+    elif group.open and me.id in group.member_ids:
+        action, reason = Action.ENTER, f"generation {group.generation} has me as a member"
+    elif me.id not in group.waiting_ids:
+        action, reason = Action.JOIN, f"not yet waiting for a generation after {group.generation}"
+    elif group.open:
         why = f", {PARTITIONED}" if me.id in excluded(group, alive=alive) else ""
-        return Decision(
-            action=Action.WAIT, reason=f"waiting: generation {group.generation} is open without me{why}"
-        )
-    return _decide_forming(group, me, alive=alive, timing=timing, policy=policy)
+        action, reason = Action.WAIT, f"waiting: generation {group.generation} is open without me{why}"
+    else:
+        return _decide_forming(group, me, alive=alive, timing=timing, policy=policy)
+    return Decision(action=action, reason=reason)
 
 
 def _decide_forming(
@@ -146,9 +144,8 @@ def _decide_forming(
     elif _is_last_call(group, nodes, timing=timing, policy=policy):
         reason = f"generation {number} waits {policy.last_call_s:g} s for stragglers"
     else:
-        return Decision(
-            action=Action.FORM, reason=f"generation {number} is ready with {', '.join(n.id for n in nodes)}"
-        )
+        reason = f"generation {number} is ready with {', '.join(n.id for n in nodes)}"
+        return Decision(action=Action.FORM, reason=reason)
     if waited_s > policy.timeout_s:
         return Decision(action=Action.GIVE_UP, reason=f"{reason}; gave up after {policy.timeout_s:g} s")
     return Decision(action=Action.WAIT, reason=reason)
@@ -405,10 +402,15 @@ def end(group: Group, *, generation: int, run_end: RunEnd) -> Group:
     return replace(group, open=False, endpoint=None, ended=run_end)
 
 
-def reopen(group: Group) -> Group:
-    """A person starts a failed or interrupted run again. A complete run stays complete."""
-    if group.ended is None or group.ended.exit_code == EXIT_COMPLETE:
+def reopen(group: Group, *, is_new: bool = False) -> Group:
+    """A person starts a failed or interrupted run again. A complete run stays complete.
+
+    is_new: the end is that of another run of the same name, whose counts and members go too.
+    """
+    if group.ended is None or (group.ended.exit_code == EXIT_COMPLETE and not is_new):
         return group
+    if is_new:
+        return reset(group)
     return replace(reset(group), cause=RESUME, high_step=group.high_step)
 
 

@@ -184,7 +184,7 @@ def test_a_link_whose_answer_is_lost_still_wins(tmp_path: Path, monkeypatch: pyt
         link(source, target)
         link(source, target)
 
-    monkeypatch.setattr(directory.os, "link", link_twice)
+    monkeypatch.setattr(os, "link", link_twice)
     backend = DirectoryBackend(tmp_path)
     assert backend.compare_and_set(None, b"mine")
     assert backend.read() == (1, b"mine")

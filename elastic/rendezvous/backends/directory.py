@@ -12,7 +12,7 @@ commit record is created exclusively.
 """
 
 import contextlib
-import os
+import re
 import threading
 import uuid
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ KEPT_VERSIONS = 16
 STALE_AFTER_S = 3600.0
 READ_TRIES = 8
 
-_STATE = "state-"
+_STATE = re.compile(r"state-([0-9]{1,18})\.json")
 _BEAT = "beat-"
 _TEMPORARY = ".tmp-"
 _NUMBER_LIMIT_BYTES = 64
@@ -40,22 +40,31 @@ class DirectoryBackend:
         self._path = path
         self._lock = threading.Lock()
         self._counters: dict[str, int] = {}
-        self._newest: tuple[int, bytes] | None = None
-        self._prepare()
+        self._newest = 0, b""  # version and value
+        probe = self._draft()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            now_s = probe.stat().st_mtime
+            probe.unlink()
+            self._remove_stale(now_s)
+        except OSError as error:
+            raise UsageError(
+                f"the rendezvous folder should be a folder that this user may write, but {path} is not"
+                f" ({error.strerror}); choose another with --run-dir or --rdzv-endpoint, or change its owner"
+            ) from error
 
     def read(self) -> tuple[int, bytes] | None:
         with self._failures("read the group's state"):
             for _ in range(READ_TRIES):
                 version = max(self._versions(), default=0)
-                if self._newest is not None and self._newest[0] >= version:
+                if self._newest[0] >= version:
                     # A version once seen is never unseen. A network file system may show an old
                     # listing: then this value is newer. Or a person emptied the folder under a
                     # live group: then it is put back, so that a node that starts finds the group.
                     if self._newest[0] > version:
                         self._link(self._state(self._newest[0]), self._newest[1])
-                    return self._newest
-                if version == 0:
-                    return None
+                    return self._newest if self._newest[0] else None
                 # The file can be missing only if 16 newer ones were written since the listing.
                 with contextlib.suppress(FileNotFoundError):
                     self._newest = version, read_regular(self._state(version), VALUE_LIMIT_BYTES)
@@ -67,10 +76,8 @@ class DirectoryBackend:
     def compare_and_set(self, version: int | None, value: bytes) -> bool:
         with self._failures("write the group's state"):
             successor = (version or 0) + 1
-            seen = 0 if self._newest is None else self._newest[0]
-            if max(seen, *self._versions(), 0) != successor - 1 or not self._link(
-                self._state(successor), value
-            ):
+            newest = max(self._newest[0], *self._versions(), 0)
+            if newest != successor - 1 or not self._link(self._state(successor), value):
                 return False
             # A process may sleep between the listing above and the link. If 16 newer versions are
             # written meanwhile, the file of `successor` is deleted as too old, and the sleeper then
@@ -108,20 +115,6 @@ class DirectoryBackend:
         with self._failures("read the newest generation"):
             return read_generation(self._path)
 
-    def _prepare(self) -> None:
-        probe = self._draft()
-        try:
-            self._path.mkdir(parents=True, exist_ok=True)
-            probe.touch()
-            now_s = probe.stat().st_mtime
-            probe.unlink()
-            self._remove_stale(now_s)
-        except OSError as error:
-            raise UsageError(
-                f"the rendezvous folder should be a folder that this user may write, but {self._path} is not"
-                f" ({error.strerror}); choose another with --run-dir or --rdzv-endpoint, or change its owner"
-            ) from error
-
     def _remove_stale(self, now_s: float) -> None:
         """Remove files of dead processes. An age is a difference of the file system's own times."""
         for name in self._names():
@@ -133,19 +126,13 @@ class DirectoryBackend:
                         (self._path / name).unlink()
 
     def _names(self) -> list[str]:
-        with os.scandir(self._path) as entries:
-            return [entry.name for entry in entries]
+        return [path.name for path in self._path.iterdir()]
 
     def _state(self, version: int) -> Path:
-        return self._path / f"{_STATE}{version:012d}.json"
+        return self._path / f"state-{version:012d}.json"
 
     def _versions(self) -> list[int]:
-        names = (
-            name.removeprefix(_STATE).removesuffix(".json")
-            for name in self._names()
-            if name.startswith(_STATE)
-        )
-        return [version for name in names if (version := parse_number(name)) is not None]
+        return [int(match[1]) for name in self._names() if (match := _STATE.fullmatch(name))]
 
     def _link(self, target: Path, value: bytes) -> bool:
         """Create `target` with this content, whole; False if it exists."""

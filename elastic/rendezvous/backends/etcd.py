@@ -25,7 +25,6 @@ LEASE_S = 60
 NEW_LEASE_EVERY_S = 15.0
 PUBLISH_TRIES = 8
 FRESH_S = 0.005
-ROOT = "elastic"
 
 
 class EtcdBackend:
@@ -33,7 +32,7 @@ class EtcdBackend:
         """`endpoints`: `HOST[:PORT],...`. `group`: any text. Raises UsageError."""
         self._clock = SystemClock() if clock is None else clock
         self._etcd = EtcdHttp(endpoints, access, self._clock)
-        self._prefix = f"{ROOT}/{quote(group, safe='')}/"
+        self._prefix = f"elastic/{quote(group, safe='')}/"
         self._lock = threading.Lock()
         self._counters: dict[str, int] = {}
         self._lease = ""

@@ -31,7 +31,6 @@ CONNECT_S = 0.5
 # request that waits for that is still answered within this limit.
 ANSWER_S = 1.5
 CALL_S = 3.0
-MOST_CONNECTIONS = 4
 
 _NOT_FOUND = 5  # codes of gRPC
 _UNAUTHENTICATED = 16
@@ -127,11 +126,10 @@ class EtcdHttp:
         if no member was reached; BackendRefused if a member refused; NotFound.
         """
         deadline = self._clock.monotonic() + CALL_S
-        failed = BackendFailed(f"no member of etcd was asked for {path}")
-        may_be_done = False
+        failures: list[BackendFailed] = []
         for turn in range(2 * len(self._urls)):
             left_s = deadline - self._clock.monotonic()
-            if turn and left_s <= 0:
+            if failures and left_s <= 0:
                 break
             url = self._urls[self._at % len(self._urls)]
             try:
@@ -141,26 +139,25 @@ class EtcdHttp:
             except BackendFailed as error:
                 if isinstance(error, BackendRefused) and turn >= len(self._urls) - 1:
                     raise
-                may_be_done |= isinstance(error, OutcomeUnknown)
-                failed = error
+                failures.append(error)
                 # Not locked: two threads that fail at once skip two members, which does no harm.
                 self._at += 1
-        raise OutcomeUnknown(str(failed)) if may_be_done else failed
+        may_be_done = any(isinstance(error, OutcomeUnknown) for error in failures)
+        raise OutcomeUnknown(str(failures[-1])) if may_be_done else failures[-1]
 
-    def _authorized(self, url: str, path: str, body: Mapping[str, Any], limit_s: float) -> Answer:
+    def _authorized(
+        self, url: str, path: str, body: Mapping[str, Any], limit_s: float, *, is_retry: bool = False
+    ) -> Answer:
         """The answer of one member. A token that it does not know is replaced once.
 
         Tokens expire, and a restarted member may have forgotten all of them.
         """
         try:
-            try:
-                return self._ask(url, path, body, self._current_token(url, limit_s), limit_s)
-            except _Refusal as refusal:
-                if self._access.user is None or not refusal.is_stale:
-                    raise
-                self._token = None
-                return self._ask(url, path, body, self._current_token(url, limit_s), limit_s)
+            return self._ask(url, path, body, self._current_token(url, limit_s), limit_s)
         except _Refusal as refusal:
+            if self._access.user is not None and refusal.is_stale and not is_retry:
+                self._token = None
+                return self._authorized(url, path, body, limit_s, is_retry=True)
             raise BackendRefused(
                 f"etcd at {url} should allow {path}, but refuses it: {refusal}; check ETCDCTL_USER, the"
                 f" permissions of its role on the prefix elastic/, and the etcd version (3.4 or newer)"
@@ -238,7 +235,7 @@ def _pool(access: Access) -> urllib3.PoolManager:
                 f"{variable} should name a PEM file, but {path} cannot be read ({error.strerror})"
             ) from error
     return urllib3.PoolManager(
-        maxsize=MOST_CONNECTIONS,
+        maxsize=4,
         # `call` decides what to repeat. The library would repeat a request without saying so.
         retries=False,
         ca_certs=access.ca,

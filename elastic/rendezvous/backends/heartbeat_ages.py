@@ -10,8 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
-LIST_LIMIT_S = 120.0
-
 
 def heartbeat_ages_s(url: str, *, now: float) -> dict[str, float]:
     """Seconds by node id; empty where no group keeps its state in this folder or at this URL.
@@ -33,7 +31,7 @@ def _of_folder(folder: Path) -> dict[str, float]:
 def _of_objects(url: str) -> dict[str, float]:
     from elastic.storage.objects import Objects  # starts a thread, which a folder does not need
 
-    listed = Objects(url, limit_s=LIST_LIMIT_S).listed("beats")
+    listed = Objects(url, limit_s=120.0).listed("beats")
     return {
         name.rpartition("/")[2]: each.changed for name, each in listed.items() if each.changed is not None
     }

@@ -19,9 +19,6 @@ from elastic.system.clock import Clock
 
 RETRY_S = 0.5
 MIN_OBSERVATION_S = 2.0
-UNREAD_S = 1.0
-SERVE_LIMIT_S = 15.0
-SERVE_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +115,13 @@ def serve_until_read(backend: Backend, node_id: str, clock: Clock) -> None:
     """
     if not isinstance(backend, MayHost) or not backend.is_host:
         return
-    deadline = clock.monotonic() + SERVE_LIMIT_S
     last: dict[str, int] = {}
-    moved_s = clock.monotonic()
-    while clock.monotonic() < min(deadline, moved_s + UNREAD_S):
+    began_s = moved_s = clock.monotonic()
+    while clock.monotonic() < min(began_s + 15.0, moved_s + 1.0):
         try:
             beats = {name: count for name, count in backend.beats().items() if name != node_id}
         except BackendFailed:
             return
         if beats != last:
             last, moved_s = beats, clock.monotonic()
-        clock.sleep(SERVE_POLL_S)
+        clock.sleep(0.1)

@@ -42,10 +42,11 @@ _ABSENT = "-"
 _VERSIONS_PER_GENERATION = 2**32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class StoredValue:
     """One version of the group's state, as the store holds it.
 
+    Of two histories that meet, every node takes the greater value: by its version, then its writer.
     `writer` is new for each write. Two nodes that evict the same dead node write equal bytes for
     the same version: only by the writer does each know whether its own write won.
     """
@@ -53,11 +54,6 @@ class StoredValue:
     version: int
     writer: str
     value: bytes
-
-    @property
-    def rank(self) -> tuple[int, str]:
-        """Of two histories that meet, every node takes the one with the higher rank."""
-        return self.version, self.writer
 
     @property
     def text(self) -> str:
@@ -180,7 +176,7 @@ class TcpStoreBackend:
         seen = self._seen
 
         def newest(text: str) -> str:
-            if seen is None or (text and StoredValue.parse(text).rank >= seen.rank):
+            if seen is None or (text and StoredValue.parse(text) >= seen):
                 return text
             return seen.text
 

@@ -177,15 +177,15 @@ def _abort_after(limit_s: float, host: str, port: int) -> Iterator[None]:
 
 def _sockets_to(host: str, port: int) -> list[socket.socket]:
     """The connections of this process to there, each under a new descriptor of its own."""
-    addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = {(str(address[0]), port) for *_, address in infos}
     found = []
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if not str(link.readlink()).startswith("socket:"):
                 continue
             one = socket.socket(fileno=os.dup(int(link.name)))
-            peer = _peer(one)
-            if peer is not None and peer[1] == port and peer[0] in addresses:
+            if _peer(one) in addresses:
                 found.append(one)
             else:
                 one.close()
