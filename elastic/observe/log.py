@@ -32,12 +32,11 @@ class EventLog:
         logged = LoggedEvent(
             time=self._clock.wall(), node=self._node, generation=self.generation, event=event
         )
-        line = json.dumps(logged.to_json())
         try:
-            self._file.append(line)
+            self._file.append(logged.to_json())
         except OSError as error:
             # A full or read-only disk costs the event, not the training.
-            print(f"event not written ({error}): {line}", file=sys.stderr)
+            print(f"event not written ({error}): {json.dumps(logged.to_json())}", file=sys.stderr)
 
 
 def read_events(directory: Path) -> list[LoggedEvent[Event]]:
@@ -46,11 +45,10 @@ def read_events(directory: Path) -> list[LoggedEvent[Event]]:
     return sorted(parse_lines(lines, logged_event.parse), key=lambda each: each.time)
 
 
-def parse_lines(lines: Iterable[bytes], parse: Callable[[dict[str, Any]], T | None]) -> Iterator[T]:
-    """What `parse` makes of those lines that hold a JSON object, where it is not None."""
+def parse_lines(lines: Iterable[bytes], parse: Callable[[dict[str, Any]], T]) -> Iterator[T]:
+    """What `parse` makes of the lines that hold a JSON object, unless it raises ValueError."""
     for line in lines:
         with suppress(ValueError):
             record = parse_json(line.decode(errors="replace"))
-            value = parse(record) if isinstance(record, dict) else None
-            if value is not None:
-                yield value
+            if isinstance(record, dict):
+                yield parse(record)

@@ -5,13 +5,10 @@ One process writes it at a time: rank 0 of the newest generation, which calls `r
 file has no readers. It does not promise that the newest lines survive a power cut before `sync`.
 """
 
-import json
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from elastic.observe import step_line
 from elastic.observe.log import parse_lines
@@ -29,14 +26,13 @@ class Metrics:
         self._has_warned = False
 
     def append(self, line: StepLine) -> None:
-        """Write one line; a float that is not finite becomes null, because JSON has no such number.
+        """Write one line.
 
         A full or failing disk costs the line, not the training, and one message on stderr. Raises
         TypeError if the recipe logged a value that is not JSON, such as a tensor.
         """
-        text = json.dumps(_finite(line.to_json()), allow_nan=False)
         with self._disk_errors_reported():
-            self._file.append(text)
+            self._file.append(line.to_json())
 
     def rewind(self, step: int) -> int:
         """Drop the lines of steps beyond `step`; returns the highest step that was there, or 0.
@@ -97,15 +93,3 @@ def _cut(data: bytes, step: int) -> tuple[int, int]:
                 return end, highest
         end = start
     return 0, highest
-
-
-def _finite(value: Any) -> Any:
-    match value:
-        case dict():
-            return {key: _finite(inner) for key, inner in value.items()}
-        case list() | tuple():
-            return [_finite(inner) for inner in value]
-        case float() if not math.isfinite(value):
-            return None
-        case _:
-            return value

@@ -8,11 +8,12 @@ It does not promise to notice a file that was truncated and grew beyond the old 
 calls. Calls raise OSError for a file that exists and cannot be read.
 """
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from elastic.system.files import NotRegularFile, open_regular
 
@@ -20,18 +21,23 @@ LINE_LIMIT_BYTES = 1024 * 1024
 
 
 class AppendedFile:
-    """Lines of one writer; the file appears with the first. Every call may raise OSError."""
+    """JSON lines of one writer; the file appears with the first. Calls may raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd: int | None = None
         self._is_torn = False
 
-    def append(self, line: str) -> None:
-        """One write call for the whole line, on an O_APPEND descriptor: lines never interleave."""
+    def append(self, record: dict[str, Any]) -> None:
+        """A float that is not finite becomes null, because JSON has no such number.
+
+        Raises TypeError for a value that is not JSON, such as a tensor.
+        """
+        finite = json.loads(json.dumps(record), parse_constant=lambda _: None)
         # A full disk may cut a write short. The next line must not continue the torn one: both
         # would be lost then.
-        data = (("\n" if self._is_torn else "") + line + "\n").encode()
+        data = (("\n" if self._is_torn else "") + json.dumps(finite) + "\n").encode()
+        # One write call for the whole line, on an O_APPEND descriptor: lines never interleave.
         self._is_torn = os.write(self._open(), data) < len(data)
 
     def sync(self) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from elastic.events import FirstStep
 from elastic.observe.log import EventLog, read_events
+from elastic.observe.logged_event import RecipeEvent
 from elastic.observe.metrics import Metrics, _cut, newest, read
 from elastic.observe.step_line import StepLine
 from elastic.testing.fakes import FakeClock
@@ -113,14 +114,19 @@ def test_a_full_disk_costs_one_line_and_not_the_next(tmp_path, monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_is_null_for_every_json_reader(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    Metrics(path).append(StepLine(step=1, loss=float("nan"), values={"norms": [float("inf"), 1.0]}))
+    """And so is a number of an event of the recipe."""
+    values = {"norms": [float("inf"), 1.0]}
+    Metrics(tmp_path / "metrics").append(StepLine(step=1, loss=float("nan"), values=values))
+    log = EventLog(tmp_path / "events", node="n", clock=FakeClock())
+    log.record(RecipeEvent(own_name="epoch_done", values=values))
 
     def refuse(name):
         raise AssertionError(name)
 
-    written = json.loads(path.read_text(), parse_constant=refuse)
-    assert (written["loss"], written["norms"]) == (None, [None, 1.0])
+    line, event = (
+        json.loads((tmp_path / name).read_text(), parse_constant=refuse) for name in ("metrics", "events")
+    )
+    assert (line["loss"], line["norms"], event["norms"]) == (None, [None, 1.0], [None, 1.0])
 
 
 def test_newest_reads_past_a_torn_end_and_far_into_a_long_file(tmp_path):
