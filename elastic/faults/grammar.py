@@ -65,10 +65,7 @@ _NUMBERS = {
 
 
 class _Wrong(Exception):  # noqa: N818 - it becomes a UsageError once the line is known
-    def __init__(self, expected: str, found: str) -> None:
-        super().__init__(expected)
-        self.expected = expected
-        self.found = found or "nothing"
+    """What was expected, and what was found."""
 
 
 def parse(text: str) -> tuple[Fault, ...]:
@@ -83,8 +80,9 @@ def parse(text: str) -> tuple[Fault, ...]:
             try:
                 fault = _fault(words)
             except _Wrong as wrong:
+                expected, found = wrong.args
                 raise UsageError(
-                    f"fault plan, line {number}: expected {wrong.expected}, found {wrong.found!r} in {words!r}; docs/faults.md has the language"
+                    f"fault plan, line {number}: expected {expected}, found {found or 'nothing'!r} in {words!r}; docs/faults.md has the language"
                 ) from None
             faults.append(replace(fault, occurrence=seen[str(fault)]))
             seen[str(fault)] += 1

@@ -98,8 +98,9 @@ class Slowdown:
 class FaultInjector:
     """Injects the faults of one process into that process."""
 
-    def __init__(self, faults: tuple[Fault, ...], folder: Path, log: EventLog, clock: Clock) -> None:
-        self._faults = faults
+    def __init__(self, text: str, folder: Path, log: EventLog, clock: Clock) -> None:
+        """text: the whole plan; a trigger that this process never reaches injects nothing."""
+        self._faults = parse(text)
         self._claims = Claims(folder)
         self._log = log
         self._slowdown = Slowdown(clock)
@@ -146,20 +147,6 @@ class WorkerFaults:
         self._faults = faults
         self._rank = rank
         self._generation = generation
-
-    @staticmethod
-    def of(
-        text: str | None, folder: Path, log: EventLog, clock: Clock, *, rank: int, generation: int
-    ) -> "WorkerFaults | None":
-        """None if no fault of the plan is for this rank."""
-        own = tuple(
-            fault
-            for fault in parse(text or "")
-            if isinstance(fault.trigger, AtStep | AtRestore) and fault.trigger.rank == rank
-        )
-        if not own:
-            return None
-        return WorkerFaults(FaultInjector(own, folder, log, clock), rank=rank, generation=generation)
 
     def at_step(self, step: int) -> Callable[[str], None]:
         """To be called with each point of this step."""

@@ -138,6 +138,7 @@ class Terminate:
 
 
 Action = Kill | Raise | Exit | Hang | Pause | Slow | Terminate
+Forms = dict[str, type[Action]]
 
 # How triggers and actions are written; `grammar.parse` reads what `str` of a fault prints. A field
 # that a form lacks has its default.
@@ -151,15 +152,15 @@ TRIGGERS: dict[str, type[Trigger]] = {
     "generation {generation} rank {rank} restore": AtRestore,
     "generation {generation} node {node} rendezvous": AtRendezvous,
 }
-_OF_WORKERS: dict[str, type[Action]] = {
+_OF_WORKERS: Forms = {
     "kill": Kill,
     "raise": Raise,
     "exit {code}": Exit,
     "hang": Hang,
     "pause {seconds}s": Pause,
 }
-_OF_NODES: dict[str, type[Action]] = {"kill": Kill, "pause {seconds}s": Pause, "terminate": Terminate}
-ACTIONS: dict[type[Trigger], dict[str, type[Action]]] = {
+_OF_NODES: Forms = {"kill": Kill, "pause {seconds}s": Pause, "terminate": Terminate}
+ACTIONS: dict[type[Trigger], Forms] = {
     AtStep: _OF_WORKERS | {"slow {factor}x": Slow, "slow {factor}x for {steps} steps": Slow},
     AtRestore: _OF_WORKERS,
     AtNode: _OF_NODES,
@@ -203,8 +204,6 @@ def check_fits(faults: Iterable[Fault], *, nodes: int, nproc: int | None, uses_l
             case AtStep() | AtNode() | AtSave() | AtRestore() if not uses_library:
                 found = "a script that uses none of the library and has none"
                 _refuse(fault, "a recipe with steps, checkpoints and restores", found)
-            case _:
-                pass
 
 
 def _refuse(fault: Fault, expected: str, found: str) -> None:

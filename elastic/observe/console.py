@@ -9,13 +9,14 @@ import os
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from elastic.config.run_dir import RunDir
@@ -63,24 +64,22 @@ class BarScreen:
     """A bar at the bottom of a terminal; lines scroll above it."""
 
     def __init__(self, out: TextIO) -> None:
-        columns = (
+        self._progress = Progress(
             TextColumn("step"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.description}"),
             TimeRemainingColumn(),
+            console=Console(file=out),
+            auto_refresh=False,  # no thread of rich's: the bar moves when there is something to show
         )
-        # Without rich's refresh thread: the bar moves when there is something to show.
-        self._progress = Progress(*columns, console=Console(file=out), auto_refresh=False)
-        self._task: TaskID | None = None
+        self._task = self._progress.add_task("")
 
     def print_line(self, text: str) -> None:
         self._progress.console.print(Text.from_ansi(text), soft_wrap=True)
 
     def progress(self, newest: StepLine, steps: int | None, now: float) -> None:
-        if self._task is None:
-            self._progress.start()
-            self._task = self._progress.add_task("", total=steps)
+        self._progress.start()
         self._progress.update(self._task, completed=newest.step, total=steps, description=_details(newest))
         self._progress.refresh()
 
@@ -112,7 +111,7 @@ class ConsoleFollower:
         self._screen = screen
         self._clock = clock
         self._followed: dict[str, GrowingFile] = {}
-        self._requests: deque[tuple[str, GrowingFile | None]] = deque()
+        self._requests: deque[Callable[[], None]] = deque()
         self._ending = threading.Event()
         self._drain = True
         self._shown = newest(self._metrics)
@@ -127,12 +126,13 @@ class ConsoleFollower:
 
         The log before it of the same prefix is read to its end first.
         """
-        self._requests.append((prefix, GrowingFile(path, read_bytes=_READ_BYTES, cut_bytes=LINE_LIMIT)))
+        log = GrowingFile(path, read_bytes=_READ_BYTES, cut_bytes=LINE_LIMIT)
+        self._requests.append(lambda: self._follow(prefix, log))
 
     def print_line(self, text: str) -> None:
         """Print a line of the agent itself, in order with the workers' lines."""
         # The text may quote another node, which must not command this terminal.
-        self._requests.append((printable(text), None))
+        self._requests.append(lambda: self._screen.print_line(printable(text)))
 
     def stop(self, *, drain: bool = True) -> None:
         """End the thread in `STOP_WITHIN_S`; with `drain` it first prints what the logs hold."""
@@ -147,8 +147,8 @@ class ConsoleFollower:
                 self._poll()
             if self._drain:
                 self._poll()
-                for prefix in self._followed:
-                    self._read_to_end(prefix)
+                for prefix, log in self._followed.items():
+                    self._read_to_end(prefix, log)
             self._screen.close()
         except Exception as error:
             # A closed pipe or a full disk behind stdout ends the console only. Without this message
@@ -157,21 +157,18 @@ class ConsoleFollower:
             _warn(f"console output ends here ({error}); training goes on, see {self._run.local / 'logs'}")
 
     def _poll(self) -> None:
-        for _ in range(len(self._requests)):
-            text, log = self._requests.popleft()
-            if log is None:
-                self._screen.print_line(text)
-            else:
-                self._read_to_end(text)
-                self._followed[text] = log
+        while self._requests:
+            self._requests.popleft()()
         for prefix, log in self._followed.items():
             self._print(prefix, _new_lines(log))
         self._show_progress()
 
-    def _read_to_end(self, prefix: str) -> None:
-        log = self._followed.get(prefix)
-        if log is None:
-            return
+    def _follow(self, prefix: str, log: GrowingFile) -> None:
+        if prefix in self._followed:
+            self._read_to_end(prefix, self._followed[prefix])
+        self._followed[prefix] = log
+
+    def _read_to_end(self, prefix: str, log: GrowingFile) -> None:
         for _ in range(_READS_AT_THE_END):
             self._print(prefix, _new_lines(log))
             if log.is_at_end:

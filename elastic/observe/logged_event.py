@@ -55,18 +55,14 @@ class LoggedEvent(Generic[E_co]):
 Events = Sequence[LoggedEvent[Event]]
 
 
-def parse(record: dict[str, Any]) -> LoggedEvent[Event] | None:
-    """None for what is no event, and for an event that lacks a field or has a wrong one."""
+def parse(record: dict[str, Any]) -> LoggedEvent[Event]:
+    """Raises ValueError for what is no event, or lacks a field, or has a wrong one."""
     if not all(name in record and fits(record[name], kind) for name, kind in HEAD.items()):
-        return None
-    kind = KINDS.get(record["event"])
+        raise ValueError(f"expected an event with {', '.join(HEAD)}")
     values = {name: value for name, value in record.items() if name not in HEAD}
     event: Event = RecipeEvent(own_name=record["event"], values=values)
-    if kind is not None:
-        try:
-            event = decode(kind, record, what="an event", exact=False)
-        except ValueError:
-            return None
+    if kind := KINDS.get(record["event"]):
+        event = decode(kind, record, what="an event", exact=False)
     head = {name: record[name] for name in ("time", "node", "generation")}
     known = event.fields()
     unknown = {name: value for name, value in values.items() if name not in known}

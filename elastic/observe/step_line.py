@@ -40,11 +40,11 @@ class StepLine:
 _KINDS: dict[str, Any] = {each.name: each.type for each in fields(StepLine) if each.name != "values"}
 
 
-def parse(record: dict[str, Any]) -> StepLine | None:
-    """None for what is no line of a step. Each known name but `step` may be missing."""
+def parse(record: dict[str, Any]) -> StepLine:
+    """Raises ValueError for what is no line of a step; each name but `step` may be missing."""
     known = {name: record[name] for name in _KINDS if name in record}
     if "step" not in known or not all(
         kind is Any or fits(known[name], kind) for name, kind in _KINDS.items() if name in known
     ):
-        return None
+        raise ValueError("expected the line of a step")
     return StepLine(**known, values={name: value for name, value in record.items() if name not in known})

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from elastic.events import Event, Restored
-from elastic.observe.logged_event import Events, LoggedEvent, of_kind
+from elastic.observe.logged_event import LoggedEvent
 from elastic.observe.step_line import StepLine
 
 EVENTS = "events"
@@ -28,7 +28,6 @@ FIRST_PAUSE_S = 3.0
 LONGEST_PAUSE_S = 15.0
 _PAUSE_PER_AGE = 0.005
 
-_SOURCE = re.compile(r"(?P<stem>.+)(?P<suffix>\.(?:jsonl|log))")
 _PART = re.compile(r"(?P<stem>.+)/(?P<offset>\d{12})(?P<suffix>\.(?:jsonl|log))")
 _METRICS_PART = re.compile(rf"{METRICS}/(?P<generation>\d+)/(?P<first>\d+)-(?P<last>\d+)-.*\.jsonl")
 
@@ -40,9 +39,8 @@ def pause_s(age_s: float) -> float:
 
 def part_name(source: str, offset: int) -> str:
     """`source`: the path of an appended file inside the run directory."""
-    match = _SOURCE.fullmatch(source)
-    assert match is not None, source
-    return f"{match['stem']}/{offset:012d}{match['suffix']}"
+    stem, _, suffix = source.rpartition(".")
+    return f"{stem}/{offset:012d}.{suffix}"
 
 
 def parse_part_name(name: str) -> tuple[str, int] | None:
@@ -85,13 +83,10 @@ def not_uploaded(lines: Iterable[StepLine], uploaded: Mapping[int, int]) -> dict
     return found
 
 
-def restored_steps(events: Events) -> dict[int, int]:
-    """The step of the state that each generation restored, by generation."""
-    return {each.generation: each.event.step for each in of_kind(events, Restored)}
-
-
 def merge(lines: Iterable[StepLine], restored: Mapping[int, int]) -> tuple[list[StepLine], dict[int, int]]:
     """(one line for each step that counts, in order; by generation, the steps it trained again).
+
+    restored: the step of the state that each generation restored.
 
     A generation replaces all that older ones trained beyond the state that it restored. It does so
     from its restore on, before it has trained a step itself: the lost steps do not count any more.

@@ -12,10 +12,10 @@ from pathlib import Path
 from elastic.config.identity import NAME
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
-from elastic.events import Event
+from elastic.events import Event, Restored
 from elastic.observe import logged_event, step_line, upload_parts
 from elastic.observe.log import parse_lines
-from elastic.observe.logged_event import LoggedEvent
+from elastic.observe.logged_event import LoggedEvent, of_kind
 from elastic.observe.step_line import StepLine
 from elastic.storage.objects import Objects
 
@@ -57,7 +57,8 @@ def _download(objects: Objects, run: RunDir) -> None:
         )
     lines = parse_lines(_lines(objects, metrics_parts), step_line.parse)
     events = list(parse_lines(_lines(objects, events_parts), logged_event.parse))
-    kept, lost = upload_parts.merge(lines, upload_parts.restored_steps(events))
+    restored = {each.generation: each.event.step for each in of_kind(events, Restored)}
+    kept, lost = upload_parts.merge(lines, restored)
     run.events.mkdir(parents=True)
     _write(run.events / "all.jsonl", upload_parts.with_losses(events, lost))
     _write(run.metrics, kept)

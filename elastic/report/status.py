@@ -61,11 +61,13 @@ def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, fl
     start = last(events, GenerationStarted)
     state = _state(events, alive=_is_stepping(events, newest, now) or _is_beating(events, beat_ages_s))
     saved = last(events, CheckpointCommitted)
+    # Rank 0 writes the last step of the run at the start and at the end of each generation.
+    lengths = (each.event.steps for each in events[::-1] if isinstance(each.event, RunStarted | RunFinished))
     running = start if state == "running" else None
     return Status(
         state=state,
         step=newest.step if newest else 0,
-        steps=_length(events),
+        steps=next(lengths, None),
         generation=start.generation if start else 0,
         world_size=running.event.world_size if running else 0,
         workers=_workers(in_generation(events, running.generation)) if running else [],
@@ -73,14 +75,6 @@ def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, fl
         if saved
         else None,
     )
-
-
-def _length(events: Events) -> int | None:
-    """The last step of the run; rank 0 writes it at the start and at the end of a generation."""
-    started, finished = last(events, RunStarted), last(events, RunFinished)
-    if started is not None:
-        return started.event.steps
-    return None if finished is None else finished.event.steps
 
 
 def _state(events: Events, *, alive: bool) -> str:

@@ -19,7 +19,7 @@ from elastic.errors import CheckpointDamaged, ElasticError, NothingLoads, StoreF
 from elastic.events import CheckpointRejected, SnapshotRejected
 from elastic.faults.inject import WorkerFaults
 from elastic.observe import step_line
-from elastic.observe.log import EventLog
+from elastic.observe.log import EventLog, parse_lines
 from elastic.observe.step_line import StepLine
 from elastic.snapshot import checksum, image, safetensors_header
 from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
@@ -178,9 +178,8 @@ class Restorer:
             return problems[0]
         if len({each.state for each in loaded}) > 1:
             check_same_checksums(groups, found, f"after loading step {candidate.step}")
-        line = next(
-            (step_line.parse(json.loads(each.line)) for each in loaded if each.line is not None), None
-        )
+        lines = (each.line.encode() for each in loaded if each.line is not None)
+        line = next(parse_lines(lines, step_line.parse), None)
         return ResumePoint(step=candidate.step, chain=chain, source=self._source(candidate), line=line)
 
     def _own_copy(self, candidate: Candidate) -> tuple[Tensor | None, str]:

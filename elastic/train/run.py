@@ -23,7 +23,7 @@ from elastic.data.loader import Loader
 from elastic.data.order import Order, Tail
 from elastic.errors import UsageError
 from elastic.events import RunFinished
-from elastic.faults.inject import WorkerFaults
+from elastic.faults.inject import FaultInjector, WorkerFaults
 from elastic.observe.log import EventLog
 from elastic.observe.logged_event import RecipeEvent
 from elastic.observe.metrics import Metrics
@@ -180,9 +180,7 @@ class Run:
             output=self._rank0_output(stack, clock) if self.is_first else None,
             metrics_copy=self._metrics if self._copies_metrics else None,
             snapshotting=self._snapshotting(clock) if self._takes_snapshots else None,
-            faults=WorkerFaults.of(
-                link.faults, self._dir.faults, self._log, clock, rank=self.rank, generation=link.generation
-            ),
+            faults=self._faults(link.faults, clock) if link.faults else None,
             commits_drains=self._is_alone,
         )
 
@@ -195,6 +193,10 @@ class Run:
             checkpointing=Checkpointing(uploader, Every.parse(self._link.save_every), clock),
             schedule=SnapshotSchedule(Every.parse(self._link.snapshot_every)),
         )
+
+    def _faults(self, plan: str, clock: Clock) -> WorkerFaults:
+        injector = FaultInjector(plan, self._dir.faults, self._log, clock)
+        return WorkerFaults(injector, rank=self.rank, generation=self._link.generation)
 
     def _snapshotting(self, clock: Clock) -> Snapshotting:
         slots = OwnSlots() if self._is_alone else AgentSlots(self._page, self._link.pid)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, StoreFailed, UsageError
-from elastic.faults.grammar import parse
 from elastic.faults.inject import FaultInjector
 from elastic.faults.plan import AtSave
 from elastic.observe.log import EventLog
@@ -167,10 +166,9 @@ def _reached(config: UploaderConfig) -> Callable[[str, int], None]:
     The lines of metrics are uploaded before the checkpoint that holds their steps. A node that
     resumes from the checkpoint elsewhere then finds them in the run directory.
     """
-    mine = tuple(fault for fault in parse(config.faults or "") if isinstance(fault.trigger, AtSave))
     clock = SystemClock()
     log = EventLog(Path(config.events_path), node=config.node, clock=clock)
-    faults = FaultInjector(mine, Path(config.faults_path), log, clock)
+    faults = FaultInjector(config.faults or "", Path(config.faults_path), log, clock)
     metrics = None
     if config.metrics is not None:
         objects = Objects(config.metrics.url, limit_s=PART_LIMIT_S)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elastic.agent.fault_injection import RepeatedFault, Targets
 from elastic.faults.grammar import parse
-from elastic.faults.inject import Claims, InjectedFault, Slowdown, WorkerFaults
+from elastic.faults.inject import Claims, FaultInjector, InjectedFault, Slowdown, WorkerFaults
 from elastic.faults.plan import Slow
 from elastic.observe.log import EventLog
 from elastic.rendezvous.group import Node
@@ -20,7 +20,8 @@ from elastic.testing.fakes import FakeClock
 def worker(folder, plan, *, rank=0, generation=1, clock=None):
     clock = clock or FakeClock()
     log = EventLog(folder / "events" / f"{rank}.jsonl", node="a", clock=clock)
-    return WorkerFaults.of(plan, folder / "faults", log, clock, rank=rank, generation=generation)
+    injector = FaultInjector(plan, folder / "faults", log, clock)
+    return WorkerFaults(injector, rank=rank, generation=generation)
 
 
 def test_a_fault_is_injected_once_however_often_its_step_is_replayed(tmp_path):
@@ -62,7 +63,11 @@ def test_of_an_edited_plan_only_new_faults_are_injected(tmp_path):
 def test_a_fault_is_injected_at_its_own_rank_step_point_and_generation_only(tmp_path):
     """Everything near the trigger, and then the trigger."""
     plan = "step 3 rank 1 backward: raise; generation 2 rank 1 restore: raise; step 5 rank 1 snapshot: raise"
-    assert worker(tmp_path, plan, rank=0) is None
+    other = worker(tmp_path, plan, rank=0, generation=2)
+    for point in ("forward", "backward", "snapshot"):
+        other.at_step(3)(point)
+    other.at_restore()
+    assert other.in_snapshot(5) is None
     faults = worker(tmp_path, plan, rank=1, generation=1)
     for step, point in itertools.product((2, 3, 4, 5), ("forward", "mid-sum", "optimizer", "after-snapshot")):
         faults.at_step(step)(point)
