@@ -20,17 +20,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from elastic.errors import UsageError
-from elastic.faults.plan import (
-    ACTIONS,
-    SAVE_POINTS,
-    STEP_POINTS,
-    TRIGGERS,
-    VICTIMS,
-    AtIntervals,
-    AtSave,
-    Fault,
-    Kill,
-)
+from elastic.faults import plan
+from elastic.faults.plan import SAVE_POINTS, STEP_POINTS, VICTIMS, AtIntervals, AtSave, Fault, Kill
 
 T = TypeVar("T")
 
@@ -96,12 +87,12 @@ def _fault(line: str) -> Fault:
     first, _, rest = head.partition(" ")
     if first == "every":
         return Fault(text=line, trigger=_intervals(rest, action_text), action=Kill())
-    trigger = _read(TRIGGERS, head)
+    trigger = _read(plan.TRIGGERS, head)
     if trigger is None:
         if first in _FORMS_OF_TRIGGERS:
             raise _Wrong(_FORMS_OF_TRIGGERS[first], rest)
         raise _Wrong("step N, checkpoint N, generation N or every N±Ms", head)
-    actions = ACTIONS[type(trigger)]
+    actions = plan.ACTIONS[type(trigger)]
     action = _read(actions, action_text)
     if action is None:
         names = [form.format(code="C", seconds="N", factor="K", steps="M") for form in actions]

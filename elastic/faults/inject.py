@@ -100,21 +100,17 @@ class FaultInjector:
 
     def __init__(self, text: str, folder: Path, log: EventLog, clock: Clock) -> None:
         """text: the whole plan; a trigger that this process never reaches injects nothing."""
-        self._faults = parse(text)
+        self.faults = parse(text)
         self._claims = Claims(folder)
         self._log = log
         self._slowdown = Slowdown(clock)
-
-    def expects(self, trigger: Trigger) -> bool:
-        """Whether a fault of the plan has this trigger."""
-        return any(fault.trigger == trigger for fault in self._faults)
 
     def reach(self, trigger: Trigger) -> None:
         """Inject what the plan has for this trigger. May raise InjectedFault, or never return."""
         step = trigger.step if isinstance(trigger, AtStep | AtSave) else None
         if isinstance(trigger, AtStep) and trigger.point == "forward":
             self._slowdown.begin_step(trigger.step)
-        for fault in self._faults:
+        for fault in self.faults:
             if fault.trigger == trigger and self._claims.take(fault):
                 self._log.record(FaultInjected(fault=fault.text, step=step))
                 self._inject(fault)
@@ -143,22 +139,23 @@ class FaultInjector:
 class WorkerFaults:
     """The triggers that one worker of one generation can reach."""
 
-    def __init__(self, faults: FaultInjector, *, rank: int, generation: int) -> None:
-        self._faults = faults
+    def __init__(self, injector: FaultInjector, *, rank: int, generation: int) -> None:
+        self._injector = injector
         self._rank = rank
         self._generation = generation
 
     def at_step(self, step: int) -> Callable[[str], None]:
         """To be called with each point of this step."""
-        return lambda point: self._faults.reach(AtStep(step=step, rank=self._rank, point=point))
+        return lambda point: self._injector.reach(AtStep(step=step, rank=self._rank, point=point))
 
     def in_snapshot(self, step: int) -> Callable[[], None] | None:
         """To be called in the middle of the copy; None if the plan has no fault there."""
         trigger = AtStep(step=step, rank=self._rank, point="snapshot")
-        return (lambda: self._faults.reach(trigger)) if self._faults.expects(trigger) else None
+        is_planned = any(fault.trigger == trigger for fault in self._injector.faults)
+        return (lambda: self._injector.reach(trigger)) if is_planned else None
 
     def at_restore(self) -> None:
-        self._faults.reach(AtRestore(generation=self._generation, rank=self._rank))
+        self._injector.reach(AtRestore(generation=self._generation, rank=self._rank))
 
 
 def pause_for(seconds: float, *, with_children: bool) -> None:

@@ -163,12 +163,12 @@ class LogUploader:
     def _try(self) -> bool:
         """Whether everything is uploaded."""
         try:
-            while self._left_behind:
-                self._left_behind[-1].upload()
-                self._left_behind.pop()
             # Events before metrics: a reader that finds a step must find the event that says which
             # state its generation restored.
             is_done = self._files.upload()
+            while self._left_behind:
+                self._left_behind[-1].upload()
+                self._left_behind.pop()
             if self._is_first():
                 self._lines.upload()
         except Exception as error:

@@ -111,12 +111,10 @@ def with_losses(events: Iterable[LoggedEvent[Event]], lost: Mapping[int, int]) -
     Rank 0 counts lost steps by the metrics in its own folder. If it is on another node than the
     rank 0 before, that folder lacks lines, and rank 0 could not know of all steps that were lost.
     """
-    return [
-        replace(
-            each,
-            event=replace(each.event, lost_steps=max(each.event.lost_steps, lost.get(each.generation, 0))),
-        )
-        if isinstance(each.event, Restored)
-        else each
-        for each in events
-    ]
+    found = []
+    for each in events:
+        event = each.event
+        if isinstance(event, Restored):
+            event = replace(event, lost_steps=max(event.lost_steps, lost.get(each.generation, 0)))
+        found.append(replace(each, event=event))
+    return found

@@ -26,24 +26,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from elastic.events import (
-    CheckpointCommitted,
-    CheckpointFailed,
-    DrainRequested,
-    Event,
-    FaultInjected,
-    FirstStep,
-    GenerationEnded,
-    GenerationStarted,
-    HangDetected,
-    Restored,
-    RunFinished,
-    RunInterrupted,
-    RunStarted,
-    SnapshotInterval,
-    WorkerExited,
-    WorkerFailed,
-)
+from elastic import events as kinds
 from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, last, of_kind
 from elastic.observe.step_line import StepLine
 
@@ -51,9 +34,15 @@ from elastic.observe.step_line import StepLine
 # and the one that a drain still takes. After more steps than that the fault was survived (a slow
 # disk, a paused uploader), and the end has another cause.
 _STEPS_AFTER_A_FAULT = 2
-_SIGNS = (WorkerExited, WorkerFailed, HangDetected, DrainRequested, GenerationEnded)
+_SIGNS = (
+    kinds.WorkerExited,
+    kinds.WorkerFailed,
+    kinds.HangDetected,
+    kinds.DrainRequested,
+    kinds.GenerationEnded,
+)
 
-Start = LoggedEvent[GenerationStarted]
+Start = LoggedEvent[kinds.GenerationStarted]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,27 +101,28 @@ class Report:
     goodput: float | None
     step_time_s: StepTime
     checkpoints: CheckpointCounts
-    snapshots: SnapshotInterval | None
+    snapshots: kinds.SnapshotInterval | None
     generations: list[GenerationSummary]
     recoveries: list[Recovery]
 
 
 def summarise(events: Events, lines: Sequence[StepLine]) -> Report:
     """`events` in the order of their times, `lines` of metrics in the order of their steps."""
-    finished = last(events, RunFinished)
-    started = last(events, RunStarted)
-    snapshots = last(events, SnapshotInterval)
+    finished = last(events, kinds.RunFinished)
+    started = last(events, kinds.RunStarted)
+    snapshots = last(events, kinds.SnapshotInterval)
     steps = lines[-1].step if lines else 0
     return Report(
         finished=finished is not None,
         steps=finished.event.steps if finished else steps,
         epochs=finished.event.epochs if finished else _epochs_done(steps, started),
         final_digest=finished.event.digest if finished else None,
-        lost_steps=sum(each.event.lost_steps for each in of_kind(events, Restored)),
+        lost_steps=sum(each.event.lost_steps for each in of_kind(events, kinds.Restored)),
         goodput=_goodput(events, lines),
         step_time_s=_step_time_s(lines),
         checkpoints=CheckpointCounts(
-            committed=len(of_kind(events, CheckpointCommitted)), failed=len(of_kind(events, CheckpointFailed))
+            committed=len(of_kind(events, kinds.CheckpointCommitted)),
+            failed=len(of_kind(events, kinds.CheckpointFailed)),
         ),
         snapshots=snapshots.event if snapshots else None,
         generations=_generations(events, lines),
@@ -140,7 +130,7 @@ def summarise(events: Events, lines: Sequence[StepLine]) -> Report:
     )
 
 
-def _epochs_done(steps: int, started: LoggedEvent[RunStarted] | None) -> int:
+def _epochs_done(steps: int, started: LoggedEvent[kinds.RunStarted] | None) -> int:
     if started is None or not started.event.steps:
         return 0
     return steps * started.event.epochs // started.event.steps
@@ -160,7 +150,7 @@ def _goodput(events: Events, lines: Sequence[StepLine]) -> float | None:
     the whole run is not part of that time, a crash of all nodes is: the user chose the one, the
     other is what goodput is there to show.
     """
-    starts = of_kind(events, GenerationStarted)
+    starts = of_kind(events, kinds.GenerationStarted)
     if not starts:
         return None
     end = max([events[-1].time, *(line.time for line in lines[-1:] if line.time is not None)])
@@ -174,12 +164,12 @@ def _pauses_s(events: Events) -> float:
     """How long the run lay still between planned stops and the generations that resumed it."""
     return sum(
         max(0.0, after.time - stop.time)
-        for before, after in pairwise(of_kind(events, GenerationStarted))
+        for before, after in pairwise(of_kind(events, kinds.GenerationStarted))
         if (stop := _planned_stop(events, before, after)) is not None
     )
 
 
-def _planned_stop(events: Events, before: Start, after: Start) -> LoggedEvent[RunInterrupted] | None:
+def _planned_stop(events: Events, before: Start, after: Start) -> LoggedEvent[kinds.RunInterrupted] | None:
     """The planned stop of the whole run between two generations, if there was one.
 
     One node that leaves while others train on writes the same event, but then the next generation
@@ -187,14 +177,14 @@ def _planned_stop(events: Events, before: Start, after: Start) -> LoggedEvent[Ru
     """
     if after.event.cause != "resume":
         return None
-    return last([each for each in events if before.time <= each.time <= after.time], RunInterrupted)
+    return last([each for each in events if before.time <= each.time <= after.time], kinds.RunInterrupted)
 
 
 def _generations(events: Events, lines: Sequence[StepLine]) -> list[GenerationSummary]:
     last_kept = {line.generation: line.step for line in lines}
     return [
         _generation(start, in_generation(events, start.generation), last_kept.get(start.generation, 0))
-        for start in of_kind(events, GenerationStarted)
+        for start in of_kind(events, kinds.GenerationStarted)
     ]
 
 
@@ -204,8 +194,8 @@ def _generation(start: Start, own: Events, last_kept: int) -> GenerationSummary:
     Its last step may have been lost since: then only `generation_ended` tells of it. If that
     event is missing, the metrics are what is left.
     """
-    restored = first(own, Restored)
-    last_step = max([last_kept, *(each.event.step for each in of_kind(own, GenerationEnded))])
+    restored = first(own, kinds.Restored)
+    last_step = max([last_kept, *(each.event.step for each in of_kind(own, kinds.GenerationEnded))])
     trained = restored is not None and last_step > restored.event.step
     return GenerationSummary(
         generation=start.generation,
@@ -219,7 +209,7 @@ def _generation(start: Start, own: Events, last_kept: int) -> GenerationSummary:
 
 def _recoveries(events: Events, lines: Sequence[StepLine]) -> list[Recovery]:
     """One for each generation that is not the start of the run."""
-    starts = of_kind(events, GenerationStarted)
+    starts = of_kind(events, kinds.GenerationStarted)
     return [
         _recovery(events, lines, before, start)
         for before, start in zip([None, *starts], starts, strict=False)
@@ -229,7 +219,7 @@ def _recoveries(events: Events, lines: Sequence[StepLine]) -> list[Recovery]:
 
 def _recovery(events: Events, lines: Sequence[StepLine], before: Start | None, start: Start) -> Recovery:
     own = in_generation(events, start.generation)
-    restored, new_step = last(own, Restored), first(own, FirstStep)
+    restored, new_step = last(own, kinds.Restored), first(own, kinds.FirstStep)
     fault_at, end_at = None, None
     if before is not None and _planned_stop(events, before, start) is None:
         fault_at, end_at = _fault(in_generation(events, before.generation), lines, before.generation)
@@ -280,10 +270,10 @@ def _fault(own: Events, lines: Sequence[StepLine], generation: int) -> tuple[flo
       its network. Nothing shows that but the missing steps. The group has stood still since the
       last step before, because each step needs every node.
     """
-    noticed = _time(first(own, GenerationEnded))
+    noticed = _time(first(own, kinds.GenerationEnded))
     steps_at = [line.time for line in lines if line.generation == generation and line.time is not None]
     signs = [
-        each.time - (each.event.silence_s if isinstance(each.event, HangDetected) else 0.0)
+        each.time - (each.event.silence_s if isinstance(each.event, kinds.HangDetected) else 0.0)
         for each in own
         if isinstance(each.event, _SIGNS)
     ]
@@ -291,11 +281,11 @@ def _fault(own: Events, lines: Sequence[StepLine], generation: int) -> tuple[flo
         signs.append(max((time for time in steps_at if time <= noticed), default=noticed))
     injected = [
         each.time
-        for each in of_kind(own, FaultInjected)
+        for each in of_kind(own, kinds.FaultInjected)
         if sum(time > each.time for time in steps_at) <= _STEPS_AFTER_A_FAULT
     ]
     return min(injected[-1:] + signs, default=None), noticed
 
 
-def _time(event: LoggedEvent[Event] | None) -> float | None:
+def _time(event: LoggedEvent[kinds.Event] | None) -> float | None:
     return None if event is None else event.time

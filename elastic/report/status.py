@@ -7,17 +7,7 @@ It does not promise to be newer than a heartbeat: a killed agent counts as alive
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elastic.events import (
-    GOODBYES,
-    CheckpointCommitted,
-    GenerationStarted,
-    RunFailed,
-    RunFinished,
-    RunInterrupted,
-    RunStarted,
-    WorkerExited,
-    WorkerStarted,
-)
+from elastic import events as kinds
 from elastic.observe.logged_event import Events, in_generation, last, of_kind
 from elastic.observe.step_line import StepLine
 
@@ -58,11 +48,15 @@ class Status:
 
 def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, float], now: float) -> Status:
     """`now`: seconds since 1970; `beat_ages_s`: seconds since the last heartbeat, by node."""
-    start = last(events, GenerationStarted)
+    start = last(events, kinds.GenerationStarted)
     state = _state(events, alive=_is_stepping(events, newest, now) or _is_beating(events, beat_ages_s))
-    saved = last(events, CheckpointCommitted)
+    saved = last(events, kinds.CheckpointCommitted)
     # Rank 0 writes the last step of the run at the start and at the end of each generation.
-    lengths = (each.event.steps for each in events[::-1] if isinstance(each.event, RunStarted | RunFinished))
+    lengths = (
+        each.event.steps
+        for each in events[::-1]
+        if isinstance(each.event, kinds.RunStarted | kinds.RunFinished)
+    )
     running = start if state == "running" else None
     return Status(
         state=state,
@@ -78,16 +72,16 @@ def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, fl
 
 
 def _state(events: Events, *, alive: bool) -> str:
-    if last(events, RunFinished):
+    if last(events, kinds.RunFinished):
         return "finished"
-    start = last(events, GenerationStarted)
+    start = last(events, kinds.GenerationStarted)
     # A failure or a planned stop that an earlier generation ended with was resumed from since.
     current = [each for each in events if start is None or each.time >= start.time]
-    if last(current, RunFailed):
+    if last(current, kinds.RunFailed):
         return "failed"
     if alive:
         return "running"
-    return "drained" if last(current, RunInterrupted) else "interrupted"
+    return "drained" if last(current, kinds.RunInterrupted) else "interrupted"
 
 
 def _is_beating(events: Events, beat_ages_s: Mapping[str, float]) -> bool:
@@ -95,7 +89,7 @@ def _is_beating(events: Events, beat_ages_s: Mapping[str, float]) -> bool:
 
     A node that comes back has a new name, because each agent process is a node of its own.
     """
-    gone = {each.node for each in events if isinstance(each.event, GOODBYES)}
+    gone = {each.node for each in events if isinstance(each.event, kinds.GOODBYES)}
     return any(age_s < ALIVE_WITHIN_S for node, age_s in beat_ages_s.items() if node not in gone)
 
 
@@ -104,15 +98,15 @@ def _is_stepping(events: Events, newest: StepLine | None, now: float) -> bool:
     time = None if newest is None else newest.time
     if time is None or now - time >= ALIVE_WITHIN_S:
         return False
-    return not any(isinstance(each.event, GOODBYES) and each.time >= time for each in events)
+    return not any(isinstance(each.event, kinds.GOODBYES) and each.time >= time for each in events)
 
 
 def _workers(own: Events) -> list[Worker]:
     """The workers of a generation that started and have not exited."""
-    gone = {(each.node, each.event.pid) for each in of_kind(own, WorkerExited)}
-    there = [
+    gone = {(each.node, each.event.pid) for each in of_kind(own, kinds.WorkerExited)}
+    there = (
         Worker(rank=each.event.rank, node=each.node, pid=each.event.pid)
-        for each in of_kind(own, WorkerStarted)
+        for each in of_kind(own, kinds.WorkerStarted)
         if (each.node, each.event.pid) not in gone
-    ]
+    )
     return sorted(there, key=lambda worker: worker.rank)
