@@ -238,7 +238,6 @@ def _start_log_uploader(parts: Parts) -> LogUploader:
         parts.settings.node,
         is_first=lambda: parts.peers.is_first,
         is_new=parts.settings.is_new,
-        clock=_CLOCK,
         report=parts.console.print_line,
     )
     log_uploader.start()

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -73,7 +73,7 @@ class BarScreen:
             console=Console(file=out),
             auto_refresh=False,  # no thread of rich's: the bar moves when there is something to show
         )
-        self._task = self._progress.add_task("")
+        self._task = self._progress.add_task("", total=None)
 
     def print_line(self, text: str) -> None:
         self._progress.console.print(Text.from_ansi(text), soft_wrap=True)
@@ -113,7 +113,6 @@ class ConsoleFollower:
         self._followed: dict[str, GrowingFile] = {}
         self._requests: deque[Callable[[], None]] = deque()
         self._ending = threading.Event()
-        self._drain = True
         self._shown = newest(self._metrics)
         self._steps: int | None = None
         self._thread = threading.Thread(target=self._work, name="console", daemon=True)
@@ -134,9 +133,8 @@ class ConsoleFollower:
         # The text may quote another node, which must not command this terminal.
         self._requests.append(lambda: self._screen.print_line(printable(text)))
 
-    def stop(self, *, drain: bool = True) -> None:
-        """End the thread in `STOP_WITHIN_S`; with `drain` it first prints what the logs hold."""
-        self._drain = drain
+    def stop(self) -> None:
+        """End the thread in `STOP_WITHIN_S`; it first prints what the logs hold."""
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join(STOP_WITHIN_S)
@@ -145,10 +143,9 @@ class ConsoleFollower:
         try:
             while not self._ending.wait(POLL_S):
                 self._poll()
-            if self._drain:
-                self._poll()
-                for prefix, log in self._followed.items():
-                    self._read_to_end(prefix, log)
+            self._poll()
+            for prefix, log in self._followed.items():
+                self._read_to_end(prefix, log)
             self._screen.close()
         except Exception as error:
             # A closed pipe or a full disk behind stdout ends the console only. Without this message
@@ -173,11 +170,10 @@ class ConsoleFollower:
             self._print(prefix, _new_lines(log))
             if log.is_at_end:
                 break
-        unfinished = log.take_unfinished()
-        self._print(prefix, [unfinished] if unfinished else [])
+        self._print(prefix, filter(None, [log.take_unfinished()]))
         log.close()
 
-    def _print(self, prefix: str, lines: list[bytes]) -> None:
+    def _print(self, prefix: str, lines: Iterable[bytes]) -> None:
         for line in lines:
             self._screen.print_line(f"[{prefix}] {_shown(line)}")
 

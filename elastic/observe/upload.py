@@ -20,7 +20,7 @@ from elastic.observe import step_line, upload_parts
 from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
 from elastic.storage.objects import Objects
-from elastic.system.clock import Clock
+from elastic.system.clock import SystemClock
 from elastic.system.growing_file import GrowingFile, read_from, size_bytes
 
 TICK_S = 0.5
@@ -110,7 +110,6 @@ class LogUploader:
         *,
         is_first: Callable[[], bool],
         is_new: bool,
-        clock: Clock,
         report: Callable[[str], None],
     ) -> None:
         """is_first: whether this node has rank 0, whose metrics are the run's.
@@ -129,9 +128,9 @@ class LogUploader:
         # Workers write events too, but those can wait for the next regular upload.
         self._urgent = [run.events / f"{node}-{who}.jsonl" for who in ("agent", "uploader")]
         self._is_first = is_first
-        self._clock = clock
         self._report = report
-        self._began_s = clock.monotonic()
+        self._clock = SystemClock()
+        self._began_s = self._clock.monotonic()
         self._has_failed = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run_until_closed, name="uploads", daemon=True)

@@ -51,12 +51,9 @@ def parse_part_name(name: str) -> tuple[str, int] | None:
 
 def uploaded_bytes(sizes: Mapping[str, int]) -> dict[str, int]:
     """How many bytes of each source the store has; `sizes`: bytes of each part, by its name."""
-    ends: dict[str, int] = {}
-    for name, size_bytes in sizes.items():
-        part = parse_part_name(name)
-        if part is not None:
-            ends[part[0]] = max(ends.get(part[0], 0), part[1] + size_bytes)
-    return ends
+    parts = ((parse_part_name(name), size_bytes) for name, size_bytes in sizes.items())
+    # Of several pairs with one key, a dict keeps the last: here the one that ends highest.
+    return dict(sorted((part[0], part[1] + size_bytes) for part, size_bytes in parts if part is not None))
 
 
 def metrics_part_name(generation: int, first: int, last: int, node: str) -> str:
@@ -65,13 +62,8 @@ def metrics_part_name(generation: int, first: int, last: int, node: str) -> str:
 
 def uploaded_steps(names: Iterable[str]) -> dict[int, int]:
     """The last step of each generation that the store has a line of, by generation."""
-    last: dict[int, int] = {}
-    for name in names:
-        match = _METRICS_PART.fullmatch(name)
-        if match is not None:
-            generation = int(match["generation"])
-            last[generation] = max(last.get(generation, 0), int(match["last"]))
-    return last
+    parts = filter(None, map(_METRICS_PART.fullmatch, names))
+    return dict(sorted((int(part["generation"]), int(part["last"])) for part in parts))
 
 
 def not_uploaded(lines: Iterable[StepLine], uploaded: Mapping[int, int]) -> dict[int, list[StepLine]]:

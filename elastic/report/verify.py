@@ -24,14 +24,8 @@ def verify_run(run: RunDir, clock: Clock) -> Verification:
     check_exists(run)
     store = open_store(run.checkpoints_url)
     records, _ = committed(store, clock)
-    run_id = _run_id(run, clock)
-    foreign = [] if run_id is None else of_run((records, []), run_id)[1]
+    data = read_small(open_store(run.url), identity.NAME, clock)
+    foreign = [] if data is None else of_run((records, []), identity.parse(data).run_id)[1]
     return Verification(
         committed=sorted({record.step for record in records}), damage=verify(store, clock) + foreign
     )
-
-
-def _run_id(run: RunDir, clock: Clock) -> str | None:
-    """Of the run that the directory belongs to; None if it has no run.json."""
-    data = read_small(open_store(run.url), identity.NAME, clock)
-    return None if data is None else identity.parse(data).run_id

@@ -64,9 +64,7 @@ def _ask_drain(page: ControlPage) -> None:
 def _own_uploader(run: RunDir, ours: Identity) -> str:
     node = socket.gethostname()
     if run.is_remote:
-        log_uploader = LogUploader(
-            run, node, is_first=lambda: True, is_new=False, clock=SystemClock(), report=print
-        )
+        log_uploader = LogUploader(run, node, is_first=lambda: True, is_new=False, report=print)
         atexit.register(log_uploader.close)
         log_uploader.start()
     scratch = Path(tempfile.mkdtemp(prefix="elastic-"))

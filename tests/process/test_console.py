@@ -132,7 +132,7 @@ def test_an_endless_line_is_cut_and_memory_stays_bounded(tmp_path):
     follower.follow(tmp_path / "log", "rank0")
     follower.start()
     assert screen.seen.wait(30)
-    follower.stop(drain=False)
+    follower.stop()
 
     long, *others, endless, _ = screen.lines
     assert long.startswith("[rank0] " + "y" * LINE_LIMIT + " (cut, 8000 more")

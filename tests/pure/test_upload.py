@@ -49,9 +49,7 @@ def restored(run, name, generation, step, lost_steps=0):
 
 
 def log_uploader(run, name, *, is_first=True, is_new=False, report=lambda text: None):
-    return LogUploader(
-        run, name, is_first=lambda: is_first, is_new=is_new, clock=SystemClock(), report=report
-    )
+    return LogUploader(run, name, is_first=lambda: is_first, is_new=is_new, report=report)
 
 
 def uploaded(run, name, **options):
