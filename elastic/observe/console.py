@@ -151,7 +151,9 @@ class ConsoleFollower:
             # A closed pipe or a full disk behind stdout ends the console only. Without this message
             # the console would fall silent, and a training that goes on would look like one that
             # hangs.
-            _warn(f"console output ends here ({error}); training goes on, see {self._run.local / 'logs'}")
+            warning = f"console output ends here ({error}); training goes on, see {self._run.logs}\n"
+            with suppress(OSError, ValueError):
+                os.write(sys.stderr.fileno(), warning.encode())
 
     def _poll(self) -> None:
         while self._requests:
@@ -205,8 +207,3 @@ def _shown(line: bytes) -> str:
 def _details(newest: StepLine) -> str:
     loss = f"{newest.loss:.4g}" if fits(newest.loss, float) else "-"
     return f"loss {loss} world {newest.world_size} generation {newest.generation}"
-
-
-def _warn(message: str) -> None:
-    with suppress(OSError, ValueError):
-        os.write(sys.stderr.fileno(), f"{message}\n".encode())

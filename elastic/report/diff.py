@@ -42,10 +42,10 @@ def compare(a: Report, lines_a: Sequence[StepLine], b: Report, lines_b: Sequence
     chains_a, chains_b = _chains(lines_a), _chains(lines_b)
     common = sorted(chains_a.keys() & chains_b.keys())
     step = next((step for step in common if chains_a[step] != chains_b[step]), None)
-    reason = _difference(step, len(common), a, b)
+    same, reason = _judged(step, len(common), a, b)
     return Difference(
-        same=reason is None,
-        reason=reason or _agreement(len(common), a, b),
+        same=same,
+        reason=reason,
         first_difference=step,
         common_steps=len(common),
         a=_compared(a),
@@ -57,26 +57,22 @@ def _compared(run: Report) -> ComparedRun:
     return ComparedRun(finished=run.finished, steps=run.steps, final_digest=run.final_digest)
 
 
-def _difference(step: int | None, common_steps: int, a: Report, b: Report) -> str | None:
+def _judged(step: int | None, common_steps: int, a: Report, b: Report) -> tuple[bool, str]:
+    """(whether the runs are the same, why)."""
     if step is not None:
-        return f"the first step at which the runs differ is {step}"
+        return False, f"the first step at which the runs differ is {step}"
     if common_steps == 0:
-        return "the runs have no step in common; nothing was compared"
+        return False, "the runs have no step in common; nothing was compared"
     for name, run, other in (("A", a, b), ("B", b, a)):
         if run.finished and run.steps < other.steps:
-            return (
-                f"{name} ends at step {run.steps}, the other goes on to step {other.steps}; equal until there"
-            )
-    if a.finished and b.finished and a.final_digest != b.final_digest:
-        return f"all steps agree, but the final digests differ: {a.final_digest} and {b.final_digest}"
-    return None
-
-
-def _agreement(common_steps: int, a: Report, b: Report) -> str:
-    if a.finished and b.finished:
-        return f"the same at all {common_steps} steps, and the same final digest"
-    unfinished = " and ".join(name for name, run in (("A", a), ("B", b)) if not run.finished)
-    return f"the same at all {common_steps} common steps; {unfinished} not finished"
+            ends = f"{name} ends at step {run.steps}, the other goes on to step {other.steps}"
+            return False, f"{ends}; equal until there"
+    if unfinished := [name for name, run in (("A", a), ("B", b)) if not run.finished]:
+        return True, f"the same at all {common_steps} common steps; {' and '.join(unfinished)} not finished"
+    if a.final_digest != b.final_digest:
+        found = f"{a.final_digest} and {b.final_digest}"
+        return False, f"all steps agree, but the final digests differ: {found}"
+    return True, f"the same at all {common_steps} steps, and the same final digest"
 
 
 def _chains(lines: Sequence[StepLine]) -> dict[int, Any]:

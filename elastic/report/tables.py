@@ -13,7 +13,7 @@ from rich.text import Text
 
 from elastic.events import SnapshotInterval
 from elastic.report.diff import ComparedRun, Difference
-from elastic.report.report import GenerationSummary, Recovery, Report
+from elastic.report.report import GenerationSummary, Report
 from elastic.report.status import Status
 from elastic.report.verify import Verification
 from elastic.system.untrusted import printable
@@ -22,7 +22,9 @@ from elastic.system.untrusted import printable
 def report_tables(name: str, report: Report) -> RenderableType:
     parts: list[RenderableType] = [_facts(name, _report_facts(report)), _generations(report.generations)]
     if report.recoveries:
-        parts.append(_recoveries(report.recoveries))
+        columns = ("cause", "lost", "source", "detect", "rendezvous", "restore", "first step", "total")
+        rows = map(astuple, report.recoveries)
+        parts.append(_table("recoveries: lost steps, phases in seconds", columns, rows))
     return Group(*parts)
 
 
@@ -100,11 +102,6 @@ def _generations(generations: list[GenerationSummary]) -> Table:
         for each in generations
     )
     return _table("generations", columns, rows)
-
-
-def _recoveries(recoveries: list[Recovery]) -> Table:
-    columns = ("cause", "lost", "source", "detect", "rendezvous", "restore", "first step", "total")
-    return _table("recoveries: lost steps, phases in seconds", columns, map(astuple, recoveries))
 
 
 def _table(title: str, columns: Iterable[str], rows: Iterable[tuple[object, ...]]) -> Table:

@@ -11,7 +11,7 @@ calls. Calls raise OSError for a file that exists and cannot be read.
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -149,11 +149,8 @@ class GrowingFile:
 
 def lines_of(path: Path) -> Iterator[bytes]:
     """The complete lines that a file has now, without their ends."""
-    file = GrowingFile(path)
-    try:
+    with closing(GrowingFile(path)) as file:
         yield from file.lines_to_end()
-    finally:
-        file.close()
 
 
 def size_bytes(path: Path) -> int:
