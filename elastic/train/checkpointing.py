@@ -6,7 +6,6 @@ is reported and never stops training. It does not retry: the uploader does.
 """
 
 import os
-from dataclasses import dataclass
 
 from elastic.config.durations import Every
 from elastic.errors import StoreFailed
@@ -22,47 +21,35 @@ FINAL_SAVE_S = 600.0
 GUESSED_COST_S = 0.03
 
 
-@dataclass(slots=True, kw_only=True)
-class SaveCost:
-    """What the last save took: seconds of training, and processor seconds of the uploader."""
-
-    training_s: float
-    uploader_s: float = 0.0
-
-    @property
-    def total_s(self) -> float:
-        # If all processors of a machine are busy, training loses the uploader's seconds on one of
-        # them.
-        return self.training_s + self.uploader_s / (os.cpu_count() or 1)
-
-
 class Checkpointing:
     def __init__(self, uploader: UploaderClient, every: Every, clock: Clock) -> None:
         self._uploader = uploader
         self._every = every
         self._clock = clock
-        self.resumed_from: int | None = None  # step of the checkpoint that this generation resumed from
+        self._resumed_from: int | None = None  # step of the checkpoint, which must not be deleted yet
         self.digest = ""  # of the state that was committed last
         self._last_at = clock.monotonic()
-        self._cost: SaveCost | None = None
+        self._training_s: float | None = None  # that the last save cost; None before the first one
+        self._uploader_s = 0.0  # of its processor
         self._under_way: int | None = None
         self._is_overdue = False
 
-    def resume(self, *, from_memory: bool, resumed_from: int | None) -> None:
-        """Training has resumed from a state.
-
-        from_memory: it came from a snapshot, so the first save has time. A young run saves at its
-        first step, because it has no checkpoint yet. resumed_from: step of the checkpoint that was
-        loaded, which must not be deleted yet.
-        """
-        self.resumed_from = resumed_from
-        if from_memory:
-            self._cost = SaveCost(training_s=GUESSED_COST_S)
+    def resume(self, step: int, source: str) -> None:
+        """Training has resumed from the state of `step`; source: as in `ResumePoint`."""
+        if source == "checkpoint":
+            self._resumed_from = step
+        # A run that goes on from memory has time for its first save. A young one saves at its first
+        # step, because it has no checkpoint yet.
+        if source in ("snapshot", "peer"):
+            self._training_s = GUESSED_COST_S
 
     def is_due(self, step: int) -> bool:
         self._receive_results()
         since_s = self._clock.monotonic() - self._last_at
-        cost_s = None if self._cost is None else self._cost.total_s
+        # If all processors of a machine are busy, training loses the uploader's seconds on one of
+        # them.
+        uploader_s = self._uploader_s / (os.cpu_count() or 1)
+        cost_s = None if self._training_s is None else self._training_s + uploader_s
         self._is_overdue |= is_save_due(self._every, step=step, since_s=since_s, cost_s=cost_s)
         return self._is_overdue and self._under_way is None
 
@@ -80,12 +67,12 @@ class Checkpointing:
             if published is None:
                 raise StoreFailed("there is no memory for a copy of the state")
             self._uploader.offer(
-                published.slots, published.snapshot, resumed_from=self.resumed_from, final=final
+                published.slots, published.snapshot, resumed_from=self._resumed_from, final=final
             )
             self._under_way = step
         except (OSError, StoreFailed) as error:
             print(f"checkpoint step={step} is not saved: {error}; training goes on")
-        self._cost = SaveCost(training_s=self._clock.monotonic() - began_at)
+        self._training_s, self._uploader_s = self._clock.monotonic() - began_at, 0.0
 
     def wait(self, step: int) -> str:
         """Wait for the save of `step`; returns what went wrong, or nothing when it is committed."""
@@ -106,5 +93,5 @@ class Checkpointing:
                 self._under_way = None
             if result.state is SaveState.FAILED:
                 print(f"checkpoint step={result.step} failed: {result.reason}; training goes on")
-            elif self._cost is not None:
-                self._cost.uploader_s = result.cpu_s
+            else:
+                self._uploader_s = result.cpu_s

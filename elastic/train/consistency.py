@@ -11,26 +11,21 @@ from elastic.train.process_groups import ProcessGroups
 from elastic.train.state import FlatState, StateChecksum, checksum_of
 
 
-def check_same_state(groups: ProcessGroups, state: FlatState, when: str) -> None:
-    """Raises StatesDiffer on every rank unless all ranks pass the same state."""
-    check_same_checksums(groups, checksum_of(state), when)
-
-
 def check_same_snapshots(
     groups: ProcessGroups, checksum: str | None, flatten: Callable[[], FlatState], when: str
 ) -> None:
-    """The same, without another pass over the state if every rank has a snapshot of it.
+    """As `check_same_state`, without a pass over the state if every rank has a snapshot of it.
 
     checksum: that of the snapshot of this state, None where this rank took none. If the snapshots'
     checksums differ, the states themselves decide, and name the entry: only a copy may be wrong.
     """
     checksums = groups.all_gather(checksum)
     if None in checksums or len(set(checksums)) > 1:
-        check_same_state(groups, flatten(), when)
+        check_same_state(groups, checksum_of(flatten()), when)
 
 
-def check_same_checksums(groups: ProcessGroups, checksum: StateChecksum, when: str) -> None:
-    """The same, from checksums of this rank's state that were computed before."""
+def check_same_state(groups: ProcessGroups, checksum: StateChecksum, when: str) -> None:
+    """Raises StatesDiffer on every rank unless all ranks pass the checksum of the same state."""
     checksums = groups.all_gather(checksum.whole)
     if len(set(checksums)) == 1:
         return

@@ -13,8 +13,9 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from elastic.config.environment import AgentLink
-from elastic.data.loader import Batch, Loader
+import torch
+
+from elastic.data.loader import Loader
 from elastic.errors import EXIT_INTERRUPTED, StoreFailed, UsageError
 from elastic.events import Drained, FirstStep, Restored, RunStarted, SnapshotInterval
 from elastic.faults.inject import WorkerFaults
@@ -23,7 +24,7 @@ from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
-from elastic.storage.store import Store
+from elastic.snapshot.slots import SnapshotInfo
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
 from elastic.system.phase import Phase
@@ -31,9 +32,9 @@ from elastic.train.buffers import Buffers
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.consistency import check_same_snapshots
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.restore import LocalSnapshot, Restorer, ResumePoint
+from elastic.train.restore import Restorer, ResumePoint
 from elastic.train.schedule import SnapshotSchedule
-from elastic.train.snapshotting import PublishedSnapshot, Snapshotting, StepRecord
+from elastic.train.snapshotting import PublishedSnapshot, Snapshotting
 from elastic.train.state import State
 from elastic.train.step import Requests, Step, StepOutcome, StepParts
 from elastic.worker.heartbeat import HeartbeatSender
@@ -46,43 +47,27 @@ class Rank0Output:
     """What rank 0 alone writes, and decides for all ranks."""
 
     log: EventLog
-    metrics: Metrics
     checkpointing: Checkpointing
     schedule: SnapshotSchedule
-
-    def write_step(self, line: StepLine, *, is_new: bool) -> None:
-        self.metrics.append(line)
-        assert line.seconds is not None, "the loop measures each step"
-        self.schedule.add_step(line.seconds)
-        if is_new:
-            self.log.record(FirstStep(step=line.step))
-
-    def add_snapshot_cost(self, cost_s: float) -> None:
-        schedule = self.schedule
-        if schedule.add_cost(cost_s) and schedule.interval is not None:
-            every, median_s, step_s = schedule.interval, schedule.cost_s, schedule.step_s
-            self.log.record(SnapshotInterval(every=every, cost_s=median_s, step_s=step_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopParts:
     """What the loop is made of in one generation.
 
-    output: on rank 0 alone. metrics_copy: kept where nodes share no folder, by each other node.
-    snapshotting: on one worker of each node. faults: None without a plan. commits_drains: there is
-    no agent that would.
+    output: on rank 0 alone. metrics: on rank 0, and where nodes share no folder a copy on each
+    other node. snapshotting: on one worker of each node. faults: None without a plan.
+    commits_drains: there is no agent that would.
     """
 
     groups: ProcessGroups
-    link: AgentLink
-    run_id: str
-    store: Store
+    generation: int
     clock: Clock
     page: ControlPage
     heartbeat: HeartbeatSender
-    local_snapshot: LocalSnapshot
+    restorer: Restorer
     output: Rank0Output | None
-    metrics_copy: Metrics | None
+    metrics: Metrics | None
     snapshotting: Snapshotting | None
     faults: WorkerFaults | None
     commits_drains: bool
@@ -101,7 +86,6 @@ class Loop:
         self._chain = ""
         self._started_at = 0.0
         self._first_new = 0  # the first step that no generation has trained before; rank 0 knows it
-        self._last: tuple[StepRecord, PublishedSnapshot | None] | None = None
         self.digest = ""  # of the checkpoint of the last step, once it is committed
 
     def run(self) -> Iterator[Step]:
@@ -109,33 +93,39 @@ class Loop:
 
         Raises SystemExit at a drain; StoreFailed when the last state cannot be saved.
         """
-        parts = self._parts
+        parts, order = self._parts, self._order
         resumed = self._resume()
         gradients = Gradients(self._state.trained, self._exchange)
         step_parts = StepParts(
             exchange=self._exchange,
             gradients=gradients,
-            buffers=Buffers(self._state.modules, self._order.shards, parts.groups.device),
+            buffers=Buffers(self._state.modules, order.shards, parts.groups.device),
             device=parts.groups.device,
             heartbeat=parts.heartbeat,
-            seed=self._order.seed,
-            steps=self._order.steps,
-            global_batch=self._order.global_batch,
+            order=order,
         )
         batches = self._loader.steps(self._exchange.leaves, resumed.step + 1)
         self._started_at = parts.clock.monotonic()
-        for number in range(resumed.step + 1, self._order.steps + 1):
-            step = self._step(number, step_parts, next(batches))
+        last = None
+        for number in range(resumed.step + 1, order.steps + 1):
+            step = Step(number, step_parts, next(batches), self._requests)
+            if parts.faults is not None:
+                step.fault_point = parts.faults.at_step(number)
             if parts.snapshotting is not None:
-                parts.snapshotting.before_forward()
+                parts.snapshotting.copy.before_forward()
             # Until its first sum the step is the recipe's own code, which may evaluate a model
             # there.
             parts.heartbeat.enter(Phase.BETWEEN)
             yield step
-            self._finish(step)
+            last = self._finish(step)
         gradients.close()
-        if resumed.source != "checkpoint" or resumed.step < self._order.steps:
-            self._commit_last(resumed)
+        parts.heartbeat.enter(Phase.SAVE)
+        if last is None and resumed.source != "checkpoint":  # the last step's state was in memory
+            epoch, _ = order.position(resumed.step)
+            info = self._info(resumed.step, epoch, resumed.line)
+            last = info, self._take_snapshot(info, wait=True, patient=True)
+        if last is not None:
+            self._commit_last(*last)
         parts.heartbeat.enter(Phase.AFTER)
 
     def _resume(self) -> ResumePoint:
@@ -144,52 +134,30 @@ class Loop:
         if output is not None:
             sizes = {"global_batch": order.global_batch, "shards": order.shards}
             output.log.record(RunStarted(steps=order.steps, epochs=order.epochs, seed=order.seed, **sizes))
-        resumed = Restorer(
-            groups=parts.groups,
-            store=parts.store,
-            local=parts.local_snapshot,
-            state=self._state,
-            run_id=parts.run_id,
-            failures=parts.link.failures,
-            log=None if output is None else output.log,
-            clock=parts.clock,
-            faults=parts.faults,
-        ).restore()
+        resumed = parts.restorer.restore(self._state)
         self._chain = resumed.chain
         parts.page.set_step(parts.groups.local_rank, resumed.step)
-        if parts.metrics_copy is not None:
-            _rewind(parts.metrics_copy, resumed)
+        highest = 0 if parts.metrics is None else _rewind(parts.metrics, resumed)
         if output is not None:
-            output.checkpointing.resume(
-                from_memory=resumed.source in ("snapshot", "peer"),
-                resumed_from=resumed.step if resumed.source == "checkpoint" else None,
-            )
-            self._first_new = max(resumed.step, _rewind(output.metrics, resumed)) + 1
+            output.checkpointing.resume(resumed.step, resumed.source)
+            self._first_new = max(resumed.step, highest) + 1
             lost_steps, seconds = self._first_new - 1 - resumed.step, parts.clock.monotonic() - began_at
             output.log.record(
                 Restored(step=resumed.step, source=resumed.source, lost_steps=lost_steps, seconds=seconds)
             )
         return resumed
 
-    def _step(self, number: int, step_parts: StepParts, batches: list[Batch]) -> Step:
-        epoch, _ = self._order.position(number)
-        step = Step(number, epoch, step_parts, batches, lambda: self._requests(number))
-        if self._parts.faults is not None:
-            step.fault_point = self._parts.faults.at_step(number)
-        return step
-
     def _requests(self, number: int) -> Requests:
         output = self._parts.output
         if self._parts.snapshotting is not None:
-            self._parts.snapshotting.before_update()
-        is_last = number == self._order.steps
-        return Requests(
-            drain=self._parts.page.drain,
-            snapshot=output is not None and not is_last and output.schedule.is_due(number),
-            save=output is not None and not is_last and output.checkpointing.is_due(number),
-        )
+            self._parts.snapshotting.copy.before_update()
+        drain = self._parts.page.drain
+        if output is None or number == self._order.steps:
+            return Requests(drain=drain, snapshot=False, save=False)
+        snapshot, save = output.schedule.is_due(number), output.checkpointing.is_due(number)
+        return Requests(drain=drain, snapshot=snapshot, save=save)
 
-    def _finish(self, step: Step) -> None:
+    def _finish(self, step: Step) -> tuple[SnapshotInfo, PublishedSnapshot | None]:
         """After the recipe's optimizer: leave behind what the step leaves behind, in order."""
         parts, outcome = self._parts, step.outcome
         if outcome is None:
@@ -200,52 +168,63 @@ class Loop:
         if parts.snapshotting is not None:
             # Of an earlier step, if its copy from the GPU ran beside this one.
             self._add_cost(parts.snapshotting.finish())
-        record = self._record(step, outcome)
-        is_last = step.number == self._order.steps
-        published = None
-        if outcome.snapshot or outcome.save or outcome.drain or is_last:
+        info = self._record(step, outcome)
+        requests, is_last, published = outcome.requests, step.number == self._order.steps, None
+        if is_last or any(requests):
             parts.heartbeat.enter(Phase.SAVE)
-            ends = outcome.drain or is_last
-            published = self._take_snapshot(record, wait=ends or outcome.save, patient=ends)
+            ends = requests.drain or is_last
+            published = self._take_snapshot(info, wait=ends or requests.save, patient=ends)
             step.fault_point("after-snapshot")
         parts.page.set_step(parts.groups.local_rank, step.number)
-        if is_last:
-            self._last = record, published
-        elif outcome.drain:
-            self._drain(record, published)
-        elif outcome.save:
-            self._save(record, published, final=False)
+        if requests.drain and not is_last:
+            self._drain(info, published)
+        elif requests.save:
+            self._save(info, published, final=False)
         parts.heartbeat.finish_step()
         parts.heartbeat.enter(Phase.BETWEEN)
+        return info, published
 
-    def _record(self, step: Step, outcome: StepOutcome) -> StepRecord:
-        """Write the step's line into the metrics."""
-        parts = self._parts
+    def _record(self, step: Step, outcome: StepOutcome) -> SnapshotInfo:
+        """Write the step's line into the metrics; returns what stands beside the step's state."""
+        parts, output = self._parts, self._parts.output
         self._chain = _next_chain(self._chain, outcome)
+        seconds = parts.clock.monotonic() - self._started_at
         line = StepLine(
             step=step.number,
             epoch=step.epoch,
             loss=outcome.loss,
             chain=self._chain[:16],
             world_size=parts.groups.world_size,
-            generation=parts.link.generation,
+            generation=parts.generation,
             time=parts.clock.wall(),
-            seconds=parts.clock.monotonic() - self._started_at,
+            seconds=seconds,
             values=step.logged,
         )
-        record = StepRecord(step=step.number, epoch=step.epoch, chain=self._chain, line=line)
-        if parts.output is not None:
-            parts.output.write_step(line, is_new=step.number == self._first_new)
-        if parts.metrics_copy is not None:
-            parts.metrics_copy.append(line)
+        if parts.metrics is not None:
+            parts.metrics.append(line)
+        if output is not None:
+            output.schedule.add_step(seconds)
+            if step.number == self._first_new:
+                output.log.record(FirstStep(step=step.number))
         self._started_at = parts.clock.monotonic()
-        return record
+        return self._info(step.number, step.epoch, line)
 
-    def _take_snapshot(self, record: StepRecord, *, wait: bool, patient: bool) -> PublishedSnapshot | None:
+    def _info(self, step: int, epoch: int, line: StepLine | None) -> SnapshotInfo:
+        return SnapshotInfo(
+            step=step,
+            epoch=epoch,
+            generation=self._parts.generation,
+            world_size=self._parts.groups.world_size,
+            torch=torch.__version__,
+            chain=self._chain,
+            line=None if line is None else line.to_json(),
+        )
+
+    def _take_snapshot(self, info: SnapshotInfo, *, wait: bool, patient: bool) -> PublishedSnapshot | None:
         parts = self._parts
         if parts.output is not None:
-            parts.output.schedule.requested(record.step)
-        halfway = None if parts.faults is None else parts.faults.in_snapshot(record.step)
+            parts.output.schedule.requested(info.step)
+        halfway = None if parts.faults is None else parts.faults.in_snapshot(info.step)
         if parts.snapshotting is None:
             if halfway is not None:  # another worker of this node copies
                 halfway()
@@ -253,7 +232,7 @@ class Loop:
         return self._add_cost(
             parts.snapshotting.take(
                 self._state.flatten(),
-                record,
+                info,
                 late=self._state.updated_addresses,
                 wait=wait,
                 patient=patient,
@@ -262,67 +241,61 @@ class Loop:
         )
 
     def _add_cost(self, published: PublishedSnapshot | None) -> PublishedSnapshot | None:
-        if published is not None and self._parts.output is not None:
-            self._parts.output.add_snapshot_cost(published.cost_s)
+        output = self._parts.output
+        if published is not None and output is not None:
+            schedule = output.schedule
+            if every := schedule.add_cost(published.cost_s):
+                event = SnapshotInterval(every=every, cost_s=schedule.cost_s, step_s=schedule.step_s)
+                output.log.record(event)
         return published
 
-    def _save(self, record: StepRecord, published: PublishedSnapshot | None, *, final: bool) -> None:
+    def _save(self, info: SnapshotInfo, published: PublishedSnapshot | None, *, final: bool) -> None:
         began_at = self._parts.clock.monotonic()
-        self._check_same(record, published)
-        output = self._parts.output
-        if output is not None:
-            # A step whose checkpoint exists must not be missing in the metrics.
-            output.metrics.sync()
-            output.checkpointing.save(published, record.step, began_at=began_at, final=final)
+        self._check_same(info, published)
+        if self._parts.output is not None:
+            self._parts.output.checkpointing.save(published, info.step, began_at=began_at, final=final)
 
-    def _check_same(self, record: StepRecord, published: PublishedSnapshot | None) -> None:
+    def _check_same(self, info: SnapshotInfo, published: PublishedSnapshot | None) -> None:
+        """Before a state becomes a checkpoint: all ranks have it, and the metrics have its step."""
+        parts = self._parts
         checksum = None if published is None else published.snapshot.info.checksum
-        check_same_snapshots(self._parts.groups, checksum, self._state.flatten, f"after step {record.step}")
+        check_same_snapshots(parts.groups, checksum, self._state.flatten, f"after step {info.step}")
+        if parts.output is not None and parts.metrics is not None:
+            parts.metrics.sync()
 
-    def _drain(self, record: StepRecord, published: PublishedSnapshot | None) -> None:
+    def _drain(self, info: SnapshotInfo, published: PublishedSnapshot | None) -> None:
         parts, problem = self._parts, ""
         if parts.commits_drains:
-            problem = self._save_and_wait(record, published)
+            problem = self._save_and_wait(info, published)
         else:
-            self._check_same(record, published)
-            if parts.output is not None:
-                parts.output.metrics.sync()
+            self._check_same(info, published)
         if parts.output is not None:
             committed = parts.commits_drains and not problem
-            parts.output.log.record(Drained(step=record.step, committed=committed))
+            parts.output.log.record(Drained(step=info.step, committed=committed))
         if problem:
-            raise StoreFailed(f"stopped after step {record.step}, which could not be saved: {problem}")
+            raise StoreFailed(f"stopped after step {info.step}, which could not be saved: {problem}")
         raise SystemExit(EXIT_INTERRUPTED)
 
-    def _save_and_wait(self, record: StepRecord, published: PublishedSnapshot | None) -> str:
+    def _save_and_wait(self, info: SnapshotInfo, published: PublishedSnapshot | None) -> str:
         """Save a state after which no other follows, and wait until it is committed.
 
         Returns what went wrong, or nothing; the same on every rank.
         """
         output, problem = self._parts.output, ""
         for _ in range(FINAL_TRIES):
-            self._save(record, published, final=True)
-            found = "" if output is None else output.checkpointing.wait(record.step)
+            self._save(info, published, final=True)
+            found = "" if output is None else output.checkpointing.wait(info.step)
             problem = self._parts.groups.from_rank0(found)
             if not problem:
                 break
         return problem
 
-    def _commit_last(self, resumed: ResumePoint) -> None:
-        """Save the state of the last step, which this generation trained or found in memory."""
-        parts = self._parts
-        parts.heartbeat.enter(Phase.SAVE)
-        if self._last is None:
-            assert resumed.step == self._order.steps
-            last_epoch, _ = self._order.position(resumed.step)
-            record = StepRecord(step=resumed.step, epoch=last_epoch, chain=resumed.chain, line=resumed.line)
-            self._last = record, self._take_snapshot(record, wait=True, patient=True)
-        record, published = self._last
-        problem = self._save_and_wait(record, published)
+    def _commit_last(self, info: SnapshotInfo, published: PublishedSnapshot | None) -> None:
+        problem = self._save_and_wait(info, published)
         if problem:
-            raise StoreFailed(f"trained to the last step, {record.step}, which could not be saved: {problem}")
-        if parts.output is not None:
-            self.digest = parts.output.checkpointing.digest
+            raise StoreFailed(f"trained to the last step, {info.step}, which could not be saved: {problem}")
+        if self._parts.output is not None:
+            self.digest = self._parts.output.checkpointing.digest
 
 
 def _rewind(metrics: Metrics, resumed: ResumePoint) -> int:

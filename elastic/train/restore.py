@@ -25,7 +25,7 @@ from elastic.snapshot import checksum, image, safetensors_header
 from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
-from elastic.train.consistency import check_same_checksums, check_same_state
+from elastic.train.consistency import check_same_state
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore_order import AvailableStates, Candidate, RejectedState, order_candidates
 from elastic.train.state import FlatState, State, StateChecksum, checksum_of
@@ -85,20 +85,17 @@ class LocalSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _OwnCopy:
-    """Whether this rank has a copy of a candidate to send, and what is wrong with it."""
+class _Report:
+    """What one rank reports of a candidate: what is wrong, and what the others must know.
 
-    size_bytes: int
-    problem: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Loaded:
-    """What one rank reports after loading a candidate; `line` is JSON."""
+    size_bytes: of the copy that this rank has to send. state: the checksum of what it loaded. line:
+    of the metrics, as JSON.
+    """
 
     problem: str
-    state: str
-    line: str | None
+    size_bytes: int = 0
+    state: str = ""
+    line: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,21 +108,20 @@ class Restorer:
     groups: ProcessGroups
     store: Store
     local: LocalSnapshot
-    state: State
     run_id: str
     failures: int
     log: EventLog | None
     clock: Clock
     faults: WorkerFaults | None
 
-    def restore(self) -> ResumePoint:
+    def restore(self, state: State) -> ResumePoint:
         """Raises NothingLoads, StatesDiffer or PeerLost."""
         available = self.groups.all_gather(self._available())
         candidates, rejected = order_candidates(available, self.failures)
         for each in rejected:
             self._report(each)
         for candidate in candidates:
-            found = self._try(candidate)
+            found = self._try(candidate, state)
             if isinstance(found, ResumePoint):
                 self.local.discard_newer(found.step)
                 return found
@@ -137,7 +133,7 @@ class Restorer:
                 "elastic-train verify lists the damage; nothing was changed, and --fresh would set the run aside and start anew"
             )
         self._fault_point()
-        check_same_state(self.groups, self.state.flatten(), "before step 1")
+        check_same_state(self.groups, checksum_of(state.flatten()), "before step 1")
         self.local.discard_newer(0)
         return ResumePoint(step=0, chain="", source="none")
 
@@ -152,7 +148,7 @@ class Restorer:
         damaged = tuple(RejectedState(step=each.step, reason=each.reason, is_stored=True) for each in damages)
         return AvailableStates(step=step, checksum=found, records=tuple(records), damaged=damaged)
 
-    def _try(self, candidate: Candidate) -> ResumePoint | str:
+    def _try(self, candidate: Candidate, state: State) -> ResumePoint | str:
         """Load a candidate on every rank; or what is wrong with it on the first rank that fails.
 
         All ranks return alike, because they decide by what they gathered.
@@ -160,27 +156,29 @@ class Restorer:
         groups = self.groups
         data, problem = self._own_copy(candidate)
         if len(candidate.ranks) < groups.world_size:
-            copies = groups.all_gather(_OwnCopy(size_bytes=0 if data is None else len(data), problem=problem))
+            copies = groups.all_gather(_Report(problem=problem, size_bytes=0 if data is None else len(data)))
             if problems := [each.problem for each in copies if each.problem]:
                 return problems[0]
-            source = candidate.ranks[0]
-            data = groups.broadcast(data, copies[source].size_bytes, source=source)
+            sender = candidate.ranks[0]
+            data = groups.broadcast(data, copies[sender].size_bytes, source=sender)
         assert data is not None or problem
         chain, found = "", StateChecksum(whole="", entries={})
         if data is not None and not problem:
             try:
-                chain, found = _load(data, self.state)
+                chain, found = _load(data, state)
             except (ElasticError, OSError, LookupError, TypeError) as error:
                 problem = f"{type(error).__name__}: {error}"
         self._fault_point()
-        loaded = groups.all_gather(_Loaded(problem=problem, state=found.whole, line=self._line(candidate)))
+        loaded = groups.all_gather(_Report(problem=problem, state=found.whole, line=self._line(candidate)))
         if problems := [each.problem for each in loaded if each.problem]:
             return problems[0]
         if len({each.state for each in loaded}) > 1:
-            check_same_checksums(groups, found, f"after loading step {candidate.step}")
+            check_same_state(groups, found, f"after loading step {candidate.step}")
         lines = (each.line.encode() for each in loaded if each.line is not None)
         line = next(parse_lines(lines, step_line.parse), None)
-        return ResumePoint(step=candidate.step, chain=chain, source=self._source(candidate), line=line)
+        from_memory = "snapshot" if len(candidate.ranks) == groups.world_size else "peer"
+        source = "checkpoint" if candidate.is_stored else from_memory
+        return ResumePoint(step=candidate.step, chain=chain, source=source, line=line)
 
     def _own_copy(self, candidate: Candidate) -> tuple[Tensor | None, str]:
         """The copy that this rank has, uint8 [n] in host memory, or None; and what is wrong."""
@@ -203,11 +201,6 @@ class Restorer:
         info = self.local.info
         is_mine = not candidate.is_stored and self.groups.rank in candidate.ranks
         return json.dumps(info.line) if is_mine and info is not None and info.line is not None else None
-
-    def _source(self, candidate: Candidate) -> str:
-        if candidate.is_stored:
-            return "checkpoint"
-        return "snapshot" if len(candidate.ranks) == self.groups.world_size else "peer"
 
     def _fault_point(self) -> None:
         """Here a rank has loaded a state, or starts without one, and no other rank knows yet."""

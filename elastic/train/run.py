@@ -7,8 +7,9 @@ writes. It does not decide when to stop or what to save: the loop does.
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,12 @@ from elastic.observe.metrics import Metrics
 from elastic.snapshot.copy_to_slot import DeviceCopy, HostCopy
 from elastic.snapshot.slots import SnapshotSlots
 from elastic.storage.remote import open_store
-from elastic.system.clock import Clock, SystemClock
+from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.loop import Loop, LoopParts, Rank0Output
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.restore import LocalSnapshot
+from elastic.train.restore import LocalSnapshot, Restorer
 from elastic.train.schedule import SnapshotSchedule
 from elastic.train.snapshotting import AgentSlots, OwnSlots, Snapshotting
 from elastic.train.state import State
@@ -48,17 +49,16 @@ from elastic.worker.heartbeat import HeartbeatSender
 class Data:
     """A dataset in the run's order; made by `Run.data`."""
 
-    order: Order
     loader: Loader
 
     @property
     def steps_per_epoch(self) -> int:
-        return self.order.steps_per_epoch
+        return self.loader.order.steps_per_epoch
 
     @property
     def steps(self) -> int:
         """Steps of the whole run."""
-        return self.order.steps
+        return self.loader.order.steps
 
 
 class Run:
@@ -122,7 +122,7 @@ class Run:
             workers=workers,
             collate=collate or default_collate,
         )
-        return Data(order=order, loader=loader)
+        return Data(loader=loader)
 
     def steps(self, data: Data, state: State) -> Iterator[Step]:
         """The steps of the run that are not done yet.
@@ -130,12 +130,13 @@ class Run:
         It resumes by itself. It ends after the last step or, by SystemExit, at a drain. Raises
         NothingLoads, StatesDiffer, PeerLost or StoreFailed; none of them is for a recipe to catch.
         """
-        with ExitStack() as stack:
-            loop = Loop(self._loop_parts(stack), data.loader, state)
+        # It connects at the first offer, which is rank 0's.
+        with closing(UploaderClient(self._link.uploader)) as uploader:
+            loop = Loop(self._loop_parts(uploader), data.loader, state)
             yield from loop.run()
         if self.is_first and self._is_alone:
             # With an agent, the agent records it once the recipe has ended well.
-            order = data.order
+            order = data.loader.order
             self._log.record(RunFinished(steps=order.steps, epochs=order.epochs, digest=loop.digest))
         random_streams.enter(self._identity.seed, "after")
 
@@ -166,63 +167,51 @@ class Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _loop_parts(self, stack: ExitStack) -> LoopParts:
-        clock, link = SystemClock(), self._link
+    def _loop_parts(self, uploader: UploaderClient) -> LoopParts:
+        clock, link, is_first_of_node = SystemClock(), self._link, self._groups.local_rank == 0
+        faults = None
+        if link.faults:
+            injector = FaultInjector(link.faults, self._dir.faults, self._log, clock)
+            faults = WorkerFaults(injector, rank=self.rank, generation=link.generation)
+        restorer = Restorer(
+            groups=self._groups,
+            store=open_store(self._dir.checkpoints_url),
+            local=LocalSnapshot(SnapshotSlots.open(link.memory) if link.memory else None),
+            run_id=self._identity.run_id,
+            failures=link.failures,
+            log=self._log if self.is_first else None,
+            clock=clock,
+            faults=faults,
+        )
+        output = Rank0Output(
+            log=self._log,
+            checkpointing=Checkpointing(uploader, Every.parse(link.save_every), clock),
+            schedule=SnapshotSchedule(Every.parse(link.snapshot_every)),
+        )
+        # Nodes that share no folder keep a copy each: rank 0's node may be lost with its lines.
+        keeps_metrics = self.is_first or (self._dir.is_remote and is_first_of_node)
+        # One worker of a node takes snapshots. Without an agent only rank 0 has memory for them.
+        takes_snapshots = is_first_of_node and (self.is_first or not self._is_alone)
+        slots = OwnSlots() if self._is_alone else AgentSlots(self._page, link.pid)
+        copy = HostCopy if self.device.type == "cpu" else partial(DeviceCopy, self.device)
         return LoopParts(
             groups=self._groups,
-            link=link,
-            run_id=self._identity.run_id,
-            store=open_store(self._dir.checkpoints_url),
+            generation=link.generation,
             clock=clock,
             page=self._page,
             heartbeat=self._heartbeat,
-            local_snapshot=LocalSnapshot(SnapshotSlots.open(link.memory) if link.memory else None),
-            output=self._rank0_output(stack, clock) if self.is_first else None,
-            metrics_copy=self._metrics if self._copies_metrics else None,
-            snapshotting=self._snapshotting(clock) if self._takes_snapshots else None,
-            faults=self._faults(link.faults, clock) if link.faults else None,
+            restorer=restorer,
+            output=output if self.is_first else None,
+            metrics=Metrics(self._dir.metrics_of(link.node)) if keeps_metrics else None,
+            snapshotting=Snapshotting(slots.of_size, copy(), clock) if takes_snapshots else None,
+            faults=faults,
             commits_drains=self._is_alone,
         )
-
-    def _rank0_output(self, stack: ExitStack, clock: Clock) -> Rank0Output:
-        uploader = UploaderClient(self._link.uploader)
-        stack.callback(uploader.close)
-        return Rank0Output(
-            log=self._log,
-            metrics=self._metrics,
-            checkpointing=Checkpointing(uploader, Every.parse(self._link.save_every), clock),
-            schedule=SnapshotSchedule(Every.parse(self._link.snapshot_every)),
-        )
-
-    def _faults(self, plan: str, clock: Clock) -> WorkerFaults:
-        injector = FaultInjector(plan, self._dir.faults, self._log, clock)
-        return WorkerFaults(injector, rank=self.rank, generation=self._link.generation)
-
-    def _snapshotting(self, clock: Clock) -> Snapshotting:
-        slots = OwnSlots() if self._is_alone else AgentSlots(self._page, self._link.pid)
-        copy = HostCopy() if self.device.type == "cpu" else DeviceCopy(self.device)
-        return Snapshotting(
-            slots.of_size, copy, clock, generation=self._link.generation, world_size=self.world_size
-        )
-
-    @property
-    def _metrics(self) -> Metrics:
-        return Metrics(self._dir.metrics_of(self._link.node))
 
     @property
     def _is_alone(self) -> bool:
         """There is no agent: this process wrote its own link."""
         return self._link.pid == os.getpid()
-
-    @property
-    def _copies_metrics(self) -> bool:
-        """Nodes that share no folder keep a copy each: rank 0's node may be lost with its lines."""
-        return self._dir.is_remote and not self.is_first and self._groups.local_rank == 0
-
-    @property
-    def _takes_snapshots(self) -> bool:
-        """One worker of a node takes them. Without an agent only rank 0 has memory for them."""
-        return self._groups.local_rank == 0 and (self.is_first or not self._is_alone)
 
     def _request_drain(self, _signal: int, _frame: object) -> None:
         self._page.drain = True

@@ -94,10 +94,10 @@ class SnapshotSchedule:
         """All ranks tried to take a snapshot after this step, with or without success."""
         self._last = step
 
-    def add_cost(self, cost_s: float) -> bool:
-        """A snapshot cost training so long. Returns whether the interval changed."""
+    def add_cost(self, cost_s: float) -> int | None:
+        """A snapshot cost training so long. Returns the new interval if it changed."""
         if self._every.kind != "auto" or not self._steps:
-            return False
+            return None
         self._costs.append(cost_s)
         before, self.interval = self.interval, snapshot_interval(self.cost_s, self.step_s, self.interval)
-        return self.interval != before
+        return self.interval if self.interval != before else None

@@ -9,9 +9,6 @@ checkpoints of snapshots.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
-
-from elastic.observe.step_line import StepLine
 from elastic.snapshot import image
 from elastic.snapshot.copy_to_slot import Addresses, SlotCopy
 from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
@@ -27,19 +24,6 @@ FIRST_PATIENCE_S = 5.0
 POLL_S = 0.002
 
 SlotsFor = Callable[[int], SnapshotSlots | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """What is kept beside the state of a finished step.
-
-    chain: of all steps up to it. line: its line of the metrics.
-    """
-
-    step: int
-    epoch: int
-    chain: str
-    line: StepLine | None
 
 
 class AgentSlots:
@@ -92,26 +76,22 @@ class _Pending:
     slots: SnapshotSlots
     slot: int
     size_bytes: int
-    record: StepRecord
+    info: SnapshotInfo
     cost_s: float
 
 
 class Snapshotting:
-    def __init__(
-        self, slots_for: SlotsFor, copy: SlotCopy, clock: Clock, *, generation: int, world_size: int
-    ) -> None:
+    def __init__(self, slots_for: SlotsFor, copy: SlotCopy, clock: Clock) -> None:
+        self.copy = copy
         self._slots_for = slots_for
-        self._copy = copy
         self._clock = clock
-        self._generation = generation
-        self._world_size = world_size
         self._is_first = True
         self._pending: _Pending | None = None
 
     def take(
         self,
         state: FlatState,
-        record: StepRecord,
+        info: SnapshotInfo,
         *,
         late: Addresses = frozenset,
         wait: bool = True,
@@ -120,18 +100,14 @@ class Snapshotting:
     ) -> PublishedSnapshot | None:
         """Copy this state into a slot, and publish it.
 
+        info: what stands beside it; the checksum is filled in.
         late: gives the addresses of tensors that nothing changes before the next update. wait: else
         a copy from a GPU stays under way, None is returned, and `finish` publishes it. halfway:
         called with half of the tensors in the slot, where a fault can be injected. Returns None as
         well when there is no memory, or when every slot is in use (patient: for half a minute).
         """
         assert self._pending is None, "the one before is finished first"
-        document = {
-            "state": state.document,
-            "step": record.step,
-            "epoch": record.epoch,
-            "chain": record.chain,
-        }
+        document = {"state": state.document, "step": info.step, "epoch": info.epoch, "chain": info.chain}
         began_at = self._clock.monotonic()
         layout = image.layout(state.tensors, document)
         layout_s = self._clock.monotonic() - began_at
@@ -141,17 +117,17 @@ class Snapshotting:
         slots, slot = found
         if halfway is not None:
             half = replace(layout, places=layout.places[: len(layout.places) // 2])
-            self._copy.start(half, slots.body(slot), frozenset)
-            self._copy.wait()
+            self.copy.start(half, slots.body(slot), frozenset)
+            self.copy.wait()
             halfway()
         began_at = self._clock.monotonic()
-        self._copy.start(layout, slots.body(slot), late)
+        self.copy.start(layout, slots.body(slot), late)
         # Waiting for a free slot is no part of the cost: it does not come with every snapshot.
         cost_s = layout_s + self._clock.monotonic() - began_at
         self._pending = _Pending(
-            slots=slots, slot=slot, size_bytes=layout.size_bytes, record=record, cost_s=cost_s
+            slots=slots, slot=slot, size_bytes=layout.size_bytes, info=info, cost_s=cost_s
         )
-        return self.finish() if wait or not self._copy.is_asynchronous else None
+        return self.finish() if wait or not self.copy.is_asynchronous else None
 
     def finish(self) -> PublishedSnapshot | None:
         """Wait for the copy that is under way, and publish it.
@@ -162,32 +138,16 @@ class Snapshotting:
             return None
         began_at = self._clock.monotonic()
         pending, self._pending = self._pending, None
-        found = self._copy.wait()
+        found = self.copy.wait()
         if found is None:
             print(
-                f"the snapshot of step {pending.record.step} is thrown away: parameters were changed before the next step's sum"
+                f"the snapshot of step {pending.info.step} is thrown away: parameters were changed before the next step's sum"
             )
             return None
-        record = pending.record
-        info = SnapshotInfo(
-            step=record.step,
-            epoch=record.epoch,
-            generation=self._generation,
-            world_size=self._world_size,
-            torch=torch.__version__,
-            chain=record.chain,
-            checksum=found,
-            line=None if record.line is None else record.line.to_json(),
-        )
+        info = replace(pending.info, checksum=found)
         snapshot = pending.slots.publish(pending.slot, size_bytes=pending.size_bytes, info=info)
         cost_s = pending.cost_s + self._clock.monotonic() - began_at
         return PublishedSnapshot(slots=pending.slots, snapshot=snapshot, cost_s=cost_s)
-
-    def before_forward(self) -> None:
-        self._copy.before_forward()
-
-    def before_update(self) -> None:
-        self._copy.before_update()
 
     def _free_slot(self, size_bytes: int, *, patient: bool) -> tuple[SnapshotSlots, int] | None:
         # The very first snapshot of a process waits until the agent has made the slots.

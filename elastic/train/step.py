@@ -12,13 +12,14 @@ It does not clip, scale or step: the recipe does that with plain PyTorch on the 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from elastic.data import random_streams
 from elastic.data.loader import Batch
+from elastic.data.order import Order
 from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
@@ -29,8 +30,7 @@ from elastic.worker.heartbeat import HeartbeatSender
 Scaler = torch.amp.GradScaler
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
+class Requests(NamedTuple):
     """What one rank asks of all ranks.
 
     It rides in the step's second sum, so that every rank decides the same at the same step.
@@ -47,9 +47,7 @@ class StepOutcome:
 
     loss: float
     gradient_norms: tuple[float, ...]  # of each bucket
-    drain: bool
-    snapshot: bool
-    save: bool
+    requests: Requests  # each is made if any rank made it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +59,7 @@ class StepParts:
     buffers: Buffers
     device: torch.device
     heartbeat: HeartbeatSender
-    seed: int
-    steps: int
-    global_batch: int
+    order: Order
 
 
 class Step:
@@ -76,16 +72,15 @@ class Step:
     def __init__(
         self,
         number: int,
-        epoch: int,
         parts: StepParts,
         batches: list[Batch],
-        requests: Callable[[], Requests],
+        requests: Callable[[int], Requests],
     ) -> None:
-        """requests: called once, when the gradients are summed."""
+        """requests: called once, with the step's number, when the gradients are summed."""
         self.number = number
-        self.steps = parts.steps
-        self.epoch = epoch
-        self.global_batch = parts.global_batch
+        self.steps = parts.order.steps
+        self.epoch, _ = parts.order.position(number)
+        self.global_batch = parts.order.global_batch
         self.logged: dict[str, Any] = {}
         self.outcome: StepOutcome | None = None
         # Called with the name of each point of the step at which a fault plan can strike.
@@ -99,7 +94,7 @@ class Step:
         parts.buffers.begin_step()
         # The recipe's draws before its first sum must not depend on what loading this rank's shards
         # drew.
-        random_streams.enter(parts.seed, "step", number, 0)
+        random_streams.enter(parts.order.seed, "step", number, 0)
 
     @property
     def fraction(self) -> float:
@@ -200,7 +195,7 @@ class Step:
         that the recipe's next draws are the same on every rank.
         """
         self._passes += 1
-        seed, buffers = self._parts.seed, self._parts.buffers
+        seed, buffers = self._parts.order.seed, self._parts.buffers
         for batch in self._batches:
             self._parts.heartbeat.enter(Phase.STEP)
             random_streams.enter(seed, "shard", self.number, batch.shard, self._passes)
@@ -233,8 +228,7 @@ class Step:
         with parts.heartbeat.waiting():
             flats = parts.gradients.wait()
         self.fault_point("mid-sum")
-        requests = self._requests()
-        of_rank = torch.tensor([requests.drain, requests.snapshot, requests.save], dtype=torch.float64)
+        of_rank = torch.tensor(self._requests(self.number), dtype=torch.float64)
         of_rank = torch.cat([of_rank, parts.gradients.used()]).to(parts.device)
         contributions = {}
         for index, shard in enumerate(self._shards):
@@ -247,15 +241,13 @@ class Step:
         with parts.heartbeat.waiting():
             total = parts.exchange.sum_leaves(contributions, "the end of a step")
         known, used, buffers = torch.split(total, [4, of_rank.numel() - 3, parts.buffers.length])
-        loss_sum, drain, snapshot, save = known.tolist()
+        loss_sum, *asked = known.tolist()
         parts.gradients.assign(flats, used)
         parts.buffers.end_step(buffers)
         self.outcome = StepOutcome(
             loss=loss if loss is not None else loss_sum / parts.exchange.shards,
             gradient_norms=tuple(float(torch.linalg.vector_norm(flat)) for flat in flats),
-            drain=drain > 0,
-            snapshot=snapshot > 0,
-            save=save > 0,
+            requests=Requests(*(count > 0 for count in asked)),
         )
         parts.heartbeat.enter(Phase.BETWEEN)
         return self.outcome

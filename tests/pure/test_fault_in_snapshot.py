@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from elastic.snapshot.copy_to_slot import HostCopy
-from elastic.snapshot.slots import SnapshotSlots
+from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.testing.fakes import FakeClock
-from elastic.train.snapshotting import Snapshotting, StepRecord
+from elastic.train.snapshotting import Snapshotting
 from elastic.train.state import FlatState
 
 
@@ -24,8 +24,8 @@ def slots():
 def take(snapshots, step, halfway=None):
     """A state of four tensors full of its step's number."""
     tensors = {name: torch.full([16], float(step)) for name in "abcd"}
-    record = StepRecord(step=step, epoch=0, chain="", line=None)
-    return snapshots.take(FlatState(tensors=tensors, document={}), record, halfway=halfway)
+    info = SnapshotInfo(step=step, epoch=0, generation=1, world_size=1, torch="2")
+    return snapshots.take(FlatState(tensors=tensors, document={}), info, halfway=halfway)
 
 
 def bytes_of(step):
@@ -34,7 +34,7 @@ def bytes_of(step):
 
 def test_a_process_that_dies_in_a_copy_leaves_a_slot_that_is_not_found(slots):
     """Step 1 is whole. The copy of step 2 ends after half of its tensors: the newest is step 1."""
-    snapshots = Snapshotting(lambda _size: slots, HostCopy(), FakeClock(), generation=1, world_size=1)
+    snapshots = Snapshotting(lambda _size: slots, HostCopy(), FakeClock())
     take(snapshots, 1)
 
     def die():
@@ -50,7 +50,7 @@ def test_a_process_that_dies_in_a_copy_leaves_a_slot_that_is_not_found(slots):
 
 def test_a_process_that_continues_a_copy_publishes_the_whole_state(slots):
     """A pause in the middle of the copy: afterwards the snapshot is what it would have been."""
-    snapshots = Snapshotting(lambda _size: slots, HostCopy(), FakeClock(), generation=1, world_size=1)
+    snapshots = Snapshotting(lambda _size: slots, HostCopy(), FakeClock())
     reached = []
     published = take(snapshots, 2, halfway=lambda: reached.append(slots.newest()))
     assert reached == [None]

@@ -88,7 +88,7 @@ def snapshots_at(schedule, steps, *, step_s=1.0, cost_s=0.05):
         if schedule.is_due(step):
             taken.append(step)
             schedule.requested(step)
-            changes.append(schedule.add_cost(cost_s))
+            changes.append(schedule.add_cost(cost_s) is not None)
     return taken, changes
 
 

@@ -72,9 +72,7 @@ class Loop:
             buffers=Buffers(modules, shards, CPU),
             device=CPU,
             heartbeat=HeartbeatSender(NoPage(), 0),
-            seed=5,
-            steps=self.order.steps,
-            global_batch=BATCH,
+            order=self.order,
         )
         loader = Loader(dataset=TensorDataset(*data()), order=self.order, device=CPU)
         self.batches = loader.steps(exchange.leaves, 1)
@@ -90,8 +88,7 @@ class Loop:
             save=is_first and number == DRAIN_AT + 1,
             snapshot=is_first and number == DRAIN_AT + 2,
         )
-        epoch, _ = self.order.position(number)
-        return Step(number, epoch, self.parts, next(self.batches), lambda: requests)
+        return Step(number, self.parts, next(self.batches), lambda _number: requests)
 
     def steps(self):
         for number in range(1, self.order.steps + 1):
@@ -147,7 +144,7 @@ def train(member, shards, form, is_scaled, bucket_bytes=256):
             seen["scale"].append(scaler.get_scale())
         seen["loss"].append([number.hex() for number in (step.outcome.loss, *step.outcome.gradient_norms)])
         for name in ("drain", "save", "snapshot"):
-            seen[name].append(getattr(step.outcome, name))
+            seen[name].append(getattr(step.outcome.requests, name))
     state = State(net=net, optimizer=optimizer, **({} if scaler is None else {"scaler": scaler}))
     unused = [net.unused.weight.grad, net.unused.bias.grad]
     return seen | {

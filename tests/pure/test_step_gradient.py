@@ -50,14 +50,12 @@ def steps(net):
         buffers=Buffers([net], SHARDS, CPU),
         device=CPU,
         heartbeat=HeartbeatSender(NoPage(), 0),
-        seed=5,
-        steps=STEPS,
-        global_batch=BATCH,
+        order=order,
     )
     loader = Loader(dataset=TensorDataset(*data()), order=order, device=CPU)
     requests = Requests(drain=False, snapshot=False, save=False)
     for number, batches in enumerate(loader.steps(range(SHARDS), 1), 1):
-        yield Step(number, 0, parts, batches, lambda: requests)
+        yield Step(number, parts, batches, lambda _number: requests)
 
 
 def gradient(parameters):
