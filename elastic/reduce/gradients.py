@@ -17,6 +17,7 @@ would let weight decay and momentum change it.
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +112,9 @@ class Gradients:
         self._hooks = [p.register_post_accumulate_grad_hook(hook) for p in self.parameters]  # type: ignore[no-untyped-call]
 
     def begin_step(self) -> None:
-        """Before the first backward of a step; `.grad` of the step before becomes invalid."""
+        """Before the first backward of a step: no parameter has a gradient any more."""
+        for parameter in self.parameters:
+            parameter.grad = None
         for bucket in self._buckets:
             bucket.recycle()
         self._used.clear()
@@ -196,11 +199,8 @@ class Gradients:
         self._next += 1
         bucket.fill_missing()
         bucket.end_pair(self._pairs[-1])
-        arguments = bucket.stack.parts, "the sum of gradients"
-        if self._thread is None:
-            self._sums.append(self._exchange.sum(*arguments))
-        else:
-            self._sums.append(self._thread.submit(self._exchange.sum, *arguments))
+        run = partial(self._exchange.sum, bucket.stack.parts, "the sum of gradients")
+        self._sums.append(run() if self._thread is None else self._thread.submit(run))
 
 
 def cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

@@ -34,20 +34,6 @@ class Block:
     start: int
     size: int
 
-    @property
-    def is_left(self) -> bool:
-        # The start of a right child has the bit of its size set: its left sibling covers the
-        # `size` leaves before it, and together they are aligned to 2 * size.
-        return self.start & self.size == 0
-
-    @property
-    def sibling(self) -> "Block":
-        return Block(self.start ^ self.size, self.size)
-
-    @property
-    def parent(self) -> "Block":
-        return Block(self.start & ~self.size, 2 * self.size)
-
 
 def span(shards: int, world_size: int, rank: int) -> range:
     """The leaves of `rank`: contiguous, in rank order; sizes differ by at most one.
@@ -95,10 +81,13 @@ class Stack(Generic[T]):
         self.parts: dict[Block, T] = {}
 
     def push(self, block: Block, value: T) -> None:
-        while not block.is_left and block.sibling in self.parts:
-            value = self._add(self.parts.pop(block.sibling), value)
-            block = block.parent
-        self.parts[block] = value
+        start, size = block.start, block.size
+        # The start of a right child has the bit of its size set: its left sibling covers the `size`
+        # leaves before it, and together they are aligned to 2 * size.
+        while start & size and (left := Block(start - size, size)) in self.parts:
+            value = self._add(self.parts.pop(left), value)
+            start, size = left.start, 2 * size
+        self.parts[Block(start, size)] = value
 
 
 def pairs(leaves: range) -> tuple[tuple[int, ...], ...]:

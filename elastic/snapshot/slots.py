@@ -179,8 +179,7 @@ class SnapshotSlots:
 
     def find(self, slot: int, seq: int) -> Snapshot | None:
         """The snapshot that was published as `seq`, if the slot still holds it."""
-        snapshot = self._read(slot) if 0 <= slot < self.num_slots else None
-        return snapshot if snapshot is not None and snapshot.seq == seq else None
+        return next((each for each in self.whole() if (each.slot, each.seq) == (slot, seq)), None)
 
     def is_whole(self, slot: int, seq: int) -> bool:
         """True while the slot holds the snapshot that was published as `seq`."""

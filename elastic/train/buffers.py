@@ -91,11 +91,8 @@ class Buffers:
 
 
 def _flat(values: list[Tensor], dtype: torch.dtype) -> Tensor:
-    return (
-        torch.cat([value.reshape(-1) for value in values]).to(dtype)
-        if values
-        else torch.zeros(0, dtype=dtype)
-    )
+    flats = [value.reshape(-1) for value in values] or [torch.zeros(0)]
+    return torch.cat(flats).to(dtype)
 
 
 def _count(tensors: list[Tensor]) -> int:

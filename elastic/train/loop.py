@@ -51,15 +51,18 @@ class Rank0Output:
     schedule: SnapshotSchedule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopParts:
-    """What the loop is made of in one generation.
+@dataclass(slots=True, kw_only=True)
+class Loop:
+    """The training loop of one rank in one generation.
 
     output: on rank 0 alone. metrics: on rank 0, and where nodes share no folder a copy on each
     other node. snapshotting: on one worker of each node. faults: None without a plan.
-    commits_drains: there is no agent that would.
+    commits_drains: there is no agent that would. digest: of the checkpoint of the last step, once
+    it is committed.
     """
 
+    loader: Loader
+    state: State
     groups: ProcessGroups
     generation: int
     clock: Clock
@@ -71,169 +74,158 @@ class LoopParts:
     snapshotting: Snapshotting | None
     faults: WorkerFaults | None
     commits_drains: bool
-
-
-class Loop:
-    def __init__(self, parts: LoopParts, loader: Loader, state: State) -> None:
-        groups = parts.groups
-        self._parts = parts
-        self._order = loader.order
-        self._loader = loader
-        self._state = state
-        self._exchange = Exchange(
-            shards=self._order.shards, world_size=groups.world_size, rank=groups.rank, group=groups.gradients
-        )
-        self._chain = ""
-        self._started_at = 0.0
-        self._first_new = 0  # the first step that no generation has trained before; rank 0 knows it
-        self.digest = ""  # of the checkpoint of the last step, once it is committed
+    digest: str = ""
+    _chain: str = ""
+    _started_at: float = 0.0
+    _first_new: int = 0  # the first step that no generation has trained before; rank 0 knows it
 
     def run(self) -> Iterator[Step]:
         """The steps that are left.
 
         Raises SystemExit at a drain; StoreFailed when the last state cannot be saved.
         """
-        parts, order = self._parts, self._order
+        groups, order = self.groups, self.loader.order
         resumed = self._resume()
-        gradients = Gradients(self._state.trained, self._exchange)
-        step_parts = StepParts(
-            exchange=self._exchange,
+        exchange = Exchange(
+            shards=order.shards, world_size=groups.world_size, rank=groups.rank, group=groups.gradients
+        )
+        gradients = Gradients(self.state.trained, exchange)
+        parts = StepParts(
+            exchange=exchange,
             gradients=gradients,
-            buffers=Buffers(self._state.modules, order.shards, parts.groups.device),
-            device=parts.groups.device,
-            heartbeat=parts.heartbeat,
+            buffers=Buffers(self.state.modules, order.shards, groups.device),
+            device=groups.device,
+            heartbeat=self.heartbeat,
             order=order,
         )
-        batches = self._loader.steps(self._exchange.leaves, resumed.step + 1)
-        self._started_at = parts.clock.monotonic()
+        batches = self.loader.steps(exchange.leaves, resumed.step + 1)
+        self._started_at = self.clock.monotonic()
         last = None
         for number in range(resumed.step + 1, order.steps + 1):
-            step = Step(number, step_parts, next(batches), self._requests)
-            if parts.faults is not None:
-                step.fault_point = parts.faults.at_step(number)
-            if parts.snapshotting is not None:
-                parts.snapshotting.copy.before_forward()
+            step = Step(number, parts, next(batches), self._requests)
+            if self.faults is not None:
+                step.fault_point = self.faults.at_step(number)
+            if self.snapshotting is not None:
+                self.snapshotting.copy.before_forward()
             # Until its first sum the step is the recipe's own code, which may evaluate a model
             # there.
-            parts.heartbeat.enter(Phase.BETWEEN)
+            self.heartbeat.enter(Phase.BETWEEN)
             yield step
             last = self._finish(step)
         gradients.close()
-        parts.heartbeat.enter(Phase.SAVE)
+        self.heartbeat.enter(Phase.SAVE)
         if last is None and resumed.source != "checkpoint":  # the last step's state was in memory
             epoch, _ = order.position(resumed.step)
             info = self._info(resumed.step, epoch, resumed.line)
             last = info, self._take_snapshot(info, wait=True, patient=True)
         if last is not None:
             self._commit_last(*last)
-        parts.heartbeat.enter(Phase.AFTER)
+        self.heartbeat.enter(Phase.AFTER)
 
     def _resume(self) -> ResumePoint:
-        parts, output, order = self._parts, self._parts.output, self._order
-        began_at = parts.clock.monotonic()
+        output, order = self.output, self.loader.order
+        began_at = self.clock.monotonic()
         if output is not None:
             sizes = {"global_batch": order.global_batch, "shards": order.shards}
             output.log.record(RunStarted(steps=order.steps, epochs=order.epochs, seed=order.seed, **sizes))
-        resumed = parts.restorer.restore(self._state)
+        resumed = self.restorer.restore(self.state)
         self._chain = resumed.chain
-        parts.page.set_step(parts.groups.local_rank, resumed.step)
-        highest = 0 if parts.metrics is None else _rewind(parts.metrics, resumed)
+        self.page.set_step(self.groups.local_rank, resumed.step)
+        highest = 0 if self.metrics is None else _rewind(self.metrics, resumed)
         if output is not None:
             output.checkpointing.resume(resumed.step, resumed.source)
             self._first_new = max(resumed.step, highest) + 1
-            lost_steps, seconds = self._first_new - 1 - resumed.step, parts.clock.monotonic() - began_at
+            lost_steps, seconds = self._first_new - 1 - resumed.step, self.clock.monotonic() - began_at
             output.log.record(
                 Restored(step=resumed.step, source=resumed.source, lost_steps=lost_steps, seconds=seconds)
             )
         return resumed
 
     def _requests(self, number: int) -> Requests:
-        output = self._parts.output
-        if self._parts.snapshotting is not None:
-            self._parts.snapshotting.copy.before_update()
-        drain = self._parts.page.drain
-        if output is None or number == self._order.steps:
+        output = self.output
+        if self.snapshotting is not None:
+            self.snapshotting.copy.before_update()
+        drain = self.page.drain
+        if output is None or number == self.loader.order.steps:
             return Requests(drain=drain, snapshot=False, save=False)
         snapshot, save = output.schedule.is_due(number), output.checkpointing.is_due(number)
         return Requests(drain=drain, snapshot=snapshot, save=save)
 
     def _finish(self, step: Step) -> tuple[SnapshotInfo, PublishedSnapshot | None]:
         """After the recipe's optimizer: leave behind what the step leaves behind, in order."""
-        parts, outcome = self._parts, step.outcome
+        outcome = step.outcome
         if outcome is None:
             raise UsageError(
                 f"step {step.number} ended without gradients: expected step.backward(loss) or step.mean_loss(...) in the body of the loop"
             )
         step.fault_point("optimizer")
-        if parts.snapshotting is not None:
+        if self.snapshotting is not None:
             # Of an earlier step, if its copy from the GPU ran beside this one.
-            self._add_cost(parts.snapshotting.finish())
+            self._add_cost(self.snapshotting.finish())
         info = self._record(step, outcome)
-        requests, is_last, published = outcome.requests, step.number == self._order.steps, None
+        requests, is_last, published = outcome.requests, step.number == self.loader.order.steps, None
         if is_last or any(requests):
-            parts.heartbeat.enter(Phase.SAVE)
+            self.heartbeat.enter(Phase.SAVE)
             ends = requests.drain or is_last
             published = self._take_snapshot(info, wait=ends or requests.save, patient=ends)
             step.fault_point("after-snapshot")
-        parts.page.set_step(parts.groups.local_rank, step.number)
+        self.page.set_step(self.groups.local_rank, step.number)
         if requests.drain and not is_last:
             self._drain(info, published)
         elif requests.save:
             self._save(info, published, final=False)
-        parts.heartbeat.finish_step()
-        parts.heartbeat.enter(Phase.BETWEEN)
+        self.heartbeat.finish_step()
+        self.heartbeat.enter(Phase.BETWEEN)
         return info, published
 
     def _record(self, step: Step, outcome: StepOutcome) -> SnapshotInfo:
         """Write the step's line into the metrics; returns what stands beside the step's state."""
-        parts, output = self._parts, self._parts.output
         self._chain = _next_chain(self._chain, outcome)
-        seconds = parts.clock.monotonic() - self._started_at
+        seconds = self.clock.monotonic() - self._started_at
         line = StepLine(
             step=step.number,
             epoch=step.epoch,
             loss=outcome.loss,
             chain=self._chain[:16],
-            world_size=parts.groups.world_size,
-            generation=parts.generation,
-            time=parts.clock.wall(),
+            world_size=self.groups.world_size,
+            generation=self.generation,
+            time=self.clock.wall(),
             seconds=seconds,
             values=step.logged,
         )
-        if parts.metrics is not None:
-            parts.metrics.append(line)
-        if output is not None:
-            output.schedule.add_step(seconds)
+        if self.metrics is not None:
+            self.metrics.append(line)
+        if self.output is not None:
+            self.output.schedule.add_step(seconds)
             if step.number == self._first_new:
-                output.log.record(FirstStep(step=step.number))
-        self._started_at = parts.clock.monotonic()
+                self.output.log.record(FirstStep(step=step.number))
+        self._started_at = self.clock.monotonic()
         return self._info(step.number, step.epoch, line)
 
     def _info(self, step: int, epoch: int, line: StepLine | None) -> SnapshotInfo:
         return SnapshotInfo(
             step=step,
             epoch=epoch,
-            generation=self._parts.generation,
-            world_size=self._parts.groups.world_size,
+            generation=self.generation,
+            world_size=self.groups.world_size,
             torch=torch.__version__,
             chain=self._chain,
             line=None if line is None else line.to_json(),
         )
 
     def _take_snapshot(self, info: SnapshotInfo, *, wait: bool, patient: bool) -> PublishedSnapshot | None:
-        parts = self._parts
-        if parts.output is not None:
-            parts.output.schedule.requested(info.step)
-        halfway = None if parts.faults is None else parts.faults.in_snapshot(info.step)
-        if parts.snapshotting is None:
+        if self.output is not None:
+            self.output.schedule.requested(info.step)
+        halfway = None if self.faults is None else self.faults.in_snapshot(info.step)
+        if self.snapshotting is None:
             if halfway is not None:  # another worker of this node copies
                 halfway()
             return None
         return self._add_cost(
-            parts.snapshotting.take(
-                self._state.flatten(),
+            self.snapshotting.take(
+                self.state.flatten(),
                 info,
-                late=self._state.updated_addresses,
+                late=self.state.updated_addresses,
                 wait=wait,
                 patient=patient,
                 halfway=halfway,
@@ -241,7 +233,7 @@ class Loop:
         )
 
     def _add_cost(self, published: PublishedSnapshot | None) -> PublishedSnapshot | None:
-        output = self._parts.output
+        output = self.output
         if published is not None and output is not None:
             schedule = output.schedule
             if every := schedule.add_cost(published.cost_s):
@@ -250,28 +242,27 @@ class Loop:
         return published
 
     def _save(self, info: SnapshotInfo, published: PublishedSnapshot | None, *, final: bool) -> None:
-        began_at = self._parts.clock.monotonic()
+        began_at = self.clock.monotonic()
         self._check_same(info, published)
-        if self._parts.output is not None:
-            self._parts.output.checkpointing.save(published, info.step, began_at=began_at, final=final)
+        if self.output is not None:
+            self.output.checkpointing.save(published, info.step, began_at=began_at, final=final)
 
     def _check_same(self, info: SnapshotInfo, published: PublishedSnapshot | None) -> None:
         """Before a state becomes a checkpoint: all ranks have it, and the metrics have its step."""
-        parts = self._parts
         checksum = None if published is None else published.snapshot.info.checksum
-        check_same_snapshots(parts.groups, checksum, self._state.flatten, f"after step {info.step}")
-        if parts.output is not None and parts.metrics is not None:
-            parts.metrics.sync()
+        check_same_snapshots(self.groups, checksum, self.state.flatten, f"after step {info.step}")
+        if self.output is not None and self.metrics is not None:
+            self.metrics.sync()
 
     def _drain(self, info: SnapshotInfo, published: PublishedSnapshot | None) -> None:
-        parts, problem = self._parts, ""
-        if parts.commits_drains:
+        problem = ""
+        if self.commits_drains:
             problem = self._save_and_wait(info, published)
         else:
             self._check_same(info, published)
-        if parts.output is not None:
-            committed = parts.commits_drains and not problem
-            parts.output.log.record(Drained(step=info.step, committed=committed))
+        if self.output is not None:
+            committed = self.commits_drains and not problem
+            self.output.log.record(Drained(step=info.step, committed=committed))
         if problem:
             raise StoreFailed(f"stopped after step {info.step}, which could not be saved: {problem}")
         raise SystemExit(EXIT_INTERRUPTED)
@@ -281,11 +272,11 @@ class Loop:
 
         Returns what went wrong, or nothing; the same on every rank.
         """
-        output, problem = self._parts.output, ""
+        output, problem = self.output, ""
         for _ in range(FINAL_TRIES):
             self._save(info, published, final=True)
             found = "" if output is None else output.checkpointing.wait(info.step)
-            problem = self._parts.groups.from_rank0(found)
+            problem = self.groups.from_rank0(found)
             if not problem:
                 break
         return problem
@@ -294,8 +285,8 @@ class Loop:
         problem = self._save_and_wait(info, published)
         if problem:
             raise StoreFailed(f"trained to the last step, {info.step}, which could not be saved: {problem}")
-        if self._parts.output is not None:
-            self.digest = self._parts.output.checkpointing.digest
+        if self.output is not None:
+            self.digest = self.output.checkpointing.digest
 
 
 def _rewind(metrics: Metrics, resumed: ResumePoint) -> int:

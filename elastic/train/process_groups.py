@@ -13,7 +13,8 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -60,10 +61,10 @@ class ProcessGroups:
             padded = torch.nn.functional.pad(mine, (0, longest - mine.numel()))
             texts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world_size)]
             dist.all_gather(texts, padded, group=self.control)
-        return [
-            _from_json(bytes(text[: int(length)].numpy()), value)
-            for text, length in zip(texts, lengths, strict=True)
-        ]
+        kind, read = type(value), json.loads
+        if is_dataclass(kind):
+            read = partial(decode, kind, what=f"a rank's {kind.__name__}")
+        return [read(bytes(text[: int(of)].numpy())) for text, of in zip(texts, lengths, strict=True)]
 
     def from_rank0(self, value: T) -> T:
         """Rank 0's JSON value on every rank; those of other ranks are ignored. Raises PeerLost."""
@@ -122,9 +123,3 @@ def open_process_groups(launch: Launch, backend: str | None) -> ProcessGroups:
         nccl = dist.new_group(backend="nccl")
         assert isinstance(nccl, dist.ProcessGroup)
     return replace(groups, gradients=nccl)
-
-
-def _from_json(text: bytes, like: Any) -> Any:
-    """The value of another rank, of the type that this rank's has."""
-    kind = type(like)
-    return decode(kind, text, what=f"a rank's {kind.__name__}") if is_dataclass(kind) else json.loads(text)

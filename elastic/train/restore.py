@@ -22,7 +22,7 @@ from elastic.observe import step_line
 from elastic.observe.log import EventLog, parse_lines
 from elastic.observe.step_line import StepLine
 from elastic.snapshot import checksum, image, safetensors_header
-from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
+from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
 from elastic.train.consistency import check_same_state
@@ -50,31 +50,21 @@ class LocalSnapshot:
 
     def __init__(self, slots: SnapshotSlots | None) -> None:
         self._slots = slots
-        self._snapshot: Snapshot | None = None
+        self.info: SnapshotInfo | None = None  # None without a snapshot
+        # uint8 [n], a view of the slot: valid until the next snapshot is written.
+        self.image = torch.empty(0, dtype=torch.uint8)
         self.problems: list[str] = []
-        for snapshot in () if slots is None else slots.whole():
-            assert slots is not None
+        if slots is None:
+            return
+        for snapshot in slots.whole():
             body = slots.body(snapshot.slot)[: snapshot.size_bytes]
             if checksum.of_image(body) == snapshot.info.checksum:
-                self._snapshot = snapshot
+                self.info, self.image = snapshot.info, torch.frombuffer(body, dtype=torch.uint8)
                 break
             self.problems.append(
                 f"the snapshot of step {snapshot.info.step} changed in memory after it was written; it is not used"
             )
             slots.invalidate(snapshot.slot)
-
-    @property
-    def info(self) -> SnapshotInfo | None:
-        """None without a snapshot."""
-        return None if self._snapshot is None else self._snapshot.info
-
-    @property
-    def image(self) -> Tensor:
-        """uint8 [n], a view of the slot: valid until the next snapshot is written."""
-        assert self._slots is not None
-        assert self._snapshot is not None
-        body = self._slots.body(self._snapshot.slot)
-        return torch.frombuffer(body, dtype=torch.uint8, count=self._snapshot.size_bytes)
 
     def discard_newer(self, step: int) -> None:
         """Training resumes from `step`: what is newer belongs to steps that will be done again."""

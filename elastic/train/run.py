@@ -34,7 +34,7 @@ from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.train.checkpointing import Checkpointing
-from elastic.train.loop import Loop, LoopParts, Rank0Output
+from elastic.train.loop import Loop, Rank0Output
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import LocalSnapshot, Restorer
 from elastic.train.schedule import SnapshotSchedule
@@ -132,7 +132,7 @@ class Run:
         """
         # It connects at the first offer, which is rank 0's.
         with closing(UploaderClient(self._link.uploader)) as uploader:
-            loop = Loop(self._loop_parts(uploader), data.loader, state)
+            loop = self._loop(uploader, data.loader, state)
             yield from loop.run()
         if self.is_first and self._is_alone:
             # With an agent, the agent records it once the recipe has ended well.
@@ -167,7 +167,7 @@ class Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _loop_parts(self, uploader: UploaderClient) -> LoopParts:
+    def _loop(self, uploader: UploaderClient, loader: Loader, state: State) -> Loop:
         clock, link, is_first_of_node = SystemClock(), self._link, self._groups.local_rank == 0
         faults = None
         if link.faults:
@@ -194,7 +194,9 @@ class Run:
         takes_snapshots = is_first_of_node and (self.is_first or not self._is_alone)
         slots = OwnSlots() if self._is_alone else AgentSlots(self._page, link.pid)
         copy = HostCopy if self.device.type == "cpu" else partial(DeviceCopy, self.device)
-        return LoopParts(
+        return Loop(
+            loader=loader,
+            state=state,
             groups=self._groups,
             generation=link.generation,
             clock=clock,

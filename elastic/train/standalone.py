@@ -25,8 +25,6 @@ from elastic.train.process_groups import ProcessGroups
 from elastic.uploader.client import UploaderProcess
 from elastic.uploader.protocol import UploaderConfig
 
-KEEP = 3
-
 
 def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity) -> AgentLink:
     """The link that an agent would have passed, made of defaults and ELASTIC_RUN_DIR."""
@@ -68,7 +66,7 @@ def _own_uploader(run: RunDir, ours: Identity) -> str:
         atexit.register(log_uploader.close)
         log_uploader.start()
     scratch = Path(tempfile.mkdtemp(prefix="elastic-"))
-    config = UploaderConfig.of(run, scratch, run_id=ours.run_id, node=node, keep=KEEP)
+    config = UploaderConfig.of(run, scratch, run_id=ours.run_id, node=node, keep=3)
     uploader = UploaderProcess.start(config)
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     atexit.register(uploader.stop)

@@ -104,8 +104,10 @@ class State:
         Raises CheckpointDamaged when the state is that of other objects.
         """
         if not isinstance(flat.document, dict) or flat.document.keys() != self.objects.keys():
+            is_dict = isinstance(flat.document, dict)
+            found = sorted(flat.document) if is_dict else type(flat.document).__name__
             raise CheckpointDamaged(
-                f"expected the state of {sorted(self.objects)}, found that of {_names(flat.document)}; "
+                f"expected the state of {sorted(self.objects)}, found that of {found}; "
                 "the recipe's State must have the same entries as when the run began"
             )
         for name, thing in self.objects.items():
@@ -129,10 +131,6 @@ class State:
         thing.load_state_dict(
             cast("dict[str, Any]", _decode(saved, lambda tensor: flat.tensors[tensor].clone()))
         )
-
-
-def _names(document: object) -> str:
-    return str(sorted(document)) if isinstance(document, dict) else type(document).__name__
 
 
 def _keeps_any(thing: Stateful, given: Mapping[str, Tensor]) -> bool:

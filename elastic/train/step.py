@@ -138,8 +138,13 @@ class Step:
                 "expected step.sum(...) before step.backward(loss); for a mean loss use step.mean_loss(...)"
             )
         gradients, heartbeat = self._parts.gradients, self._parts.heartbeat
-        direct = self._direct_gradients(loss if scaler is None else scaler.scale(loss))
         gradients.begin_step()
+        (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        # Those that reach parameters past the sums; d loss / d sum is left in `sum.grad`.
+        direct = {p: p.grad for p in gradients.parameters if p.grad is not None}
+        for total, _ in self._sums:
+            if total.grad is None:
+                total.grad = torch.zeros_like(total)
         for batch in self._batches:
             heartbeat.enter(Phase.STEP)
             outputs = [
@@ -152,7 +157,7 @@ class Step:
             gradients.after_backward(batch.shard)
         with heartbeat.waiting():  # with nccl, gradient sums that are under way may come before it
             known = float(loss.detach())
-        self._finish(known, dict.fromkeys(self._shards, 0.0))
+        self._finish(known, dict.fromkeys(self._parts.exchange.leaves, 0.0))
         # Equal on every rank: added once, after the sum over shards.
         for parameter, gradient in direct.items():
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
@@ -165,27 +170,20 @@ class Step:
         alive at a time. Returns the global mean; its gradient is in `.grad` afterwards. Raises
         PeerLost when another rank is gone.
         """
-        gradients, heartbeat = self._parts.gradients, self._parts.heartbeat
-        for parameter in gradients.parameters:
-            parameter.grad = None
+        gradients, heartbeat, exchange = self._parts.gradients, self._parts.heartbeat, self._parts.exchange
         gradients.begin_step()
         losses: dict[int, float] = {}
         for batch, loss in self._forward(function):
             gradients.before_backward(batch.shard)
             scaled = loss if scaler is None else scaler.scale(loss)
-            (scaled / self._parts.exchange.shards).backward()  # type: ignore[no-untyped-call]
+            (scaled / exchange.shards).backward()  # type: ignore[no-untyped-call]
             self.fault_point("backward")
             gradients.after_backward(batch.shard)
             # After the last shard the gradient sums are under way, and with nccl the host waits for
             # them where it reads the loss.
-            is_last = batch.shard == self._shards[-1]
-            with heartbeat.waiting() if is_last else nullcontext():
+            with heartbeat.waiting() if batch.shard == exchange.leaves[-1] else nullcontext():
                 losses[batch.shard] = float(loss.detach())
         return self._finish(None, losses).loss
-
-    @property
-    def _shards(self) -> list[int]:
-        return [batch.shard for batch in self._batches]
 
     def _forward(self, function: Callable[[Batch], Tensor]) -> Iterator[tuple[Batch, Tensor]]:
         """Each own shard's output, under its own stream, from its own buffers.
@@ -206,17 +204,6 @@ class Step:
             yield batch, output
         random_streams.enter(seed, "step", self.number, self._passes)
 
-    def _direct_gradients(self, loss: Tensor) -> dict[torch.nn.Parameter, Tensor]:
-        """Gradients that reach parameters past the sums; d loss / d sum is left in `sum.grad`."""
-        for parameter in self._parts.gradients.parameters:
-            parameter.grad = None
-        loss.backward()  # type: ignore[no-untyped-call]
-        found = {p: p.grad for p in self._parts.gradients.parameters if p.grad is not None}
-        for total, _ in self._sums:
-            if total.grad is None:
-                total.grad = torch.zeros_like(total)
-        return found
-
     def _finish(self, loss: float | None, losses: dict[int, float]) -> StepOutcome:
         """The step's second sum: loss, requests, which gradients exist, and buffers, in one vector.
 
@@ -231,7 +218,7 @@ class Step:
         of_rank = torch.tensor(self._requests(self.number), dtype=torch.float64)
         of_rank = torch.cat([of_rank, parts.gradients.used()]).to(parts.device)
         contributions = {}
-        for index, shard in enumerate(self._shards):
+        for index, shard in enumerate(parts.exchange.leaves):
             own_loss = torch.tensor([losses[shard]], dtype=torch.float64, device=parts.device)
             # A rank's requests count once, whatever the number of its shards.
             head = torch.cat([own_loss, of_rank * (index == 0)])

@@ -120,7 +120,8 @@ def test_blocks_are_aligned_subtrees_that_cover_the_span_and_cannot_be_merged(st
     found = blocks(own)
     assert [leaf for b in found for leaf in range(b.start, b.start + b.size)] == list(own)
     assert all(b.size & (b.size - 1) == 0 and b.start % b.size == 0 for b in found)
-    assert not {b.sibling for b in found} & set(found)
+    siblings = {Block(b.start ^ b.size, b.size) for b in found}
+    assert not siblings & set(found)
 
 
 @given(st.integers(1, 64))
