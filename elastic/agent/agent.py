@@ -12,13 +12,7 @@ Methods with torch's names override torch's.
 import signal
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import (
-    RunResult,
-    Worker,
-    WorkerGroup,
-    WorkerSpec,
-    WorkerState,
-)
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
@@ -27,19 +21,12 @@ from elastic.agent.decide import Action, Observation, WorkerExit, decide
 from elastic.agent.fault_injection import Targets
 from elastic.agent.workers.environment import worker_starts
 from elastic.agent.workers.node_workers import NodeWorkers
-from elastic.errors import (
-    EXIT_COMPLETE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    ElasticError,
-    Interrupted,
-    RendezvousTimeout,
-)
+from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, ElasticError, Interrupted, RendezvousTimeout
 from elastic.events import GenerationStarted
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Failure, RunEnd
-from elastic.rendezvous.rendezvous import Generation, GroupView
-from elastic.rendezvous.torch_handler import ElasticRendezvous
+from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
+from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
 
 WORKER_POLL_S = 0.02
@@ -55,23 +42,29 @@ class NodeAgent(LocalElasticAgent):
     cut_short: some of its workers ended otherwise than by finishing or draining.
     """
 
-    def __init__(self, parts: Parts, handler: ElasticRendezvous) -> None:
+    end: RunEnd
+
+    def __init__(self, parts: Parts, rendezvous: Rendezvous, host: EndpointHost) -> None:
         settings = parts.settings
+        self._handler = ElasticRendezvous(
+            rendezvous,
+            host,
+            run_id=settings.options.rdzv_id or settings.run.local.name,
+            interrupted=lambda: parts.shutdown.is_requested,
+        )
         spec = WorkerSpec(
             role="default",
             local_world_size=settings.nproc,
-            rdzv_handler=handler,
+            rdzv_handler=self._handler,
             entrypoint=settings.options.recipe,
             max_restarts=settings.options.max_restarts,
         )
         # Without a folder of its own, torch's log specification would leave a new one behind at
         # every start.
         super().__init__(spec=spec, logs_specs=DefaultLogsSpecs(log_dir=str(settings.scratch)))
-        self.end = RunEnd(exit_code=EXIT_FAILED, reason="")
         self.failure: Failure | None = None
         self.cut_short = False
         self._parts = parts
-        self._handler = handler
         self._generation: NodeGeneration | None = None  # None while this node has no workers
         # Consecutive failures without a new step which the restored state may have caused: all but
         # those by SIGKILL. The workers skip a state that was restored too often without progress.
@@ -207,16 +200,10 @@ class NodeAgent(LocalElasticAgent):
         self, store: Any, group_rank: int, group_world_size: int, spec: Any
     ) -> list[Worker]:
         """Ranks follow from the generation; torch asks a store, which may die with its host."""
-        generation = self._entered
+        first, size = self._entered.base_rank, self._entered.world_size
         return [
-            Worker(
-                local_rank=local_rank,
-                global_rank=generation.base_rank + local_rank,
-                role_rank=generation.base_rank + local_rank,
-                world_size=generation.world_size,
-                role_world_size=generation.world_size,
-            )
-            for local_rank in range(spec.local_world_size)
+            Worker(local, global_rank=rank, role_rank=rank, world_size=size, role_world_size=size)
+            for local, rank in enumerate(range(first, first + spec.local_world_size))
         ]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:

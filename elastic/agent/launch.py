@@ -42,7 +42,7 @@ from elastic.rendezvous.backends.select import serve_until_read
 from elastic.rendezvous.group import Node
 from elastic.rendezvous.probes import Probes
 from elastic.rendezvous.rendezvous import Rendezvous
-from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
+from elastic.rendezvous.torch_handler import EndpointHost
 from elastic.rendezvous.transitions import GroupPolicy
 from elastic.storage.remote import open_store
 from elastic.system.addresses import new_node_id, node_address
@@ -111,27 +111,15 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
             # The uploader cannot ask this backend for the newest generation.
             assert isinstance(backend, PublishesGeneration)
             stack.enter_context(closing(Mirror(backend.shown_generation, mirror)))
-        uploader = UploaderProcess.start(
-            replace(
-                UploaderConfig.of(
-                    run, settings.scratch, run_id=settings.run_id, node=settings.node, keep=options.keep
-                ),
-                fence=settings.rendezvous.fence(mirror),
-                faults=options.faults,
-            )
+        config = UploaderConfig.of(
+            run, settings.scratch, run_id=settings.run_id, node=settings.node, keep=options.keep
         )
+        fence = settings.rendezvous.fence(mirror)
+        uploader = UploaderProcess.start(replace(config, fence=fence, faults=options.faults))
         uploader.wait_ready()
         stack.callback(uploader.stop)
-        parts = _parts(
-            settings, Peers(rendezvous, console.print_line, _CLOCK), shutdown, spawner, uploader, console
-        )
-        handler = ElasticRendezvous(
-            rendezvous,
-            host,
-            run_id=options.rdzv_id or run.local.name,
-            interrupted=lambda: shutdown.is_requested,
-        )
-        agent = NodeAgent(parts, handler)
+        parts = _parts(settings, rendezvous, shutdown, spawner, uploader, console)
+        agent = NodeAgent(parts, rendezvous, host)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, shutdown.on_signal)
         if run.is_remote:
@@ -141,10 +129,8 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         spawner.report = console.print_line
         stack.callback(console.stop)
         stack.callback(rendezvous.stop)
-        notices = open_notices(
-            options.notice_file, options.notice_command, shutdown.request, _CLOCK, console.print_line
-        )
-        stack.enter_context(notices)
+        notices = options.notice_file, options.notice_command
+        stack.enter_context(open_notices(*notices, shutdown.request, _CLOCK, console.print_line))
         agent.run()
         uploader.stop(shutdown.limit_s(STOP_S))
         rendezvous.stop()
@@ -196,7 +182,7 @@ def _rendezvous(
 
 def _parts(
     settings: Settings,
-    peers: Peers,
+    rendezvous: Rendezvous,
     shutdown: ShutdownRequest,
     spawner: Spawner,
     uploader: UploaderProcess,
@@ -209,7 +195,7 @@ def _parts(
     memory = SnapshotMemory(page, slots, report)
     return Parts(
         settings=settings,
-        peers=peers,
+        peers=Peers(rendezvous, report, _CLOCK),
         shutdown=shutdown,
         spawner=spawner,
         uploader=uploader,

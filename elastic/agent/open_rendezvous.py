@@ -3,6 +3,7 @@
 Which nodes take part is not decided here: that is the group's (rendezvous/).
 """
 
+from functools import partial
 from pathlib import Path
 
 from elastic.checkpoint.catalog import committed
@@ -52,12 +53,8 @@ def open_backend(config: RendezvousConfig, options: Options, run: RunDir) -> Bac
         # now.
         return config.open(environment.variables())
     backend = config.open(environment.variables())
-    wait_for(
-        backend,
-        patience_s=options.rdzv_timeout_s,
-        clock=_CLOCK,
-        notify=lambda text: print(text, flush=True),
-    )
+    notify = partial(print, flush=True)
+    wait_for(backend, patience_s=options.rdzv_timeout_s, clock=_CLOCK, notify=notify)
     if options.fresh:
         set_aside(run, set(active_nodes(backend, _CLOCK, keep_alive_s=options.keep_alive_s)))
     return backend
