@@ -75,8 +75,7 @@ def commit(
     write = _Write(store, save, limits, clock)
     write.may_go_on()
     payload.check_size()
-    sha256 = payload.sha256()
-    record = write.record(sha256, payload.size_bytes)
+    record = write.record(payload.sha256(), payload.size_bytes)
     try:
         write.upload(payload, record, reached)
         reached("before-commit")

@@ -36,16 +36,16 @@ class Save:
     """
 
     run_id: str
-    step: int
-    epoch: int
-    generation: int
-    digest: str
-    world_size: int
+    step: Count
+    epoch: Count
+    generation: Count
+    digest: _Sha256
+    world_size: Positive
     torch: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRecord:
+class CommitRecord(Save):
     """`sha256` is of the payload's bytes, `digest` of the training state.
 
     `write_id` is new for each attempt: a writer recognises its own record by it. `created` is in
@@ -53,17 +53,10 @@ class CommitRecord:
     """
 
     format: Annotated[int, exactly(FORMAT)]
-    run_id: str
-    step: Count
-    epoch: Count
-    generation: Count
     write_id: Annotated[str, pattern("[0-9a-f]{32}", "32 digits in hex")]
     attempt: Annotated[str, Rule(_ATTEMPT_DIR.fullmatch, "the name of an attempt")]
     size_bytes: Count
     sha256: _Sha256
-    digest: _Sha256
-    world_size: Positive
-    torch: str
     created: float
 
     @property

@@ -7,6 +7,7 @@ promise; a listing may be older. Failures are classified as those of every store
 
 import errno
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -15,11 +16,9 @@ from typing import Any
 from fsspec.asyn import sync
 
 from elastic.storage.remote import classified, open_url
-from elastic.storage.store import ObjectNotFound, as_store_failure
+from elastic.storage.store import as_store_failure
 
-LIMIT_S = 5.0
 FIRST_LIMIT_S = 60.0  # of the first call, which also finds credentials and builds a client
-LIST_LIMIT_S = 60.0
 _AT_ONCE = 64
 
 
@@ -38,7 +37,7 @@ class Listed:
 class Objects:
     """Safe to use from several threads; not across a fork. Every call may raise StoreFailed."""
 
-    def __init__(self, url: str, *, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, url: str, *, limit_s: float = 5.0) -> None:
         """No request is made yet. Raises UsageError for a URL that fsspec has no library for."""
         self.url = url.rstrip("/")
         self._limit_s = limit_s
@@ -47,13 +46,11 @@ class Objects:
 
     def read(self, name: str) -> bytes | None:
         """None when there is no such object."""
-        try:
-            with classified(f"reading {self.url}/{name}"):
-                data = self._call("cat_file", self._path(name))
-        except ObjectNotFound:
-            return None
-        assert isinstance(data, bytes)
-        return data
+        with classified(f"reading {self.url}/{name}"), suppress(FileNotFoundError):
+            data = self._call("cat_file", self._path(name))
+            assert isinstance(data, bytes)
+            return data
+        return None
 
     def read_all(self, names: Iterable[str]) -> dict[str, bytes]:
         """Several at once; those that do not exist are left out."""
@@ -76,12 +73,10 @@ class Objects:
         It may have been taken by this very call, when the library repeated a request whose answer
         was lost.
         """
-        with classified(f"creating {self.url}/{name}"):
-            try:
-                self._call("pipe_file", self._path(name), data, mode="create")
-            except FileExistsError:
-                return False
-        return True
+        with classified(f"creating {self.url}/{name}"), suppress(FileExistsError):
+            self._call("pipe_file", self._path(name), data, mode="create")
+            return True
+        return False
 
     def write(self, name: str, data: bytes) -> None:
         with classified(f"writing {self.url}/{name}"):
@@ -91,11 +86,9 @@ class Objects:
         """Everything below `folder`, by name relative to the URL; empty when there is no such
         folder.
         """
-        with classified(f"listing {self.url}/{folder}"):
-            try:
-                found = self._call("find", self._path(folder), limit_s=LIST_LIMIT_S, detail=True)
-            except FileNotFoundError:
-                return {}
+        found: dict[str, Any] = {}
+        with classified(f"listing {self.url}/{folder}"), suppress(FileNotFoundError):
+            found = self._call("find", self._path(folder), limit_s=60.0, detail=True)
         return {
             path.removeprefix(self._root).lstrip("/"): _listed(about)
             for path, about in found.items()

@@ -9,7 +9,7 @@ All URLs are opened here, and by `open_url` alone.
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from elastic.system.files import write_all
 
 _REQUEST_BYTES = 4 * CHUNK_BYTES
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-_TRIES_A_CALL = 2.5
 
 
 def open_store(url: str) -> Store:
@@ -90,7 +89,7 @@ class FsspecStore:
             except FileNotFoundError:
                 return []
             entries = [
-                StoredObject(name=self._relative(path), size_bytes=int(about["size"]))
+                StoredObject(name=path.removeprefix(self._root).lstrip("/"), size_bytes=int(about["size"]))
                 for path, about in found.items()
                 if about["type"] == "file" and not path.endswith("/")
             ]
@@ -119,19 +118,14 @@ class FsspecStore:
             return int(self._fs.info(self._path(name))["size"])
 
     def create(self, name: str, data: bytes) -> bool:
-        with classified(f"creating {self._url}/{name}"):
-            try:
-                self._fs.pipe_file(self._path(name), data, mode="create")
-            except FileExistsError:
-                return False
-        return True
+        with classified(f"creating {self._url}/{name}"), suppress(FileExistsError):
+            self._fs.pipe_file(self._path(name), data, mode="create")
+            return True
+        return False
 
     def delete(self, name: str) -> None:
-        with classified(f"deleting {self._url}/{name}"):
-            try:
-                self._fs.rm_file(self._path(name))
-            except FileNotFoundError:
-                return
+        with classified(f"deleting {self._url}/{name}"), suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(name))
 
     def move(self, name: str, suffix: str) -> None:
         """To the same name below this store's URL + `suffix`."""
@@ -140,9 +134,6 @@ class FsspecStore:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
-
-    def _relative(self, path: str) -> str:
-        return path.removeprefix(self._root).lstrip("/")
 
 
 @contextmanager
@@ -188,7 +179,7 @@ def _options(url: str, call_limit_s: float | None) -> dict[str, Any]:
     config: dict[str, Any] = {"retries": {"max_attempts": 1}}
     if call_limit_s is None:
         return {"config_kwargs": config}
-    share_s = call_limit_s / _TRIES_A_CALL
+    share_s = call_limit_s / 2.5  # room for a second try
     timeouts = {"connect_timeout": share_s, "read_timeout": share_s}
     # One request for each object, instead of one before it that asks for the object's size.
     return {"config_kwargs": config | timeouts, "max_concurrency": 1}

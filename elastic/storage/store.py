@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -161,10 +162,9 @@ def read_small(store: Store, name: str, clock: Clock) -> bytes | None:
                 break
         return bytes(data)
 
-    try:
+    with suppress(ObjectNotFound):
         return reading(whole, clock)
-    except ObjectNotFound:
-        return None
+    return None
 
 
 def create_or_read(store: Store, name: str, data: bytes, clock: Clock) -> bytes:

@@ -15,8 +15,6 @@ from typing import Any
 from elastic.system.untrusted import parse_json
 
 LINE_LIMIT_BYTES = 64 * 1024
-_RECEIVE_BYTES = 64 * 1024
-_MOST_READS = 64
 
 
 class JsonLines:
@@ -86,10 +84,10 @@ class JsonLineSocket:
         for descriptors that no message announced. A peer that never stops sending cannot hold up
         the caller: the rest is left for later.
         """
-        for _ in range(_MOST_READS):
+        for _ in range(64):
             self._connection.setblocking(False)
             try:
-                data, fds, _, _ = socket.recv_fds(self._connection, _RECEIVE_BYTES, self._most_fds)
+                data, fds, _, _ = socket.recv_fds(self._connection, LINE_LIMIT_BYTES, self._most_fds)
             except BlockingIOError:
                 return
             self._fds.extend(fds)

@@ -22,7 +22,6 @@ from elastic.uploader.protocol import Entered, Offer, SaveResult, SaveState, Upl
 RECONNECT_PAUSE_S = 0.02
 MOST_REVIVALS = 20
 READY_LIMIT_S = 60.0
-ENTER_LIMIT_S = 0.5
 STOP_S = 30.0
 _CLOCK = SystemClock()
 
@@ -196,7 +195,7 @@ class UploaderProcess:
         """
         self._config = replace(self._config, entered=max(generation, self._config.entered))
         self._knows_generation = False
-        message, deadline = asdict(Entered(entered=self._config.entered)), _CLOCK.monotonic() + ENTER_LIMIT_S
+        message, deadline = asdict(Entered(entered=self._config.entered)), _CLOCK.monotonic() + 0.5
         with suppress(OSError, ValueError), closing(_connect(self.socket_path, deadline)) as connection:
             connection.send(message, timeout_s=_left_s(deadline))
             while not connection.has_ended and _CLOCK.monotonic() < deadline:
@@ -214,12 +213,11 @@ class UploaderProcess:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             return self._process.wait(timeout_s) == os.EX_OK
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            return False
+        self._process.kill()
+        self._process.wait()
+        return False
 
 
 def _spawn(config: UploaderConfig) -> "subprocess.Popen[bytes]":

@@ -40,9 +40,6 @@ from elastic.system.files import read_regular, replace_whole
 from elastic.system.untrusted import parse_number
 
 FRESH_S = 1.0
-MIRROR_EVERY_S = 0.2
-ASK_FOR_S = 30.0
-_POLL_S = 0.02
 _LIMIT_BYTES = 64
 
 
@@ -95,7 +92,7 @@ def read_mirror(path: Path, clock: Clock) -> int:
         age_s = since_boot_s() - _number(written, path) / 1e9
         if age_s < FRESH_S or clock.monotonic() > deadline:
             return generation
-        clock.sleep(_POLL_S)
+        clock.sleep(0.02)
 
 
 def _read_file(path: Path) -> int:
@@ -114,7 +111,7 @@ def _ask(shown: Callable[[], int], failure: type[StoreFailed]) -> int:
             ) from error
 
     clock = SystemClock()
-    return retrying(once, clock=clock, deadline=clock.monotonic() + ASK_FOR_S)
+    return retrying(once, clock=clock, deadline=clock.monotonic() + 30.0)
 
 
 def _generation_of(backend: Backend) -> int:
@@ -139,7 +136,7 @@ class Mirror:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._closed.wait(MIRROR_EVERY_S):
+        while not self._closed.wait(0.2):
             # While the store is out of reach no newer generation can be formed, so the number is
             # still right. If an exception ended this thread, its silence would be taken for the
             # agent's death. The agent's own calls to the store report the problem.
