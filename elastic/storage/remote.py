@@ -20,7 +20,6 @@ from elastic.storage.local import LocalStore
 from elastic.storage.store import CHUNK_BYTES, Payload, Store, StoredObject, StoreRefused, as_store_failure
 from elastic.system.files import write_all
 
-_REQUEST_BYTES = 4 * CHUNK_BYTES
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 
@@ -102,7 +101,7 @@ class FsspecStore:
             classified(f"reading {self._url}/{name}"),
             self._fs.open(self._path(name), "rb", cache_type="none") as file,
         ):
-            while chunk := file.read(_REQUEST_BYTES):
+            while chunk := file.read(4 * CHUNK_BYTES):
                 yield chunk
 
     def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:

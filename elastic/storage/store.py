@@ -21,7 +21,6 @@ from elastic.system.clock import Clock
 
 CHUNK_BYTES = 4 * 1024 * 1024
 SMALL_LIMIT_BYTES = 64 * 1024
-_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT}
 _FINAL_ERRNOS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR}
 _OUR_MISTAKES = (TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
 
@@ -186,7 +185,7 @@ def as_store_failure(doing: str, error: Exception) -> StoreFailed:
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, FileNotFoundError):
         return ObjectNotFound(f"{doing} failed: nothing is there ({error})")
-    if number in _FULL_ERRNOS:
+    if number in (errno.ENOSPC, errno.EDQUOT):
         return StoreFailed(
             f"{sentence}. The disk or quota is full: free space, keep fewer checkpoints, or use another --run-dir"
         )

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}
-
 
 class NotRegularFile(OSError):  # noqa: N818 - it says what is wrong
     """A link where none is followed, a pipe, a device, a folder, or a file larger than what belongs
@@ -70,7 +68,7 @@ def create_whole(path: Path, data: bytes, *, fsync: bool, draft: Path | None = N
             # by us. Two names for one file mean that the link is ours.
             return written.stat().st_nlink == 2
         except OSError as error:
-            if error.errno in _NO_LINKS:
+            if error.errno in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise NoHardLinks(error.errno, error.strerror, str(path)) from error
             raise
     return True

@@ -40,7 +40,6 @@ from elastic.system.files import read_regular, replace_whole
 from elastic.system.untrusted import parse_number
 
 FRESH_S = 1.0
-_LIMIT_BYTES = 64
 
 
 # The newest generation; 0 before the first. Raises StoreFailed when that cannot be found out.
@@ -54,7 +53,7 @@ def open_fence(text: str | None) -> Fence:
     kind, _, where = text.partition(":")
     match kind:
         case "file":
-            return partial(_read_file, Path(where))
+            return lambda: _number(_read(Path(where), missing="0").strip(), Path(where))
         case "mirror":
             return partial(read_mirror, Path(where), SystemClock())
         case "etcd":
@@ -93,10 +92,6 @@ def read_mirror(path: Path, clock: Clock) -> int:
         if age_s < FRESH_S or clock.monotonic() > deadline:
             return generation
         clock.sleep(0.02)
-
-
-def _read_file(path: Path) -> int:
-    return _number(_read(path, missing="0").strip(), path)
 
 
 def _ask(shown: Callable[[], int], failure: type[StoreFailed]) -> int:
@@ -153,7 +148,7 @@ class Mirror:
 def _read(path: Path, *, missing: str) -> str:
     """missing: the text of a file that does not exist yet."""
     try:
-        return read_regular(path, _LIMIT_BYTES).decode(errors="replace")
+        return read_regular(path, limit_bytes=64).decode(errors="replace")
     except FileNotFoundError:
         return missing
     except OSError as error:

@@ -31,7 +31,7 @@ from elastic.uploader.jobs import OVERTIME_S, Job, Jobs, answer
 from elastic.uploader.protocol import Entered, Offer, UploaderConfig, parse_request
 from elastic.uploader.save import Saver, report_problem
 
-_MOST_CLIENTS = 64
+_MOST_SOURCES = 67  # 64 clients, and three of our own
 _MOST_FDS = 8  # that one client may send ahead of its offers
 
 
@@ -44,7 +44,6 @@ class Uploader:
         self._listener = listener
         self._owner_fd = owner_fd
         self._exit_by = inf  # until the owner is gone
-        self._num_clients = 0
         # poll, unlike epoll, takes any descriptor as standard input.
         self._selector = selectors.PollSelector()
         self._selector.register(jobs.wakeup, selectors.EVENT_READ, jobs.advance)
@@ -84,10 +83,9 @@ class Uploader:
 
     def _accept(self) -> None:
         client = JsonLineSocket(self._listener.accept()[0], most_fds=_MOST_FDS)
-        if self._num_clients >= _MOST_CLIENTS:
+        if len(self._selector.get_map()) >= _MOST_SOURCES:
             client.close()
             return
-        self._num_clients += 1
         self._selector.register(client, selectors.EVENT_READ, lambda: self._receive(client))
 
     def _receive(self, client: JsonLineSocket) -> None:
@@ -101,7 +99,6 @@ class Uploader:
             is_over = True
         if is_over:
             self._selector.unregister(client)
-            self._num_clients -= 1
             client.close()
 
     def _take(self, client: JsonLineSocket, message: dict[str, Any]) -> None:
@@ -149,7 +146,7 @@ def _listen(path: str) -> socket.socket:
         ) from error
     finally:
         os.umask(before)
-    listener.listen(_MOST_CLIENTS)
+    listener.listen(_MOST_SOURCES)
     return listener
 
 

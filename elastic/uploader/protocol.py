@@ -18,8 +18,6 @@ from elastic.config.run_dir import RunDir
 from elastic.snapshot.slots import Snapshot
 from elastic.system.untrusted import Count, Positive, decode
 
-SAVE_DEADLINE_S = 600.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSource:
@@ -63,7 +61,7 @@ class UploaderConfig:
             run_id=run_id,
             node=node,
             keep=keep,
-            save_deadline_s=SAVE_DEADLINE_S,
+            save_deadline_s=600.0,
             socket_path=str(scratch / "uploader"),
             events_path=str(run.events / f"{node}-uploader.jsonl"),
             faults_path=str(run.faults),
