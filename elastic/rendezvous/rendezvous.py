@@ -91,6 +91,8 @@ class Rendezvous:
         self._backend = backend
         self._me = me
         self._policy = policy
+        # How long a node waits for a group that cannot form or cannot be reached.
+        self.timeout_s = policy.timeout_s
         self._clock = clock
         self._open_endpoint = open_endpoint
         self._notify = notify
@@ -108,11 +110,6 @@ class Rendezvous:
         self._thread = threading.Thread(target=self._beat_until_stopped, name="rendezvous-beat", daemon=True)
         self._beat_problem = ""  # why the last beat failed
 
-    @property
-    def timeout_s(self) -> float:
-        """How long a node waits for a group that cannot form or cannot be reached."""
-        return self._policy.timeout_s
-
     def join(self, interrupted: Callable[[], bool]) -> Generation:
         """Block until a new generation has this node, whose workers must be stopped, as a member.
 
@@ -129,7 +126,7 @@ class Rendezvous:
                 reached_s = self._clock.monotonic()
             except BackendFailed as error:
                 self._notify_once(str(error))
-                if self._clock.monotonic() - reached_s > self._policy.timeout_s:
+                if self._clock.monotonic() - reached_s > self.timeout_s:
                     raise
                 generation, self._is_waiting = None, True
             if generation is not None:

@@ -105,9 +105,10 @@ class TcpStoreBackend:
 
     def compare_and_set(self, version: int | None, value: bytes) -> bool:
         with self._client.use("read the group's state") as store:
-            if self._version != version:
-                self._refresh(store)
-        if self._version != version:
+            seen = self._seen
+            if seen is None or seen.version != version:
+                seen = self._refresh(store)
+        if version != (None if seen is None else seen.version):
             return False
         # After the store was lost, two histories can meet: that of a survivor, with many versions
         # of few generations, and a new one, with few versions but more generations. The later
@@ -115,7 +116,7 @@ class TcpStoreBackend:
         # could reach.
         lowest = self._generation * _VERSIONS_PER_GENERATION
         successor = StoredValue(version=max(version or 0, lowest) + 1, writer=uuid.uuid4().hex, value=value)
-        expected = "" if self._seen is None else self._seen.text
+        expected = "" if seen is None else seen.text
         # If the answer is lost, the write may have won all the same. The next read finds out.
         with contextlib.suppress(BackendFailed), self._client.use("write the group's state") as store:
             answer = store.compare_set(self._key("group"), expected, successor.text)
@@ -166,10 +167,6 @@ class TcpStoreBackend:
                 f"the store should hold the newest generation, found {text[:40]!r}; does another program use it?"
             )
         return generation
-
-    @property
-    def _version(self) -> int | None:
-        return None if self._seen is None else self._seen.version
 
     def _refresh(self, store: TCPStore) -> StoredValue | None:
         """What the store holds; if this process has seen a newer value, that is put back first."""
