@@ -137,8 +137,8 @@ class Terminate:
     """SIGTERM to an agent."""
 
 
-Action = Kill | Raise | Exit | Hang | Pause | Slow | Terminate
-Forms = dict[str, type[Action]]
+FaultAction = Kill | Raise | Exit | Hang | Pause | Slow | Terminate
+Forms = dict[str, type[FaultAction]]
 
 # How triggers and actions are written; `grammar.parse` reads what `str` of a fault prints. A field
 # that a form lacks has its default.
@@ -179,7 +179,7 @@ class Fault:
 
     text: str
     trigger: Trigger
-    action: Action
+    action: FaultAction
     occurrence: int = 0
 
     def __str__(self) -> str:
@@ -210,7 +210,7 @@ def _refuse(fault: Fault, expected: str, found: str) -> None:
     raise UsageError(f"fault plan: expected {expected}, found {found} in {fault.text!r}")
 
 
-def _printed(forms: Mapping[str, type[Trigger | Action]], value: Trigger | Action) -> str:
+def _printed(forms: Mapping[str, type[Trigger | FaultAction]], value: Trigger | FaultAction) -> str:
     """In the form that has every field of the value; a field that is None is left out."""
     words = {name: _text(field) for name, field in asdict(value).items() if field is not None}
     form = next(form for form, kind in forms.items() if kind is type(value) and form.count("{") == len(words))

@@ -13,7 +13,7 @@ from typing import Annotated
 from elastic.errors import ElasticError
 from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES
 from elastic.rendezvous.partition import UnreachableReport
-from elastic.system.untrusted import Count, Rule, bounds, decode, encode, exactly
+from elastic.system.untrusted import Count, FieldRule, bounds, decode, encode, exactly
 
 FORMAT = 3
 TRACEBACK_LIMIT_BYTES = 8192
@@ -22,7 +22,7 @@ LONGEST_NAME = 255
 
 _Name = Annotated[
     str,
-    Rule(
+    FieldRule(
         lambda text: text.isprintable() and len(text) <= LONGEST_NAME,
         f"a printable name of at most {LONGEST_NAME} characters",
     ),

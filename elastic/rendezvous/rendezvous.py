@@ -18,7 +18,7 @@ from elastic.rendezvous.backends.backend import Backend, BackendFailed, Publishe
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Failure, Group, Node, RunEnd
 from elastic.rendezvous.partition_detector import PartitionDetector, ProbeCounters
-from elastic.rendezvous.transitions import Action, GroupPolicy, Timing
+from elastic.rendezvous.transitions import GroupAction, GroupPolicy, Timing
 from elastic.system.clock import Clock
 
 POLL_S = 0.02
@@ -165,29 +165,30 @@ class Rendezvous:
             return None
         decision = transitions.decide(group, self._me, alive=alive, timing=self._timing, policy=self._policy)
         self._notify_once(
-            decision.reason, aloud=decision.action in (Action.WAIT, Action.EVICT, Action.GIVE_UP)
+            decision.reason,
+            aloud=decision.action in (GroupAction.WAIT, GroupAction.EVICT, GroupAction.GIVE_UP),
         )
-        self._is_waiting = decision.action is Action.WAIT
+        self._is_waiting = decision.action is GroupAction.WAIT
         match decision.action:
-            case Action.WAIT:
+            case GroupAction.WAIT:
                 pass
-            case Action.JOIN:
+            case GroupAction.JOIN:
                 # Heartbeat first, then the name: otherwise the others could see a node without a
                 # heartbeat and count its silence.
                 self._backend.beat(self._me.id)
                 self._set(version, transitions.join(group, self._me))
-            case Action.EVICT:
+            case GroupAction.EVICT:
                 self._set(version, transitions.evict(group, alive=alive))
-            case Action.FORM:
+            case GroupAction.FORM:
                 endpoint = self._open_endpoint()
                 formed = transitions.form(group, alive=alive, endpoint=endpoint, policy=self._policy)
                 self._set(version, formed)
-            case Action.ENTER:
+            case GroupAction.ENTER:
                 return self._enter(group)
-            case Action.GIVE_UP:
+            case GroupAction.GIVE_UP:
                 self.leave()
                 raise RendezvousTimeout(decision.reason)
-            case Action.STOP:
+            case GroupAction.STOP:
                 assert group.ended is not None
                 raise GroupEnded(group.ended.exit_code, group.ended.reason)
         return None

@@ -86,7 +86,7 @@ class Timing:
     enough_since_s: float | None  # enough nodes wait for a generation
 
 
-class Action(Enum):
+class GroupAction(Enum):
     JOIN = auto()
     FORM = auto()
     WAIT = auto()
@@ -97,35 +97,38 @@ class Action(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    action: Action
+class GroupDecision:
+    action: GroupAction
     reason: str
 
 
 def decide(
     group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, policy: GroupPolicy
-) -> Decision:
+) -> GroupDecision:
     """The next action of `me`, whose workers are stopped. `alive`: all live nodes and `me`."""
     lost = lost_members(group, alive=alive) or lost_waiting(group, alive=alive)
     if group.ended is not None:
-        action, reason = Action.STOP, f"the run has ended: {group.ended.reason}"
+        action, reason = GroupAction.STOP, f"the run has ended: {group.ended.reason}"
     elif lost:
-        action, reason = Action.EVICT, f"{', '.join(lost)} stopped answering"
+        action, reason = GroupAction.EVICT, f"{', '.join(lost)} stopped answering"
     elif group.open and me.id in group.member_ids:
-        action, reason = Action.ENTER, f"generation {group.generation} has me as a member"
+        action, reason = GroupAction.ENTER, f"generation {group.generation} has me as a member"
     elif me.id not in group.waiting_ids:
-        action, reason = Action.JOIN, f"not yet waiting for a generation after {group.generation}"
+        action, reason = GroupAction.JOIN, f"not yet waiting for a generation after {group.generation}"
     elif group.open:
         why = f", {PARTITIONED}" if me.id in excluded(group, alive=alive) else ""
-        action, reason = Action.WAIT, f"waiting: generation {group.generation} is open without me{why}"
+        action, reason = (
+            GroupAction.WAIT,
+            f"waiting: generation {group.generation} is open without me{why}",
+        )
     else:
         return _decide_forming(group, me, alive=alive, timing=timing, policy=policy)
-    return Decision(action=action, reason=reason)
+    return GroupDecision(action=action, reason=reason)
 
 
 def _decide_forming(
     group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, policy: GroupPolicy
-) -> Decision:
+) -> GroupDecision:
     number = group.generation + 1
     waited_s = 0.0 if timing.closed_since_s is None else timing.now_s - timing.closed_since_s
     nodes, left_out = _next_members(group, alive=alive, policy=policy), excluded(group, alive=alive)
@@ -145,10 +148,12 @@ def _decide_forming(
         reason = f"generation {number} waits {policy.last_call_s:g} s for stragglers"
     else:
         reason = f"generation {number} is ready with {', '.join(n.id for n in nodes)}"
-        return Decision(action=Action.FORM, reason=reason)
+        return GroupDecision(action=GroupAction.FORM, reason=reason)
     if waited_s > policy.timeout_s:
-        return Decision(action=Action.GIVE_UP, reason=f"{reason}; gave up after {policy.timeout_s:g} s")
-    return Decision(action=Action.WAIT, reason=reason)
+        return GroupDecision(
+            action=GroupAction.GIVE_UP, reason=f"{reason}; gave up after {policy.timeout_s:g} s"
+        )
+    return GroupDecision(action=GroupAction.WAIT, reason=reason)
 
 
 def update_timing(

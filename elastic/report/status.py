@@ -94,7 +94,9 @@ def _is_beating(events: Events, beat_ages_s: Mapping[str, float]) -> bool:
 
 
 def _is_stepping(events: Events, newest: StepLine | None, now: float) -> bool:
-    """A young step proves a live agent whose heartbeats are elsewhere: in etcd, or another folder."""
+    """A young step proves a live agent whose heartbeats are elsewhere: in etcd, or another
+    folder.
+    """
     time = None if newest is None else newest.time
     if time is None or now - time >= ALIVE_WITHIN_S:
         return False

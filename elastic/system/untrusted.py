@@ -31,24 +31,24 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class FieldRule:
     """What `Annotated[type, rule]` asks of a value of that type; `words` end "expected x to be"."""
 
     holds: Callable[[Any], object]
     words: str
 
 
-def bounds(*, lowest: int, below: int) -> Rule:
-    return Rule(lambda value: lowest <= value < below, f"a whole number from {lowest} to {below - 1}")
+def bounds(*, lowest: int, below: int) -> FieldRule:
+    return FieldRule(lambda value: lowest <= value < below, f"a whole number from {lowest} to {below - 1}")
 
 
-def exactly(value: int) -> Rule:
-    return Rule(lambda found: found == value, str(value))
+def exactly(value: int) -> FieldRule:
+    return FieldRule(lambda found: found == value, str(value))
 
 
-def pattern(expression: str, words: str) -> Rule:
+def pattern(expression: str, words: str) -> FieldRule:
     """The whole text must match."""
-    return Rule(re.compile(expression, re.ASCII).fullmatch, words)
+    return FieldRule(re.compile(expression, re.ASCII).fullmatch, words)
 
 
 Count = Annotated[int, bounds(lowest=0, below=10**12)]
@@ -58,10 +58,10 @@ Positive = Annotated[int, bounds(lowest=1, below=10**12)]
 def decode(cls: type[T], data: object, *, what: str, exact: bool = True) -> T:
     """The dataclass `cls` from JSON: bytes, text, or a value that was parsed already.
 
-    Its fields are bool, int, float, str, other dataclasses, `list[X]`, `tuple[X, ...]`,
-    `dict[str, X]`, unions of these and None, or `Annotated[X, Rule]` of the first four. Numbers are
-    finite and below 10**100, so that whatever is computed from them stays a number. A bool is not
-    a number; an int may stand for a float. `field(metadata={"key": "from"})` reads the key `from`.
+    Its fields are bool, int, float, str, other dataclasses, `list[X]`, `tuple[X, ...]`, `dict[str,
+    X]`, unions of these and None, or `Annotated[X, FieldRule]` of the first four. Numbers are
+    finite and below 10**100, so that whatever is computed from them stays a number. A bool is not a
+    number; an int may stand for a float. `field(metadata={"key": "from"})` reads the key `from`.
 
     exact: every key must be there, and no others. Otherwise other keys are ignored, and a missing
     one takes its field's default.
@@ -223,6 +223,6 @@ def _fields_by_key(cls: Any) -> dict[str, Field[Any]]:
 
 def _words(kind: Any) -> str:
     if get_origin(kind) is Annotated:
-        rule: Rule = get_args(kind)[1]
+        rule: FieldRule = get_args(kind)[1]
         return rule.words
     return _WORDS.get(kind) or ("a list" if get_origin(kind) in (list, tuple) else "an object")

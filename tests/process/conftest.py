@@ -185,7 +185,7 @@ class Drill:
 
     def _env(self, more: dict[str, str] | None) -> dict[str, str]:
         ours = {"TINY_GATES": str(self.gates), "PYTHONUNBUFFERED": "1", "DRILL_FOLDER": str(self.folder)}
-        # Said already, so that an agent does not begin anew to say it.
+        # Set already, so that an agent does not re-execute itself to set it.
         return os.environ | ours | {"GLIBC_TUNABLES": f"{HUGETLB}=1"} | (more or {})
 
     def _begin(self, begin: Callable[[IO[bytes]], AgentProcess]) -> Agent:

@@ -34,7 +34,9 @@ class RecordingScreen:
 
 
 def test_lines_appear_whole_in_order_and_with_their_prefix(tmp_path):
-    """The log appears after it is followed, and its last line has no end because its writer was killed."""
+    """The log appears after it is followed, and its last line has no end because its writer was
+    killed.
+    """
     screen = RecordingScreen(awaited="two")
     follower = ConsoleFollower(RunDir.parse(str(tmp_path)), "n", screen, SystemClock())
     follower.start()

@@ -1,4 +1,4 @@
-"""Whatever kills a worker, an uploader or an agent, and whenever: the run ends with the digest of the run in which nothing broke."""
+"""A run ends with the undisturbed digest, whichever process is killed, and at whatever point."""
 
 import os
 import signal
@@ -28,9 +28,11 @@ RECOVERY = {
 
 
 def test_ranks_that_die_at_several_points_of_a_step_do_not_change_the_result(drill, undisturbed):
-    """Each rank in turn gets SIGKILL in its forward pass, in the middle of the sum and after the optimizer, and one raises.
+    """Each rank in turn gets SIGKILL in its forward pass, in the middle of the sum and after the
+    optimizer, and one raises.
 
-    One restart without a new step is allowed and four restarts are needed: that progress resets the count is part of the proof.
+    One restart without a new step is allowed and four restarts are needed: that progress resets the
+    count is part of the proof.
     """
     plan = "step 3 rank 0: kill; step 9 rank 1 mid-sum: kill; step 14 rank 1 backward: raise; step 19 rank 0 optimizer: kill"
     options = ("--nproc-per-node", "2", "--max-restarts", "1", "--snapshot-every", "1")
@@ -61,7 +63,9 @@ def test_ranks_that_die_at_several_points_of_a_step_do_not_change_the_result(dri
 
 
 def test_a_loss_that_couples_samples_survives_a_kill_among_three_workers(drill, undisturbed_sum):
-    """Four shards on three ranks, so one rank has two; the last one is killed while the gradients of its shard are there and unsent."""
+    """Four shards on three ranks, so one rank has two; the last one is killed while the gradients
+    of its shard are there and unsent.
+    """
     plan = "step 6 rank 2 backward: kill"
     drill.start("--nproc-per-node", "3", "--faults", plan, arguments=("--form", "sum")).ends_with(0)
 
@@ -70,8 +74,10 @@ def test_a_loss_that_couples_samples_survives_a_kill_among_three_workers(drill, 
 
 
 def test_an_uploader_killed_at_each_point_of_a_commit_leaves_whole_checkpoints_only(drill, undisturbed):
-    """It dies half-way through the payload of step 8, between the payload and the commit record of step 12, and, after the agent was killed as well, after the
-    record of the last step, whose answer the workers wait for. Whoever comes back without its memory must not resume from what looks like step 8 or 12.
+    """It dies half-way through the payload of step 8, between the payload and the commit record of
+    step 12, and, after the agent was killed as well, after the record of the last step, whose
+    answer the workers wait for. An agent that starts without its memory must not resume from what
+    looks like step 8 or 12.
     """
     plan = "checkpoint 8 upload: kill uploader; checkpoint 12 before-commit: kill uploader; checkpoint 24 after-commit: kill uploader"
     first, second, third = plan.split("; ")
@@ -84,7 +90,8 @@ def test_an_uploader_killed_at_each_point_of_a_commit_leaves_whole_checkpoints_o
     drill.happens("fault_injected", fault=first)
     drill.uploader_serves(agent)
     drill.open(11)
-    # Rank 0 asks for the fate of step 8 in each step, and must have heard it before step 12 ends for that to be saved.
+    # Rank 0 asks for the fate of step 8 in each step, and must have heard it before step 12 ends
+    # for that to be saved.
     drill.stands(12, ranks=2)
     drill.open(12)
     drill.stands(15, ranks=2)
@@ -105,7 +112,9 @@ def test_an_uploader_killed_at_each_point_of_a_commit_leaves_whole_checkpoints_o
 
 
 def test_a_save_that_outlives_its_generation_is_committed_by_a_node_that_goes_on(drill, undisturbed):
-    """The uploader is stopped (SIGSTOP) with the offer of step 4 still unread; meanwhile its worker is killed and a new generation begins."""
+    """The uploader is stopped (SIGSTOP) with the offer of step 4 still unread; meanwhile its worker
+    is killed and a new generation begins.
+    """
     drill.shut(3, 6)
     agent = drill.start()
     drill.stands(3, ranks=1)
@@ -124,7 +133,9 @@ def test_a_save_that_outlives_its_generation_is_committed_by_a_node_that_goes_on
 
 
 def test_a_save_of_an_evicted_node_is_never_committed(drill, undisturbed):
-    """The node of rank 0 is frozen, agent and uploader, with the offer of step 4 unread. The other goes on; then the uploader alone wakes up."""
+    """The node of rank 0 is frozen, agent and uploader, with the offer of step 4 unread. The other
+    goes on; then the uploader alone wakes up.
+    """
     drill.shut(3, 6, 8)
     options = ("--max-nodes", "2", "--last-call", "10min", "--snapshot-every", "off")
     agents = [drill.start(*options) for _ in range(2)]
@@ -150,7 +161,9 @@ def test_a_save_of_an_evicted_node_is_never_committed(drill, undisturbed):
 
 
 def test_a_recipe_that_raises_ends_the_run_and_its_traceback_is_printed_last(drill, undisturbed):
-    """Rank 1 raises in step 6 whenever it gets there; rank 0 breaks with it and must not be taken for the cause. Then the recipe is mended."""
+    """Rank 1 raises in step 6 whenever it gets there; rank 0 breaks with it and must not be taken
+    for the cause. Then the recipe is mended.
+    """
     agent = drill.start("--nproc-per-node", "2", "--max-restarts", "1", env={"TINY_RAISE": "6 1"})
     agent.ends_with(1)
 
@@ -171,7 +184,9 @@ def test_a_recipe_that_raises_ends_the_run_and_its_traceback_is_printed_last(dri
 
 
 def test_no_worker_outlives_a_killed_agent_and_the_same_command_resumes(drill, undisturbed):
-    """SIGKILL to the agent while its workers stand in step 10; they are in sessions of their own, so only the kernel can tell them."""
+    """SIGKILL to the agent while its workers stand in step 10; they are in sessions of their own,
+    so only the kernel can tell them.
+    """
     drill.shut(5, 10)
     agent = drill.start("--nproc-per-node", "2")
     drill.happens("checkpoint_committed", step=4)
@@ -201,7 +216,9 @@ TWO = ("--max-nodes", "2", "--min-nodes", "1", "--last-call", "10min", "--snapsh
 
 
 def test_a_rank_that_exits_hangs_or_pauses_does_not_change_the_result(drill, undisturbed):
-    """An exit code, a stop of the heartbeat in the middle of backward, and a SIGSTOP that ends by itself: only the first two cost a generation."""
+    """An exit code, a stop of the heartbeat in the middle of backward, and a SIGSTOP that ends by
+    itself: only the first two cost a generation.
+    """
     plan = "step 4 rank 1: exit 9; step 8 rank 0 backward: hang; step 13 rank 1 optimizer: pause 1s"
     options = ("--nproc-per-node", "2", "--hang-timeout", "4", "--snapshot-every", "1")
     drill.start(*options, "--faults", plan).ends_with(0)
@@ -217,7 +234,9 @@ def test_a_rank_that_exits_hangs_or_pauses_does_not_change_the_result(drill, und
 
 
 def test_a_rank_that_becomes_slow_changes_nothing_but_the_time(drill, undisturbed):
-    """Both ranks, one for a while and one until the end: no rank counts as hung, no generation ends."""
+    """Both ranks, one for a while and one until the end: no rank counts as hung, no generation
+    ends.
+    """
     plan = "step 5 rank 1: slow 3x for 4 steps; step 7 rank 0 backward: slow 2x"
     drill.start("--nproc-per-node", "2", "--faults", plan).ends_with(0)
 
@@ -227,7 +246,9 @@ def test_a_rank_that_becomes_slow_changes_nothing_but_the_time(drill, undisturbe
 
 
 def test_a_rank_killed_in_its_snapshot_leaves_a_torn_slot_that_is_not_used(drill, undisturbed):
-    """The line of step 9 is written, half of its state is copied: step 8 is what is found. Then rank 1, which copies nothing, while rank 0 does."""
+    """The line of step 9 is written, half of its state is copied: step 8 is what is found. Then
+    rank 1, which copies nothing, while rank 0 does.
+    """
     plan = "step 9 snapshot: kill; step 15 rank 1 snapshot: kill"
     options = ("--nproc-per-node", "2", "--snapshot-every", "1", "--save-every", "10min")
     drill.start(*options, "--faults", plan).ends_with(0)
@@ -241,11 +262,14 @@ def test_a_rank_killed_in_its_snapshot_leaves_a_torn_slot_that_is_not_used(drill
 
 
 def test_an_uploader_that_pauses_at_each_point_of_a_commit_still_commits(drill, undisturbed):
-    """Stopped and woken between payload and commit record of step 8, and in the middle of the payload of the last step, which the workers wait for."""
+    """Stopped and woken between payload and commit record of step 8, and in the middle of the
+    payload of the last step, which the workers wait for.
+    """
     plan = "checkpoint 8 before-commit: pause 1s; checkpoint 24 upload: pause 1s"
     drill.shut(5, 9)
     agent = drill.start("--keep", "9", "--faults", plan)
-    # A save is due later while the one before is under way, and a newer one would take its place before it is begun.
+    # A save is due later while the one before is under way, and a newer one would take its place
+    # before it is begun.
     drill.happens("checkpoint_committed", step=4)
     drill.open(5)
     drill.happens("fault_injected", step=8)
@@ -260,8 +284,8 @@ def test_an_uploader_that_pauses_at_each_point_of_a_commit_still_commits(drill, 
 
 
 def test_a_rank_killed_while_it_restores_is_restored_again(drill, undisturbed):
-    """In generation 1 a rank that has nothing to load; in generation 3 rank 1, which has loaded step 4
-    and not reported it.
+    """In generation 1 a rank that has nothing to load; in generation 3 rank 1, which has loaded
+    step 4 and not reported it.
     """
     plan = "generation 1 rank 0 restore: kill; step 5: kill; generation 3 rank 1 restore: kill"
     options = ("--nproc-per-node", "2", "--snapshot-every", "1")
@@ -277,7 +301,9 @@ def test_a_rank_killed_while_it_restores_is_restored_again(drill, undisturbed):
 
 
 def test_a_node_killed_by_a_plan_dies_with_all_its_processes(drill, undisturbed):
-    """Node 0, with rank 0, once its worker has finished step 9: agent, worker, fork server and uploader are gone, and the other goes on."""
+    """Node 0, with rank 0, once its worker has finished step 9: agent, worker, fork server and
+    uploader are gone, and the other goes on.
+    """
     drill.shut(10)
     plan = "step 9 node 0: kill"
     agents = [drill.start(*TWO, "--faults", plan) for _ in range(2)]
@@ -311,8 +337,8 @@ def test_a_node_terminated_by_a_plan_leaves_with_a_drain(drill, undisturbed):
 
 
 def test_a_node_that_pauses_beyond_its_keep_alive_is_evicted_and_rejoins(drill, undisturbed):
-    """Node 0 stops itself and all its processes. The other node goes on without it, and admits it again
-    when it continues.
+    """Node 0 stops itself and all its processes. The other node goes on without it, and admits it
+    again when it continues.
     """
     drill.shut(10, 14)
     plan = "step 9 node 0: pause 8s"
@@ -334,7 +360,9 @@ def test_a_node_that_pauses_beyond_its_keep_alive_is_evicted_and_rejoins(drill, 
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_node_killed_before_its_workers_start_is_evicted(drill, undisturbed, node):
-    """Generation 2 has formed with both; one of them, with node 0 also the one that keeps the generation's store, never starts its workers."""
+    """Generation 2 has formed with both; one of them, with node 0 also the one that keeps the
+    generation's store, never starts its workers.
+    """
     plan = f"step 5: kill; generation 2 node {node} rendezvous: kill"
     agents = [drill.start(*TWO, "--faults", plan) for _ in range(2)]
     codes = sorted(agent.wait() for agent in agents)
@@ -346,12 +374,14 @@ def test_a_node_killed_before_its_workers_start_is_evicted(drill, undisturbed, n
 
 
 def test_repeated_random_kills_do_not_change_the_result(drill, undisturbed):
-    """Workers, uploaders and fork servers, two of each at least, while the run stands before step 10. Then no strike gets its claim any more: a machine may be too slow to end under such a storm."""
-    storms = [f"every 3±1s: kill random {victim}, seed 7" for victim in ("worker", "uploader", "warm parent")]
+    """Workers, uploaders and fork servers, two of each at least, while the run stands before step
+    10. Then no fault gets its claim any more: a slow machine might not end under so many kills.
+    """
+    plans = [f"every 3±1s: kill random {victim}, seed 7" for victim in ("worker", "uploader", "warm parent")]
     drill.shut(10)
-    agent = drill.start("--nproc-per-node", "2", "--max-restarts", "99", "--faults", "; ".join(storms))
-    for storm in storms:
-        drill.waits_for(lambda storm=storm: len(drill.events("fault_injected", fault=storm)) >= 2, storm)
+    agent = drill.start("--nproc-per-node", "2", "--max-restarts", "99", "--faults", "; ".join(plans))
+    for plan in plans:
+        drill.waits_for(lambda plan=plan: len(drill.events("fault_injected", fault=plan)) >= 2, plan)
     for claims in drill.run.faults.iterdir():
         claims.rename(drill.folder / claims.name)
         claims.touch()  # where a folder should be
@@ -363,7 +393,9 @@ def test_repeated_random_kills_do_not_change_the_result(drill, undisturbed):
 
 
 def test_injections_of_random_node_kills_are_counted_in_the_run(drill, undisturbed):
-    """Two nodes of a storm, both killed, by themselves, in the order that was drawn; the same command without a plan finishes."""
+    """Two nodes kill themselves, in the order that was drawn; the same command without a plan
+    finishes.
+    """
     drill.shut(6)
     plan = "every 2±1s: kill random node, seed 5"
     agents = [drill.start(*TWO, "--faults", plan) for _ in range(2)]
@@ -391,7 +423,9 @@ sys.exit(7 if found and os.WIFCONTINUED(found) else 8)
 
 @pytest.mark.parametrize(("whom", "code"), [("self", 8), ("tree", 7)])
 def test_a_paused_process_was_stopped_and_continued(whom, code):
-    """The kernel keeps for the parent that a child was stopped and continued; the pausing process says the same of its own child."""
+    """The kernel keeps for the parent that a child was stopped and continued; the pausing process
+    says the same of its own child.
+    """
     process = subprocess.Popen([sys.executable, "-c", PAUSING, whom])
     _, status = os.waitpid(process.pid, os.WCONTINUED)
     assert os.WIFCONTINUED(status)

@@ -1,4 +1,4 @@
-"""Whoever may write somewhere puts a pickle there that tells when it goes off; and what a run opens for others to reach is counted."""
+"""Pickles in every place that a user can write to do not go off, and a run opens few sockets."""
 
 import hashlib
 import json
@@ -46,8 +46,10 @@ def flag(tmp_path):
     assert not flag.exists(), "a pickle was read"
 
 
-def test_pickles_in_a_run_directory_are_told_as_damage_and_do_not_go_off(stopped, undisturbed, flag):
-    """In place of a commit record, of a payload whose record fits it, among events and metrics, in beats and in the number of the generation."""
+def test_pickles_in_a_run_directory_are_reported_as_damage_and_do_not_go_off(stopped, undisturbed, flag):
+    """In place of a commit record, of a payload whose record fits it, among events and metrics, in
+    beats and in the number of the generation.
+    """
     drill, pickled = stopped, bomb(flag)
     checkpoints, rendezvous = drill.run.local / "checkpoints", drill.run.rendezvous
     (checkpoints / commit_name(20)).write_bytes(pickled)
@@ -80,7 +82,7 @@ def test_a_pickle_for_the_runs_identity_is_refused(stopped, flag):
 
 
 def test_a_pickle_for_the_groups_state_ends_the_agent_with_advice(stopped, flag):
-    """The next version of the group's state, made by somebody else."""
+    """The next version of the group's state, made by another program."""
     newest = max(stopped.run.rendezvous.glob("state-*.json"))
     version = int(re.findall(r"\d+", newest.name)[0])
     newest.with_name(f"state-{version + 1:012d}.json").write_bytes(bomb(flag))
@@ -142,7 +144,9 @@ def test_a_pickle_on_the_uploaders_socket_cuts_off_who_sent_it(drill, flag):
 
 
 def test_no_process_of_a_run_reads_a_pickle(drill, undisturbed, tmp_path):
-    """Two nodes, a worker that is killed, checkpoints: every process tells what it unpickles, and nobody has anything to tell."""
+    """Two nodes, a worker that is killed, checkpoints: every process tells what it unpickles, and
+    none has anything to report.
+    """
     (tmp_path / "watch").mkdir()
     (tmp_path / "watch" / "sitecustomize.py").write_text(WATCH)
     told = tmp_path / "pickles"
@@ -164,7 +168,9 @@ def test_no_process_of_a_run_reads_a_pickle(drill, undisturbed, tmp_path):
 
 
 def test_a_run_listens_only_on_its_nodes_own_address_and_hides_its_files(drill, undisturbed):
-    """Two nodes at a step: every listening socket and every one for datagrams of every process, and who may open sockets, memory and folders in scratch."""
+    """Two nodes at a step: every listening socket and every one for datagrams of every process, and
+    who may open sockets, memory and folders in scratch.
+    """
     drill.shut(6)
     agents = [drill.start(*PAIR) for _ in range(2)]
     drill.stands(6, ranks=2)

@@ -155,7 +155,9 @@ def test_each_kind_of_wrong_run_is_reported(name):
 
 
 def test_a_commit_is_judged_by_when_its_record_was_created():
-    """A node that is frozen after its commit writes the event when it wakes, in a later generation."""
+    """A node that is frozen after its commit writes the event when it wakes, in a later
+    generation.
+    """
     late = with_events(lambda es: [*es, event("checkpoint_committed", 105.5, node="n2", step=4)])
     record = {"step": 4, "digest": "s4", "created": 102.0}
 

@@ -1,4 +1,6 @@
-"""The point `snapshot` is in the middle of the copy: half of a state is in a slot that no reader finds."""
+"""The point `snapshot` is in the middle of the copy: half of a state is in a slot that no reader
+finds.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Which process injects which fault, and how often: claims, slowdowns, repeated faults of agents."""
+"""Which process injects which fault, and how often: claims, slowdowns, repeated faults of
+agents.
+"""
 
 import itertools
 
@@ -84,14 +86,18 @@ def test_a_fault_is_injected_at_its_own_rank_step_point_and_generation_only(tmp_
 
 
 def test_a_fault_whose_claim_cannot_be_written_is_not_injected(tmp_path, capsys):
-    """A file is where the folder of claims should be. The fault would be injected at every replay."""
+    """A file is where the folder of claims should be. The fault would be injected at every
+    replay.
+    """
     (tmp_path / "faults").touch()
     worker(tmp_path, "step 3: raise").at_step(3)("forward")
     assert "fault not injected" in capsys.readouterr().out
 
 
 def steps_of(clock, count, slowdowns, taken):
-    """Steps of a group that waits for its slowest rank, 1 s of work each; `taken` gets their seconds."""
+    """Steps of a group that waits for its slowest rank, 1 s of work each; `taken` gets their
+    seconds.
+    """
     for step in range(1, count + 1):
         began_s, ends = clock.now, []
         for slowdown in slowdowns:
@@ -114,7 +120,9 @@ def test_a_slow_rank_is_slow_by_its_factor_for_its_number_of_steps():
 
 
 def test_two_slow_ranks_do_not_slow_each_other_down_for_ever():
-    """Each waits for the other in every step; a slowdown that multiplied that as well would grow without end."""
+    """Each waits for the other in every step; a slowdown that multiplied that as well would grow
+    without end.
+    """
     clock = FakeClock()
     slowdowns, taken = [Slowdown(clock), Slowdown(clock)], []
     for step in steps_of(clock, 30, slowdowns, taken):
@@ -204,7 +212,9 @@ def test_replaced_agents_continue_the_sequence_of_injections(tmp_path_factory, s
 
 
 def test_a_repeated_fault_waits_for_a_missing_victim(tmp_path):
-    """A node without a warm parent: nothing is claimed, so the injection comes once there is one."""
+    """A node without a warm parent: nothing is claimed, so the injection comes once there is
+    one.
+    """
     (fault,) = parse("every 1s: kill random warm parent, seed 1")
     clock = FakeClock()
     repeated = RepeatedFault(fault, fault.trigger, Claims(tmp_path), clock)

@@ -187,7 +187,9 @@ def test_a_fault_that_is_written_twice_is_two_faults():
     ],
 )
 def test_a_wrong_line_is_refused_with_its_number_and_what_was_expected(line, expected, found):
-    """Between valid faults, after a comment and a semicolon: the message must count lines, not faults."""
+    """Between valid faults, after a comment and a semicolon: the message must count lines, not
+    faults.
+    """
     with pytest.raises(UsageError) as caught:
         parse(f"# a drill\nstep 1: kill; step 2: kill\nstep 3: raise; {line}\nstep 2: kill")
     message = str(caught.value)
@@ -268,7 +270,9 @@ def test_the_drawn_wait_and_victim_are_within_their_bounds(each, injection, amon
 
 
 def test_injections_differ_and_every_victim_is_drawn():
-    """A draw that ignored the injection's number, or the seed, would hit the same victim for ever."""
+    """A draw that ignored the injection's number, or the seed, would hit the same victim for
+    ever.
+    """
     drawn_from = [AtIntervals(period_s=20, jitter_s=10, victim="worker", seed=seed) for seed in (7, 8)]
     drawn = [
         [(each.wait_s(injection), each.pick(injection, 3)) for injection in range(60)] for each in drawn_from
@@ -279,7 +283,9 @@ def test_injections_differ_and_every_victim_is_drawn():
 
 
 def test_repeated_faults_of_one_seed_have_different_waits():
-    """A plan with the same seed in all its lines: with equal draws they would all strike at once."""
+    """A plan with the same seed in all its lines: with equal draws they would all strike at
+    once.
+    """
     plan = parse("; ".join(f"every 20±10s: kill random {victim}, seed 7" for victim in VICTIMS))
     assert len({fault.trigger.wait_s(0) for fault in plan}) == len(VICTIMS)
 

@@ -1,4 +1,6 @@
-"""Every line is read once and whole, from a file that grows in pieces, is replaced or is truncated."""
+"""Every line is read once and whole, from a file that grows in pieces, is replaced or is
+truncated.
+"""
 
 import os
 
@@ -52,7 +54,9 @@ def test_lines_are_those_of_a_reader_that_keeps_everything(tmp_path_factory, his
 
 @given(st.lists(PIECES, max_size=12))
 def test_a_reader_that_cuts_lines_loses_no_byte(tmp_path_factory, pieces):
-    """The bytes between the cuts are all there, and no line waits once it is longer than the limit."""
+    """The bytes between the cuts are all there, and no line waits once it is longer than the
+    limit.
+    """
     path = tmp_path_factory.mktemp("log") / "file"
     path.touch()
     file, seen = GrowingFile(path, read_bytes=READ_BYTES, cut_bytes=3), b""
@@ -83,7 +87,9 @@ def test_a_file_that_gets_the_number_of_a_deleted_one_is_read_from_its_start(tmp
 
 @pytest.mark.parametrize("kind", ["missing", "link", "pipe", "folder"])
 def test_what_is_no_regular_file_has_no_lines(tmp_path, kind):
-    """Reading a link would read a file of the linker's choice; opening a pipe would wait for ever."""
+    """Reading a link would read a file of the linker's choice; opening a pipe would wait for
+    ever.
+    """
     path, other = tmp_path / "file", tmp_path / "other"
     other.write_text("secret\n")
     if kind == "link":

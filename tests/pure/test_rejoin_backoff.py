@@ -12,7 +12,9 @@ def node(address: str, life: int = 0) -> Node:
 
 
 def visits(count: int, *, trains: bool = False) -> RejoinBackoff:
-    """`bad` joins and goes `count` times beside `good`, with a new step each time if it `trains`."""
+    """`bad` joins and goes `count` times beside `good`, with a new step each time if it
+    `trains`.
+    """
     backoff, step = RejoinBackoff().entered((node("good"),), step=0), 10
     for life in range(count):
         backoff = backoff.entered((node("good"), node("bad", life)), step=step)

@@ -11,7 +11,7 @@ from elastic.rendezvous import transitions
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Failure, Group, GroupDamaged, Node, RunEnd
 from elastic.rendezvous.partition import UnreachableReport, nodes_to_exclude
-from elastic.rendezvous.transitions import Action, GroupPolicy, Timing
+from elastic.rendezvous.transitions import GroupAction, GroupPolicy, Timing
 
 POLICY = GroupPolicy(min_nodes=1, max_nodes=4, last_call_s=2.0, timeout_s=60.0)
 LONG_AGO = Timing(now_s=100.0, closed_since_s=90.0, enough_since_s=90.0)
@@ -285,30 +285,30 @@ def test_only_a_generation_without_previous_members_waits_for_stragglers() -> No
     """
     just_now = Timing(now_s=10.0, closed_since_s=10.0, enough_since_s=9.0)
 
-    def action(group: Group, timing: Timing = just_now) -> Action:
+    def action(group: Group, timing: Timing = just_now) -> GroupAction:
         return transitions.decide(group, node("a"), alive={"a"}, timing=timing, policy=POLICY).action
 
     drained = transitions.leave(formed("a"), "a")
-    assert action(waiting("a")) == Action.WAIT
-    assert action(waiting("a"), replace(just_now, now_s=11.0)) == Action.FORM
-    assert action(rejoined(closed(formed("a")), "a")) == Action.FORM
-    assert action(rejoined(drained, "a")) == Action.WAIT
+    assert action(waiting("a")) == GroupAction.WAIT
+    assert action(waiting("a"), replace(just_now, now_s=11.0)) == GroupAction.FORM
+    assert action(rejoined(closed(formed("a")), "a")) == GroupAction.FORM
+    assert action(rejoined(drained, "a")) == GroupAction.WAIT
     full = transitions.decide(
         waiting("a"), node("a"), alive={"a"}, timing=just_now, policy=replace(POLICY, max_nodes=1)
     )
-    assert full.action == Action.FORM
+    assert full.action == GroupAction.FORM
 
 
 def test_forming_waits_for_live_previous_members_only() -> None:
     """b still stops its workers; then it is dead; then it has left."""
     group = rejoined(closed(formed("a", "b")), "a")
-    for alive, expected in ((set("ab"), Action.WAIT), ({"a"}, Action.FORM)):
+    for alive, expected in ((set("ab"), GroupAction.WAIT), ({"a"}, GroupAction.FORM)):
         decision = transitions.decide(group, node("a"), alive=alive, timing=LONG_AGO, policy=POLICY)
         assert decision.action == expected, decision.reason
     left = transitions.decide(
         transitions.leave(group, "b"), node("a"), alive=set("ab"), timing=LONG_AGO, policy=POLICY
     )
-    assert left.action == Action.FORM
+    assert left.action == GroupAction.FORM
 
 
 def test_a_node_gives_up_after_the_timeout_if_no_generation_can_form() -> None:
@@ -319,7 +319,7 @@ def test_a_node_gives_up_after_the_timeout_if_no_generation_can_form() -> None:
     )
     stuck = rejoined(closed(formed("a", "b")), "a")
     blocked = transitions.decide(stuck, node("a"), alive=set("ab"), timing=late, policy=POLICY)
-    assert (alone.action, blocked.action) == (Action.GIVE_UP, Action.GIVE_UP)
+    assert (alone.action, blocked.action) == (GroupAction.GIVE_UP, GroupAction.GIVE_UP)
 
 
 def test_a_starved_observer_takes_no_node_for_dead_at_its_first_poll() -> None:
@@ -445,7 +445,7 @@ some_timings = st.builds(
 def test_the_documented_table_lists_every_action_and_state() -> None:
     """Otherwise the next test could pass on an empty table."""
     table = documented_actions()
-    assert set().union(*table.values()) == {action.name for action in Action}
+    assert set().union(*table.values()) == {action.name for action in GroupAction}
     assert {state for state, _ in table} == {"ended", "not ended", "closed", "forming", "open"}
 
 

@@ -65,8 +65,8 @@ def steps(run):
 
 
 def test_a_new_rank_0_on_another_node_uploads_what_the_lost_one_had_not(node):
-    """Node a uploads up to step 4 of 6 and is lost. Node b has the same lines, and continues as rank 0
-    after step 5. Then b is lost, and c continues, which has no lines.
+    """Node a uploads up to step 4 of 6 and is lost. Node b has the same lines, and continues as
+    rank 0 after step 5. Then b is lost, and c continues, which has no lines.
     """
     a, b, c = node("a"), node("b"), node("c")
     restored(a, "a", 1, 0)
@@ -94,7 +94,9 @@ def test_a_new_rank_0_on_another_node_uploads_what_the_lost_one_had_not(node):
 
 
 def test_the_next_agent_in_a_folder_uploads_what_a_killed_one_left(node):
-    """The killed agent had uploaded nothing. If a run is new at this URL, the folder's files stay."""
+    """The killed agent had uploaded nothing. If a run is new at this URL, the folder's files
+    stay.
+    """
     run = node("a")
     restored(run, "old", 1, 0)
     trained(run, "old", 1, 1, 3)
@@ -106,7 +108,9 @@ def test_the_next_agent_in_a_folder_uploads_what_a_killed_one_left(node):
 
 
 def test_two_uploaders_of_one_folder_upload_everything_once(node):
-    """Two agents in one working directory upload at once, again and again while events are written."""
+    """Two agents in one working directory upload at once, again and again while events are
+    written.
+    """
     run = node("a")
     log = EventLog(run.events / "a-agent.jsonl", node="a", clock=SystemClock())
     both = [FilesUpload(run, Objects(run.url), ignored=frozenset()) for _ in range(2)]
@@ -125,7 +129,9 @@ def test_two_uploaders_of_one_folder_upload_everything_once(node):
 
 
 def test_a_part_whose_answer_was_lost_is_stored_once(node, s3, monkeypatch):
-    """The store keeps each part, and the connection breaks; the next try lists the store and goes on."""
+    """The store keeps each part, and the connection breaks; the next try lists the store and goes
+    on.
+    """
     proxy = FaultyStorage(s3.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     run = node("a")

@@ -19,7 +19,9 @@ def steps(found):
 
 
 def test_replayed_steps_count_once_as_the_newer_generation_trained_them():
-    """Generation 1 reached step 5, generation 2 began after step 3; lines come in any order, some twice."""
+    """Generation 1 reached step 5, generation 2 began after step 3; lines come in any order, some
+    twice.
+    """
     lines = [line(1, s) for s in range(1, 6)] + [line(2, s) for s in range(4, 7)]
     shuffled = lines + lines[:3]
     random.Random(3).shuffle(shuffled)
@@ -44,7 +46,9 @@ def test_a_generation_without_events_begins_at_its_first_line():
 
 @given(st.data())
 def test_any_history_gives_the_lines_of_one_file(data):
-    """The dumb twin is the file itself, rewound at each restore. Nodes upload each line once or twice."""
+    """The dumb twin is the file itself, rewound at each restore. Nodes upload each line once or
+    twice.
+    """
     file, carried, restored = [], [], {}
     for generation in range(1, data.draw(st.integers(1, 5)) + 1):
         at = data.draw(st.integers(0, len(file)))

@@ -11,7 +11,9 @@ Record = dict[str, Any]
 
 
 def lines(path: Path) -> list[Record]:
-    """The complete lines of a file that may be missing; its writer may have been killed inside one."""
+    """The complete lines of a file that may be missing; its writer may have been killed inside
+    one.
+    """
     if not path.exists():
         return []
     found = []

@@ -7,13 +7,13 @@ the fork server forks are in fork_server_client.py.
 
 import io
 import os
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from typing import Protocol
 
 
@@ -75,7 +75,10 @@ class SpawnedProcess(subprocess.Popen[bytes]):
 
 def wait_any_exit(processes: Collection[Process], timeout_s: float) -> None:
     """Return when one of the processes may have exited, or after `timeout_s`."""
-    wait({process.exit_fd() for process in processes}, timeout_s)
+    exits = select.poll()
+    for process in processes:
+        exits.register(process.exit_fd(), select.POLLIN)
+    exits.poll(timeout_s * 1000)
 
 
 def kill_session(process: Process) -> None:
