@@ -1,4 +1,4 @@
-"""Every call of `elastic-train` ends with a documented exit code, and a mistake with a sentence.
+"""Every call of `elastic-train` ends with a documented exit code, and explains a mistake.
 
 A mistake of the caller never shows a traceback. Training itself is the agent's, which is imported
 only when there is a recipe to run.

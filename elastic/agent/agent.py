@@ -1,4 +1,4 @@
-"""An agent starts the workers of each generation on its node, watches them, leaves none behind.
+"""An agent starts the workers of each generation on its node, watches them, and leaves none.
 
 Read from the top: `_invoke_run` is the run, one generation after another. `_run_generation` is one
 generation: look at everything that can change, have decide.py decide, do what actions.py has for

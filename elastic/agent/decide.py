@@ -116,14 +116,14 @@ class Rule(NamedTuple):
 
 RULES: tuple[Rule, ...] = (
     # The group's decisions come first. A node may not go on where the run has ended, or train in a
-    # generation that is over: what its own workers did meanwhile, for instance that they died of
+    # generation that is over: what its own workers did meanwhile, including dying because of
     # it, no longer matters.
     Rule(lambda o: o.group_ended is not None, Action.STOP, "the run ended: {o.group_ended}"),
     Rule(lambda o: o.fenced, Action.REJOIN, "a newer generation exists, and this node is not in it"),
     Rule(lambda o: o.closed is not None and o.leaving, Action.LEAVE, "the generation ended: {o.closed}"),
     Rule(lambda o: o.closed is not None, Action.REJOIN, "the generation ended: {o.closed}"),
     # A worker failed by itself. Two exit codes mean that every restart would end the same way. On a
-    # node that leaves, whatever takes the machine away kills its workers too: that must not cost
+    # node that leaves, the shutdown of the machine kills its workers too: that must not cost
     # the others a restart.
     Rule(
         lambda o: o.failure_code in (EXIT_USAGE, EXIT_NOTHING_LOADS),

@@ -53,7 +53,7 @@ class FinalCheckpoint:
 
     def offer_newest(self) -> None:
         """Have the uploader commit the newest snapshot; does not wait for the result."""
-        self._commit("the state that a leaving node waits for", wait_until_s=0.0)
+        self._commit("the newest state", wait_until_s=0.0)
 
     def ensure_committed(self, *, others: bool) -> None:
         """Return once a checkpoint holds the newest step in memory, or at the end of the grace.

@@ -2,7 +2,7 @@
 
 A node is live while its heartbeats arrive where the group's state is kept. It is reachable while
 probes between it and this node pass in both directions over the network that workers use. Two rules
-keep the detector from harm:
+keep the detector from doing harm:
 
 A node is reported unreachable later (1.5 keep-alives of silence) than it is taken for dead (one).
 So a node that simply died is evicted first, and nothing about a partition is ever reported.

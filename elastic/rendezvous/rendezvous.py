@@ -1,4 +1,4 @@
-"""A node acts for a generation only while its last poll found the node in it, and is fenced first.
+"""A node acts for a generation only if its last poll found it a member; otherwise it is fenced.
 
 A `Rendezvous` is one node's live view of the group, over a backend. Its own thread only sends
 heartbeats. Everything else happens in the caller's thread, one poll at a time: read the group,

@@ -263,8 +263,8 @@ def newcomers(group: Group, *, alive: AbstractSet[str], policy: GroupPolicy) -> 
     """The waiting nodes that a new generation would admit beside all live members of the open one.
 
     A spare beyond `max_nodes` or `max_workers` is not among them: to close the generation for it
-    would be in vain. Nor is anyone while the members are partitioned, because the generation is
-    about to close.
+    would be in vain. There are no newcomers while the members are partitioned, because the
+    generation is about to close.
     """
     if not group.open or is_partitioned(group, alive=alive):
         return ()

@@ -1,7 +1,8 @@
-"""Foreign data becomes a value of the expected type or a ValueError, and commands no terminal.
+"""Foreign data is decoded to the expected type or raises ValueError.
 
 Foreign is what comes from the network, the storage, the run directory and the environment. A value
-of the right type may still be a lie: access to those places decides who can write it.
+of the right type may still be a lie: access to those places decides who can write it. `printable`
+escapes foreign text before a terminal shows it.
 """
 
 import json

@@ -57,8 +57,8 @@ class Loop:
 
     output: on rank 0 alone. metrics: on rank 0, and where nodes share no folder a copy on each
     other node. snapshotting: on one worker of each node. faults: None without a plan.
-    commits_drains: there is no agent that would. digest: of the checkpoint of the last step, once
-    it is committed.
+    commits_drains: this process commits a drained state itself, since it has no agent. digest: of
+    the checkpoint of the last step, once it is committed.
     """
 
     loader: Loader

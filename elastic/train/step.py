@@ -2,8 +2,8 @@
 
 A loss is a function of sums over the global batch. Each shard is computed by itself: under its own
 random stream, from the step's opening buffers, with kernels of one shape. Ranks exchange sums and
-nothing else, and each sum is the fixed tree's (reduce/tree.py). So it does not show which rank
-computed which shard.
+nothing else, and each sum is the fixed tree's (reduce/tree.py). So the result does not depend on
+which rank computed which shard.
 
 It does not clip, scale or step: the recipe does that with plain PyTorch on the gradients in
 `.grad`.

@@ -1,4 +1,4 @@
-"""A save of an older generation is fenced by the newest one, which is read again for each question.
+"""A save of an older generation is fenced by the newest one, which is read again at each check.
 
 A fencing token is a number that only grows: a writer with a smaller one than the newest must stop.
 Here the token is the number of the generation. A fence finds the newest number where the rendezvous

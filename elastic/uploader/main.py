@@ -1,4 +1,4 @@
-"""Every offer is saved or reported as failed, also when its client is dead.
+"""Every offer is saved or reported as failed, even if its client is dead.
 
     python -m elastic.uploader.main '{"checkpoints_url": ...}'
 
