@@ -4,8 +4,8 @@ A node is live while its heartbeats arrive where the group's state is kept. It i
 probes between it and this node pass in both directions over the network that workers use. Two rules
 keep the detector from doing harm:
 
-A node is reported unreachable later (1.5 keep-alives of silence) than it is taken for dead (one).
-So a node that simply died is evicted first, and nothing about a partition is ever reported.
+A node is reported unreachable later (1.5 keep-alive periods of silence) than it is taken for dead
+(one). So a node that simply died is evicted first, and nothing about a partition is ever reported.
 
 Where no probe has ever come through, nothing is known and nothing is reported. A firewall may drop
 UDP and pass TCP: then this protection is lost, and nothing else.
@@ -21,7 +21,7 @@ from elastic.rendezvous import transitions
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Group, Node
 
-# In keep-alives.
+# In keep-alive periods.
 UNREACHABLE_AFTER = 1.5
 SETTLED_AFTER = 0.25
 REACHABLE_WITHIN = 0.5
@@ -92,8 +92,8 @@ class PartitionDetector:
         # ruled out once it was reachable before, or while any other node is reachable now.
         judged = {name for name in others if reachable or self._detector.nodes[name].counter != NO_HEARTBEAT}
         silent = judged - self._detector.alive
-        # Hysteresis: a report begins after 1.5 keep-alives of silence and ends only when a probe
-        # came within the last half. A link that loses many packets would otherwise end one
+        # Hysteresis: a report begins after 1.5 keep-alive periods of silence and ends only when a
+        # probe came within the last half. A link that loses many packets would otherwise end one
         # generation after the other.
         return tuple(
             name for name in others if name in silent or (name in reported and name not in reachable)
