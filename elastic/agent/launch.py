@@ -28,10 +28,9 @@ from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, SnapshotMemory
 from elastic.agent.workers.spawner import Spawner
-from elastic.config import environment
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
-from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, UsageError
+from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED
 from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
 from elastic.observe.console import ConsoleFollower, open_screen
@@ -45,7 +44,7 @@ from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.torch_handler import EndpointHost
 from elastic.rendezvous.transitions import GroupPolicy
 from elastic.storage.remote import open_store
-from elastic.system.addresses import new_node_id, node_address
+from elastic.system.addresses import new_node_id
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.uploader.client import STOP_S, UploaderProcess
@@ -98,8 +97,9 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
     console = ConsoleFollower(run, settings.node, open_screen(sys.stdout), _CLOCK)
     shutdown = ShutdownRequest(options.grace_s, _CLOCK)
     with ExitStack() as stack:
-        host = EndpointHost(options.local_addr or node_address(environment.variables()))
-        probes = stack.enter_context(closing(_open_probes(settings, host.address)))
+        host = EndpointHost(preflight.address_of(options))
+        every_s = options.keep_alive_s / PROBES_PER_KEEP_ALIVE
+        probes = stack.enter_context(closing(Probes(settings.node, host.address, every_s, _CLOCK)))
         rendezvous = _rendezvous(settings, backend, min_generation, host, probes, console)
         if rendezvous.reopen(is_new=settings.is_new).ended is not None:
             print(
@@ -138,15 +138,6 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
             serve_until_read(backend, settings.node, _CLOCK)
         console.stop()
         return report_exit(agent, parts)
-
-
-def _open_probes(settings: Settings, address: str) -> Probes:
-    try:
-        return Probes(settings.node, address, settings.options.keep_alive_s / PROBES_PER_KEEP_ALIVE, _CLOCK)
-    except OSError as error:
-        raise UsageError(
-            f"expected an address of this machine that the other nodes reach, found {address!r} ({error}); correct --local-addr"
-        ) from error
 
 
 def _rendezvous(

@@ -26,6 +26,7 @@ from elastic.errors import EXIT_COMPLETE, StoreFailed, UsageError
 from elastic.faults import grammar, plan
 from elastic.storage.remote import check_url, open_store
 from elastic.storage.store import read_small
+from elastic.system.addresses import listen_on, node_address
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import MAX_WORKERS
 
@@ -62,6 +63,7 @@ def check_command(options: Options) -> None:
     run = RunDir.parse(options.run_dir)
     config = rendezvous_config(options, run)
     config.check(environment.variables())
+    address_of(options)
     if options.meets_in_objects:
         check_url(config.endpoint)
     if run.local.exists() and not run.local.is_dir():
@@ -72,6 +74,21 @@ def check_command(options: Options) -> None:
             f"expected to write to {parent}, found it read-only; take another --run-dir or change its mode"
         )
     check_url(run.checkpoints_url)  # an unknown protocol, or one whose extra is not installed
+
+
+def address_of(options: Options) -> str:
+    """The address at which other nodes reach this one.
+
+    Raises UsageError when no socket can listen for it.
+    """
+    address = options.local_addr or node_address(environment.variables())
+    try:
+        listen_on(address).close()
+    except (OSError, UnicodeError) as error:  # the second for a name that no host can have
+        raise UsageError(
+            f"expected an address that the other nodes reach, found {address!r} ({error}); correct --local-addr"
+        ) from error
+    return address
 
 
 def check_faults(options: Options, nproc: int | None, *, uses_library: bool = True) -> None:

@@ -20,9 +20,9 @@ def refused(drill):
     def all_there() -> list[Path]:
         return [path for path in sorted(drill.folder.rglob("*")) if not path.name.startswith("printed-")]
 
-    def run(*words: object) -> str:
+    def run(*words: object, env: dict[str, str] | None = None) -> str:
         before = (drill.tree(), all_there())
-        agent = drill.command([str(word) for word in words])
+        agent = drill.command([str(word) for word in words], env)
         agent.ends_with(2)
         assert (drill.tree(), all_there()) == before
         assert "Traceback" not in agent.output.splitlines()[-1]
@@ -101,6 +101,20 @@ def test_a_run_directory_of_another_run_is_refused_and_the_differences_named(
     other = drill.folder / "other.py"
     other.write_text("import elastic\nelastic.start(seed=7, global_batch=32, shards=4)\n")
     assert "recipe: tiny.py there, other.py here" in refused(other, "--run-dir", drill.run.url)
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "says"),
+    [
+        ((), {"GLOO_SOCKET_IFNAME": "none0"}, "GLOO_SOCKET_IFNAME should name an interface"),
+        (("--local-addr", "a..b"), {}, "expected an address that the other nodes reach, found 'a..b'"),
+    ],
+)
+def test_fresh_sets_no_run_aside_where_the_address_is_wrong(
+    refused, drill, recipes, undisturbed, copy_run, *, options, env, says
+):
+    copy_run(undisturbed.run.local)
+    assert says in refused(recipes / "tiny.py", "--run-dir", drill.run.url, "--fresh", *options, env=env)
 
 
 def test_a_missing_extra_names_the_command_that_installs_it(recipes, tmp_path, monkeypatch, capsys):
