@@ -3,9 +3,10 @@
 Parameters are grouped into buckets, as in DistributedDataParallel: each bucket is one flat vector
 of one dtype on one device. A shard's gradients are copied into the vector as autograd produces
 them, and `.grad` then points into it, so that autograd itself adds the second shard of an aligned
-pair (the first level of the tree, see tree.py). During the backward of the last shard, each bucket
-that is complete goes to the other ranks at once, while backward computes the gradients of the next
-bucket.
+pair (the first level of the tree, see tree.py). A gradient that a shard does not give counts as
++0.0 at every level of the tree, so that the sign of a zero is the same too. During the backward of
+the last shard, each bucket that is complete goes to the other ranks at once, while backward
+computes the gradients of the next bucket.
 
 Buckets follow the parameters in reverse order, because backward finishes the last layers first.
 They are exchanged in that one order on every rank, by one thread: two ranks that start collectives
@@ -37,6 +38,7 @@ class Bucket:
         self._free: list[Tensor] = []
         self._flat: Tensor | None = None
         self._views: dict[nn.Parameter, Tensor] = {}
+        self.missing: set[nn.Parameter] = set()  # those that this shard gave no gradient yet
         self.stack: Stack[Tensor] = Stack(self._add)
 
     def begin_pair(self) -> None:
@@ -46,6 +48,9 @@ class Bucket:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def begin_shard(self) -> None:
+        self.missing = set(self.parameters)
+
     def collect(self, parameter: nn.Parameter) -> None:
         """Move the gradient that autograd just gave `parameter` into the vector.
 
@@ -53,6 +58,7 @@ class Bucket:
         and from then on adds to `.grad` in place, which is the vector. One copy is cheaper than
         zeroing the vector beforehand and adding to it.
         """
+        self.missing.discard(parameter)
         view = self._views[parameter]
         if parameter.grad is not view:
             assert parameter.grad is not None
@@ -60,10 +66,18 @@ class Bucket:
             parameter.grad = view
 
     def fill_missing(self) -> None:
-        """After a shard's backward: a parameter without a gradient counts as zero."""
-        for parameter, view in self._views.items():
-            if parameter.grad is not view:
+        """After a shard's backward: a gradient that it did not give counts as +0.0 in the tree.
+
+        Where the first shard of the pair gave one, the zero is really added, because -0.0 + 0.0 is
+        +0.0. Two ranks that hold one shard of the pair each add it as well.
+        """
+        for parameter in self.missing:
+            view = self._views[parameter]
+            if parameter.grad is view:
+                view.add_(0.0)
+            else:
                 parameter.grad = view.zero_()
+        self.missing = set()
 
     def point_grads(self, flat: Tensor) -> None:
         """Let each `.grad` be a view of `flat` [length]."""
@@ -99,9 +113,8 @@ class Gradients:
         self._exchange = exchange
         self._pairs = pairs(exchange.leaves)
         self._buckets = _buckets(self.parameters)
-        self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket.parameters}
-        # During the backward of the last own shard: how many gradients each bucket still lacks.
-        self._missing: list[int] = []
+        self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
+        self._is_last = False  # inside the backward of the last own shard, which sends buckets
         self._next = 0
         self._is_open = False  # inside a shard's backward; a backward of the recipe's own is not ours
         self._used: set[nn.Parameter] = set()
@@ -123,12 +136,12 @@ class Gradients:
 
     def before_backward(self, leaf: int) -> None:
         """Before the backward of one own shard; shards come in order."""
-        if leaf == self._pair_of(leaf)[0]:
-            for bucket in self._buckets:
+        for bucket in self._buckets:
+            if leaf == self._pair_of(leaf)[0]:
                 bucket.begin_pair()
+            bucket.begin_shard()
         self._is_open = True
-        if leaf == self._exchange.leaves[-1]:
-            self._missing = [len(bucket.parameters) for bucket in self._buckets]
+        self._is_last = leaf == self._exchange.leaves[-1]
 
     def after_backward(self, leaf: int) -> None:
         """After the backward of one own shard; the last one sends the buckets that still wait.
@@ -137,8 +150,7 @@ class Gradients:
         use.
         """
         self._is_open = False
-        if leaf == self._exchange.leaves[-1]:
-            self._missing = []
+        if self._is_last:
             while self._next < len(self._buckets):
                 self._send()
             return
@@ -185,13 +197,9 @@ class Gradients:
         if not self._is_open:
             return
         self._used.add(parameter)
-        index = self._bucket_of[parameter]
-        self._buckets[index].collect(parameter)
-        if not self._missing:
-            return
-        self._missing[index] -= 1
+        self._bucket_of[parameter].collect(parameter)
         # Send in bucket order only: a bucket that is complete early waits for those before it.
-        while self._next < len(self._buckets) and self._missing[self._next] == 0:
+        while self._is_last and self._next < len(self._buckets) and not self._buckets[self._next].missing:
             self._send()
 
     def _send(self) -> None:

@@ -139,3 +139,29 @@ def test_buckets_are_sent_in_one_order_on_every_rank(ranks):
     collectives that cross would mix gradients.
     """
     assert ranks.run(3, order_of_sums) == [[[0, 1], True]] * 3
+
+
+MINUS_ZERO = -(2**31)  # the bits of -0.0 in float32, as an integer
+
+
+def bits_of_gradients(member, touched):
+    """Of one parameter that both shards use and one that a single shard uses: all give -0.0."""
+    both, one = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    exchange = Exchange(shards=2, world_size=member.world_size, rank=member.rank, group=member.group)
+    gradients = Gradients([both, one], exchange)
+    gradients.begin_step()
+    for leaf in exchange.leaves:
+        gradients.before_backward(leaf)
+        (-0.0 * (both + one if leaf == touched else both).sum()).backward()
+        gradients.after_backward(leaf)
+    gradients.assign(gradients.wait(), torch.ones(2))
+    gradients.close()
+    return [p.grad.view(torch.int32).tolist() for p in (both, one)]
+
+
+@pytest.mark.parametrize("touched", [0, 1])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_sign_of_a_zero_is_the_same_at_every_world_size(ranks, world_size, touched):
+    """SGD with momentum keeps the sign of a zero: a state would tell how many workers it had."""
+    expected = [[MINUS_ZERO] * 2, [0, 0]]
+    assert ranks.run(world_size, bits_of_gradients, touched) == [expected] * world_size
