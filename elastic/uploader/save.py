@@ -121,10 +121,17 @@ class Saver:
         A generation is formed a moment before its members enter it, so a newer one fences only if
         this node has not entered it within ENTERING_S.
         """
+        # An object store may take half a minute to show the fence. It is read without the lock,
+        # which `enter` needs: that runs in the loop that also takes offers. After each wait the
+        # fence is read again, because a still newer generation may have been formed meanwhile.
+        while (newest := self._fence()) > max(generation, self._entered):
+            if not self._wait_until_entered(newest):
+                return True
+        return False
+
+    def _wait_until_entered(self, generation: int) -> bool:
         with self._membership:
-            return not self._membership.wait_for(
-                lambda: self._fence() <= max(generation, self._entered), ENTERING_S
-            )
+            return self._membership.wait_for(lambda: generation <= self._entered, ENTERING_S)
 
     def prune(self, offer: Offer) -> None:
         """Delete old checkpoints after `offer` was committed; report problems, never raise them."""

@@ -455,6 +455,36 @@ def test_a_save_waits_for_its_node_to_enter_a_generation_that_has_just_been_form
         assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
+def test_a_fence_that_does_not_answer_holds_up_its_own_save_only(config, area, monkeypatch):
+    """The fence blocks until the test lets it go.
+
+    Meanwhile the node enters generation 2, and of two later offers the older one is dropped.
+    """
+    asked, go_on = threading.Event(), threading.Event()
+
+    def blocking_fence():
+        asked.set()
+        assert go_on.wait(LIMIT_S)
+        return 2
+
+    monkeypatch.setattr(save, "open_fence", lambda text: blocking_fence)
+    uploads, owner = UploaderClient(config.socket_path), UploaderProcess(config, None)
+    with InThread(config) as uploader:
+        uploader.go_on.set()
+        try:
+            hand_over(uploads, area, 1, generation=1)
+            assert asked.wait(LIMIT_S)
+            wait_until(lambda: owner.enter(2))
+            for step in (2, 3):
+                hand_over(uploads, area, step, generation=2)
+            assert uploads.wait(2, LIMIT_S).state is SaveState.DROPPED
+        finally:
+            go_on.set()
+        assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
+        assert uploads.wait(3, LIMIT_S).state is SaveState.COMMITTED
+    assert committed_steps(config) == [3, 1]
+
+
 def test_a_restarted_uploader_knows_the_generation_that_its_node_entered(config, tmp_path, process, area):
     """Killed after it got the number, and before: its successor saves the state of an older one."""
     (tmp_path / "fence").write_text("3\n")
