@@ -72,11 +72,6 @@ def launch(options: Options, spawner: Spawner) -> int:
         is_new = preflight.check_run_dir(options, declared, run, nproc)
     config = rendezvous_config(options, run)
     backend = open_backend(config, options, run)
-    min_generation = 0
-    if config.kind != "dir" and backend.read() is None:
-        # The backend is new or has lost its state. Were generations to begin at 1 again, a process
-        # that is left from an earlier generation would no longer be fenced.
-        min_generation = newest_generation(run)
     with tempfile.TemporaryDirectory(prefix="elastic-", ignore_cleanup_errors=True) as scratch:
         settings = Settings(
             options=options,
@@ -88,7 +83,7 @@ def launch(options: Options, spawner: Spawner) -> int:
             is_new=is_new,
             scratch=Path(scratch),
         )
-        return _run(settings, backend, min_generation, spawner)
+        return _run(settings, backend, newest_generation(run), spawner)
 
 
 def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spawner) -> int:

@@ -63,7 +63,8 @@ def open_backend(config: RendezvousConfig, options: Options, run: RunDir) -> Bac
 def newest_generation(run: RunDir) -> int:
     """The newest generation that left a checkpoint or a log in the run directory; 0 for none.
 
-    For a backend that keeps its state in memory, and so has lost it when it was restarted.
+    For a backend that does not know it: one that keeps its state in memory was restarted, a folder
+    was removed, or another endpoint was used meanwhile.
     """
     try:
         records, _ = committed(open_store(run.checkpoints_url), _CLOCK)

@@ -80,8 +80,9 @@ class Rendezvous:
 
         `notify` is called with each new reason, and with True if a person should read it because
         the node waits or something is wrong. `min_generation`: the newest generation known from the
-        run directory; a group whose state was lost counts on from it. `probes`: where nodes can
-        probe each other. Raises UsageError if this node has more workers than the run has shards.
+        run directory; a group whose state was lost, or is an older one, counts on from it.
+        `probes`: where nodes can probe each other. Raises UsageError if this node has more workers
+        than the run has shards.
         """
         if policy.max_workers is not None and me.nproc > policy.max_workers:
             raise UsageError(
@@ -102,7 +103,8 @@ class Rendezvous:
         self._timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
         # Put back if the shared state is lost. States that `reopen` and `reset` read before the
         # first join are not kept here: they may be removed on purpose a moment later.
-        self._last_known = replace(Group(), generation=min_generation)
+        self._last_known = Group()
+        self._min_generation = min_generation
         self._entered = 0
         self._reason = ""
         self._is_waiting = True
@@ -270,6 +272,11 @@ class Rendezvous:
         found = self._backend.read()
         version, there = (None, Group()) if found is None else (found[0], Group.parse(found[1]))
         group = transitions.restore_lost_state(there, self._last_known)
+        if not group.open and group.generation < self._min_generation:
+            # The backend is new, lost its state, or was last used before another one was. Were a
+            # number given twice, a process that is left from the earlier generation of this number
+            # would no longer be fenced, and the logs of that generation would be in the way.
+            group = replace(group, generation=self._min_generation)
         if isinstance(self._backend, PublishesGeneration):
             self._backend.publish_generation(group.generation)
         now_s = self._clock.monotonic()
