@@ -92,7 +92,7 @@ class _Report:
 class Restorer:
     """Finds and loads the state that training resumes from.
 
-    run_id: whose checkpoints may be used. failures: as in `order_candidates`. log: on rank 0 alone.
+    run_id: whose checkpoints may be used. failures: as in `AvailableStates`. log: on rank 0 alone.
     """
 
     groups: ProcessGroups
@@ -107,7 +107,7 @@ class Restorer:
     def restore(self, state: State) -> ResumePoint:
         """Raises NothingLoads, StatesDiffer or PeerLost."""
         available = self.groups.all_gather(self._available())
-        candidates, rejected = order_candidates(available, self.failures)
+        candidates, rejected = order_candidates(available)
         for each in rejected:
             self._report(each)
         for candidate in candidates:
@@ -133,10 +133,12 @@ class Restorer:
         info = self.local.info
         step, found = (None, None) if info is None else (info.step, info.checksum)
         if self.groups.rank != 0:
-            return AvailableStates(step=step, checksum=found)
+            return AvailableStates(failures=self.failures, step=step, checksum=found)
         records, damages = of_run(committed(self.store, self.clock), self.run_id)
         damaged = tuple(RejectedState(step=each.step, reason=each.reason, is_stored=True) for each in damages)
-        return AvailableStates(step=step, checksum=found, records=tuple(records), damaged=damaged)
+        return AvailableStates(
+            failures=self.failures, step=step, checksum=found, records=tuple(records), damaged=damaged
+        )
 
     def _try(self, candidate: Candidate, state: State) -> ResumePoint | str:
         """Load a candidate on every rank; or what is wrong with it on the first rank that fails.

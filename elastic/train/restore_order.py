@@ -28,10 +28,13 @@ class RejectedState:
 class AvailableStates:
     """What one rank can restore from.
 
-    step, checksum: of the snapshot in its node's memory, None without one. records: the storage's
-    commit records, newest first, on rank 0 alone. damaged: those that cannot be used.
+    failures: consecutive failures without a new step, SIGKILLs excluded, as its agent counts them;
+    0 on a node that just joined. step, checksum: of the snapshot in its node's memory, None without
+    one. records: the storage's commit records, newest first, on rank 0 alone. damaged: those that
+    cannot be used.
     """
 
+    failures: int = 0
     step: int | None = None
     checksum: str | None = None
     records: tuple[CommitRecord, ...] = ()
@@ -52,14 +55,14 @@ class Candidate:
 
 
 def order_candidates(
-    available: Sequence[AvailableStates], failures: int
+    available: Sequence[AvailableStates],
 ) -> tuple[list[Candidate], list[RejectedState]]:
     """(what to try, best first; what is refused), from what each rank has, in rank order.
 
-    failures: consecutive failures without a new step, SIGKILLs excluded. A state that was restored
-    three times without a new step may itself be the cause, so it is skipped in favour of the next
-    older one, and so on. The oldest is never skipped: a start from the seed would lose the run
-    silently, and `--max-restarts` bounds the attempts.
+    A state that was restored three times without a new step may itself be the cause of the
+    failures, so it is skipped in favour of the next older one, and so on. The agent that counted
+    the most failures decides. The oldest state is never skipped: a start from the seed would lose
+    the run silently, and `--max-restarts` bounds the attempts.
     """
     candidates, rejected = _snapshots(available)
     for of_rank in available:
@@ -69,6 +72,7 @@ def order_candidates(
     # step keep the storage's order (the latest replacement first).
     candidates.sort(key=lambda each: (-each.step, each.is_stored))
     steps = sorted({each.step for each in candidates}, reverse=True)
+    failures = max(of_rank.failures for of_rank in available)
     num_skipped = min(max(0, failures - 1) // RESTORES_OF_ONE_STATE, max(0, len(steps) - 1))
     skipped = steps[:num_skipped]
     rejected += [

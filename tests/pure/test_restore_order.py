@@ -24,8 +24,8 @@ def record(step):
 
 @st.composite
 def available(draw) -> list[AvailableStates]:
-    """Ranks with or without snapshots, some of them wrong, and a storage on rank 0 with or without
-    damage.
+    """Ranks with or without snapshots, some of them wrong, whose agents counted different failures,
+    and a storage on rank 0 with or without damage.
     """
     ranks = draw(st.integers(1, 4))
     found = []
@@ -41,11 +41,14 @@ def available(draw) -> list[AvailableStates]:
             else ()
         )
         checksum = None if step is None else draw(CHECKSUMS)
-        found.append(AvailableStates(step=step, checksum=checksum, records=records, damaged=damaged))
+        failures = draw(st.integers(0, 12))
+        found.append(
+            AvailableStates(failures=failures, step=step, checksum=checksum, records=records, damaged=damaged)
+        )
     return found
 
 
-def twin(found: list[AvailableStates], failures: int) -> list[tuple[int, bool]]:
+def twin(found: list[AvailableStates]) -> list[tuple[int, bool]]:
     """The dumb way: walk down from the highest step, memory before storage."""
     usable = []
     for step in range(10, 0, -1):
@@ -54,22 +57,22 @@ def twin(found: list[AvailableStates], failures: int) -> list[tuple[int, bool]]:
         here += [(step, STORED) for c in found for r in c.records if r.step == step]
         if here:
             usable.append(here)
-    skip = 0
+    failures, skip = max(of_rank.failures for of_rank in found), 0
     while failures > RESTORES_OF_ONE_STATE and skip + 1 < len(usable):
         failures -= RESTORES_OF_ONE_STATE
         skip += 1
     return [each for here in usable[skip:] for each in here]
 
 
-@given(available(), st.integers(0, 12))
-def test_the_order_is_that_of_a_walk_down_the_steps(found, failures):
-    candidates, _ = order_candidates(found, failures)
-    assert [(c.step, c.is_stored) for c in candidates] == twin(found, failures)
+@given(available())
+def test_the_order_is_that_of_a_walk_down_the_steps(found):
+    candidates, _ = order_candidates(found)
+    assert [(c.step, c.is_stored) for c in candidates] == twin(found)
 
 
-@given(available(), st.integers(0, 12))
-def test_a_candidates_ranks_are_exactly_those_that_have_it(found, failures):
-    candidates, _ = order_candidates(found, failures)
+@given(available())
+def test_a_candidates_ranks_are_exactly_those_that_have_it(found):
+    candidates, _ = order_candidates(found)
     for candidate in candidates:
         if candidate.record is None:
             assert candidate.ranks == tuple(r for r, c in enumerate(found) if c.step == candidate.step)
@@ -79,9 +82,9 @@ def test_a_candidates_ranks_are_exactly_those_that_have_it(found, failures):
             assert candidate.record in found[0].records
 
 
-@given(available(), st.integers(0, 12))
-def test_every_available_state_is_a_candidate_or_rejected(found, failures):
-    candidates, rejected = order_candidates(found, failures)
+@given(available())
+def test_every_available_state_is_a_candidate_or_rejected(found):
+    candidates, rejected = order_candidates(found)
     seen = {(c.step, c.is_stored) for c in candidates} | {(r.step, r.is_stored) for r in rejected}
     for of_rank in found:
         assert of_rank.step is None or (of_rank.step, MEMORY) in seen
@@ -95,7 +98,7 @@ def test_snapshots_that_differ_are_refused_by_name_and_storage_is_used():
         AvailableStates(step=9, checksum="b"),
         AvailableStates(step=9, checksum="a"),
     ]
-    candidates, rejected = order_candidates(found, 0)
+    candidates, rejected = order_candidates(found)
     assert [(c.step, c.is_stored) for c in candidates] == [(5, STORED)]
     assert [(r.step, r.is_stored) for r in rejected] == [(9, MEMORY)]
     assert "0, 2 | 1" in rejected[0].reason
@@ -103,6 +106,6 @@ def test_snapshots_that_differ_are_refused_by_name_and_storage_is_used():
 
 def test_the_only_state_is_tried_again_however_often_it_failed():
     """Skipping it would start the run from the seed, silently."""
-    candidates, rejected = order_candidates([AvailableStates(step=3, checksum="a")], 99)
+    candidates, rejected = order_candidates([AvailableStates(failures=99, step=3, checksum="a")])
     assert [c.step for c in candidates] == [3]
     assert not rejected
