@@ -66,9 +66,21 @@ class NodeAgent(LocalElasticAgent):
         self.cut_short = False
         self._parts = parts
         self._generation: NodeGeneration | None = None  # None while this node has no workers
+        self._earlier_step = 0  # `last_step` when the newest generation started
         # Consecutive failures without a new step which the restored state may have caused: all but
         # those by SIGKILL. The workers skip a state that was restored too often without progress.
         self._suspect_failures = 0
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was trained, as far as this node knows; 0 for none.
+
+        A step that a restore gave up for an older state does not count: it will be trained again.
+        """
+        newest = self._parts.memory.newest
+        # The control page shows no step until the state is restored. A snapshot may be one step
+        # ahead of it, and a restore discards those that are newer than the restored state.
+        return max(self._parts.step or self._earlier_step, 0 if newest is None else newest.info.step)
 
     # The run, one generation after another.
 
@@ -213,6 +225,7 @@ class NodeAgent(LocalElasticAgent):
         parts.faults.enter(entered)
         # The control page still has the steps of the generation before.
         is_state_awaited = parts.peers.enter(entered, step=parts.step)
+        self._earlier_step = self.last_step
         parts.page.clear()
         parts.memory.publish()
         parts.watchdog.start_generation()

@@ -50,10 +50,10 @@ def _interrupted(agent: NodeAgent, parts: Parts, saved_step: int) -> int:
     parts.log.record(RunInterrupted(step=saved_step))
     if not parts.settings.uses_library and agent.cut_short:
         text = f"interrupted ({reason}): the script was stopped, and whatever it saved is its own"
-    elif parts.step > saved_step:
+    elif agent.last_step > saved_step:
         text = (
-            f"interrupted ({reason}) after step {parts.step}, but step {saved_step} is the newest that is saved; "
-            f"the same command resumes there and trains {parts.step - saved_step} steps again"
+            f"interrupted ({reason}) after step {agent.last_step}, but step {saved_step} is the newest that is saved; "
+            f"the same command resumes there and trains {agent.last_step - saved_step} steps again"
         )
     else:
         text, code = (

@@ -95,6 +95,51 @@ def test_a_signal_during_the_restore_stops_at_once_and_loses_nothing(stopped, un
     drill.is_like(undisturbed)
 
 
+def test_a_signal_during_a_restore_after_a_fault_counts_the_steps_before_it(drill, undisturbed):
+    """Step 9 is in memory alone, and the stopped uploader cannot commit it."""
+    drill.shut(5, 10)
+    agent = drill.start(*ALWAYS, "--grace", "2s", "--faults", "generation 2 rank 0 restore: hang")
+    drill.happens("checkpoint_committed", step=4)
+    drill.open(5)
+    drill.stands(10, ranks=1)
+    drill.happens("checkpoint_committed", step=8)
+    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
+    drill.happens("fault_injected", generation=2)
+    os.kill(drill.uploader_of(agent), signal.SIGSTOP)
+    agent.signal(signal.SIGTERM)
+    agent.ends_with(1)
+    assert "after step 9, but step 8 is the newest that is saved" in agent.output
+    drill.all_are_gone()
+
+    drill.open(10)
+    drill.start(*ALWAYS).ends_with(0)
+    drill.is_like(undisturbed)
+
+
+def test_a_step_that_a_restore_gave_up_is_not_waited_for(drill, undisturbed):
+    """Step 9 was lost with its worker; the signal comes after the restore of step 8."""
+    drill.shut(5, 10)
+    agent = drill.start("--snapshot-every", "off", "--grace", "1h")
+    drill.happens("checkpoint_committed", step=4)
+    drill.open(5)
+    drill.stands(10, ranks=1)
+    drill.happens("checkpoint_committed", step=8)
+    drill.shut(9)
+    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
+    drill.stands(9, ranks=1)
+    agent.signal(signal.SIGTERM)
+    drill.happens("drain_requested")
+    agent.signal(signal.SIGTERM)
+    agent.ends_with(75)
+    assert "step 8 is saved" in agent.output.splitlines()[-1]
+    drill.all_are_gone()
+
+    drill.open(9)
+    drill.open(10)
+    drill.start().ends_with(0)
+    drill.is_like(undisturbed)
+
+
 def test_a_signal_to_every_process_still_lets_the_step_load_its_data(drill, undisturbed, recipes):
     """SIGTERM to agent, fork server, worker, uploader and data-loading process alike.
 
