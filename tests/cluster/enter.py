@@ -20,6 +20,11 @@ import torch._dynamo
 import torch.optim.swa_utils  # noqa: F401
 import torchvision  # noqa: F401
 
+import elastic.agent.launch
+import elastic.rendezvous.backends.etcd
+import elastic.rendezvous.backends.tcp_store
+import elastic.train.run
+import elastic.worker.fork_server  # noqa: F401
 from elastic import cli
 
 CGROUPS = Path("/sys/fs/cgroup")
