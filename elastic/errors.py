@@ -12,7 +12,7 @@ ElasticError
 ├─ BackendFailed         the group's state is out of reach: workers go on, the next poll tries again
 ├─ GroupDamaged          the group's state cannot be read: stop; a person removes it
 ├─ CheckpointDamaged     the store's: report it, fall back to the next older checkpoint
-├─ NothingLoads          commit records exist and none loads: exit 76, never start over silently
+├─ NothingLoads          a state was found and none loads: exit 76, never start over silently
 └─ StoreFailed           the store's: report a save as failed, training goes on
 
 BackendFailed is defined in rendezvous/backends/backend.py, GroupDamaged in rendezvous/group.py.

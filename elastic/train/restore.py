@@ -5,7 +5,9 @@ best candidate broadcasts it to those that lack it, each rank loads it onto its 
 compare checksums of what they loaded. A candidate that fails on any rank is reported, and the next
 one is tried.
 
-If commit records exist and none loads, that is an error: a run never starts over silently.
+If any state was found, a snapshot or a commit record, and none loads, that is an error: a run never
+starts over silently. A candidate that fails half-way leaves objects with its numbers in them, and
+step 1 must not begin from those.
 """
 
 import json
@@ -105,7 +107,7 @@ class Restorer:
     faults: WorkerFaults | None
 
     def restore(self, state: State) -> ResumePoint:
-        """Raises NothingLoads, StatesDiffer or PeerLost."""
+        """Load the newest state that loads. Raises NothingLoads, StatesDiffer or PeerLost."""
         available = self.groups.all_gather(self._available())
         candidates, rejected = order_candidates(available)
         for each in rejected:
@@ -116,12 +118,7 @@ class Restorer:
                 self.local.discard_newer(found.step)
                 return found
             self._report(RejectedState(step=candidate.step, reason=found, is_stored=candidate.is_stored))
-        count = sum(len(each.records) + len(each.damaged) for each in available)
-        if count:
-            raise NothingLoads(
-                f"{count} checkpoints are committed and none of them loads; "
-                "elastic-train verify lists the damage; nothing was changed, and --fresh would set the run aside and start anew"
-            )
+        _check_nothing_found(available)
         self._fault_point()
         check_same_state(self.groups, checksum_of(state.flatten()), "before step 1")
         self.local.discard_newer(0)
@@ -206,6 +203,24 @@ class Restorer:
         self.log.record(event(step=rejected.step, reason=rejected.reason))
         kind = "checkpoint" if rejected.is_stored else "snapshot"
         print(f"{kind} step={rejected.step} is not used ({rejected.reason}); trying the next older state")
+
+
+def _check_nothing_found(available: list[AvailableStates]) -> None:
+    """Raises NothingLoads if there was a state to load."""
+    num_checkpoints = sum(len(each.records) + len(each.damaged) for each in available)
+    num_snapshots = sum(each.step is not None for each in available)
+    if num_checkpoints:
+        found = f"{num_checkpoints} checkpoints are committed"
+        advice = "elastic-train verify lists the damage"
+    elif num_snapshots:
+        found = f"{num_snapshots} of {len(available)} ranks have snapshots, no checkpoint is committed,"
+        advice = "rank 0's log says why"
+    else:
+        return
+    raise NothingLoads(
+        f"{found} and none of them loads; {advice}; "
+        "nothing was changed, and --fresh would set the run aside and start anew"
+    )
 
 
 def _load(data: Tensor, state: State) -> tuple[str, StateChecksum]:

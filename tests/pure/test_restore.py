@@ -4,13 +4,17 @@ import pytest
 import torch
 from torch import nn
 
+from elastic.errors import NothingLoads
 from elastic.snapshot import image
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.testing.fakes import FakeClock, FakeStore
+from elastic.testing.ranks import Member
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import LocalSnapshot, Restorer
 from elastic.train.restore_order import RESTORES_OF_ONE_STATE
 from elastic.train.state import State
+
+ALONE = Member(rank=0, world_size=1, group=None)
 
 
 def model(value):
@@ -33,10 +37,14 @@ def memory_with(state, step):
     return slots
 
 
-def restorer(slots, *, failures=0, rank=0, world_size=1, group=None):
+def restorer(slots, member=ALONE, failures=0):
     """Without any checkpoint in the store."""
     groups = ProcessGroups(
-        rank=rank, world_size=world_size, local_rank=0, device=torch.device("cpu"), control=group
+        rank=member.rank,
+        world_size=member.world_size,
+        local_rank=0,
+        device=torch.device("cpu"),
+        control=member.group,
     )
     return Restorer(
         groups=groups,
@@ -52,13 +60,10 @@ def restorer(slots, *, failures=0, rank=0, world_size=1, group=None):
 
 def restored(member, step_of_rank, failures_of_rank):
     """The step that this rank resumes from, and the weight that it then has: the step's number."""
-    step = step_of_rank[member.rank]
+    step, failures = step_of_rank[member.rank], failures_of_rank[member.rank]
     slots = memory_with(State(model=model(float(step))), step)
-    state = State(model=(mine := model(0.0)))
-    failures = failures_of_rank[member.rank]
-    found = restorer(
-        slots, failures=failures, rank=member.rank, world_size=member.world_size, group=member.group
-    ).restore(state)
+    mine = model(0.0)
+    found = restorer(slots, member, failures).restore(State(model=mine))
     return [found.step, mine.weight[0, 0].item()]
 
 
@@ -66,3 +71,39 @@ def restored(member, step_of_rank, failures_of_rank):
 def test_ranks_whose_agents_counted_different_failures_restore_one_state(ranks, failures):
     """The node that just joined counts 0. Its snapshot is the newest, or it is another node's."""
     assert ranks.run(2, restored, [9, 8], failures) == [[8, 8.0]] * 2
+
+
+class LoadsNothing:
+    """An object of the recipe that refuses the state that it gave."""
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, _state):
+        raise ValueError("it is of another version")
+
+
+def test_a_snapshot_that_loads_half_way_never_starts_the_run_over():
+    """The model has the weights of step 3 when the next object refuses: step 1 must not follow."""
+    slots = memory_with(State(model=model(3.0), other=LoadsNothing()), 3)
+    state = State(model=(changed := model(0.0)), other=LoadsNothing())
+
+    with pytest.raises(NothingLoads, match="1 of 1 ranks have snapshots"):
+        restorer(slots).restore(state)
+    assert changed.weight[0, 0].item() == 3.0
+
+
+def is_refused_where_snapshots_differ(member):
+    slots = memory_with(State(model=model(float(member.rank))), 3)
+    with pytest.raises(NothingLoads, match="2 of 2 ranks have snapshots"):
+        restorer(slots, member).restore(State(model=model(0.0)))
+    return True
+
+
+def test_snapshots_that_differ_never_start_the_run_over(ranks):
+    assert ranks.run(2, is_refused_where_snapshots_differ) == [True] * 2
+
+
+def test_without_any_state_the_run_starts():
+    found = restorer(None).restore(State(model=model(0.0)))
+    assert (found.step, found.source) == (0, "none")
