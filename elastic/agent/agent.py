@@ -228,7 +228,7 @@ class NodeAgent(LocalElasticAgent):
         self._earlier_step = self.last_step
         parts.page.clear()
         parts.memory.publish()
-        parts.watchdog.start_generation(sees_all_workers=len(entered.members) == 1)
+        parts.watchdog.start_generation()
         parts.console.print_line(
             f"generation {entered.number} ({entered.cause}): {entered.world_size} workers on {len(entered.members)} nodes"
         )

@@ -18,7 +18,7 @@ from elastic.system.phase import Phase
 
 # All ranks are in these phases together, for as long as the slowest of them needs, for example to
 # load or to reach a store. A rank that waits there stays in the phase: WAIT is for peers in a step,
-# and with `--hang-timeout` its limit may be far shorter.
+# and with `--hang-timeout` its limit is far shorter.
 COLLECTIVE_PHASES = frozenset({Phase.START, Phase.SAVE, Phase.AFTER})
 
 # Steps at the beginning of a generation that count as starting. Compilers work in the first step,

@@ -10,21 +10,18 @@ the worker is doing:
   long they will take the next time. An evaluation may come once in a thousand steps, and the first
   steps compile. Their limit is 1800 s.
 - A process that a signal stopped makes no progress in any phase. Its limit is 10 s.
-- Waiting for other ranks explains itself, as long as one of them works. So a waiting rank is blamed
-  only once no worker of its node is within a limit: until then one of them may be the one that it
-  waits for, and the sum that it waits for may be about to end. Of peers on other nodes the agent
-  sees nothing. So the limit of a waiting rank is twice the longest that a peer may have: 3600 s, or
-  twice `--hang-timeout` where that is longer. By then the peer's own agent has blamed it, or
-  something is wrong with the waiting itself, for example a network that swallows messages. An agent
-  that sees all workers of the generation knows when all of them wait. Then the limit is twice that
-  of the recipe's own code.
+- Waiting for other ranks explains itself, as long as one of them works. A waiting rank is blamed
+  last: the rank that it waits for normally exceeds its own limit first. Only if none does, on any
+  node, is something wrong with the waiting itself, for example a network that swallows messages. So
+  the limit of a waiting rank is twice that of the recipe's own code, in which a peer may be while
+  others wait for it; and of several workers over their limits, a waiting one is chosen only if all
+  of them wait.
 
 `--hang-timeout` sets one limit for steps and for the recipe's own code instead.
 
 elastic/system/silence.py says why an observer that was itself stopped or starved does not blame a
 worker when it comes back. The detector does not promise to be right: a step that takes far longer
-than every step before it is taken for hung, and so is a rank that waits for a peer elsewhere which
-is long in several phases, one after another. Each agent judges its own workers and knows of no
+than every step before it is taken for hung. Each agent judges its own workers and knows of no
 others.
 """
 
@@ -83,28 +80,22 @@ class WorkerHistory:
     is_measurable: bool = False  # the length of the stretch is due to the worker alone
     timed_steps: int = 0  # ended stretches of its own part of a step
 
-    @property
-    def is_waiting(self) -> bool:
-        return self.sample.phase is Phase.WAIT and not self.sample.is_stopped
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangDetector:
     """What one agent has seen of its workers so far.
 
     `fixed_limit_s`: the limit for a step and for the recipe's own code; None where it is learned.
-    `sees_all_workers`: the generation has no workers on other nodes.
     """
 
     fixed_limit_s: float | None
-    sees_all_workers: bool = False
     observed_s: float = 0.0  # time of the last observation
     longest_step_s: float = 0.0  # longest ended stretch of a worker's own part of a step
     workers: Mapping[int, WorkerHistory] = field(default_factory=dict)
 
-    def for_new_generation(self, *, sees_all_workers: bool) -> "HangDetector":
+    def for_new_generation(self) -> "HangDetector":
         """Forget the workers and keep what was learned."""
-        return replace(self, workers={}, sees_all_workers=sees_all_workers)
+        return replace(self, workers={})
 
     def observe(self, samples: Mapping[int, WorkerSample], *, now_s: float) -> "HangDetector":
         """samples: one for every worker that runs, by rank. Workers without one are forgotten."""
@@ -122,16 +113,15 @@ class HangDetector:
 
     @property
     def hung(self) -> HungWorker | None:
-        """The worker to blame, if any. It waits for others only if no worker is within a limit."""
-        limited = {rank: worker for rank, worker in self.workers.items() if self._limit_s(worker) < inf}
-        over = {
-            rank: worker for rank, worker in limited.items() if worker.silence.seconds > self._limit_s(worker)
-        }
-        if len(over) < len(limited):
-            over = {rank: worker for rank, worker in over.items() if not worker.is_waiting}
+        """The worker to blame; None while every silence is within its limit."""
+        over = [
+            (rank, worker)
+            for rank, worker in self.workers.items()
+            if worker.silence.seconds > self._limit_s(worker)
+        ]
         if not over:
             return None
-        rank, worker = min(over.items(), key=lambda found: self._blame_order(*found))
+        rank, worker = min(over, key=lambda found: self._blame_order(*found))
         return HungWorker(
             rank=rank,
             phase=worker.sample.phase,
@@ -185,8 +175,9 @@ class HangDetector:
             case Phase.BETWEEN:
                 return usual_s
             case Phase.WAIT:
-                # A peer elsewhere may be starting or saving, whatever the limit of a step is.
-                return WAITING_FACTOR * (usual_s if self.sees_all_workers else max(usual_s, MAX_LIMIT_S))
+                # Rank 0 may evaluate while all others already wait for it in the next step, so the
+                # limit of a step does not apply: a waiting rank has at least the time of its peer.
+                return WAITING_FACTOR * usual_s
 
     def _learned_limit_s(self, worker: WorkerHistory) -> float:
         # Each worker must have ended some steps itself: another worker may have less to do, and the
@@ -197,7 +188,7 @@ class HangDetector:
 
     def _blame_order(self, rank: int, worker: WorkerHistory) -> tuple[int, float, int]:
         """Stopped processes first, then working ones, then waiting ones."""
-        kind = 0 if worker.sample.is_stopped else 2 if worker.is_waiting else 1
+        kind = 0 if worker.sample.is_stopped else 2 if worker.sample.phase is Phase.WAIT else 1
         return kind, -worker.silence.seconds / self._limit_s(worker), rank
 
     def _reason(self, rank: int, worker: WorkerHistory) -> str:

@@ -28,9 +28,8 @@ class Watchdog:
         self.hung: HungWorker | None = None
         self.error: WorkerError | None = None  # of the hung worker, with its stacks
 
-    def start_generation(self, *, sees_all_workers: bool) -> None:
-        """sees_all_workers: the generation has no workers on other nodes."""
-        self._detector = self._detector.for_new_generation(sees_all_workers=sees_all_workers)
+    def start_generation(self) -> None:
+        self._detector = self._detector.for_new_generation()
         self.hung = self.error = None
 
     def poll(self, workers: NodeWorkers) -> None:
