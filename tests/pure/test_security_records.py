@@ -330,8 +330,7 @@ def test_the_reason_of_an_interrupted_run_is_escaped(tmp_path, capsys):
         settings=SimpleNamespace(uses_library=True, run=RunDir.parse(str(tmp_path))),
         final_checkpoint=SimpleNamespace(newest_checkpoint=lambda: None),
         log=SimpleNamespace(record=lambda event: None),
-        step=0,
     )
-    assert report_exit(SimpleNamespace(end=end), parts) == 75
+    assert report_exit(SimpleNamespace(end=end, last_step=0), parts) == 75
     said = capsys.readouterr().err
     assert "the generation ended: \\x1b" in said and said.strip().isprintable()
