@@ -59,7 +59,7 @@ exit codes:
       (diff: the runs differ; verify: there is damage)
   2   the command, the recipe or the run directory is not as expected; nothing was written
   75  interrupted, and the last step is saved: the same command resumes
-  76  checkpoints are committed, but none loads: elastic-train verify RUN says why
+  76  states of the run exist, but none loads: elastic-train verify RUN lists damage
 
 {version}"""
 

@@ -1,8 +1,8 @@
 """What each action of decide.py does to the workers, the group and the snapshots of this node.
 
-agent.py chooses the action; a reason arrives here as text, for people. No action waits for another
-node but `leave`, whose wait the grace period bounds. A backend that does not answer delays what the
-other nodes learn, not what this node does.
+decide.py chooses the action; a reason arrives here as text, for people. No action waits for another
+node but `leave`, whose wait the grace period bounds. A backend that does not answer delays an
+action by the limit of one call, which is a few seconds.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 Read from the top: `_invoke_run` is the run, one generation after another. `_run_generation` is one
 generation: look at everything that can change, have decide.py decide, do what actions.py has for
-the decision. Neither ever waits for a worker.
+the decision. Neither waits for a worker to finish; only workers that were killed are waited for.
 
 A subclass of torch's LocalElasticAgent, so that the rendezvous and the ranks keep torch's
 interfaces; the processes and the state machine are our own (docs/decisions/0002 has the reasons).

@@ -1,10 +1,9 @@
 """An outage of the rendezvous backend never stops workers, and no waiting node is forgotten.
 
-This is the agent's view of the other nodes during a generation.
-Every call returns at once, with or without an answer. Only a node whose workers have nothing left
-to do gives up on a backend, after --rdzv-timeout. Waiting nodes are admitted after their rejoin
-backoff. What follows from an answer is decided in decide.py; how a generation forms is the
-rendezvous's own.
+This is the agent's view of the other nodes during a generation. Every call returns within the call
+limit of the backend, a few seconds. Only a node whose workers have nothing left to do gives up on a
+backend, after --rdzv-timeout. Waiting nodes are admitted after their rejoin backoff. What follows
+from an answer is decided in decide.py; how a generation forms is the rendezvous's own.
 """
 
 from collections.abc import Callable

@@ -11,8 +11,8 @@ There are three ways, and each performs exactly the additions of the tree (tree.
   chunk, and all gather the finished chunks.
 
 The library's own all-reduce is not used for more than two ranks: the order in which it adds depends
-on the world size, the algorithm and the vector's length. Each way moves 2·(W-1)/W of the vector per
-rank and block, as a ring all-reduce does.
+on the world size, the algorithm and the vector's length. With one block a rank each way moves
+2·(W-1)/W of the vector per rank, as a ring all-reduce does; B blocks a rank move (B+1)·(W-1)/W.
 
 It does not promise to survive the death of a peer: that raises PeerLost, and the agent starts a new
 generation.

@@ -10,7 +10,7 @@ line of five marks, and its phases are the times between neighbouring marks:
     fault ── detect ──> end ── rendezvous ──> start ── restore ──> state ── first step ──> new step
 
     fault      the first sign of what ended the generation before
-    end        the first agent saw that the generation before is over (`generation_ended`)
+    end        an agent first recorded that the generation before is over (`generation_ended`)
     start      the generation has formed (`generation_started`)
     state      every rank has loaded the state (`restored`)
     new step   rank 0 finished a step that was never trained before (`first_step`)

@@ -219,7 +219,7 @@ def _check_nothing_found(available: list[AvailableStates]) -> None:
         return
     raise NothingLoads(
         f"{found} and none of them loads; {advice}; "
-        "nothing was changed, and --fresh would set the run aside and start anew"
+        "nothing was changed, and --fresh would set the run aside and begin a new one"
     )
 
 
