@@ -78,9 +78,9 @@ class Chaos(Soak):
 
     def inject_all(self, faults: list[PlannedFault]) -> None:
         """Inject the faults at their times, until all are injected or the run is over."""
-        began_at = time.monotonic()
+        began_s = time.monotonic()
         for fault in faults:
-            while (left_s := began_at + fault.at_s - time.monotonic()) > 0 and not self.is_over():
+            while (left_s := began_s + fault.at_s - time.monotonic()) > 0 and not self.is_over():
                 self.resume_due()
                 self.restart()
                 time.sleep(min(left_s, 0.2))
@@ -181,14 +181,14 @@ def train_undisturbed(folder: Path, epochs: int) -> Chaos:
 def train_with_faults(folder: Path, epochs: int, faults: list[PlannedFault]) -> Chaos:
     folder.mkdir(parents=True)
     run = Chaos(folder, epochs)
-    began_at = time.monotonic()
+    began_s = time.monotonic()
     try:
         for _ in range(NODES):
             run.start_node()
         while not metrics.newest(run.run.metrics) and not run.is_over():
             time.sleep(0.1)
         run.inject_all(faults)
-        while not run.is_over() and time.monotonic() - began_at < LIMIT_S:
+        while not run.is_over() and time.monotonic() - began_s < LIMIT_S:
             run.restart()
             time.sleep(0.5)
         for agent in run.agents:

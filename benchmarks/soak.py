@@ -159,7 +159,7 @@ def main() -> int:
 
 def soak(args: argparse.Namespace, undisturbed: Path, disturbed: Path) -> int:
     run = Soak(disturbed, args.epochs, args.seed)
-    began_at = time.monotonic()
+    began_s = time.monotonic()
     try:
         for _ in range(NODES):
             run.start_node()
@@ -170,10 +170,10 @@ def soak(args: argparse.Namespace, undisturbed: Path, disturbed: Path) -> int:
             run.kill_one()
             print(f"\r{sum(run.kills_by_kind.values())} kills", end="", flush=True)
         print(
-            f"\r{dict(run.kills_by_kind)} in {time.monotonic() - began_at:.0f} s; now the run may end",
+            f"\r{dict(run.kills_by_kind)} in {time.monotonic() - began_s:.0f} s; now the run may end",
             flush=True,
         )
-        while not run.is_over() and time.monotonic() - began_at < LIMIT_S:
+        while not run.is_over() and time.monotonic() - began_s < LIMIT_S:
             time.sleep(0.5)
         for agent in run.agents:
             agent.wait(60)

@@ -67,7 +67,7 @@ def _interrupted(agent: NodeAgent, parts: Parts, saved_step: int) -> int:
 
 def _print_failure(agent: NodeAgent, run: RunDir, saved_step: int) -> None:
     failure, code, reason = agent.failure, agent.end.exit_code, agent.end.reason
-    lines = [f"elastic-train verify {run.url} lists the damage"] if code == EXIT_NOTHING_LOADS else []
+    lines = [f"elastic-train verify {run.url} reads the checkpoints"] if code == EXIT_NOTHING_LOADS else []
     lines.append(
         f"training failed: {reason}. Step {saved_step} is the newest that is saved; logs are in {run.logs}"
     )

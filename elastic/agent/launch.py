@@ -39,10 +39,10 @@ from elastic.observe.upload import LogUploader
 from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
 from elastic.rendezvous.backends.select import serve_until_read
 from elastic.rendezvous.group import Node
+from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.probes import Probes
 from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.torch_handler import EndpointHost
-from elastic.rendezvous.transitions import GroupPolicy
 from elastic.storage.remote import open_store
 from elastic.system.addresses import new_node_id
 from elastic.system.clock import SystemClock

@@ -42,7 +42,7 @@ class PlainScreen:
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self._printed_at = -inf
+        self._printed_s = -inf
         self._waiting: str | None = None
 
     def print_line(self, text: str) -> None:
@@ -50,8 +50,8 @@ class PlainScreen:
 
     def progress(self, newest: StepLine, steps: int | None, now: float) -> None:
         self._waiting = progress_line(newest, steps)
-        if now - self._printed_at >= PROGRESS_EVERY_S:
-            self._printed_at = now
+        if now - self._printed_s >= PROGRESS_EVERY_S:
+            self._printed_s = now
             self.close()
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
-from elastic.rendezvous import transitions
+from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Group, Node
 
@@ -50,7 +50,7 @@ class PartitionDetector:
         counters = self._probes.counters
         # An excluded node is neither a member nor waiting until it has stopped its workers. If its
         # silence were forgotten meanwhile, it would look new, hence reachable, when it waits again.
-        names = {name for name, node in nodes.items() if node.port} | transitions.reported(group)
+        names = {name for name, node in nodes.items() if node.port} | membership.reported(group)
         self._detector = self._detector.observe(
             {name: counters.get(name, NO_HEARTBEAT) for name in names}, now_s=now_s
         )
@@ -72,7 +72,7 @@ class PartitionDetector:
         when the earlier one has lost its links to everyone.
         """
         updated = self.report(group, me=me, alive=alive)
-        if not transitions.is_partitioned(group, alive=alive):
+        if not membership.is_partitioned(group, alive=alive):
             self._partitioned_s = None
             return updated
         if self._partitioned_s is None:

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from elastic.errors import GroupEnded, Interrupted, RendezvousTimeout, UsageError
-from elastic.rendezvous import transitions
+from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import Backend, BackendFailed, PublishesGeneration, TracksNodes
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Failure, Group, Node, RunEnd
+from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition_detector import PartitionDetector, ProbeCounters
-from elastic.rendezvous.transitions import GroupAction, GroupPolicy, Timing
+from elastic.rendezvous.transitions import GroupAction, Timing
 from elastic.system.clock import Clock
 
 POLL_S = 0.02
@@ -204,8 +205,8 @@ class Rendezvous:
         version, group = self._poll()
         self._last_known = transitions.last_known_state(group)
         alive = self._alive
-        lost, changed = transitions.lost_members(group, alive=alive), group
-        if group.ended is None and (lost or transitions.lost_waiting(group, alive=alive)):
+        lost, changed = membership.lost_members(group, alive=alive), group
+        if group.ended is None and (lost or membership.lost_waiting(group, alive=alive)):
             changed = transitions.evict(group, alive=alive, step=step)
         elif self._partition_detector is not None and group.ended is None:
             changed = self._partition_detector.report_and_close(
@@ -217,7 +218,7 @@ class Rendezvous:
         view = GroupView(
             open=mine and group.open,
             fenced=not mine,
-            newcomers=transitions.newcomers(group, alive=alive, policy=self._policy),
+            newcomers=membership.newcomers(group, alive=alive, policy=self._policy),
             lost=lost,
             ended=group.ended,
             cause=group.cause,
@@ -280,7 +281,7 @@ class Rendezvous:
         if isinstance(self._backend, PublishesGeneration):
             self._backend.publish_generation(group.generation)
         now_s = self._clock.monotonic()
-        others = (group.member_ids | group.waiting_ids | transitions.reported(group)) - {self._me.id}
+        others = (group.member_ids | group.waiting_ids | membership.reported(group)) - {self._me.id}
         if isinstance(self._backend, TracksNodes):
             self._backend.track_nodes(others)
         beats = self._backend.beats()

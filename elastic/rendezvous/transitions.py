@@ -50,7 +50,16 @@ from enum import Enum, auto
 
 from elastic.errors import EXIT_COMPLETE
 from elastic.rendezvous.group import Failure, Group, Node, RunEnd
-from elastic.rendezvous.partition import UnreachableReport, broken_links, nodes_to_exclude
+from elastic.rendezvous.membership import (
+    GroupPolicy,
+    continues,
+    excluded,
+    is_partitioned,
+    lost_members,
+    lost_waiting,
+    next_members,
+)
+from elastic.rendezvous.partition import UnreachableReport
 
 START = "start"
 RESUME = "resume"
@@ -59,22 +68,6 @@ NODE_LEFT = "node left"
 NODE_JOINED = "node joined"
 FAILURE = "failure"
 PARTITIONED = "because the network between the others and me is cut"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPolicy:
-    """Sizes and waiting times of the group, the same on every node.
-
-    `last_call_s`: how long a generation without any previous member waits for stragglers once
-    `min_nodes` wait. `timeout_s`: how long a node waits in a group that cannot form.
-    `max_workers`: the largest world size, None for any.
-    """
-
-    min_nodes: int
-    max_nodes: int
-    last_call_s: float
-    timeout_s: float
-    max_workers: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +124,7 @@ def _decide_forming(
 ) -> GroupDecision:
     number = group.generation + 1
     waited_s = 0.0 if timing.closed_since_s is None else timing.now_s - timing.closed_since_s
-    nodes, left_out = _next_members(group, alive=alive, policy=policy), excluded(group, alive=alive)
+    nodes, left_out = next_members(group, alive=alive, policy=policy), excluded(group, alive=alive)
     # A live member that does not wait yet is still stopping its workers. Without it the generation
     # would have to close a moment later to admit it. An excluded member is not waited for: it will
     # not be in the next generation, and what it cannot reach may be what holds up its workers.
@@ -161,7 +154,7 @@ def update_timing(
 ) -> Timing:
     """`last` after one more poll; a condition must hold at every poll for its time to go on."""
     is_closed = not group.open and group.ended is None
-    is_enough = len(_next_members(group, alive=alive, policy=policy)) >= policy.min_nodes
+    is_enough = len(next_members(group, alive=alive, policy=policy)) >= policy.min_nodes
     return Timing(
         now_s=now_s,
         closed_since_s=_since(last.closed_since_s, holds=is_closed, now_s=now_s),
@@ -176,102 +169,12 @@ def _since(since_s: float | None, *, holds: bool, now_s: float) -> float | None:
 
 
 def _is_last_call(group: Group, nodes: tuple[Node, ...], *, timing: Timing, policy: GroupPolicy) -> bool:
-    if _continues(group, nodes) or len(nodes) >= policy.max_nodes:
+    if continues(group, nodes) or len(nodes) >= policy.max_nodes:
         return False
     # Only the node that forms the generation needs to have seen enough nodes for `last_call_s`. No
     # two clocks are compared, and when this node dies the next one starts its own count.
     since_s = timing.now_s if timing.enough_since_s is None else timing.enough_since_s
     return timing.now_s - since_s < policy.last_call_s
-
-
-def _continues(group: Group, nodes: tuple[Node, ...]) -> bool:
-    """Whether `nodes` has a previous member: training stands still, so there is no last call."""
-    return any(node.id in group.member_ids for node in nodes)
-
-
-def lost_members(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
-    """The dead members of the open generation; none while no generation is open."""
-    return tuple(n.id for n in group.members if n.id not in alive) if group.open else ()
-
-
-def lost_waiting(group: Group, *, alive: AbstractSet[str]) -> tuple[str, ...]:
-    """The dead nodes among those that wait or have reported others unreachable.
-
-    A reporter may be neither a member nor waiting: an excluded node is out of the group for the
-    time that its workers take to stop. If it dies then, its report must not stay and exclude
-    others.
-    """
-    named = dict.fromkeys([*(node.id for node in group.waiting), *(report.node for report in group.reports)])
-    return tuple(name for name in named if name not in alive)
-
-
-def queue(group: Group, *, alive: AbstractSet[str]) -> tuple[Node, ...]:
-    """The live waiting nodes that are not excluded, in the rank order of the next generation.
-
-    Previous members keep their order, so that rank 0, its logs and its node stay where they are;
-    the others follow in order of arrival.
-    """
-    left_out = excluded(group, alive=alive)
-    waiting = {node.id: node for node in group.waiting if node.id in alive and node.id not in left_out}
-    previous = [waiting[node.id] for node in group.members if node.id in waiting]
-    return (*previous, *(node for node in waiting.values() if node.id not in group.member_ids))
-
-
-def excluded(group: Group, *, alive: AbstractSet[str]) -> frozenset[str]:
-    """The live nodes that cannot train because the network between them and members is broken.
-
-    Of the members as few as possible are excluded (`partition.nodes_to_exclude`). A waiting
-    newcomer is excluded if it has a broken link to a member that stays. So a newcomer never
-    displaces a member. If it could, a newcomer with a bad link would end a generation in which all
-    members reach each other, and the next newcomer would end that one: the group would close and
-    form without end.
-
-    The set is computed from the reports at every poll and stored nowhere. A stored list of excluded
-    nodes was tried first. When several links broke in several ways and newcomers came, each node
-    could undo what another had decided, and the group did not come to rest either (decision 0012).
-    """
-    members = [node.id for node in group.members if node.id in alive]
-    left_out = frozenset(nodes_to_exclude(members, group.reports))
-    links, stay = broken_links(group.reports), frozenset(members) - left_out
-    others = (node.id for node in group.waiting if node.id in alive and node.id not in members)
-    return left_out | {name for name in others if any({name, other} in links for other in stay)}
-
-
-def admitted(
-    nodes: tuple[Node, ...], *, reports: tuple[UnreachableReport, ...], policy: GroupPolicy
-) -> tuple[Node, ...]:
-    """Those of `nodes` that fit and reach each other, in the given order.
-
-    A node that is too large is skipped: it does not hold up a smaller one behind it.
-    """
-    chosen: list[Node] = []
-    workers, links = 0, broken_links(reports)
-    for node in nodes:
-        fits = policy.max_workers is None or workers + node.nproc <= policy.max_workers
-        reaches = not any({node.id, other.id} in links for other in chosen)
-        if len(chosen) < policy.max_nodes and fits and reaches:
-            chosen.append(node)
-            workers += node.nproc
-    return tuple(chosen)
-
-
-def _next_members(group: Group, *, alive: AbstractSet[str], policy: GroupPolicy) -> tuple[Node, ...]:
-    return admitted(queue(group, alive=alive), reports=group.reports, policy=policy)
-
-
-def newcomers(group: Group, *, alive: AbstractSet[str], policy: GroupPolicy) -> tuple[Node, ...]:
-    """The waiting nodes that a new generation would admit beside all live members of the open one.
-
-    A spare beyond `max_nodes` or `max_workers` is not among them: to close the generation for it
-    would be in vain. There are no newcomers while the members are partitioned, because the
-    generation is about to close.
-    """
-    if not group.open or is_partitioned(group, alive=alive):
-        return ()
-    stay = tuple(node for node in group.members if node.id in alive)
-    come = tuple(n for n in queue(group, alive=alive) if n.id not in group.member_ids)
-    chosen = admitted((*stay, *come), reports=group.reports, policy=policy)
-    return tuple(node for node in chosen if node.id not in group.member_ids)
 
 
 def join(group: Group, node: Node) -> Group:
@@ -284,10 +187,10 @@ def join(group: Group, node: Node) -> Group:
 
 def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: GroupPolicy) -> Group:
     """Open the next generation with the admitted live nodes; the other waiting nodes are spares."""
-    members = _next_members(group, alive=alive, policy=policy)
+    members = next_members(group, alive=alive, policy=policy)
     if group.open or group.ended is not None or len(members) < policy.min_nodes:
         return group
-    continued = group.cause if _continues(group, members) else RESUME
+    continued = group.cause if continues(group, members) else RESUME
     waiting = tuple(node for node in group.waiting if node.id in alive and node not in members)
     return replace(
         group,
@@ -353,20 +256,6 @@ def report_unreachable(group: Group, *, node_id: str, peers: tuple[str, ...]) ->
         return group
     kept = tuple(each for each in group.reports if each.node != node_id)
     return replace(group, reports=(*kept, report) if peers else kept)
-
-
-def reported(group: Group) -> frozenset[str]:
-    """All nodes that a report names, its author included.
-
-    An excluded node is neither a member nor waiting while it stops its workers; these names are how
-    the others keep watching it until it is back.
-    """
-    return frozenset(name for report in group.reports for name in (report.node, *report.peers))
-
-
-def is_partitioned(group: Group, *, alive: AbstractSet[str]) -> bool:
-    """Whether live members of the open generation have reported each other unreachable."""
-    return group.open and not excluded(group, alive=alive).isdisjoint(group.member_ids)
 
 
 def close_if_partitioned(group: Group, *, alive: AbstractSet[str], step: int) -> Group:

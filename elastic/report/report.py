@@ -220,13 +220,13 @@ def _recoveries(events: Events, lines: Sequence[StepLine]) -> list[Recovery]:
 def _recovery(events: Events, lines: Sequence[StepLine], before: Start | None, start: Start) -> Recovery:
     own = in_generation(events, start.generation)
     restored, new_step = last(own, kinds.Restored), first(own, kinds.FirstStep)
-    fault_at, end_at = None, None
+    fault_s, end_s = None, None
     if before is not None and _planned_stop(events, before, start) is None:
-        fault_at, end_at = _fault(in_generation(events, before.generation), lines, before.generation)
+        fault_s, end_s = _fault(in_generation(events, before.generation), lines, before.generation)
     # After a planned stop the clock starts with the generation that resumes: how long the run lay
     # still depends on the user, and says nothing about the recovery.
-    begin = start.time if fault_at is None else fault_at
-    marks = [begin, end_at, start.time, _time(restored), _time(new_step)]
+    begin = start.time if fault_s is None else fault_s
+    marks = [begin, end_s, start.time, _time(restored), _time(new_step)]
     detect_s, rendezvous_s, restore_s, first_step_s = _phases_s(marks)
     return Recovery(
         cause=start.event.cause,
@@ -271,18 +271,18 @@ def _fault(own: Events, lines: Sequence[StepLine], generation: int) -> tuple[flo
       last step before, because each step needs every node.
     """
     noticed = _time(first(own, kinds.GenerationEnded))
-    steps_at = [line.time for line in lines if line.generation == generation and line.time is not None]
+    step_times_s = [line.time for line in lines if line.generation == generation and line.time is not None]
     signs = [
         each.time - (each.event.silence_s if isinstance(each.event, kinds.HangDetected) else 0.0)
         for each in own
         if isinstance(each.event, _SIGNS)
     ]
     if noticed is not None and min(signs) >= noticed:
-        signs.append(max((time for time in steps_at if time <= noticed), default=noticed))
+        signs.append(max((time for time in step_times_s if time <= noticed), default=noticed))
     injected = [
         each.time
         for each in of_kind(own, kinds.FaultInjected)
-        if sum(time > each.time for time in steps_at) <= _STEPS_AFTER_A_FAULT
+        if sum(time > each.time for time in step_times_s) <= _STEPS_AFTER_A_FAULT
     ]
     return min(injected[-1:] + signs, default=None), noticed
 

@@ -28,7 +28,7 @@ class Checkpointing:
         self._clock = clock
         self._resumed_from: int | None = None  # step of the checkpoint, which must not be deleted yet
         self.digest = ""  # of the state that was committed last
-        self._last_at = clock.monotonic()
+        self._last_s = clock.monotonic()
         self._training_s: float | None = None  # that the last save cost; None before the first one
         self._uploader_s = 0.0  # of its processor
         self._under_way: int | None = None
@@ -45,7 +45,7 @@ class Checkpointing:
 
     def is_due(self, step: int) -> bool:
         self._receive_results()
-        since_s = self._clock.monotonic() - self._last_at
+        since_s = self._clock.monotonic() - self._last_s
         # If all processors of a machine are busy, training loses the uploader's seconds on one of
         # them.
         uploader_s = self._uploader_s / (os.cpu_count() or 1)
@@ -54,15 +54,15 @@ class Checkpointing:
         return self._is_overdue and self._under_way is None
 
     def save(
-        self, published: PublishedSnapshot | None, step: int, *, began_at: float, final: bool = False
+        self, published: PublishedSnapshot | None, step: int, *, began_s: float, final: bool = False
     ) -> None:
         """Offer a snapshot to the uploader.
 
-        published: None when there was no memory for a snapshot. began_at: when this save began to
+        published: None when there was no memory for a snapshot. began_s: when this save began to
         cost training time, on the monotonic clock. final: no other save may take its place.
         """
         self._receive_results()
-        self._last_at, self._is_overdue = began_at, False
+        self._last_s, self._is_overdue = began_s, False
         try:
             if published is None:
                 raise StoreFailed("there is no memory for a copy of the state")
@@ -72,7 +72,7 @@ class Checkpointing:
             self._under_way = step
         except (OSError, StoreFailed) as error:
             print(f"checkpoint step={step} is not saved: {error}; training goes on")
-        self._training_s, self._uploader_s = self._clock.monotonic() - began_at, 0.0
+        self._training_s, self._uploader_s = self._clock.monotonic() - began_s, 0.0
 
     def wait(self, step: int) -> str:
         """Wait for the save of `step`; returns what went wrong, or nothing when it is committed."""

@@ -76,7 +76,7 @@ class Loop:
     commits_drains: bool
     digest: str = ""
     _chain: str = ""
-    _started_at: float = 0.0
+    _started_s: float = 0.0
     _first_new: int = 0  # the first step that no generation has trained before; rank 0 knows it
 
     def run(self) -> Iterator[Step]:
@@ -99,7 +99,7 @@ class Loop:
             order=order,
         )
         batches = self.loader.steps(exchange.leaves, resumed.step + 1)
-        self._started_at = self.clock.monotonic()
+        self._started_s = self.clock.monotonic()
         last = None
         for number in range(resumed.step + 1, order.steps + 1):
             step = Step(number, parts, next(batches), self._requests)
@@ -124,7 +124,7 @@ class Loop:
 
     def _resume(self) -> ResumePoint:
         output, order = self.output, self.loader.order
-        began_at = self.clock.monotonic()
+        began_s = self.clock.monotonic()
         if output is not None:
             sizes = {"global_batch": order.global_batch, "shards": order.shards}
             output.log.record(RunStarted(steps=order.steps, epochs=order.epochs, seed=order.seed, **sizes))
@@ -135,7 +135,7 @@ class Loop:
         if output is not None:
             output.checkpointing.resume(resumed.step, resumed.source)
             self._first_new = max(resumed.step, highest) + 1
-            lost_steps, seconds = self._first_new - 1 - resumed.step, self.clock.monotonic() - began_at
+            lost_steps, seconds = self._first_new - 1 - resumed.step, self.clock.monotonic() - began_s
             output.log.record(
                 Restored(step=resumed.step, source=resumed.source, lost_steps=lost_steps, seconds=seconds)
             )
@@ -181,7 +181,7 @@ class Loop:
     def _record(self, step: Step, outcome: StepOutcome) -> SnapshotInfo:
         """Write the step's line into the metrics; returns what stands beside the step's state."""
         self._chain = _next_chain(self._chain, outcome)
-        seconds = self.clock.monotonic() - self._started_at
+        seconds = self.clock.monotonic() - self._started_s
         line = StepLine(
             step=step.number,
             epoch=step.epoch,
@@ -199,7 +199,7 @@ class Loop:
             self.output.schedule.add_step(seconds)
             if step.number == self._first_new:
                 self.output.log.record(FirstStep(step=step.number))
-        self._started_at = self.clock.monotonic()
+        self._started_s = self.clock.monotonic()
         return self._info(step.number, step.epoch, line)
 
     def _info(self, step: int, epoch: int, line: StepLine | None) -> SnapshotInfo:
@@ -242,10 +242,10 @@ class Loop:
         return published
 
     def _save(self, info: SnapshotInfo, published: PublishedSnapshot | None, *, final: bool) -> None:
-        began_at = self.clock.monotonic()
+        began_s = self.clock.monotonic()
         self._check_same(info, published)
         if self.output is not None:
-            self.output.checkpointing.save(published, info.step, began_at=began_at, final=final)
+            self.output.checkpointing.save(published, info.step, began_s=began_s, final=final)
 
     def _check_same(self, info: SnapshotInfo, published: PublishedSnapshot | None) -> None:
         """Before a state becomes a checkpoint: all ranks have it, and the metrics have its step."""

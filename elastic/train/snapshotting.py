@@ -108,9 +108,9 @@ class Snapshotting:
         """
         assert self._pending is None, "the one before is finished first"
         document = {"state": state.document, "step": info.step, "epoch": info.epoch, "chain": info.chain}
-        began_at = self._clock.monotonic()
+        began_s = self._clock.monotonic()
         layout = image.layout(state.tensors, document)
-        layout_s = self._clock.monotonic() - began_at
+        layout_s = self._clock.monotonic() - began_s
         found = self._free_slot(layout.size_bytes, patient=patient)
         if found is None:
             return None
@@ -120,10 +120,10 @@ class Snapshotting:
             self.copy.start(half, slots.body(slot), frozenset)
             self.copy.wait()
             halfway()
-        began_at = self._clock.monotonic()
+        began_s = self._clock.monotonic()
         self.copy.start(layout, slots.body(slot), late)
         # Waiting for a free slot is no part of the cost: it does not come with every snapshot.
-        cost_s = layout_s + self._clock.monotonic() - began_at
+        cost_s = layout_s + self._clock.monotonic() - began_s
         self._pending = _Pending(
             slots=slots, slot=slot, size_bytes=layout.size_bytes, info=info, cost_s=cost_s
         )
@@ -136,7 +136,7 @@ class Snapshotting:
         """
         if self._pending is None:
             return None
-        began_at = self._clock.monotonic()
+        began_s = self._clock.monotonic()
         pending, self._pending = self._pending, None
         found = self.copy.wait()
         if found is None:
@@ -146,7 +146,7 @@ class Snapshotting:
             return None
         info = replace(pending.info, checksum=found)
         snapshot = pending.slots.publish(pending.slot, size_bytes=pending.size_bytes, info=info)
-        cost_s = pending.cost_s + self._clock.monotonic() - began_at
+        cost_s = pending.cost_s + self._clock.monotonic() - began_s
         return PublishedSnapshot(slots=pending.slots, snapshot=snapshot, cost_s=cost_s)
 
     def _free_slot(self, size_bytes: int, *, patient: bool) -> tuple[SnapshotSlots, int] | None:

@@ -94,7 +94,7 @@ class Jobs:
         self._clock = clock
         self._waiting: tuple[Job, ...] = ()
         self._in_flight: Job | None = None
-        self.overdue_at = inf  # inf once the save in flight was reported
+        self.overdue_s = inf  # inf once the save in flight was reported
         self._results: SimpleQueue[SaveResult | None] = SimpleQueue()
         self.wakeup, self._waker = socket.socketpair()
 
@@ -128,7 +128,7 @@ class Jobs:
         # Now, and not once old checkpoints are deleted: deleting may hang, and training needs the
         # slot.
         job.close()
-        was_reported, self.overdue_at = self.overdue_at == inf, inf
+        was_reported, self.overdue_s = self.overdue_s == inf, inf
         if not was_reported or result.state is SaveState.COMMITTED:
             self._report(job, result)
 
@@ -139,14 +139,14 @@ class Jobs:
         creating a commit record, unless that very call has done so.
         """
         job = self._in_flight
-        if job is not None and self._clock.monotonic() >= self.overdue_at:
-            self.overdue_at = inf
+        if job is not None and self._clock.monotonic() >= self.overdue_s:
+            self.overdue_s = inf
             reason = f"the storage has not answered for {self._limit_s:.0f} s; saves wait until it does"
             self._report(job, job.offer.result(SaveState.FAILED, reason))
 
     def abandon(self) -> None:
         """Report everything that is not reported yet as failed; the process exits next."""
-        unreported = () if self._in_flight is None or self.overdue_at == inf else (self._in_flight,)
+        unreported = () if self._in_flight is None or self.overdue_s == inf else (self._in_flight,)
         for job in (*unreported, *self._waiting):
             # Released but not closed: the thread of the save may still be reading the memory.
             job.release()
@@ -157,7 +157,7 @@ class Jobs:
         if self._in_flight is None and self._waiting:
             job, *rest = self._waiting
             self._waiting, self._in_flight = tuple(rest), job
-            self.overdue_at = self._clock.monotonic() + self._limit_s
+            self.overdue_s = self._clock.monotonic() + self._limit_s
             save = threading.Thread(target=self._run, args=(job,), daemon=True, name=f"save-{job.offer.step}")
             save.start()
 

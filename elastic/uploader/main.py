@@ -73,7 +73,7 @@ class Uploader:
     def _timeout_s(self) -> float | None:
         if self._is_finished():
             return 0.0
-        until = min(self._jobs.overdue_at, self._exit_by)
+        until = min(self._jobs.overdue_s, self._exit_by)
         return None if until == inf else max(0.0, until - self._clock.monotonic())
 
     def _receive_from_owner(self) -> None:

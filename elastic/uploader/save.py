@@ -59,9 +59,9 @@ class Saver:
 
     def save(self, offer: Offer, slots: SnapshotSlots) -> SaveResult:
         """slots: where the snapshot lies, with a lease that the caller holds."""
-        began_at, cpu_began_s = self._clock.monotonic(), processor_s()
+        began_s, cpu_began_s = self._clock.monotonic(), processor_s()
         try:
-            done = self._commit(offer, slots, began_at)
+            done = self._commit(offer, slots, began_s)
         except Fenced as error:
             return offer.result(SaveState.FENCED, str(error))
         except (StoreFailed, CheckpointDamaged) as error:
@@ -75,12 +75,12 @@ class Saver:
             state=SaveState.COMMITTED,
             reason=done.reason,
             is_ours=done.is_ours,
-            seconds=self._clock.monotonic() - began_at,
+            seconds=self._clock.monotonic() - began_s,
             digest=done.record.digest,
             cpu_s=processor_s() - cpu_began_s,
         )
 
-    def _commit(self, offer: Offer, slots: SnapshotSlots, began_at: float) -> Committed:
+    def _commit(self, offer: Offer, slots: SnapshotSlots, began_s: float) -> Committed:
         snapshot = slots.find(offer.slot, offer.seq)
         if snapshot is None or (snapshot.offset, snapshot.size_bytes) != (offer.offset, offer.size_bytes):
             raise StoreFailed(OVERWRITTEN.format(step=offer.step))
@@ -110,7 +110,7 @@ class Saver:
             self._store,
             Payload(fd=slots.fd, offset=offer.offset, size_bytes=offer.size_bytes),
             save,
-            limits=WriteLimits(deadline=began_at + self._config.save_deadline_s, is_fenced=is_fenced),
+            limits=WriteLimits(deadline=began_s + self._config.save_deadline_s, is_fenced=is_fenced),
             clock=self._clock,
             reached=lambda point: self._reached(point, offer.step),
         )

@@ -24,7 +24,8 @@ class EtcdMembers:
         for name, peer in peers.items():
             client = f"http://{self._cluster.address(name)}:2379"
             services[name] = [
-                *(str(program), "--name", name, "--data-dir", f"{SCRATCH}/etcd", "--log-level", "error"),
+                *(str(program), "--name", name, "--data-dir", f"{SCRATCH}/etcd"),
+                *("--log-outputs", f"{SCRATCH}/etcd.log"),  # kept when the case fails
                 *("--listen-client-urls", client, "--advertise-client-urls", client),
                 *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
                 *("--initial-cluster", cluster),

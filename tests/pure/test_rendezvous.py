@@ -17,9 +17,9 @@ from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
 from elastic.rendezvous.group import Failure, Group, Node, RunEnd
+from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import BEATS_PER_KEEP_ALIVE, Generation, GroupView, Rendezvous
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost, creator
-from elastic.rendezvous.transitions import GroupPolicy
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import MemoryBackend
 

@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from elastic.errors import GroupEnded, RendezvousTimeout
 from elastic.rendezvous import transitions
 from elastic.rendezvous.group import Group, Node
+from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Generation, Rendezvous
-from elastic.rendezvous.transitions import GroupPolicy
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
 POLL_S = 0.25

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.rendezvous import transitions
+from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Failure, Group, GroupDamaged, Node, RunEnd
+from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition import UnreachableReport, nodes_to_exclude
-from elastic.rendezvous.transitions import GroupAction, GroupPolicy, Timing
+from elastic.rendezvous.transitions import GroupAction, Timing
 
 POLICY = GroupPolicy(min_nodes=1, max_nodes=4, last_call_s=2.0, timeout_s=60.0)
 LONG_AGO = Timing(now_s=100.0, closed_since_s=90.0, enough_since_s=90.0)
@@ -193,7 +194,7 @@ def test_spares_wait_and_never_cause_a_new_generation(
     alive = {n.id for n in group.waiting}
     opened = transitions.form(group, alive=alive, endpoint="h:1", policy=policy)
     assert len(opened.members) <= max_nodes and sum(n.nproc for n in opened.members) <= max_workers
-    assert transitions.newcomers(opened, alive=alive, policy=policy) == ()
+    assert membership.newcomers(opened, alive=alive, policy=policy) == ()
     if opened.open:
         assert opened.member_ids | opened.waiting_ids == alive
 
@@ -222,7 +223,7 @@ def test_members_of_a_new_generation_reach_each_other_and_it_stays_open(
         assert not alive
         return
     assert transitions.close_if_partitioned(group, alive=alive, step=0) == group
-    assert transitions.newcomers(group, alive=alive, policy=policy) == ()
+    assert membership.newcomers(group, alive=alive, policy=policy) == ()
     for report in reports:
         assert report.node not in group.member_ids or not group.member_ids & (
             set(report.peers) - {report.node}
@@ -238,7 +239,7 @@ def test_a_report_ends_when_its_node_withdraws_it_leaves_or_is_evicted() -> None
     """
     group = formed("a", "b", "c")
     updated = transitions.report_unreachable(group, node_id="c", peers=("a", "b"))
-    assert transitions.is_partitioned(updated, alive=set("abc"))
+    assert membership.is_partitioned(updated, alive=set("abc"))
     less = transitions.report_unreachable(updated, node_id="c", peers=("b",))
     assert [c.peers for c in less.reports] == [("b",)]
     assert transitions.report_unreachable(less, node_id="c", peers=()) == group
@@ -373,9 +374,9 @@ def test_a_report_of_a_dead_node_is_removed() -> None:
         rejoined(closed(updated), "a", "b"), alive=set("abc"), endpoint="a:2", policy=POLICY
     )
     assert group.open and group.member_ids == set("ab") and group.reports == updated.reports
-    assert transitions.reported(group) == set("ac")
-    assert transitions.lost_waiting(group, alive=set("abc")) == ()
-    assert transitions.lost_waiting(group, alive=set("ab")) == ("c",)
+    assert membership.reported(group) == set("ac")
+    assert membership.lost_waiting(group, alive=set("abc")) == ()
+    assert membership.lost_waiting(group, alive=set("ab")) == ("c",)
     assert transitions.evict(group, alive=set("ab")) == replace(group, reports=())
 
 

@@ -25,13 +25,14 @@ from elastic.errors import CheckpointDamaged, ElasticError, StoreFailed, UsageEr
 from elastic.observe import logged_event, metrics
 from elastic.observe.console import progress_line
 from elastic.observe.log import read_events
-from elastic.rendezvous import transitions
+from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
 from elastic.rendezvous.backends.etcd_http import _answer
 from elastic.rendezvous.backends.tcp_store import StoredValue
 from elastic.rendezvous.group import Failure, Group, GroupDamaged, Node, RunEnd
-from elastic.rendezvous.transitions import GroupPolicy, Timing
+from elastic.rendezvous.membership import GroupPolicy
+from elastic.rendezvous.transitions import Timing
 from elastic.report.diff import compare
 from elastic.report.report import summarise
 from elastic.report.status import status
@@ -159,8 +160,8 @@ def test_a_corrupted_group_is_refused_or_every_decision_about_it_works(record):
         return
     alive = found.member_ids | found.waiting_ids | {"me"}
     transitions.decide(found, ME, alive=alive, timing=NOW, policy=POLICY)
-    transitions.lost_members(found, alive={"me"})
-    transitions.newcomers(found, alive=alive, policy=POLICY)
+    membership.lost_members(found, alive={"me"})
+    membership.newcomers(found, alive=alive, policy=POLICY)
     for changed in (
         transitions.evict(found, alive={"me"}),
         transitions.leave(found, "me"),

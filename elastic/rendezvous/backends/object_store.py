@@ -197,11 +197,11 @@ class ObjectStoreBackend:
 
     def _read_counters(self, now_s: float) -> None:
         if now_s - self._listed[0] >= self._intervals.list_s or self._listed[1] != self._version:
-            self._listed = now_s, self._version
             for name, listed in self._objects.listed(_BEATS).items():
                 one = self._counter(unquote(name.removeprefix(_BEATS)), now_s)
                 if one.mark != listed.mark:
                     one.mark, one.moved_s = listed.mark, now_s
+            self._listed = now_s, self._version
         tracked = self._tracked
         for node_id in tracked:
             self._counter(node_id, now_s)
