@@ -129,7 +129,7 @@ def _train(words: list[str]) -> int:
 
     recipe = Path(options.recipe)
     # The spawner reads the recipe for its imports: refuse a file that is not Python before that.
-    preflight.uses_library(recipe)
+    preflight.imports_library(recipe)
     preflight.check_command(options)
     environment.pin_threads()
     if words == sys.argv[1:]:  # a test or a program that calls `main` must not be replaced

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import FinalCheckpoint
+from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.watchdog import Watchdog
-from elastic.agent.peers import Peers
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
@@ -29,11 +29,11 @@ GROUP_POLL_S = 0.025
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class AgentParts:
     """The parts of one agent, which outlive its generations."""
 
     settings: Settings
-    peers: Peers
+    group: GroupClient
     shutdown: ShutdownRequest
     spawner: Spawner
     uploader: UploaderProcess
@@ -60,7 +60,7 @@ class Parts:
 class NodeGeneration:
     """One generation on this node, from the start of its workers until all of them are gone."""
 
-    def __init__(self, parts: Parts, number: int, workers: NodeWorkers) -> None:
+    def __init__(self, parts: AgentParts, number: int, workers: NodeWorkers) -> None:
         self.workers = workers
         self.number = number
         self.drain_requested = False
@@ -78,13 +78,13 @@ class NodeGeneration:
         parts.page.drain = True
         parts.log.record(DrainRequested(reason=reason))
         parts.console.print_line(f"{reason}: all workers finish the same step and save it")
-        if not parts.settings.uses_library:
+        if not parts.settings.imports_library:
             # A script without the library does not read the control page.
             self.workers.terminate()
 
     def report_done(self) -> None:
         """All workers of this node finished: report it to the group, if the backend answers."""
-        self.is_done = self._parts.peers.report_done()
+        self.is_done = self._parts.group.report_done()
         if not self.is_done:
             self._parts.clock.sleep(GROUP_POLL_S)
 
@@ -99,7 +99,7 @@ class NodeGeneration:
 
     def close_and_end(self, cause: str, reason: str) -> None:
         """The planned end of a generation whose workers drained; it counts no restart."""
-        self._parts.peers.close(cause, step=self._parts.step, counts=False)
+        self._parts.group.close(cause, step=self._parts.step, counts=False)
         self.record_end(reason)
 
     def fail(self, reason: str) -> RunEnd | None:
@@ -111,7 +111,7 @@ class NodeGeneration:
         self.failure = self._first_failure(reason)
         # The group learns of the failure before this node kills its workers, which takes a moment:
         # meanwhile the other nodes kill theirs.
-        group = parts.peers.close("failure", step=parts.step, counts=True, failure=self.failure)
+        group = parts.group.close("failure", step=parts.step, counts=True, failure=self.failure)
         self.kill_workers()
         self.record_end(reason)
         if group is None:
@@ -133,7 +133,7 @@ class NodeGeneration:
             exit_code=EXIT_FAILED,
             reason=f"{reason}; that was restart {group.restarts} of at most {limit} without a new step",
         )
-        parts.peers.end(end)
+        parts.group.end(end)
         return end
 
     def end_run(self, reason: str) -> RunEnd:
@@ -144,8 +144,8 @@ class NodeGeneration:
         codes = self.workers.exit_codes.values()
         code = next(code for code in codes if code not in (EXIT_COMPLETE, EXIT_PEER_LOST))
         end = RunEnd(exit_code=code, reason=self.failure.message)
-        if parts.peers.close("failure", step=parts.step, counts=False, failure=self.failure) is not None:
-            parts.peers.end(end)
+        if parts.group.close("failure", step=parts.step, counts=False, failure=self.failure) is not None:
+            parts.group.end(end)
         return end
 
     def leave(self, reason: str) -> None:
@@ -155,7 +155,7 @@ class NodeGeneration:
         # This node leaves before it saves, so that the others form their next generation at once
         # and need not wait for an upload. Once they have, the fence stops a save by this node: then
         # the checkpoint is theirs to commit.
-        self._parts.final_checkpoint.ensure_committed(others=self._parts.peers.leave())
+        self._parts.final_checkpoint.ensure_committed(others=self._parts.group.leave())
 
     def kill_workers(self) -> None:
         """SIGKILL: what counts is in the snapshot memory, which outlives them."""

@@ -16,11 +16,11 @@ from torch.distributed.elastic.agent.server.api import RunResult, Worker, Worker
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
-from elastic.agent.actions import GROUP_POLL_S, NodeGeneration, Parts
+from elastic.agent.actions import GROUP_POLL_S, AgentParts, NodeGeneration
 from elastic.agent.decide import Action, Observation, WorkerExit, decide
 from elastic.agent.fault_injection import Targets
-from elastic.agent.workers.environment import worker_starts
 from elastic.agent.workers.node_workers import NodeWorkers
+from elastic.agent.workers.worker_variables import worker_starts
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, ElasticError, Interrupted, RendezvousTimeout
 from elastic.events import GenerationStarted
 from elastic.rendezvous.backends.backend import BackendFailed
@@ -44,7 +44,7 @@ class NodeAgent(LocalElasticAgent):
 
     end: RunEnd
 
-    def __init__(self, parts: Parts, rendezvous: Rendezvous, host: EndpointHost) -> None:
+    def __init__(self, parts: AgentParts, rendezvous: Rendezvous, host: EndpointHost) -> None:
         settings = parts.settings
         self._handler = ElasticRendezvous(
             rendezvous,
@@ -176,7 +176,7 @@ class NodeAgent(LocalElasticAgent):
             parts.console.print_line(
                 "the uploader died and was restarted; a save in progress is lost, training goes on"
             )
-        return parts.peers.poll(step=parts.step, is_idle=not workers.running)
+        return parts.group.poll(step=parts.step, is_idle=not workers.running)
 
     def _observe(self, generation: NodeGeneration, view: GroupView) -> Observation:
         """What a decision depends on. view: the newest answer of the group."""
@@ -193,11 +193,11 @@ class NodeAgent(LocalElasticAgent):
             group_ended=None if view.ended is None else view.ended.reason,
             fenced=view.fenced,
             closed=None if view.open else view.cause,
-            newcomers=parts.peers.admits(view),
+            newcomers=parts.group.admits(view),
             leaving=shutdown.reason,
             leaving_age_s=shutdown.age_s,
             grace_s=shutdown.grace_s,
-            has_begun=parts.step > 0 or not settings.uses_library,
+            has_begun=parts.step > 0 or not settings.imports_library,
             drain_requested=generation.drain_requested,
             skips_drain=shutdown.skips_drain,
         )
@@ -224,7 +224,7 @@ class NodeAgent(LocalElasticAgent):
         parts.log.generation = entered.number
         parts.faults.enter(entered)
         # The control page still has the steps of the generation before.
-        is_state_awaited = parts.peers.enter(entered, step=parts.step)
+        is_state_awaited = parts.group.enter(entered, step=parts.step)
         self._earlier_step = self.last_step
         parts.page.clear()
         parts.memory.publish()
@@ -232,7 +232,7 @@ class NodeAgent(LocalElasticAgent):
         parts.console.print_line(
             f"generation {entered.number} ({entered.cause}): {entered.world_size} workers on {len(entered.members)} nodes"
         )
-        if parts.peers.is_first:
+        if parts.group.is_first:
             self._record_start(entered)
         # The group counts all failures and starts from 0 at a new step; those that may lie in the
         # state are some of them.
@@ -253,7 +253,7 @@ class NodeAgent(LocalElasticAgent):
         # node is in the new one, which therefore does not fence that save; the workers start
         # meanwhile.
         parts.uploader.enter(entered.number)
-        if is_state_awaited and parts.peers.is_first:
+        if is_state_awaited and parts.group.is_first:
             # A node that left waits until the state that it left behind is committed.
             parts.final_checkpoint.offer_newest()
         return {start.local_rank: workers.pid(start.rank) for start in starts}

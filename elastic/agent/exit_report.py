@@ -5,7 +5,7 @@ It is the exit code for interrupted only where a checkpoint holds the last step 
 
 import sys
 
-from elastic.agent.actions import Parts
+from elastic.agent.actions import AgentParts
 from elastic.agent.agent import NodeAgent
 from elastic.checkpoint.record import CommitRecord
 from elastic.config.run_dir import RunDir
@@ -16,10 +16,10 @@ from elastic.observe.log import read_events
 from elastic.system.untrusted import printable
 
 
-def report_exit(agent: NodeAgent, parts: Parts) -> int:
+def report_exit(agent: NodeAgent, parts: AgentParts) -> int:
     """Record how the run ended on this node, print it, and return the exit code."""
-    uses_library = parts.settings.uses_library
-    newest = parts.final_checkpoint.newest_checkpoint() if uses_library else None
+    imports_library = parts.settings.imports_library
+    newest = parts.final_checkpoint.newest_checkpoint() if imports_library else None
     saved_step = 0 if newest is None else newest.step
     code = agent.end.exit_code
     if code == EXIT_COMPLETE:
@@ -31,13 +31,13 @@ def report_exit(agent: NodeAgent, parts: Parts) -> int:
     return code
 
 
-def _complete(parts: Parts, last: CommitRecord | None) -> int:
+def _complete(parts: AgentParts, last: CommitRecord | None) -> int:
     run = parts.settings.run
     started = logged_event.last(read_events(run.events), RunStarted)
     if started is None or last is None:
         print(f"complete; logs are in {run.logs}")
         return EXIT_COMPLETE
-    if parts.peers.is_first:
+    if parts.group.is_first:
         parts.log.record(RunFinished(steps=last.step, epochs=started.event.epochs, digest=last.digest))
     print(
         f"complete: {last.step} steps, digest {last.digest[:16]}; elastic-train report {run.url} shows how it went"
@@ -45,10 +45,10 @@ def _complete(parts: Parts, last: CommitRecord | None) -> int:
     return EXIT_COMPLETE
 
 
-def _interrupted(agent: NodeAgent, parts: Parts, saved_step: int) -> int:
+def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
     reason, code = agent.end.reason, EXIT_FAILED
     parts.log.record(RunInterrupted(step=saved_step))
-    if not parts.settings.uses_library and agent.cut_short:
+    if not parts.settings.imports_library and agent.cut_short:
         text = f"interrupted ({reason}): the script was stopped, and whatever it saved is its own"
     elif agent.last_step > saved_step:
         text = (

@@ -14,15 +14,15 @@ from pathlib import Path
 import torch
 
 from elastic.agent import preflight
-from elastic.agent.actions import Parts
+from elastic.agent.actions import AgentParts
 from elastic.agent.agent import NodeAgent
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import FinalCheckpoint
+from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.hang_detector import HangDetector
 from elastic.agent.hangs.watchdog import Watchdog
 from elastic.agent.open_rendezvous import newest_generation, open_backend, rendezvous_config
-from elastic.agent.peers import Peers
 from elastic.agent.preemption_notice import open_notices
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
@@ -65,9 +65,9 @@ def launch(options: Options, spawner: Spawner) -> int:
     run = RunDir.parse(options.run_dir)
     nproc = (torch.cuda.device_count() or 1) if options.nproc_per_node == "auto" else options.nproc_per_node
     declared, is_new = None, options.fresh
-    uses_library = preflight.uses_library(Path(options.recipe))
-    preflight.check_faults(options, nproc, uses_library=uses_library)
-    if uses_library:
+    imports_library = preflight.imports_library(Path(options.recipe))
+    preflight.check_faults(options, nproc, imports_library=imports_library)
+    if imports_library:
         declared = preflight.declared_identity(Path(options.recipe), options.recipe_args, spawner.start)
         is_new = preflight.check_run_dir(options, declared, run, nproc)
     config = rendezvous_config(options, run)
@@ -173,15 +173,15 @@ def _parts(
     spawner: Spawner,
     uploader: UploaderProcess,
     console: ConsoleFollower,
-) -> Parts:
+) -> AgentParts:
     options, run, report = settings.options, settings.run, console.print_line
     log = EventLog(run.events / f"{settings.node}-agent.jsonl", node=settings.node, clock=_CLOCK)
     page = ControlPage.create()
     slots = SLOTS_WITHOUT_SNAPSHOTS if options.snapshot_every.kind == "off" else SLOTS
     memory = SnapshotMemory(page, slots, report)
-    return Parts(
+    return AgentParts(
         settings=settings,
-        peers=Peers(rendezvous, report, _CLOCK),
+        group=GroupClient(rendezvous, report, _CLOCK),
         shutdown=shutdown,
         spawner=spawner,
         uploader=uploader,
@@ -204,11 +204,11 @@ def _parts(
     )
 
 
-def _start_log_uploader(parts: Parts) -> LogUploader:
+def _start_log_uploader(parts: AgentParts) -> LogUploader:
     log_uploader = LogUploader(
         parts.settings.run,
         parts.settings.node,
-        is_first=lambda: parts.peers.is_first,
+        is_first=lambda: parts.group.is_first,
         is_new=parts.settings.is_new,
         report=parts.console.print_line,
     )

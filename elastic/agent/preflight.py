@@ -35,7 +35,7 @@ _CLOCK = SystemClock()
 _STDERR = 2
 
 
-def uses_library(recipe: Path) -> bool:
+def imports_library(recipe: Path) -> bool:
     """Whether the script imports `elastic` anywhere. Raises UsageError when it is not Python."""
     try:
         tree = ast.parse(recipe.read_bytes(), filename=str(recipe))
@@ -91,13 +91,13 @@ def address_of(options: Options) -> str:
     return address
 
 
-def check_faults(options: Options, nproc: int | None, *, uses_library: bool = True) -> None:
+def check_faults(options: Options, nproc: int | None, *, imports_library: bool = True) -> None:
     """Raises UsageError for a fault plan that names nodes or workers which the run cannot have.
 
     nproc: None as long as it is not known, which takes torch where it is the number of GPUs.
     """
     faults = grammar.parse(options.faults or "")
-    plan.check_fits(faults, nodes=options.max_nodes, nproc=nproc, uses_library=uses_library)
+    plan.check_fits(faults, nodes=options.max_nodes, nproc=nproc, imports_library=imports_library)
 
 
 def declared_identity(

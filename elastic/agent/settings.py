@@ -23,14 +23,14 @@ class Settings:
     scratch: Path  # a folder of this process alone, removed at its end
 
     @property
-    def uses_library(self) -> bool:
+    def imports_library(self) -> bool:
         """False for a script without the library, which is asked to stop as torchrun asks."""
         return self.declared is not None
 
     @property
     def watches_hangs(self) -> bool:
         """False where hung workers are waited for, or send no heartbeats."""
-        return self.uses_library and self.options.hang_timeout.kind != "off"
+        return self.imports_library and self.options.hang_timeout.kind != "off"
 
     @property
     def run_id(self) -> str:

@@ -1,9 +1,10 @@
 """The only door to the environment: no other module of the package reads or changes a variable.
 
 torchrun's variables say who this worker is. `ELASTIC_AGENT`, one JSON object, is what our own agent
-adds; a process without it runs under plain python or torchrun. `ELASTIC_PREFLIGHT` is set where an
-agent only asks what the recipe declares. Code outside this package (torch, gloo, OpenMP, NCCL)
-reads its own variables; `variables` hands them on to the processes and clients that need them.
+adds for the workers of a generation. `ELASTIC_PREFLIGHT` is set where an agent only asks what the
+recipe declares. A process that has neither runs under plain python or torchrun. Code outside this
+package (torch, gloo, OpenMP, NCCL) reads its own variables; `variables` hands them on to the
+processes and clients that need them.
 """
 
 import json
@@ -25,7 +26,10 @@ HUGETLB = "glibc.malloc.hugetlb"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLink:
-    """What an agent passes to its workers in addition to torchrun's variables."""
+    """What an agent passes to its workers in addition to torchrun's variables.
+
+    A worker without an agent makes one for itself, of defaults (train/standalone.py).
+    """
 
     pid: int
     node: str

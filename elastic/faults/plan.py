@@ -190,7 +190,9 @@ class Fault:
         return f"{_printed(TRIGGERS, self.trigger)}: {_printed(ACTIONS[type(self.trigger)], self.action)}"
 
 
-def check_fits(faults: Iterable[Fault], *, nodes: int, nproc: int | None, uses_library: bool = True) -> None:
+def check_fits(
+    faults: Iterable[Fault], *, nodes: int, nproc: int | None, imports_library: bool = True
+) -> None:
     """Check that a run of at most `nodes` nodes with `nproc` workers each can reach every trigger.
 
     `nproc` is None while it is not known. Raises UsageError for a fault that can never be injected.
@@ -201,7 +203,7 @@ def check_fits(faults: Iterable[Fault], *, nodes: int, nproc: int | None, uses_l
                 _refuse(fault, f"a node from 0 to {nodes - 1} (--max-nodes {nodes})", str(node))
             case AtStep(rank=rank) | AtRestore(rank=rank) if nproc is not None and rank >= nodes * nproc:
                 _refuse(fault, f"a rank from 0 to {nodes * nproc - 1} ({nodes} nodes of {nproc})", str(rank))
-            case AtStep() | AtNode() | AtSave() | AtRestore() if not uses_library:
+            case AtStep() | AtNode() | AtSave() | AtRestore() if not imports_library:
                 found = "a script that uses none of the library and has none"
                 _refuse(fault, "a recipe with steps, checkpoints and restores", found)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elastic.agent.preflight import declared_identity, uses_library
+from elastic.agent.preflight import declared_identity, imports_library
 from elastic.errors import UsageError
 
 
@@ -29,26 +29,26 @@ def recipe(folder, text):
 )
 def test_a_script_that_imports_the_library_is_told_from_one_that_does_not(tmp_path, text, uses):
     """Look-alikes, comments and imports inside functions."""
-    assert uses_library(recipe(tmp_path, text)) == uses
+    assert imports_library(recipe(tmp_path, text)) == uses
 
 
 def test_a_missing_recipe_is_refused_by_name(tmp_path):
     """A typing error in the command."""
     with pytest.raises(UsageError, match=r"found no file .*gone\.py; give the path of a Python script"):
-        uses_library(tmp_path / "gone.py")
+        imports_library(tmp_path / "gone.py")
 
 
 @pytest.mark.parametrize("text", ["def f(:", b"\x7fELF\x00\x01", b"\xff\xfe", "x = 1\x00"])
 def test_a_recipe_that_is_not_python_is_refused_by_name(tmp_path, text):
     """A syntax error, a binary, bytes that are no text, a null byte: different exceptions."""
     with pytest.raises(UsageError, match=r"expected a Python script in .*recipe\.py"):
-        uses_library(recipe(tmp_path, text))
+        imports_library(recipe(tmp_path, text))
 
 
 def test_a_folder_is_refused_as_a_recipe(tmp_path):
     """The name of the file was left out."""
     with pytest.raises(UsageError, match="expected a Python script"):
-        uses_library(tmp_path)
+        imports_library(tmp_path)
 
 
 def test_a_recipe_that_raises_at_import_ends_the_preflight_with_its_traceback(tmp_path, capfd):

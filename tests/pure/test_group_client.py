@@ -2,7 +2,7 @@
 
 import pytest
 
-from elastic.agent.peers import Peers
+from elastic.agent.group_client import GroupClient
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Group, Node, RunEnd
 from elastic.rendezvous.rendezvous import Generation, GroupView
@@ -37,7 +37,7 @@ class Rendezvous:
 @pytest.fixture
 def there():
     rendezvous, clock, said = Rendezvous(), FakeClock(), []
-    return rendezvous, clock, said, Peers(rendezvous, said.append, clock)
+    return rendezvous, clock, said, GroupClient(rendezvous, said.append, clock)
 
 
 def generation(members: tuple[Node, ...], *, cause: str, rank: int = 0) -> Generation:
@@ -54,10 +54,10 @@ def generation(members: tuple[Node, ...], *, cause: str, rank: int = 0) -> Gener
 
 
 def test_an_outage_and_its_end_are_reported_once(there):
-    rendezvous, _, said, peers = there
+    rendezvous, _, said, group = there
     for up in (True, False, False, True, True):
         rendezvous.up = up
-        assert peers.poll(step=1, is_idle=False) is (WATCH if up else None)
+        assert group.poll(step=1, is_idle=False) is (WATCH if up else None)
     assert said == [
         "the rendezvous did not answer (no route); training goes on",
         "the rendezvous answers again",
@@ -65,35 +65,35 @@ def test_an_outage_and_its_end_are_reported_once(there):
 
 
 def test_only_an_idle_node_gives_up_on_a_backend_and_only_after_the_timeout(there):
-    rendezvous, clock, _, peers = there
+    rendezvous, clock, _, group = there
     rendezvous.up = False
     clock.sleep(TIMEOUT_S - 1)
-    assert peers.poll(step=1, is_idle=True) is None
-    assert not peers.report_done()
+    assert group.poll(step=1, is_idle=True) is None
+    assert not group.report_done()
     clock.sleep(1)
-    assert not peers.report_done()
-    assert peers.poll(step=1, is_idle=False) is None
+    assert not group.report_done()
+    assert group.poll(step=1, is_idle=False) is None
     with pytest.raises(BackendFailed):
-        peers.poll(step=1, is_idle=True)
+        group.poll(step=1, is_idle=True)
 
 
 def test_an_answer_restarts_the_timeout(there):
-    rendezvous, clock, _, peers = there
+    rendezvous, clock, _, group = there
     clock.sleep(TIMEOUT_S)
-    peers.poll(step=1, is_idle=True)
+    group.poll(step=1, is_idle=True)
     rendezvous.up = False
     clock.sleep(TIMEOUT_S - 1)
-    assert peers.poll(step=1, is_idle=True) is None
+    assert group.poll(step=1, is_idle=True) is None
 
 
 def test_a_report_that_the_backend_does_not_take_is_no_error(there):
-    rendezvous, _, _, peers = there
+    rendezvous, _, _, group = there
     verdict = RunEnd(exit_code=1, reason="it raised")
-    assert peers.close("failure", step=1, counts=True) == Group()
+    assert group.close("failure", step=1, counts=True) == Group()
     rendezvous.up = False
-    assert peers.close("failure", step=1, counts=True) is None
-    assert not peers.leave()
-    peers.end(verdict)
+    assert group.close("failure", step=1, counts=True) is None
+    assert not group.leave()
+    group.end(verdict)
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,15 @@ def test_a_report_that_the_backend_does_not_take_is_no_error(there):
     ],
 )
 def test_a_node_that_left_as_planned_is_told_from_one_that_is_lost(there, after, cause, left):
-    *_, peers = there
-    assert not peers.enter(generation((A, B), cause="start"), step=0)
-    assert peers.enter(generation(after, cause=cause), step=5) is left
+    *_, group = there
+    assert not group.enter(generation((A, B), cause="start"), step=0)
+    assert group.enter(generation(after, cause=cause), step=5) is left
 
 
 def test_the_agent_of_rank_0_alone_admits_who_waits(there):
-    *_, peers = there
-    assert not peers.is_first
-    peers.enter(generation((A, B), cause="start", rank=1), step=0)
-    assert not peers.admits(WATCH)
-    peers.enter(generation((A, B), cause="failure", rank=0), step=0)
-    assert peers.admits(WATCH)
+    *_, group = there
+    assert not group.is_first
+    group.enter(generation((A, B), cause="start", rank=1), step=0)
+    assert not group.admits(WATCH)
+    group.enter(generation((A, B), cause="failure", rank=0), step=0)
+    assert group.admits(WATCH)

@@ -1,9 +1,10 @@
 """An outage of the rendezvous backend never stops workers, and no waiting node is forgotten.
 
-This is the agent's view of the other nodes during a generation. Every call returns within the call
-limit of the backend, a few seconds. Only a node whose workers have nothing left to do gives up on a
-backend, after --rdzv-timeout. Waiting nodes are admitted after their rejoin backoff. What follows
-from an answer is decided in decide.py; how a generation forms is the rendezvous's own.
+This is what the agent tells the group and asks of it during a generation. A call makes a few calls
+to the backend, each of which has the backend's limit of a few seconds, and more where other nodes
+write at the same moment. Only a node whose workers have nothing left to do gives up on a backend,
+after --rdzv-timeout. Waiting nodes are admitted after their rejoin backoff. What follows from an
+answer is decided in decide.py; how a generation forms is the rendezvous's own.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
 from elastic.system.clock import Clock
 
 
-class Peers:
+class GroupClient:
     """`is_first`: rank 0 ran on this node in the last generation."""
 
     def __init__(self, rendezvous: Rendezvous, report: Callable[[str], None], clock: Clock) -> None:
@@ -60,6 +61,7 @@ class Peers:
         if not self._is_reached:
             self._report("the rendezvous answers again")
         self._is_reached, self._reached_s = True, self._clock.monotonic()
+        self._backoff = self._backoff.observe(view.newcomers, now_s=self._reached_s)
         return view
 
     def admits(self, view: GroupView) -> bool:
@@ -67,9 +69,7 @@ class Peers:
 
         Only the agent of rank 0 decides it: a drain that one agent requests drains all nodes.
         """
-        now_s = self._clock.monotonic()
-        self._backoff = self._backoff.observe(view.newcomers, now_s=now_s)
-        return self.is_first and self._backoff.admits(view.newcomers, now_s=now_s)
+        return self.is_first and self._backoff.admits(view.newcomers, now_s=self._clock.monotonic())
 
     def report_done(self) -> bool:
         """All workers of this node finished. Returns whether the backend answered."""
