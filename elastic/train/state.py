@@ -1,19 +1,25 @@
-"""State is everything that must survive; what is flattened and loaded again is exactly the same.
+"""State is everything that must survive; each value comes back with its type and its bits.
 
 It is a set of objects with `state_dict`, flattened into tensors and one JSON document. Flattening
-draws no random numbers and changes nothing. What cannot be kept without pickle is refused with the
-name of the entry.
+draws no random numbers and changes nothing. A value whose type only pickle could keep is refused
+with the name of its entry; so is an instance of a subclass (a named tuple, an IntEnum, a
+defaultdict), which would come back as an instance of its base class.
 
-It does not promise that ranks hold the same state: they compare checksums (consistency.py).
+It does not keep the order of a dict (an OrderedDict has its own back), nor a tensor's strides and
+its place in a graph. It does not promise that ranks hold the same state: they compare checksums
+(consistency.py).
 """
 
 import hashlib
 import json
 import math
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +29,9 @@ from elastic.snapshot.image import tensor_bytes
 
 # How an object's load_state_dict may say that a state is not its own.
 LOAD_ERRORS = RuntimeError, LookupError, ArithmeticError, AttributeError, ValueError, TypeError
+# What the document calls the kinds of dict that come back as themselves. torch's MultiStepLR has a
+# Counter.
+_DICTS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
 
 
 @runtime_checkable
@@ -94,7 +103,7 @@ class State:
         """
         tensors: dict[str, Tensor] = {}
         document = {
-            name: _encode(thing.state_dict(), name, tensors) for name, thing in sorted(self.objects.items())
+            name: _encode(_state_of(thing), name, tensors) for name, thing in sorted(self.objects.items())
         }
         return FlatState(tensors=dict(sorted(tensors.items())), document=document)
 
@@ -125,18 +134,36 @@ class State:
         """
         saved = flat.document[name]
         if isinstance(thing, nn.Module):
-            thing.load_state_dict(cast("dict[str, Any]", _decode(saved, flat.tensors.__getitem__)))
+            thing.load_state_dict(_as_given_by(thing, _decode(saved, flat.tensors.__getitem__)))
             if not _keeps_any(thing, flat.tensors):
                 return
-        thing.load_state_dict(
-            cast("dict[str, Any]", _decode(saved, lambda tensor: flat.tensors[tensor].clone()))
-        )
+        copies = _decode(saved, lambda tensor: flat.tensors[tensor].clone())
+        thing.load_state_dict(_as_given_by(thing, copies))
+
+
+def _state_of(thing: Stateful) -> Any:
+    """A module's state has no order: it is loaded by name."""
+    return dict(thing.state_dict()) if isinstance(thing, nn.Module) else thing.state_dict()
+
+
+def _as_given_by(thing: Stateful, values: Any) -> dict[str, Any]:
+    """A module's values, in the kind of dict that it gives: `_metadata` has its layers' versions.
+
+    Without a version a layer takes the values for those of its oldest version, and converts or
+    refuses them (torchvision's MNASNet does).
+    """
+    if not isinstance(thing, nn.Module):
+        return cast("dict[str, Any]", values)
+    found: dict[str, Any] = copy(thing.state_dict())
+    found.clear()
+    found.update(values)
+    return found
 
 
 def _keeps_any(thing: Stateful, given: Mapping[str, Tensor]) -> bool:
     """Whether its state now holds memory that it was given."""
     held: dict[str, Tensor] = {}
-    _encode(thing.state_dict(), "", held)
+    _encode(_state_of(thing), "", held)
     return not _storages(held).isdisjoint(_storages(given))
 
 
@@ -175,28 +202,32 @@ def _sums(tensor: Tensor) -> bytes:
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    if value is None or isinstance(value, bool | int | str):
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
         return value
-    if isinstance(value, float):
+    if kind is float:
         return value if math.isfinite(value) else {"float": repr(value)}
-    if isinstance(value, Tensor):
+    if kind is np.float64:  # a learning rate that NumPy computed, perhaps
+        return {"float64": _encode(float(value), path, tensors)}
+    if kind in (Tensor, nn.Parameter):
         return {"tensor": _name(value, path, tensors)}
-    if isinstance(value, dict):
+    if kind in _DICTS:
         for name in value:
-            if not isinstance(name, str | int) or isinstance(name, bool):
+            if type(name) not in (str, int):
                 raise StateNotSavable(
                     f"state entry {path}: expected str or int keys, found {type(name).__name__}"
                 )
+        # A module's state, inside that of another object, is an OrderedDict too. It has no order.
+        tag = "dict" if hasattr(value, "_metadata") else _DICTS[kind]
         # Sorted (ints before strings), so that the digest does not depend on the order of
         # insertion, which a resume changes.
-        names = sorted(value, key=lambda name: (isinstance(name, str), name))
-        return {"dict": [[name, _encode(value[name], f"{path}.{name}", tensors)] for name in names]}
-    if isinstance(value, list | tuple):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_encode(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]}
+        names = list(value) if tag == "ordered" else sorted(value, key=lambda n: (type(n) is str, n))
+        return {tag: [[name, _encode(value[name], f"{path}.{name}", tensors)] for name in names]}
+    if kind in (list, tuple):
+        return {kind.__name__: [_encode(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]}
     raise StateNotSavable(
-        f"state entry {path}: expected tensors, numbers, strings, lists and dicts, found {type(value).__module__}."
-        f"{type(value).__qualname__}, which only pickle could keep; leave it out of state_dict or turn it into one of these"
+        f"state entry {path}: expected tensors, numbers, strings, lists and dicts, found {kind.__module__}."
+        f"{kind.__qualname__}, which only pickle could keep; leave it out of state_dict or turn it into one of these"
     )
 
 
@@ -225,8 +256,11 @@ def _decode(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
         return tensor_of(content)
     if kind == "float":
         return float(content)
-    if kind == "dict":
-        return {name: _decode(item, tensor_of) for name, item in content}
+    if kind == "float64":
+        return np.float64(_decode(content, tensor_of))
+    for make, tag in _DICTS.items():
+        if kind == tag:
+            return make({name: _decode(item, tensor_of) for name, item in content})
     if kind in ("list", "tuple"):
         items = [_decode(item, tensor_of) for item in content]
         return items if kind == "list" else tuple(items)

@@ -40,6 +40,10 @@ SCHEDULERS = {
     "warmup": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.9)], milestones=[2]
     ),
+    # At the handover torch asks the second one for its closed form.
+    "handover": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o), lr_scheduler.MultiStepLR(o, milestones=[1])], milestones=[3]
+    ),
     "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
 }
 
@@ -76,6 +80,7 @@ def training(optimizer, scheduler):
         ("adamw", "multistep"),
         ("adam-groups", "lambda"),
         ("adagrad", "warmup"),
+        ("sgd", "handover"),
     ],
 )
 def test_real_objects_go_on_as_if_never_interrupted(optimizer, scheduler):
@@ -121,6 +126,44 @@ def test_training_on_after_loading_leaves_what_was_loaded_alone():
     state.load(saved)
     step()
     assert checksum_of(saved) == before
+
+
+class Versioned(nn.Linear):
+    """As torchvision's MNASNet: it loads nothing without its version."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, values, prefix, metadata, *others):
+        if metadata.get("version") not in (1, 2):
+            raise ValueError("expected version 1 or 2")
+        super()._load_from_state_dict(values, prefix, metadata, *others)
+
+
+def test_a_layer_that_depends_on_its_version_loads():
+    net = nn.Sequential(Versioned(2, 2))
+    other = nn.Sequential(Versioned(2, 2))
+    State(net=other).load(through_bytes(State(net=net).flatten()))
+    assert torch.equal(other[0].weight, net[0].weight)
+
+
+class Average:
+    """An average that a recipe keeps by itself, from the state of its module."""
+
+    def __init__(self, net):
+        self.net = net
+
+    def state_dict(self):
+        return {"net": self.net.state_dict(), "steps": 3}
+
+    def load_state_dict(self, state_dict):
+        self.net.load_state_dict(state_dict["net"])
+
+
+def test_the_state_of_a_module_inside_another_object_loads():
+    saved = through_bytes(State(ema=Average(tied())).flatten())
+    other = State(ema=Average(nn.Sequential(*(each.requires_grad_(False) for each in tied()))))
+    other.load(saved)
+    assert checksum_of(other.flatten()) == checksum_of(saved)
 
 
 def test_tied_weights_are_kept_once_and_stay_tied():
