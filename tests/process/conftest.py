@@ -3,6 +3,7 @@ time.
 """
 
 import fcntl
+import io
 import json
 import os
 import select
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -21,6 +23,7 @@ import run_records
 
 from elastic.agent.workers.fork_server_client import ForkedProcess, ForkServerClient
 from elastic.agent.workers.process import ProcessStart
+from elastic.cli import main
 from elastic.config.environment import HUGETLB, pin_threads
 from elastic.config.run_dir import RunDir
 from elastic.report.download import readable
@@ -127,7 +130,7 @@ class Drill:
     def __init__(self, folder: Path, fork_server: ForkServerClient) -> None:
         """fork_server: agents are forked from it."""
         self.folder = folder
-        self._fork_server = fork_server
+        self.fork_server = fork_server
         self.run = RunDir.parse(str(folder / "run"))
         self.gates = folder / "gates"
         self.gates.mkdir()
@@ -155,9 +158,13 @@ class Drill:
             start = ProcessStart(
                 command=(str(AGENT), *words), env=self._env(env), stdout=out.fileno(), stderr=out.fileno()
             )
-            return ForkedAgent(words, self._fork_server.fork(start))
+            return ForkedAgent(words, self.fork_server.fork(start))
 
         return self._begin(fork)
+
+    def start_two(self, *options: str) -> list[Agent]:
+        """Two agents whose first generation has both, however late the second one comes."""
+        return [self.start("--max-nodes", "2", "--last-call", "10min", *options) for _ in range(2)]
 
     def start_anew(self, *options: str) -> Agent:
         """As `start`, but a new interpreter that imports everything itself."""
@@ -234,6 +241,10 @@ class Drill:
         found = [event for event in run_records.events(self.run.events) if event["event"] == name]
         return [event for event in found if all(event.get(key) == value for key, value in fields.items())]
 
+    def values(self, name: str, *fields: str, **where: Any) -> list[tuple[Any, ...]]:
+        """Some fields of each of these events, by time."""
+        return [tuple(event[field] for field in fields) for event in self.events(name, **where)]
+
     def pid_of_rank(self, rank: int, generation: int) -> int:
         return int(self.happens("worker_started", rank=rank, generation=generation)["pid"])
 
@@ -252,6 +263,10 @@ class Drill:
         # A worker's parent is the agent, or its fork server.
         parent = _parent(self.pid_of_rank(rank, generation))
         return next(agent for agent in self.agents if agent.pid in (parent, _parent(parent)))
+
+    def agents_of_ranks_0_and_1(self) -> tuple[Agent, Agent]:
+        """Of the first generation of two nodes with a worker each."""
+        return self.agent_of_rank(0, generation=1), self.agent_of_rank(1, generation=1)
 
     def uploader_serves(self, agent: Agent) -> None:
         """Wait until the agent has an uploader that takes saves; a killed one is replaced after a
@@ -286,14 +301,10 @@ class Drill:
         return "\n".join(f"--- {agent.process.args!r}\n{agent.output}" for agent in self.agents)
 
     def inspects(self, *words: str) -> tuple[int, Any]:
-        """Exit code and JSON of `elastic-train WORDS --json`, in a process of its own."""
-        done = subprocess.run(
-            [sys.executable, "-m", "elastic.cli", *words, "--json"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, json.loads(done.stdout)
+        """Exit code and JSON of `elastic-train WORDS --json`, run in this process."""
+        with redirect_stdout(io.StringIO()) as printed:
+            code = main([*words, "--json"])
+        return code, json.loads(printed.getvalue())
 
     def is_like(self, undisturbed: "Undisturbed") -> None:
         """Assert the same digest at the end, and every step once, in order, with the same chain."""

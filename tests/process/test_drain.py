@@ -45,7 +45,7 @@ def test_workers_that_do_not_drain_are_killed_and_their_last_step_is_committed(d
     drill.open(15)
     drill.start(*MEMORY_ALONE).ends_with(0)
     drill.is_like(undisturbed)
-    assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (9, 0), (14, 0)]
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (9, 0), (14, 0)]
 
 
 def test_a_grace_shorter_than_a_save_ends_with_the_step_that_is_safe(drill, undisturbed):
@@ -166,11 +166,9 @@ def test_a_signal_to_every_process_still_lets_the_step_load_its_data(drill, undi
 def test_the_node_that_stays_commits_the_last_step_of_the_node_that_leaves(drill, undisturbed):
     """The node of rank 0 leaves, and exits only when a checkpoint holds the last step."""
     drill.shut(6)
-    options = (*MEMORY_ALONE, "--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0")
-    agents = [drill.start(*options) for _ in range(2)]
+    drill.start_two(*MEMORY_ALONE, "--max-restarts", "0")
     drill.stands(6, ranks=2)
-    leaver = drill.agent_of_rank(0, generation=1)
-    (other,) = (agent for agent in agents if agent is not leaver)
+    leaver, other = drill.agents_of_ranks_0_and_1()
     leaver.signal(signal.SIGTERM)
     drill.happens("drain_requested")
     drill.open(6)
@@ -179,13 +177,12 @@ def test_the_node_that_stays_commits_the_last_step_of_the_node_that_leaves(drill
     other.ends_with(0)
 
     drill.is_like(undisturbed)
-    assert [(e["step"], e["source"]) for e in drill.events("restored")] == [(0, "none"), (6, "snapshot")]
+    assert drill.values("restored", "step", "source") == [(0, "none"), (6, "snapshot")]
 
 
 def test_where_all_nodes_leave_at_once_the_last_of_them_commits(drill, undisturbed):
     drill.shut(6)
-    options = (*MEMORY_ALONE, "--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0")
-    agents = [drill.start(*options) for _ in range(2)]
+    agents = drill.start_two(*MEMORY_ALONE, "--max-restarts", "0")
     drill.stands(6, ranks=2)
     for agent in agents:
         agent.signal(signal.SIGTERM)
@@ -197,4 +194,4 @@ def test_where_all_nodes_leave_at_once_the_last_of_them_commits(drill, undisturb
 
     drill.start(*MEMORY_ALONE).ends_with(0)
     drill.is_like(undisturbed)
-    assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (6, 0)]
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (6, 0)]

@@ -7,8 +7,8 @@ import time
 
 import pytest
 import trustme
-from cutting_proxy import CuttingProxy
 from etcd_servers import EtcdServers, free_port
+from faulty_storage import Deed, FaultyStorage
 
 from elastic.errors import RendezvousTimeout, StoreFailed, UsageError
 from elastic.rendezvous.backends import etcd_http, select
@@ -111,13 +111,13 @@ def test_a_minority_refuses_and_does_not_hang(cluster):
 
 def test_the_outcome_of_a_write_without_answer_is_found_by_reading(etcd):
     """The proxy sees the write done and breaks the connection, both times that it is sent."""
-    proxy = CuttingProxy(etcd.port())
+    proxy = FaultyStorage(etcd.port())
     backend = EtcdBackend(proxy.endpoint, "lost-answer", Access())
     try:
-        proxy.lose = b"request_put"
+        lost = proxy.fail(Deed.LOSE, lambda method, path: path.endswith("/kv/txn"))
         assert not backend.compare_and_set(None, b"mine")
-        assert proxy.lost == 2
-        proxy.lose = None
+        assert lost.struck == 2
+        proxy.heal()
         found = backend.read()
         assert found is not None and found[1] == b"mine"
         assert backend.compare_and_set(found[0], b"next")
@@ -127,14 +127,14 @@ def test_the_outcome_of_a_write_without_answer_is_found_by_reading(etcd):
 
 def test_a_heartbeat_without_answer_fails_and_the_next_one_counts(etcd):
     """The proxy breaks the connection as above."""
-    proxy = CuttingProxy(etcd.port())
+    proxy = FaultyStorage(etcd.port())
     backend = EtcdBackend(proxy.endpoint, "lost-beat", Access())
     try:
         backend.beat("n")
-        proxy.lose = b'"lease"'
+        proxy.fail(Deed.LOSE, lambda method, path: path.endswith("/kv/put"))
         with pytest.raises(BackendFailed, match="did not answer"):
             backend.beat("n")
-        proxy.lose = None
+        proxy.heal()
         backend.beat("n")
         assert backend.beats() == {"n": 3}
     finally:

@@ -40,13 +40,11 @@ def test_ranks_that_die_at_several_points_of_a_step_do_not_change_the_result(dri
 
     drill.is_like(undisturbed)
     assert [event["step"] for event in drill.events("fault_injected")] == [3, 9, 14, 19]
-    culprits = [
-        (e["generation"], e["rank"], e["signal"]) for e in drill.events("worker_exited", victim=False)
-    ]
+    culprits = drill.values("worker_exited", "generation", "rank", "signal", victim=False)
     assert culprits[:4] == [(1, 0, "SIGKILL"), (2, 1, "SIGKILL"), (3, 1, None), (4, 0, "SIGKILL")]
-    victims = {(e["generation"], e["rank"]) for e in drill.events("worker_exited", victim=True)}
+    victims = set(drill.values("worker_exited", "generation", "rank", victim=True))
     assert victims == {(1, 1), (2, 0), (3, 0), (4, 1)}
-    restored = [(e["step"], e["lost_steps"]) for e in drill.events("restored")]
+    restored = drill.values("restored", "step", "lost_steps")
     # Rank 1 may raise in step 14 while rank 0 still copies the state of step 13.
     assert restored in ([(0, 0), (2, 0), (8, 0), kept, (18, 0)] for kept in [(13, 0), (12, 1)])
 
@@ -104,7 +102,7 @@ def test_an_uploader_killed_at_each_point_of_a_commit_leaves_whole_checkpoints_o
     drill.start(*options).ends_with(0)
 
     drill.is_like(undisturbed)
-    assert [(e["step"], e["source"]) for e in drill.events("restored")] == [(0, "none"), (4, "checkpoint")]
+    assert drill.values("restored", "step", "source") == [(0, "none"), (4, "checkpoint")]
     assert drill.events("fault_injected", fault=third)
     committed = {path.parent.name for path in drill.run.local.glob("checkpoints/*/COMMIT.json")}
     assert {int(name) for name in committed} >= {4, 24}
@@ -137,11 +135,9 @@ def test_a_save_of_an_evicted_node_is_never_committed(drill, undisturbed):
     goes on; then the uploader alone wakes up.
     """
     drill.shut(3, 6, 8)
-    options = ("--max-nodes", "2", "--last-call", "10min", "--snapshot-every", "off")
-    agents = [drill.start(*options) for _ in range(2)]
+    drill.start_two("--snapshot-every", "off")
     drill.stands(3, ranks=2)
-    frozen = drill.agent_of_rank(0, generation=1)
-    (other,) = (agent for agent in agents if agent is not frozen)
+    frozen, other = drill.agents_of_ranks_0_and_1()
     uploader = drill.uploader_of(frozen)
     os.kill(uploader, signal.SIGSTOP)
     drill.open(3)
@@ -207,12 +203,12 @@ def test_no_worker_outlives_a_killed_agent_and_the_same_command_resumes(drill, u
     drill.start().ends_with(0)
 
     drill.is_like(undisturbed)
-    assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (8, 1)]
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (8, 1)]
 
 
 # What a plan can do beside killing workers and uploaders.
 
-TWO = ("--max-nodes", "2", "--min-nodes", "1", "--last-call", "10min", "--snapshot-every", "1")
+ALWAYS = ("--snapshot-every", "1")
 
 
 def test_a_rank_that_exits_hangs_or_pauses_does_not_change_the_result(drill, undisturbed):
@@ -224,7 +220,7 @@ def test_a_rank_that_exits_hangs_or_pauses_does_not_change_the_result(drill, und
     drill.start(*options, "--faults", plan).ends_with(0)
 
     drill.is_like(undisturbed)
-    assert [(e["generation"], e["step"]) for e in drill.events("fault_injected")] == [(1, 4), (2, 8), (3, 13)]
+    assert drill.values("fault_injected", "generation", "step") == [(1, 4), (2, 8), (3, 13)]
     assert [e["code"] for e in drill.events("worker_exited", generation=1, victim=False)] == [9]
     assert [e["rank"] for e in drill.events("hang_detected")] == [0]
     assert len(drill.events("generation_started")) == 3
@@ -254,7 +250,7 @@ def test_a_rank_killed_in_its_snapshot_leaves_a_torn_slot_that_is_not_used(drill
     drill.start(*options, "--faults", plan).ends_with(0)
 
     drill.is_like(undisturbed)
-    first, second, third = ((e["step"], e["source"], e["lost_steps"]) for e in drill.events("restored"))
+    first, second, third = drill.values("restored", "step", "source", "lost_steps")
     assert first == (0, "none", 0)
     assert second == (8, "snapshot", 1)
     # Where rank 0 is killed for it is open.
@@ -292,12 +288,8 @@ def test_a_rank_killed_while_it_restores_is_restored_again(drill, undisturbed):
     drill.start(*options, "--faults", plan).ends_with(0)
 
     drill.is_like(undisturbed)
-    assert [(e["generation"], e["step"]) for e in drill.events("fault_injected")] == [
-        (1, None),
-        (2, 5),
-        (3, None),
-    ]
-    assert [(e["generation"], e["step"]) for e in drill.events("restored")] == [(2, 0), (4, 4)]
+    assert drill.values("fault_injected", "generation", "step") == [(1, None), (2, 5), (3, None)]
+    assert drill.values("restored", "generation", "step") == [(2, 0), (4, 4)]
 
 
 def test_a_node_killed_by_a_plan_dies_with_all_its_processes(drill, undisturbed):
@@ -306,9 +298,8 @@ def test_a_node_killed_by_a_plan_dies_with_all_its_processes(drill, undisturbed)
     """
     drill.shut(10)
     plan = "step 9 node 0: kill"
-    agents = [drill.start(*TWO, "--faults", plan) for _ in range(2)]
-    killed = drill.agent_of_rank(0, generation=1)
-    (other,) = (agent for agent in agents if agent is not killed)
+    drill.start_two(*ALWAYS, "--faults", plan)
+    killed, other = drill.agents_of_ranks_0_and_1()
     killed.ends_with(-signal.SIGKILL)
     drill.waits_for(
         lambda: set(drill.alive()) == set(drill.processes_of(other)), "the end of all processes of the node"
@@ -324,9 +315,8 @@ def test_a_node_killed_by_a_plan_dies_with_all_its_processes(drill, undisturbed)
 def test_a_node_terminated_by_a_plan_leaves_with_a_drain(drill, undisturbed):
     """SIGTERM to the agent of node 1, by itself."""
     drill.shut(10)
-    agents = [drill.start(*TWO, "--faults", "step 9 node 1: terminate") for _ in range(2)]
-    left = drill.agent_of_rank(1, generation=1)
-    (other,) = (agent for agent in agents if agent is not left)
+    drill.start_two(*ALWAYS, "--faults", "step 9 node 1: terminate")
+    other, left = drill.agents_of_ranks_0_and_1()
     drill.happens("drain_requested")
     drill.open(10)
     left.ends_with(75)
@@ -342,8 +332,8 @@ def test_a_node_that_pauses_beyond_its_keep_alive_is_evicted_and_rejoins(drill, 
     """
     drill.shut(10, 14)
     plan = "step 9 node 0: pause 8s"
-    agents = [drill.start(*TWO, "--faults", plan) for _ in range(2)]
-    paused = drill.agent_of_rank(0, generation=1)
+    agents = drill.start_two(*ALWAYS, "--faults", plan)
+    paused, _ = drill.agents_of_ranks_0_and_1()
     drill.happens("generation_started", generation=2, cause="node lost")
     drill.open(10)
     drill.happens("drain_requested")
@@ -364,12 +354,12 @@ def test_a_node_killed_before_its_workers_start_is_evicted(drill, undisturbed, n
     generation's store, never starts its workers.
     """
     plan = f"step 5: kill; generation 2 node {node} rendezvous: kill"
-    agents = [drill.start(*TWO, "--faults", plan) for _ in range(2)]
+    agents = drill.start_two(*ALWAYS, "--faults", plan)
     codes = sorted(agent.wait() for agent in agents)
 
     assert codes == [-signal.SIGKILL, 0], drill.output
     drill.is_like(undisturbed)
-    assert [(e["generation"], e["step"]) for e in drill.events("fault_injected")] == [(1, 5), (2, None)]
+    assert drill.values("fault_injected", "generation", "step") == [(1, 5), (2, None)]
     assert drill.events("generation_started", cause="node lost", world_size=1)
 
 
@@ -398,14 +388,14 @@ def test_injections_of_random_node_kills_are_counted_in_the_run(drill, undisturb
     """
     drill.shut(6)
     plan = "every 2±1s: kill random node, seed 5"
-    agents = [drill.start(*TWO, "--faults", plan) for _ in range(2)]
+    agents = drill.start_two(*ALWAYS, "--faults", plan)
     for agent in agents:
         agent.ends_with(-signal.SIGKILL)
     drill.all_are_gone()
     struck = drill.events("fault_injected", fault=plan)
     assert len({event["node"] for event in struck}) == 2
     drill.open(6)
-    drill.start("--snapshot-every", "1").ends_with(0)
+    drill.start(*ALWAYS).ends_with(0)
 
     drill.is_like(undisturbed)
 

@@ -26,29 +26,34 @@ def test_a_second_terminal_joins_and_leaves_and_no_step_is_lost(drill, undisturb
     first.ends_with(0)
 
     drill.is_like(undisturbed)
-    generations = [(e["world_size"], e["cause"], e["restarts"]) for e in drill.events("generation_started")]
+    generations = drill.values("generation_started", "world_size", "cause", "restarts")
     assert generations == [(1, "start", 0), (3, "node joined", 0), (1, "node left", 0)]
-    assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (6, 0), (13, 0)]
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (6, 0), (13, 0)]
 
 
-def test_the_node_of_rank_0_dies_and_the_other_goes_on(drill, undisturbed):
-    """SIGKILL to the agent of rank 0, which has the generation's store; only its silence tells."""
+@pytest.mark.parametrize("backend", ["dir", "etcd"])
+def test_the_node_of_rank_0_dies_and_the_other_goes_on(drill, undisturbed, backend, request):
+    """SIGKILL to the agent of rank 0, which has the generation's store; only its silence tells.
+
+    The group's state is in the run directory, or in etcd.
+    """
+    where = []
+    if backend == "etcd":
+        endpoints = request.getfixturevalue("etcd").endpoints
+        where = ["--rdzv-backend", "etcd", "--rdzv-endpoint", endpoints, "--rdzv-id", drill.folder.name]
     drill.shut(10)
-    # The last call ends as soon as both are there, however late the second one comes.
-    options = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0", "--snapshot-every", "1")
-    agents = [drill.start(*options) for _ in range(2)]
+    drill.start_two("--max-restarts", "0", "--snapshot-every", "1", *where)
     drill.stands(10, ranks=2)
-    doomed = drill.agent_of_rank(0, generation=1)
-    (other,) = (agent for agent in agents if agent is not doomed)
+    doomed, other = drill.agents_of_ranks_0_and_1()
     doomed.signal(signal.SIGKILL)
     drill.happens("generation_started", generation=2)
     drill.open(10)
     other.ends_with(0)
 
     drill.is_like(undisturbed)
-    generations = [(e["world_size"], e["cause"], e["restarts"]) for e in drill.events("generation_started")]
+    generations = drill.values("generation_started", "world_size", "cause", "restarts")
     assert generations == [(2, "start", 0), (1, "node lost", 0)]
-    assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (9, 0)]
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (9, 0)]
 
 
 def test_a_paused_node_is_evicted_and_joins_again_when_it_resumes(drill, undisturbed):
@@ -57,8 +62,7 @@ def test_a_paused_node_is_evicted_and_joins_again_when_it_resumes(drill, undistu
     The other node trains alone and admits it again.
     """
     drill.shut(6, 10)
-    options = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0", "--snapshot-every", "1")
-    agents = [drill.start(*options) for _ in range(2)]
+    agents = drill.start_two("--max-restarts", "0", "--snapshot-every", "1")
     drill.stands(6, ranks=2)
     frozen = drill.processes_of(drill.agent_of_rank(0, generation=1))
     for pid in frozen:
@@ -74,9 +78,9 @@ def test_a_paused_node_is_evicted_and_joins_again_when_it_resumes(drill, undistu
         agent.ends_with(0)
 
     drill.is_like(undisturbed)
-    generations = [(e["world_size"], e["cause"]) for e in drill.events("generation_started")]
+    generations = drill.values("generation_started", "world_size", "cause")
     assert generations == [(2, "start"), (1, "node lost"), (2, "node joined")]
-    assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (5, 0), (10, 0)]
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (5, 0), (10, 0)]
 
 
 def test_a_rendezvous_folder_that_is_emptied_during_training_is_restored(drill, undisturbed):
@@ -94,6 +98,6 @@ def test_a_rendezvous_folder_that_is_emptied_during_training_is_restored(drill, 
         agent.ends_with(0)
 
     drill.is_like(undisturbed)
-    generations = [(e["world_size"], e["cause"], e["restarts"]) for e in drill.events("generation_started")]
+    generations = drill.values("generation_started", "world_size", "cause", "restarts")
     assert generations == [(1, "start", 0), (2, "node joined", 0)]
-    assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [(0, 0), (10, 0)]
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (10, 0)]

@@ -15,11 +15,10 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 ALWAYS = ("--snapshot-every", "1")
 # Only the first and the last step are saved: a restored state comes from memory.
 MEMORY_ALONE = (*ALWAYS, "--save-every", "1000steps")
-TWO = ("--max-nodes", "2", "--last-call", "10min", "--max-restarts", "0")
 
 
 def restored(drill):
-    return [(e["step"], e["source"], e["lost_steps"]) for e in drill.events("restored")]
+    return drill.values("restored", "step", "source", "lost_steps")
 
 
 def slots_of(agent) -> SnapshotSlots:
@@ -94,7 +93,7 @@ def test_snapshots_that_disagree_are_refused_and_the_checkpoint_is_used(drill, u
     would leave it.
     """
     drill.shut(7)
-    agents = [drill.start(*ALWAYS, *TWO[:-1], "1") for _ in range(2)]
+    agents = drill.start_two(*ALWAYS, "--max-restarts", "1")
     drill.stands(7, ranks=2)
     drill.happens("checkpoint_committed", step=4)
     slots = slots_of(agents[1])
@@ -170,20 +169,10 @@ def test_a_step_that_only_another_node_wrote_down_leaves_no_hole_in_the_metrics(
     10.
     """
     drill.shut(9, 10)
-    agents = [
-        drill.start(
-            *MEMORY_ALONE,
-            *TWO[:-1],
-            "1",
-            "--keep-alive",
-            "10min",
-            "--faults",
-            "step 9 rank 0 optimizer: kill",
-        )
-        for _ in range(2)
-    ]
+    options = ("--keep-alive", "10min", "--faults", "step 9 rank 0 optimizer: kill")
+    agents = drill.start_two(*MEMORY_ALONE, "--max-restarts", "1", *options)
     drill.stands(9, ranks=2)
-    other = drill.agent_of_rank(1, generation=1)
+    _, other = drill.agents_of_ranks_0_and_1()
     other.signal(signal.SIGSTOP)
     drill.open(9)
     drill.waits_for((drill.gates / "at-10-rank1").exists, "rank 1 before step 10")

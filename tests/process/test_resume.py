@@ -33,12 +33,7 @@ def test_one_three_two_one_workers_give_the_result_of_one(drill, undisturbed):
 
     drill.is_like(undisturbed)
     assert [event["world_size"] for event in drill.events("generation_started")] == [1, 3, 2, 1]
-    assert [(e["step"], e["lost_steps"]) for e in drill.events("restored")] == [
-        (0, 0),
-        (5, 0),
-        (11, 0),
-        (17, 0),
-    ]
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (5, 0), (11, 0), (17, 0)]
 
 
 def test_a_run_without_its_rendezvous_folder_counts_its_generations_on(drill, undisturbed):

@@ -8,13 +8,14 @@ import shutil
 import socket
 import stat
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hostile import bomb
 
+from elastic.agent.workers.fork_server_client import ForkServerClient
 from elastic.checkpoint import record as commit_record
 from elastic.checkpoint.record import commit_name
 from elastic.rendezvous.backends.backend import BackendFailed
@@ -25,7 +26,7 @@ from elastic.system.addresses import node_address
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-PAIR = ("--max-nodes", "2", "--last-call", "10min")
+AGENT = Path(__file__).parent / "agent.py"
 
 # Every process of Python reads it at its start: a pickle that is read anywhere leaves a line.
 WATCH = """
@@ -143,9 +144,12 @@ def test_a_pickle_on_the_uploaders_socket_cuts_off_who_sent_it(drill, flag):
     assert "a client of the uploader is cut off" in agent.output
 
 
-def test_no_process_of_a_run_reads_a_pickle(drill, undisturbed, tmp_path):
+def test_no_process_of_a_run_reads_a_pickle(drill, undisturbed, tmp_path, monkeypatch):
     """Two nodes, a worker that is killed, checkpoints: every process tells what it unpickles, and
     none has anything to report.
+
+    A process is watched from its start, and so are its forks. The agents are forks of one process,
+    which imports torch for both.
     """
     (tmp_path / "watch").mkdir()
     (tmp_path / "watch" / "sitecustomize.py").write_text(WATCH)
@@ -158,11 +162,11 @@ def test_no_process_of_a_run_reads_a_pickle(drill, undisturbed, tmp_path):
     assert "find_class" in told.read_text() or "PurePosixPath" in told.read_text()
     told.unlink()
 
-    command = [sys.executable, "-m", "elastic.cli"]
-    words = drill._command((*PAIR, "--faults", "step 9 rank 1: kill"))
-    agents = [drill.execute([*command, *words], env) for _ in range(2)]
-    for agent in agents:
-        agent.ends_with(0)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with closing(ForkServerClient.spawn(AGENT)) as drill.fork_server:
+        for agent in drill.start_two("--faults", "step 9 rank 1: kill"):
+            agent.ends_with(0)
     drill.is_like(undisturbed)
     assert not told.exists(), told.read_text()
 
@@ -172,7 +176,7 @@ def test_a_run_listens_only_on_its_nodes_own_address_and_hides_its_files(drill, 
     who may open sockets, memory and folders in scratch.
     """
     drill.shut(6)
-    agents = [drill.start(*PAIR) for _ in range(2)]
+    agents = drill.start_two()
     drill.stands(6, ranks=2)
     pids = drill.alive()
     assert len(pids) >= 2 * 4  # agent, fork server, uploader, worker

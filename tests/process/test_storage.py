@@ -1,19 +1,14 @@
 """Storage may lie, fill up or stall: training goes on, and no damaged checkpoint is loaded."""
 
-import logging
 import os
 import signal
 import subprocess
-import threading
-import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
-from moto.server import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
+from faulty_storage import Deed, FaultyStorage
 
 from elastic.config.run_dir import RunDir
 
@@ -47,7 +42,7 @@ def test_damaged_checkpoints_are_passed_over_and_the_result_stays(stopped, undis
 
     stopped.is_like(undisturbed)
     assert sorted(event["step"] for event in stopped.events("checkpoint_rejected")) == [8, 12, 16, 20]
-    assert [(e["step"], e["lost_steps"]) for e in stopped.events("restored")] == [(0, 0), (4, 16)]
+    assert stopped.values("restored", "step", "lost_steps") == [(0, 0), (4, 16)]
     assert "checkpoint step=20 is not used" in agent.output
 
 
@@ -136,10 +131,7 @@ def test_a_full_disk_fails_saves_and_not_training(drill, undisturbed, small_disk
         drill.open(gate)
     agent.ends_with(1)
     assert drill.last_step == 24
-    assert [(e["step"], e["source"]) for e in drill.events("restored")] == [
-        (0, "none"),
-        *[(24, "snapshot")] * 2,
-    ]
+    assert drill.values("restored", "step", "source") == [(0, "none"), *[(24, "snapshot")] * 2]
     assert drill.events("checkpoint_failed", step=24)
     assert "The disk or quota is full" in drill.events("checkpoint_failed")[0]["reason"]
     assert "Step 4 is the newest that is saved" in agent.output
@@ -170,67 +162,36 @@ def test_one_save_that_fails_for_good_is_reported_and_the_run_completes(drill, u
     assert blocked.read_text() == "in the way"
 
 
-class Stall:
-    """A storage service that holds the creation of one commit record until `release`."""
-
-    def __init__(self, service: Callable[..., Any]) -> None:
-        self._service = service
-        self._steps: dict[str, threading.Event] = {}
-        self.stalled: dict[int, threading.Event] = {}
-
-    def on(self, step: int) -> None:
-        self._steps[f"/{step:012d}/COMMIT.json"] = threading.Event()
-        self.stalled[step] = threading.Event()
-
-    def release(self, step: int) -> None:
-        self._steps[f"/{step:012d}/COMMIT.json"].set()
-
-    def __call__(self, environ: dict[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
-        for name, released in self._steps.items():
-            if environ["REQUEST_METHOD"] == "PUT" and environ["PATH_INFO"].endswith(name):
-                self.stalled[int(name.split("/")[1])].set()
-                released.wait(250)
-        return self._service(environ, respond)  # type: ignore[no-any-return]
-
-
 @pytest.fixture
-def stall(drill: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stall]:
-    """An S3 service in this process, as the drill's storage."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    stall = Stall(DomainDispatcherApplication(create_backend_app))
-    server = make_server("127.0.0.1", 0, stall, threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-    bucket = f"b-{uuid.uuid4().hex}"
-    fsspec.filesystem("s3", skip_instance_cache=True).mkdir(bucket)
+def storage(drill: Any, s3: Any, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStorage]:
+    """An object store, as the drill's storage."""
+    proxy = FaultyStorage(s3.port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     monkeypatch.chdir(drill.folder)
-    drill.run = RunDir.parse(f"s3://{bucket}/run")
-    yield stall
+    drill.run = RunDir.parse(f"{s3_bucket}/run")
+    yield proxy
     drill.close()
-    server.shutdown()
-    thread.join()
+    proxy.close()
 
 
-def test_a_rank_killed_between_payload_and_commit_changes_nothing(drill, undisturbed, stall):
+def test_a_rank_killed_between_payload_and_commit_changes_nothing(drill, undisturbed, storage):
     """Object storage holds back the commit record of step 8 while rank 0, whose state it is, is
     killed. The record arrives in the middle of the next generation, which has gone on from the
     memory of this node.
     """
-    stall.on(8)
+    held = storage.fail(
+        Deed.HOLD, lambda method, path: method == "PUT" and path.endswith(f"/{8:012d}/COMMIT.json")
+    )
     drill.shut(7, 10)
     agent = drill.start("--nproc-per-node", "2")
     drill.stands(7, ranks=2)
     drill.happens("checkpoint_committed", step=4)
     drill.open(7)
     drill.stands(10, ranks=2)
-    drill.waits_for(stall.stalled[8].is_set, "the creation of step 8's commit record")
+    drill.waits_for(lambda: held.struck, "the creation of step 8's commit record")
     os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
     drill.happens("restored", generation=2, source="snapshot")
-    stall.release(8)
+    storage.heal()
     drill.open(10)
     agent.ends_with(0)
 

@@ -1,5 +1,6 @@
-"""A proxy in front of an object store that fails as such stores do: with errors, silence, lost
-answers, and listings from before.
+"""A proxy in front of a store that is reached over HTTP, and that fails as such stores do.
+
+Its faults are errors, silence, late and lost answers, and listings from before.
 """
 
 import http.client
@@ -15,6 +16,7 @@ class Deed(Enum):
     ERROR = "answers 500"
     SLOW_DOWN = "answers 503 SlowDown"
     HANG = "never answers"
+    HOLD = "does what is asked, and answers, only once it is healed"
     LOSE = "does what is asked and never says so"
     STALE = "answers a listing as it did before"
 
@@ -104,6 +106,8 @@ class FaultyStorage:
             )
             _answer(request, status, {"Content-Type": "application/xml"}, data)
             return
+        if deed is Deed.HOLD:
+            released.wait(250)
         with self._lock:
             before = self._listings.get(request.path)
         if deed is Deed.STALE and before is not None:
