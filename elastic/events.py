@@ -1,8 +1,9 @@
 """Everything noteworthy that can happen to a run is an event, a frozen record.
 
 The log adds `time` (seconds since 1970), `node` and `generation` to each event and writes it as one
-JSON line. Console, report, status and tests read these lines and no other text. Fields are added,
-with a default, and never renamed: old runs stay readable.
+JSON line. Report, status and tests read these lines and the metrics; the console, which also shows
+the workers' output, parses no other text. Fields are added, with a default, and never renamed: old
+runs stay readable.
 """
 
 import re
@@ -27,7 +28,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStarted(Event):
-    """Rank 0 begins to train; one in every generation. `steps` is the last step of the run."""
+    """Rank 0 begins to train: once in each generation, despite the name.
+
+    `steps` is the last step of the run.
+    """
 
     steps: int
     epochs: int
@@ -218,11 +222,16 @@ class RunFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInterrupted(Event):
-    """An agent leaves with exit code 75; `step` is that of the newest committed checkpoint."""
+    """An agent was told to leave, or could not form a generation in time.
+
+    `step` is that of the newest committed checkpoint. If that is the last step that was trained,
+    the exit code is 75.
+    """
 
     step: int
 
 
-# The last events of an agent. Its node is gone then, even if its last heartbeat is recent.
+# The last events of an agent: its node is gone then, however young its heartbeat. Where the run is
+# complete, only the agent of rank 0 writes one.
 GOODBYES = (RunInterrupted, RunFailed, RunFinished)
 KINDS = {_snake(kind.__name__): kind for kind in Event.__subclasses__()}

@@ -1,11 +1,12 @@
-"""What a run did, computed from its events and metrics; no duration is negative, and phases add up.
+"""What a run did, computed from its events and metrics; no duration is negative.
 
 It does not promise precision across nodes: each event carries the wall clock of the node that wrote
 it, and an order that the clocks got wrong shows as a phase of 0 seconds. What no event tells is
 None, never a guess.
 
 How a recovery is measured. A recovery belongs to a generation that follows another one. It is a
-line of five marks, and its phases are the times between neighbouring marks:
+line of five marks, and its phases are the times between neighbouring marks; where all five marks
+are known, the phases add up to the total:
 
     fault ── detect ──> end ── rendezvous ──> start ── restore ──> state ── first step ──> new step
 
@@ -172,12 +173,12 @@ def _pauses_s(events: Events) -> float:
 def _planned_stop(events: Events, before: Start, after: Start) -> LoggedEvent[kinds.RunInterrupted] | None:
     """The planned stop of the whole run between two generations, if there was one.
 
-    One node that leaves while others train on writes the same event, but then the next generation
-    is no resume.
+    One node that leaves while others train on writes the same event, with the number of the
+    generation that it left. But then the next generation is no resume.
     """
     if after.event.cause != "resume":
         return None
-    return last([each for each in events if before.time <= each.time <= after.time], kinds.RunInterrupted)
+    return last(in_generation(events, before.generation), kinds.RunInterrupted)
 
 
 def _generations(events: Events, lines: Sequence[StepLine]) -> list[GenerationSummary]:
@@ -244,8 +245,8 @@ def _phases_s(marks: list[float | None]) -> list[float | None]:
     """The time between neighbouring marks; None if one of the two is unknown.
 
     The marks are stamped by different nodes. A mark that is earlier than one before it, because its
-    node's clock is behind, counts as simultaneous: so no phase is negative, and the phases of a
-    recovery add up to its total whatever the clocks say.
+    node's clock is behind, counts as simultaneous: so no phase is negative, and the phases add up
+    whatever the clocks say.
     """
     reached = -math.inf
     ordered: list[float | None] = []

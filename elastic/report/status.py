@@ -31,10 +31,10 @@ class LastCheckpoint:
 class Status:
     """The fields are the keys of `status --json`, in this order.
 
-    state: `finished`; `running` while an agent is alive; else `failed`, `drained` (stopped as
-    planned, a checkpoint committed) or `interrupted` (all agents died without a last event: a power
-    cut, a SIGKILL). The same command resumes a run that is drained or interrupted. steps: None
-    until the recipe has said how long the run is.
+    state: `finished`; `running` while an agent is alive; else what became of the newest generation:
+    `failed`, `drained` (an agent left it as planned, and saved what it could) or `interrupted` (its
+    agents died without a last event: a power cut, a SIGKILL). The same command resumes a run that
+    is drained or interrupted. steps: None until the recipe has said how long the run is.
     """
 
     state: str
@@ -51,7 +51,7 @@ def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, fl
     start = last(events, kinds.GenerationStarted)
     state = _state(events, alive=_is_stepping(events, newest, now) or _is_beating(events, beat_ages_s))
     saved = last(events, kinds.CheckpointCommitted)
-    # Rank 0 writes the last step of the run at the start and at the end of each generation.
+    # Each generation says how long the run is when it begins to train, and the last one at its end.
     lengths = (
         each.event.steps
         for each in events[::-1]
@@ -75,8 +75,9 @@ def _state(events: Events, *, alive: bool) -> str:
     if last(events, kinds.RunFinished):
         return "finished"
     start = last(events, kinds.GenerationStarted)
-    # A failure or a planned stop that an earlier generation ended with was resumed from since.
-    current = [each for each in events if start is None or each.time >= start.time]
+    # Not by time: an agent that leaves alone writes its last event once the others have committed
+    # its state, in their next generation.
+    current = in_generation(events, start.generation if start else 0)
     if last(current, kinds.RunFailed):
         return "failed"
     if alive:
@@ -94,13 +95,11 @@ def _is_beating(events: Events, beat_ages_s: Mapping[str, float]) -> bool:
 
 
 def _is_stepping(events: Events, newest: StepLine | None, now: float) -> bool:
-    """A young step proves a live agent whose heartbeats are elsewhere: in etcd, or another
-    folder.
-    """
-    time = None if newest is None else newest.time
-    if time is None or now - time >= ALIVE_WITHIN_S:
+    """A young step proves a live agent; its heartbeats may be in etcd, or in another folder."""
+    if newest is None or newest.time is None or now - newest.time >= ALIVE_WITHIN_S:
         return False
-    return not any(isinstance(each.event, kinds.GOODBYES) and each.time >= time for each in events)
+    later = [each for each in events if each.time >= newest.time and each.generation >= newest.generation]
+    return not any(isinstance(each.event, kinds.GOODBYES) for each in later)
 
 
 def _workers(own: Events) -> list[Worker]:

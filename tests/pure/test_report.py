@@ -119,6 +119,25 @@ def test_the_time_after_a_crash_of_all_nodes_counts():
     assert (found["recoveries"][0]["detect_s"], found["recoveries"][0]["rendezvous_s"]) == (None, None)
 
 
+def test_a_node_that_left_earlier_does_not_make_a_crash_a_planned_stop():
+    """n2 leaves. It writes its last event when n1, in the next generation, has committed its state.
+    Then n1 loses power.
+    """
+    events = [
+        started(100.0, 1, "start"),
+        logged("drain_requested", 103.0, 1, "n2", reason="SIGTERM"),
+        logged("generation_ended", 103.5, 1, cause="node left", step=3),
+        started(104.0, 2, "node left", world_size=1),
+        logged("run_interrupted", 105.0, 1, "n2", step=3),
+        started(200.0, 3, "resume", world_size=1),
+        logged("restored", 201.0, 3, step=3, source="checkpoint", lost_steps=3, seconds=0.1),
+        logged("first_step", 204.0, 3, step=7),
+    ]
+    lines = [step(n, 100.0 + n, 1) for n in range(1, 4)] + [step(n, 197.0 + n, 3) for n in range(4, 8)]
+
+    assert summarise(events, lines)["goodput"] == pytest.approx(7 / 104)
+
+
 def test_an_injected_fault_that_the_group_survived_is_not_the_cause_of_a_later_end():
     """A slow disk is injected at step 1; the kill comes eight steps later without an injection."""
     moved = logged("fault_injected", 102.5, fault="slow disk", step=2)

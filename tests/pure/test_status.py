@@ -57,10 +57,11 @@ def test_the_state_follows_from_the_last_event_and_the_heartbeats(last, beat_age
 
 def test_a_young_step_means_running_until_an_agent_writes_its_last_event():
     """The nodes meet in another folder, so the run directory has no heartbeats."""
-    assert status(START, StepLine(step=9, time=995.0), {}, NOW)["state"] == "running"
-    assert status(START, StepLine(step=9, time=985.0), {}, NOW)["state"] == "interrupted"
+    young, old = (StepLine(step=9, time=time, generation=1) for time in (995.0, 985.0))
+    assert status(START, young, {}, NOW)["state"] == "running"
+    assert status(START, old, {}, NOW)["state"] == "interrupted"
     stopped = [*START, logged("run_interrupted", 996.0, step=9)]
-    assert status(stopped, StepLine(step=9, time=995.0), {}, NOW)["state"] == "drained"
+    assert status(stopped, young, {}, NOW)["state"] == "drained"
 
 
 @pytest.mark.parametrize("ended", ["run_failed", "run_interrupted"])
@@ -76,6 +77,20 @@ def test_a_generation_that_resumed_outweighs_the_end_before_it(ended):
 
     assert status([*START, *again], None, {"n1": 40.0, "n1-again": 0.1}, NOW)["state"] == "running"
     assert status([*START, *again], None, {"n1": 0.1, "n1-again": 99.0}, NOW)["state"] == "interrupted"
+
+
+@pytest.mark.parametrize("ended", ["run_failed", "run_interrupted"])
+def test_a_node_that_left_alone_says_nothing_about_the_generation_after_it(ended):
+    """Its last event comes late: the others, which train on, have saved its state first."""
+    left = [
+        *START,
+        logged("generation_started", 960.0, 2, world_size=1, nodes=["n1"], cause="node left"),
+        logged(ended, 965.0, node="n2"),
+    ]
+
+    assert status(left, None, {"n1": 0.1, "n2": 30.0}, NOW)["state"] == "running"
+    assert status(left, StepLine(step=9, time=964.0, generation=2), {}, 966.0)["state"] == "running"
+    assert status(left, None, {"n1": 30.0, "n2": 30.0}, NOW)["state"] == "interrupted"
 
 
 def test_workers_that_exited_or_belong_to_an_older_generation_are_not_listed():
