@@ -72,19 +72,16 @@ def test_any_truncation_is_noticed(record, data):
         parse(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 
-@given(st.binary(max_size=200))
-def test_arbitrary_bytes_are_damage_and_nothing_else(data):
-    """Feeds noise: any other exception would stop the search for an older checkpoint."""
-    with pytest.raises(CheckpointDamaged):
-        parse(data)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
         {"attempt": "../../../etc"},
+        {"attempt": "/etc"},
+        {"attempt": "."},
         {"attempt": "a-000001-0123456g"},
         {"attempt": "a-000001-01234567/../../x"},
+        {"attempt": "a-000001-01234567/.."},
+        {"attempt": "a-000001-01234567\0"},
         {"attempt": "a-000002-01234567\n"},
         {"attempt": 7},
         {"step": -1},
@@ -108,7 +105,7 @@ def test_a_right_checksum_does_not_excuse_a_wrong_field(changes):
     """
     good = RECORD
     assert parse(forged(good)) == good
-    with pytest.raises(CheckpointDamaged):
+    with pytest.raises(CheckpointDamaged, match=next(iter(changes))):
         parse(forged(good, **changes))
 
 

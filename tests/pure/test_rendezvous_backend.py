@@ -174,22 +174,6 @@ def _blind_once(list_versions: Callable[[], list[int]]) -> Callable[[], list[int
     return lambda: old.pop() if old else list_versions()
 
 
-def test_a_link_whose_answer_is_lost_still_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file server makes the link, its answer is lost, and the repeated request hears that the
-    file exists.
-    """
-    link = os.link
-
-    def link_twice(source: Path, target: Path) -> None:
-        link(source, target)
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", link_twice)
-    backend = DirectoryBackend(tmp_path)
-    assert backend.compare_and_set(None, b"mine")
-    assert backend.read() == (1, b"mine")
-
-
 def test_an_old_listing_hides_no_version_that_was_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

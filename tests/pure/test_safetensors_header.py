@@ -124,13 +124,18 @@ def test_an_entry_that_its_bytes_bear_out_is_read():
         {"data_offsets": [48, 72]},
         {"data_offsets": [-24, 0]},
         {"data_offsets": [32, 8]},
+        {"data_offsets": [72, 72], "shape": [0]},
+        {"data_offsets": [8, 8], "shape": [2**20]},
         {"data_offsets": [8.0, 32.0]},
         {"data_offsets": [8]},
         {"data_offsets": None},
     ],
 )
 def test_an_entry_that_its_bytes_do_not_bear_out_is_damage(change):
-    """64 bytes of data: each change announces bytes that are not there, or too many or too few."""
+    """64 bytes of data: each change announces bytes that are not there, or too many or too few.
+
+    Python counts negative offsets from the end, and cuts a slice at the end: both would be read.
+    """
     with pytest.raises(CheckpointDamaged):
         safetensors_header.parse(with_header({"__metadata__": metadata(), "x": GOOD | change}))
 

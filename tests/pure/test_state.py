@@ -163,6 +163,7 @@ def test_checksum_does_not_depend_on_the_order_of_insertion(value, shuffler):
         ([1], (1,)),
         (None, "None"),
         ({"0": 1}, {0: 1}),
+        ({"a": torch.zeros(1)}, {"b": torch.zeros(1)}),
         (math.inf, "inf"),
         ({}, []),
         ({"a": 1}, Counter("a")),
@@ -178,13 +179,22 @@ def test_checksum_sees_the_smallest_difference(one, other):
 
 def test_checksum_names_each_entry():
     """An error names the entry that differs, so the entries must cover the whole state."""
-    found = checksum_of(State(net=nn.Linear(2, 2), other=Holder({"n": 3})).flatten())
-    assert set(found.entries) == {"net.weight", "net.bias", "net (values)", "other (values)"}
-    changed = checksum_of(State(net=nn.Linear(2, 2), other=Holder({"n": 4})).flatten())
-    assert {name for name in found.entries if found.entries[name] != changed.entries[name]} == set(
-        found.entries
-    ) - {"net (values)"}
-    assert len(found.whole) == 64
+    net, other = nn.Linear(2, 2), Holder({"n": 3})
+    before = checksum_of(State(net=net, other=other).flatten()).entries
+    assert set(before) == {"net.weight", "net.bias", "net (values)", "other (values)"}
+    nn.init.constant_(net.bias, 5.0)
+    other.value = {"n": 4}
+    after = checksum_of(State(net=net, other=other).flatten()).entries
+    assert {name for name in before if before[name] != after[name]} == {"net.bias", "other (values)"}
+
+
+def test_checksum_does_not_depend_on_strides():
+    """A load makes tensors contiguous that were not when they were saved."""
+    weight = torch.arange(6.0).view(2, 3)
+    transposed = weight.t().contiguous().t()
+    assert whole_checksum_of(thing=Holder({"w": weight})) == whole_checksum_of(
+        thing=Holder({"w": transposed})
+    )
 
 
 class Opaque:
