@@ -21,11 +21,9 @@ from elastic.snapshot import checksum, safetensors_header
 from elastic.snapshot.slots import _LEASES, SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
-from elastic.system.json_lines import JsonLines, to_line
 from elastic.testing.fakes import FakeClock
 from elastic.uploader import save
 from elastic.uploader.client import UploaderClient, UploaderProcess
-from elastic.uploader.fence import open_fence
 from elastic.uploader.jobs import MOST_WAITING, OVERTIME_S, Job, Jobs, enqueue
 from elastic.uploader.main import Uploader, _listen, serve
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig, parse_request
@@ -102,13 +100,6 @@ def committed_steps(config):
     records, damages = committed(open_store(config.checkpoints_url), SystemClock())
     assert damages == []
     return [record.step for record in records]
-
-
-def wait_until(is_so):
-    deadline = time.monotonic() + LIMIT_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class InThread:
@@ -324,7 +315,7 @@ def test_a_save_that_fails_is_answered_and_logged(config, tmp_path, area):
     ]
 
 
-def test_a_slot_is_lent_from_the_offer_to_the_answer(config):
+def test_a_slot_is_lent_from_the_offer_to_the_answer(config, wait_until):
     """Three slots: one in flight, one waiting, one newest.
 
     Nothing may be written until the first is answered.
@@ -455,7 +446,7 @@ def test_a_save_waits_for_its_node_to_enter_a_generation_that_has_just_been_form
         assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
-def test_a_fence_that_does_not_answer_holds_up_its_own_save_only(config, area, monkeypatch):
+def test_a_fence_that_does_not_answer_holds_up_its_own_save_only(config, area, monkeypatch, wait_until):
     """The fence blocks until the test lets it go.
 
     Meanwhile the node enters generation 2, and of two later offers the older one is dropped.
@@ -485,7 +476,9 @@ def test_a_fence_that_does_not_answer_holds_up_its_own_save_only(config, area, m
     assert committed_steps(config) == [3, 1]
 
 
-def test_a_restarted_uploader_knows_the_generation_that_its_node_entered(config, tmp_path, process, area):
+def test_a_restarted_uploader_knows_the_generation_that_its_node_entered(
+    config, tmp_path, process, area, wait_until
+):
     """Killed after it got the number, and before: its successor saves the state of an older one."""
     (tmp_path / "fence").write_text("3\n")
     assert process.enter(2)
@@ -502,7 +495,7 @@ def test_a_restarted_uploader_knows_the_generation_that_its_node_entered(config,
         assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
-def test_an_uploader_that_missed_the_generation_gets_it_later(config, tmp_path, process, area):
+def test_an_uploader_that_missed_the_generation_gets_it_later(config, tmp_path, process, area, wait_until):
     """It was just restarted, and is stopped before it listens; the owner's next poll repeats it."""
     (tmp_path / "fence").write_text("2\n")
     os.kill(process.pid, signal.SIGKILL)
@@ -648,8 +641,8 @@ def test_a_malformed_offer_cuts_off_its_client_only(config, area):
         assert good.wait(2, LIMIT_S).state is SaveState.COMMITTED
 
 
-def test_a_wait_that_is_not_answered_ends(config):
-    """The step was never offered: the wait ends at once."""
+def test_a_wait_for_a_step_that_was_not_offered_ends_at_once(config):
+    """There is no uploader either."""
     assert UploaderClient(config.socket_path).wait(1, LIMIT_S) is None
 
 
@@ -673,40 +666,6 @@ def test_the_queue_keeps_the_newest_and_every_final_save(finals):
         assert all(not each.offer.is_final or is_full for each in dropped)
     assert sum(not each.offer.is_final for each in waiting) <= 1
     assert sorted(each.offer.step for each in (*waiting, *gone)) == list(range(len(finals)))
-
-
-@pytest.mark.parametrize(("text", "newest"), [("1", 1), ("2\n", 2), ("0", 0), (None, 0)])
-def test_a_fence_is_the_number_in_its_file(tmp_path, text, newest):
-    """The file holds a generation, one with a line's end, or does not exist yet."""
-    if text is not None:
-        (tmp_path / "fence").write_text(text)
-    assert open_fence(f"file:{tmp_path / 'fence'}")() == newest
-
-
-@pytest.mark.parametrize("text", ["", "two", "-1", "1.5"])
-def test_a_fence_without_a_number_stops_the_save(tmp_path, text):
-    """Taking it for 0 would let an old writer commit."""
-    (tmp_path / "fence").write_text(text)
-    with pytest.raises(StoreFailed, match="expected the number"):
-        open_fence(f"file:{tmp_path / 'fence'}")()
-
-
-@given(st.lists(st.dictionaries(st.text(max_size=5), st.integers()), max_size=5), st.data())
-def test_messages_survive_any_cutting_of_the_stream(messages, data):
-    """Cuts the bytes of several messages at arbitrary places, as a socket may."""
-    stream = b"".join(map(to_line, messages))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
-    lines, found = JsonLines(), []
-    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        found += lines.feed(stream[start:end])
-    assert found == messages
-
-
-def test_an_endless_line_is_refused():
-    """A client that never ends its line would fill the uploader's memory."""
-    lines = JsonLines()
-    with pytest.raises(ValueError, match="longer"):
-        lines.feed(b"x" * 70_000)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,22 @@ def test_a_malformed_mirror_stops_the_save(tmp_path, text):
         open_fence(f"mirror:{tmp_path / 'm'}")()
 
 
+@pytest.mark.parametrize(("text", "newest"), [("1", 1), ("2\n", 2), ("0", 0), (None, 0)])
+def test_a_fence_is_the_number_in_its_file(tmp_path, text, newest):
+    """The file holds a generation, one with a line's end, or does not exist yet."""
+    if text is not None:
+        (tmp_path / "fence").write_text(text)
+    assert open_fence(f"file:{tmp_path / 'fence'}")() == newest
+
+
+@pytest.mark.parametrize("text", ["", "two", "-1", "1.5"])
+def test_a_fence_without_a_number_stops_the_save(tmp_path, text):
+    """Taking it for 0 would let an old writer commit."""
+    (tmp_path / "fence").write_text(text)
+    with pytest.raises(StoreFailed, match="expected the number"):
+        open_fence(f"file:{tmp_path / 'fence'}")()
+
+
 def test_no_fence_fences_nothing_and_an_unknown_fence_is_refused():
     assert open_fence(None)() == 0
     with pytest.raises(UsageError, match="expected a fence"):

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed.elastic.rendezvous import (
@@ -18,14 +19,17 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
 from elastic.rendezvous.group import Failure, Group, Node, RunEnd
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.rendezvous import BEATS_PER_KEEP_ALIVE, Generation, GroupView, Rendezvous
+from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost, creator
 from elastic.system.clock import SystemClock
-from elastic.testing.fakes import MemoryBackend
+from elastic.testing.fakes import FakeClock, MemoryBackend
 
 PAIR = GroupPolicy(min_nodes=2, max_nodes=2, last_call_s=0.0, timeout_s=120.0)
+ALONE = GroupPolicy(min_nodes=1, max_nodes=1, last_call_s=0.0, timeout_s=120.0)
 ALONE_OR_PAIR = GroupPolicy(min_nodes=1, max_nodes=2, last_call_s=0.0, timeout_s=120.0)
 KEEP_ALIVE_S = 60.0
+SHORT_S = 0.05  # a keep-alive with a heartbeat every 10 ms
+WaitUntil = Callable[[Callable[[], bool]], None]
 
 
 def never() -> bool:
@@ -131,34 +135,49 @@ def test_a_silent_member_is_evicted_and_is_fenced_when_it_returns(nodes: Nodes) 
     assert a.watch().open and b.watch().fenced
 
 
-class UnreachableBackend(MemoryBackend):
-    """Cannot be reached while `is_away` is set."""
+class FaultyBackend(MemoryBackend):
+    """Fails as the test wants.
 
-    is_away = False
+    is_away: reads fail. loses: another node wins every change. beat_error: what heartbeats raise;
+    `refused` has their nodes. beaten: set by each heartbeat.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_away = False
+        self.loses = False
+        self.beat_error: Exception | None = None
+        self.refused: set[str] = set()
+        self.beaten = threading.Event()
 
     def read(self) -> tuple[int, bytes] | None:
         if self.is_away:
             raise BackendFailed("away")
         return super().read()
 
+    def compare_and_set(self, version: int | None, value: bytes) -> bool:
+        return not self.loses and super().compare_and_set(version, value)
 
-def lone(backend: MemoryBackend, *, timeout_s: float = 120.0, min_generation: int = 0) -> Rendezvous:
-    return Rendezvous(
-        backend,
-        Node(id="a", address="a", nproc=1),
-        GroupPolicy(min_nodes=1, max_nodes=1, last_call_s=0.0, timeout_s=timeout_s),
-        keep_alive_s=KEEP_ALIVE_S,
-        clock=SystemClock(),
-        open_endpoint=lambda: "a:1",
-        min_generation=min_generation,
-    )
+    def beat(self, node_id: str) -> None:
+        if self.beat_error is not None:
+            self.refused.add(node_id)
+            raise self.beat_error
+        super().beat(node_id)
+        self.beaten.set()
+
+
+def lone(backend: MemoryBackend, **options: Any) -> Rendezvous:
+    """The one node of a run."""
+    options = {"keep_alive_s": KEEP_ALIVE_S, "clock": SystemClock()} | options
+    node = Node(id="a", address="a", nproc=1)
+    return Rendezvous(backend, node, ALONE, open_endpoint=lambda: "a:1", **options)
 
 
 def test_a_generation_that_could_not_be_closed_is_closed_at_the_next_join() -> None:
     """The workers of a node die while the backend is away, so its generation is still open when it
     joins.
     """
-    backend = UnreachableBackend()
+    backend = FaultyBackend()
     a = lone(backend)
     assert a.join(never).number == 1
     backend.is_away = True
@@ -177,21 +196,19 @@ def test_a_generation_that_could_not_be_closed_is_closed_at_the_next_join() -> N
 
 
 def test_a_node_can_leave_while_the_backend_is_away() -> None:
-    """It is interrupted while it waits; a second time it gives up by itself."""
-    backend = UnreachableBackend()
+    """It is interrupted while it waits."""
+    backend = FaultyBackend()
     backend.is_away = True
-    a = lone(backend, timeout_s=0.05)
+    a = lone(backend)
     with pytest.raises(Interrupted) as interrupted:
         a.join(lambda: True)
     assert not interrupted.value.others
-    with pytest.raises(BackendFailed):
-        a.join(never)
     a.stop()
 
 
 def test_a_group_whose_state_was_lost_counts_generations_on() -> None:
     """The run directory shows generation 4, the backend nothing."""
-    backend = UnreachableBackend()
+    backend = FaultyBackend()
     a = lone(backend, min_generation=4)
     generation = a.join(never)
     assert (generation.number, generation.cause) == (5, transitions.RESUME)
@@ -202,7 +219,7 @@ def test_a_new_run_under_an_old_name_starts_and_counts_generations_on() -> None:
     """The old run is complete: it would stop here, and a new one begins. A run that has not ended
     is left alone.
     """
-    backend = UnreachableBackend()
+    backend = FaultyBackend()
     a = lone(backend)
     a.join(never)
     assert a.reopen(is_new=True).open
@@ -254,94 +271,46 @@ def test_a_node_with_too_many_workers_is_refused_at_once(nodes: Nodes) -> None:
         )
 
 
-class Flaky(MemoryBackend):
-    """Fails on demand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fails = False
-        self.loses = False
-        self.failed = threading.Event()
-        self.beaten = threading.Event()
-
-    def beat(self, node_id: str) -> None:
-        if self.fails:
-            self.failed.set()
-            raise OSError("disk full")
-        super().beat(node_id)
-        self.beaten.set()
-
-    def read(self) -> tuple[int, bytes] | None:
-        if self.fails:
-            raise BackendFailed("unreachable")
-        return super().read()
-
-    def compare_and_set(self, version: int | None, value: bytes) -> bool:
-        return not self.loses and super().compare_and_set(version, value)
-
-
-def flaky_node(clock: SystemClock, say: Callable[[str], None]) -> tuple[Flaky, Rendezvous]:
-    backend = Flaky()
-    rendezvous = Rendezvous(
-        backend,
-        Node(id="a", address="a", nproc=1),
-        ALONE_OR_PAIR,
-        keep_alive_s=0.01 * BEATS_PER_KEEP_ALIVE,
-        clock=clock,
-        open_endpoint=lambda: "a:1",
-        notify=lambda reason, _aloud: say(reason),
-    )
-    return backend, rendezvous
-
-
-def test_heartbeats_survive_a_failing_backend() -> None:
+def test_heartbeats_survive_a_failing_backend(wait_until: WaitUntil) -> None:
     """They fail for a while, with an error that no contract names; then the thread must send them
     again.
     """
-    said: list[str] = []
-    backend, rendezvous = flaky_node(SystemClock(), said.append)
-    try:
-        rendezvous.join(never)
-        backend.fails = True
-        assert backend.failed.wait(timeout=60)
-        backend.beaten.clear()
-        backend.fails = False
-        assert backend.beaten.wait(timeout=60)
-        assert any("heartbeat failed: disk full" in line for line in said)
-    finally:
-        rendezvous.stop()
+    reported: list[str] = []
+    backend = FaultyBackend()
+    a = lone(backend, keep_alive_s=SHORT_S, notify=lambda reason, _aloud: reported.append(reason))
+    a.join(never)
+    backend.beat_error = OSError("disk full")
+    wait_until(lambda: bool(backend.refused))
+    backend.beaten.clear()
+    backend.beat_error = None
+    assert backend.beaten.wait(timeout=60)
+    assert any("heartbeat failed: disk full" in line for line in reported)
+    a.stop()
 
 
 def test_an_unreachable_backend_ends_the_wait_after_the_timeout() -> None:
-    """Every read fails after the first heartbeat. The clock moves past the timeout when the failure
-    is reported.
-    """
-    clock = HandClock()
+    """Every read fails. The clock moves past the timeout when the failure is reported."""
+    clock, backend = HandClock(), FaultyBackend()
+    backend.is_away = True
 
-    def say(reason: str) -> None:
-        assert reason == "unreachable"
-        clock.now_s = ALONE_OR_PAIR.timeout_s + 1
+    def notify(reason: str, _aloud: bool) -> None:
+        assert reason == "away"
+        clock.now_s = ALONE.timeout_s + 1
 
-    backend, rendezvous = flaky_node(clock, say)
-    backend.read = unreachable  # type: ignore[method-assign]
-    try:
-        with pytest.raises(BackendFailed):
-            rendezvous.join(never)
-    finally:
-        rendezvous.stop()
-
-
-def unreachable() -> None:
-    raise BackendFailed("unreachable")
+    a = lone(backend, clock=clock, notify=notify)
+    with pytest.raises(BackendFailed):
+        a.join(never)
+    a.stop()
 
 
 def test_a_change_that_never_wins_is_given_up() -> None:
     """Every compare-and-set is lost to another node."""
-    backend, rendezvous = flaky_node(SystemClock(), lambda reason: None)
-    rendezvous.poll_join()
+    backend = FaultyBackend()
+    a = lone(backend, clock=FakeClock())
+    a.poll_join()
     backend.loses = True
     with pytest.raises(BackendFailed, match="times in a row"):
-        rendezvous.leave()
+        a.leave()
 
 
 def test_every_generation_has_a_fresh_store_under_torch(nodes: Nodes) -> None:
@@ -380,30 +349,15 @@ def torch_node(nodes: Nodes, name: str, policy: GroupPolicy) -> ElasticRendezvou
     return ElasticRendezvous(rendezvous, host, run_id="r")
 
 
-class FullBackend(MemoryBackend):
-    """Accepts no heartbeats while it is full, as a folder on a full disk."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_full = False
-        self.refused: set[str] = set()
-
-    def beat(self, node_id: str) -> None:
-        if self.is_full:
-            self.refused.add(node_id)
-            raise BackendFailed("no space left")
-        super().beat(node_id)
-
-
-def test_no_node_is_taken_for_dead_while_none_can_send_heartbeats() -> None:
+def test_no_node_is_taken_for_dead_while_none_can_send_heartbeats(wait_until: WaitUntil) -> None:
     """The disk is full for a long while and has room again; then one node does fall silent."""
-    backend, clock = FullBackend(), HandClock()
+    backend, clock = FaultyBackend(), HandClock()
     a, b = (
         Rendezvous(
             backend,
             Node(id=name, address=name, nproc=1),
             PAIR,
-            keep_alive_s=0.05,
+            keep_alive_s=SHORT_S,
             clock=clock,
             open_endpoint=lambda: "h:1",
         )
@@ -420,21 +374,16 @@ def test_no_node_is_taken_for_dead_while_none_can_send_heartbeats() -> None:
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(node.join, never) for node in (a, b)]:
             future.result(timeout=60)
-    backend.is_full = True
+    backend.beat_error = BackendFailed("no space left")
     wait_until(lambda: backend.refused == {"a", "b"})
     assert not any(watch.lost for watch in poll(40))
-    backend.is_full = False
+    backend.beat_error = None
     before = backend.beats()
     wait_until(lambda: all(count > before[name] for name, count in backend.beats().items()))
     assert a.watch().open
     b.stop()
     assert poll(40)[-1].lost or not poll(1)[0].open
     a.stop()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        pass
 
 
 def test_torchrun_options_reach_the_policy(tmp_path: Path) -> None:

@@ -80,15 +80,15 @@ def opened():
         return found[-1]
 
     yield make
-    for calls in found:
-        calls.close()
+    for probes in found:
+        probes.close()
 
 
-def node(name, calls):
-    return Node(id=name, address="127.0.0.1", nproc=1, port=calls.port)
+def node(name, probes):
+    return Node(id=name, address="127.0.0.1", nproc=1, port=probes.port)
 
 
-def test_only_peers_that_receive_our_probes_are_counted(opened):
+def test_only_peers_that_receive_our_probes_are_counted(opened, wait_until):
     """a and b probe each other. c probes a, which does not know it. d sends probes and receives
     none.
     """
@@ -96,8 +96,7 @@ def test_only_peers_that_receive_our_probes_are_counted(opened):
     a.set_peers([node("a", a), node("b", b)])
     b.set_peers([node("a", a), node("b", b)])
     c.set_peers([node("a", a)])
-    while not (a.counters.get("b", 0) > 20 and b.counters.get("a", 0) > 20):
-        pass
+    wait_until(lambda: a.counters.get("b", 0) > 20 and b.counters.get("a", 0) > 20)
     assert set(a.counters) == {"b"} and c.counters == {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as deaf:
         deaf.bind(("127.0.0.1", 0))
@@ -109,20 +108,19 @@ def test_only_peers_that_receive_our_probes_are_counted(opened):
     assert a.counters == {}
 
 
-def test_the_first_probe_after_a_silence_is_answered_before_it_is_counted():
+def test_the_first_probe_after_a_silence_is_answered_before_it_is_counted(wait_until):
     """Regular probes are an hour apart. A node withdraws its report once it has counted the probe,
     and by then the peer must have the answer.
     """
     with (
-        contextlib.closing(Probes("a", "127.0.0.1", 3600.0, SystemClock())) as calls,
+        contextlib.closing(Probes("a", "127.0.0.1", 3600.0, SystemClock())) as probes,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
     ):
         other.bind(("127.0.0.1", 0))
-        calls.set_peers([Node(id="b", address="127.0.0.1", nproc=1, port=other.getsockname()[1])])
+        probes.set_peers([Node(id="b", address="127.0.0.1", nproc=1, port=other.getsockname()[1])])
         for _ in range(2):
-            other.sendto(Probe(sender="b", receiver="a", hears=True).to_json(), ("127.0.0.1", calls.port))
-        while calls.counters.get("b", 0) < 2:
-            pass
+            other.sendto(Probe(sender="b", receiver="a", hears=True).to_json(), ("127.0.0.1", probes.port))
+        wait_until(lambda: probes.counters.get("b", 0) >= 2)
         other.setblocking(False)
         assert Probe.parse(other.recv(1024)) == Probe(sender="a", receiver="b", hears=True)
         with pytest.raises(BlockingIOError):  # one that is heard all the time waits for the regular probe
@@ -135,7 +133,7 @@ def test_closing_does_not_wait_for_the_next_probe(address):
     Probes("a", address, 3600.0, SystemClock()).close()
 
 
-def test_malformed_and_forged_datagrams_do_no_harm(opened):
+def test_malformed_and_forged_datagrams_do_no_harm(opened, wait_until):
     """Datagrams that are too long, are not JSON, are for other nodes or come from unknown ones;
     then a real probe still counts.
     """
@@ -150,6 +148,5 @@ def test_malformed_and_forged_datagrams_do_no_harm(opened):
             stranger.sendto(probe.to_json(), ("127.0.0.1", a.port))
     a.set_peers([node("b", b)])
     b.set_peers([node("a", a)])
-    while not a.counters:
-        pass
+    wait_until(lambda: a.counters)
     assert set(a.counters) == {"b"}
