@@ -3,13 +3,10 @@ loopback speaks it.
 """
 
 import errno
-import logging
 import os
 import uuid
 
-import fsspec
 import pytest
-from moto.server import ThreadedMotoServer
 
 from elastic.checkpoint.catalog import check_payload, committed, read_payload, verify
 from elastic.checkpoint.commit import WriteLimits, commit
@@ -31,29 +28,13 @@ from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
 
 
-@pytest.fixture(scope="module")
-def s3_endpoint():
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture(params=["local", "memory", "s3"])
-def url(request, tmp_path, monkeypatch):
+def url(request, tmp_path):
     if request.param == "local":
         return str(tmp_path / "run" / "checkpoints")
     if request.param == "memory":
         return f"memory://{uuid.uuid4().hex}/checkpoints"
-    monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3_endpoint"))
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    bucket = f"b-{uuid.uuid4().hex}"
-    fsspec.filesystem("s3", skip_instance_cache=True).mkdir(bucket)
-    return f"s3://{bucket}/run/checkpoints"
+    return f"{request.getfixturevalue('s3_bucket')}/run/checkpoints"
 
 
 @pytest.fixture
@@ -294,11 +275,9 @@ def test_a_run_directory_that_is_a_file_is_a_store_failure(tmp_path, image):
         open_store(str(tmp_path / "c")).write("a/p", image(b"x"), lambda: None)
 
 
-def test_a_missing_bucket_is_final_and_the_message_says_what_to_do(s3_endpoint, monkeypatch, image):
+@pytest.mark.usefixtures("s3_bucket")
+def test_a_missing_bucket_is_final_and_the_message_says_what_to_do():
     """The bucket was never made: trying for minutes would not make it."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     with pytest.raises(StoreFailed, match="bucket") as caught:
         open_store("s3://b-never-made/c").create("s/one", b"1")
     assert not isinstance(caught.value, StoreUnavailable)

@@ -1,6 +1,7 @@
 """The documents can be checked: lines that fit a screen, links and names that lead somewhere."""
 
 import re
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -28,6 +29,12 @@ def prose(path):
             is_code = not is_code
         elif not is_code and not line.startswith("|"):
             yield number, line
+
+
+@cache
+def names_of_tests():
+    found = re.compile(r"^def (test_\w+)", re.MULTILINE)
+    return {name for path in (ROOT / "tests").rglob("test_*.py") for name in found.findall(path.read_text())}
 
 
 def is_present(document):
@@ -60,11 +67,6 @@ def test_modules_that_a_document_names_exist(document):
 
 @pytest.mark.parametrize("document", list(filter(is_present, DOCUMENTS)), ids=name)
 def test_tests_that_a_document_names_exist(document):
-    defined = {
-        test
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for test in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
-    }
     named = set(re.findall(r"`(test_\w+)`", document.read_text()))
 
-    assert named <= defined, sorted(named - defined)
+    assert sorted(named - names_of_tests()) == []

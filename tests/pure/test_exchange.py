@@ -1,5 +1,6 @@
 """Real ranks over gloo end up with the bits of one plain recursive sum, whatever their number."""
 
+from itertools import product
 from unittest.mock import patch
 
 import pytest
@@ -55,28 +56,27 @@ def same_bits(one, other):
     return one.dtype == other.dtype and bool(((one.view(words) == other.view(words)) | both_nan).all())
 
 
-def sum_on_this_rank(member, shards, name, lengths, seed):
-    dtype = getattr(torch, name)
+def sums_on_this_rank(member, shards, names, lengths, seed):
+    """By dtype: for each length, whether the sum has the bits of the dumb one."""
     exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
-    found = []
-    for length in lengths:
-        values = leaves(shards, length, dtype, seed)
+    found = {name: [] for name in names}
+    for name, length in product(names, lengths):
+        values = leaves(shards, length, getattr(torch, name), seed)
         expected = dumb_twin(values)
         stack = Stack(torch.Tensor.add_)
         for leaf in exchange.leaves:
             stack.push(Block(leaf, 1), values[leaf].clone())
-        found.append(same_bits(exchange.sum(stack.parts, "a test"), expected))
+        found[name].append(same_bits(exchange.sum(stack.parts, "a test"), expected))
     return found
 
 
-@pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("shards", [5, 6, 8])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
-def test_every_rank_gets_the_bits_of_the_dumb_sum(ranks, world_size, shards, name):
+def test_every_rank_gets_the_bits_of_the_dumb_sum(ranks, world_size, shards):
     """Odd lengths, some shorter than the world; numbers with infinities, NaNs and signed zeros."""
     lengths = [1, 2, 3, 7, 129, 1001]
-    found = ranks.run(world_size, sum_on_this_rank, shards, name, lengths, 17)
-    assert found == [[True] * len(lengths)] * world_size
+    found = ranks.run(world_size, sums_on_this_rank, shards, DTYPES, lengths, 17)
+    assert found == [dict.fromkeys(DTYPES, [True] * len(lengths))] * world_size
 
 
 def test_numbers_of_these_tests_show_the_order_of_addition():
@@ -97,8 +97,8 @@ def test_numbers_of_these_tests_show_the_order_of_addition():
 )
 def test_any_shards_and_length_give_the_bits_of_the_dumb_sum(ranks, world_size, extra, length, seed, name):
     """Hypothesis looks for a number of shards, ranks or elements that the exchange cuts wrongly."""
-    found = ranks.run(world_size, sum_on_this_rank, world_size + extra, name, [length], seed)
-    assert found == [[True]] * world_size
+    found = ranks.run(world_size, sums_on_this_rank, world_size + extra, [name], [length], seed)
+    assert found == [{name: [True]}] * world_size
 
 
 def reduce_through_a_broken_group(member):

@@ -1,6 +1,7 @@
 """Each promise of docs/guarantees.md and docs/failures.md names a module and a test that exist."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ def scenarios_of(row):
     return [] if row[-2] == NONE else [name.strip(" `") for name in row[-2].split(",")]
 
 
+@cache
 def names_of_tests():
     found = re.compile(r"^def (test_\w+)", re.MULTILINE)
     return {name for path in (ROOT / "tests").rglob("test_*.py") for name in found.findall(path.read_text())}

@@ -5,6 +5,7 @@ The files in tests/scenarios/rendezvous hold commands and what must follow from 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise, permutations
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from elastic.testing.fakes import FakeClock, MemoryBackend
 
 POLL_S = 0.25
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "rendezvous"
+# The whole history is judged after every event, and each version of it needs to be parsed once.
+parsed = lru_cache(maxsize=4096)(Group.parse)
 
 
 @dataclass
@@ -101,12 +104,12 @@ class World:
     @property
     def group(self) -> Group:
         found = self.backend.read()
-        return Group() if found is None else Group.parse(found[1])
+        return Group() if found is None else parsed(found[1])
 
     @property
     def shown_generation(self) -> int:
         """The newest generation that the run directory shows to a node that starts."""
-        return max((Group.parse(value).generation for value in self.backend.history()), default=0)
+        return max((parsed(value).generation for value in self.backend.history()), default=0)
 
     @property
     def running(self) -> dict[str, Machine]:
@@ -377,7 +380,7 @@ class Nodes(RuleBasedStateMachine):
 
     @invariant()
     def generations_only_grow_and_one_opens_at_a_time(self) -> None:
-        groups = [Group.parse(value) for value in self.world.backend.history()]
+        groups = [parsed(value) for value in self.world.backend.history()]
         for before, after in pairwise(groups):
             opens = after.open and after.generation != before.generation
             assert after.generation == before.generation + opens
@@ -388,7 +391,7 @@ class Nodes(RuleBasedStateMachine):
     @invariant()
     def members_believe_what_was_formed(self) -> None:
         """A node that believes to be in a generation was formed into it, with that rank."""
-        formed = {g.generation: g.members for g in map(Group.parse, self.world.backend.history()) if g.open}
+        formed = {g.generation: g.members for g in map(parsed, self.world.backend.history()) if g.open}
         for name, machine in self.world.machines.items():
             if machine.generation is not None:
                 assert machine.generation.members == formed[machine.generation.number]

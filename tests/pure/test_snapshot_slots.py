@@ -127,46 +127,55 @@ class SlotsAndTheirTwin(RuleBasedStateMachine):
 SlotsAndTheirTwin.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 test_any_order_of_events_keeps_the_newest_published_whole = SlotsAndTheirTwin.TestCase
 
-WRITER = """
-import sys
-from pathlib import Path
+# A line of its input is how many snapshots a new writer completes before it stops in a copy. It
+# prints that writer's pid, and another line once that has died.
+WRITERS = """
+import os, sys
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
-slots, rounds = SnapshotSlots.open(sys.argv[1]), int(sys.argv[2])
-newest = slots.newest()
-value = newest.info.step if newest else 0
-while True:
-    value += 1
-    body = slots.body(slot := slots.begin())
-    for start in range(0, len(body), 4096):
-        body[start : start + 4096] = bytes([value % 256]) * 4096
-        if rounds == 0 and start == 4096:
-            print("copying", flush=True)
-    info = SnapshotInfo(step=value, epoch=0, generation=1, world_size=1, torch="2")
-    slots.publish(slot, size_bytes=len(body), info=info)
-    rounds -= 1
+def write(rounds):
+    slots = SnapshotSlots.open(sys.argv[1])
+    newest = slots.newest()
+    value = newest.info.step if newest else 0
+    while True:
+        value += 1
+        body = slots.body(slot := slots.begin())
+        for start in range(0, len(body), 4096):
+            body[start : start + 4096] = bytes([value % 256]) * 4096
+            if rounds == 0 and start == 4096:
+                print(os.getpid(), flush=True)
+        info = SnapshotInfo(step=value, epoch=0, generation=1, world_size=1, torch="2")
+        slots.publish(slot, size_bytes=len(body), info=info)
+        rounds -= 1
+for line in sys.stdin:
+    if (pid := os.fork()) == 0:
+        write(int(line))
+    os.waitpid(pid, 0)
+    print("dead", flush=True)
 """
 
 
 def test_a_writer_that_is_killed_in_its_copy_leaves_the_one_before():
-    """SIGKILL twenty times during a copy, at any page; the next writer continues in the same
-    memory. A body is one byte, repeated.
+    """SIGKILL twenty times during a copy, at any page; the next writer, a process that knows
+    nothing else, continues in the same memory. A body is one byte, repeated.
     """
     slots = SnapshotSlots.create(256 * PAGE, 3)
     least = torn = 0
-    for _ in range(20):
-        rounds = random.randrange(4)
-        command = [sys.executable, "-c", WRITER, slots.path, str(rounds)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
-            assert writer.stdout.readline() == b"copying\n"
-            writer.send_signal(signal.SIGKILL)
-        least += rounds
-        newest = slots.newest()
-        if least:
-            assert newest.info.step >= least
-            assert set(slots.body(newest.slot)) == {newest.info.step % 256}
-        least = newest.info.step if newest else 0
-        whole = {each.slot for each in slots.whole()}
-        torn += sum(len(set(slots.body(slot))) > 1 for slot in range(3) if slot not in whole)
+    command = [sys.executable, "-c", WRITERS, slots.path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writers:
+        for _ in range(20):
+            rounds = random.randrange(4)
+            writers.stdin.write(b"%d\n" % rounds)
+            writers.stdin.flush()
+            os.kill(int(writers.stdout.readline()), signal.SIGKILL)
+            assert writers.stdout.readline() == b"dead\n"
+            least += rounds
+            newest = slots.newest()
+            if least:
+                assert newest.info.step >= least
+                assert set(slots.body(newest.slot)) == {newest.info.step % 256}
+            least = newest.info.step if newest else 0
+            whole = {each.slot for each in slots.whole()}
+            torn += sum(len(set(slots.body(slot))) > 1 for slot in range(3) if slot not in whole)
     assert torn, "no kill struck a copy: this test would prove nothing"
     slots.close()
 

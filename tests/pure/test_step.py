@@ -1,5 +1,7 @@
 """A run of small steps leaves the same bits at every world size, over real ranks."""
 
+from functools import cache, partial
+
 import pytest
 import torch
 from torch import nn
@@ -155,16 +157,13 @@ def train(member, shards, form, is_scaled, bucket_bytes=256):
 
 
 @pytest.fixture(scope="module")
-def alone(ranks):
-    """What a world of one leaves behind, by arguments; computed once."""
-    known = {}
+def trained(ranks):
+    """What each rank of a world leaves behind, by size and arguments; each run is computed once."""
+    return cache(partial(_train_together, ranks))
 
-    def of(*arguments):
-        if arguments not in known:
-            (known[arguments],) = ranks.run(1, train, *arguments)
-        return known[arguments]
 
-    return of
+def _train_together(ranks, world_size, *arguments):
+    return ranks.run(world_size, train, *arguments)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
@@ -179,49 +178,48 @@ def alone(ranks):
         (4, "sum", False),
     ],
 )
-def test_a_run_leaves_the_same_bits_at_every_world_size(ranks, alone, world_size, shards, form, is_scaled):
+def test_a_run_leaves_the_same_bits_at_every_world_size(trained, world_size, shards, form, is_scaled):
     """AdamW over two epochs; the digest is of parameters, buffers, moments and scaler, and each
-    step's loss and norms must check_same_state too.
+    step's loss and norms must agree too.
     """
-    expected = alone(shards, form, is_scaled)
-    found = ranks.run(world_size, train, shards, form, is_scaled)
-    assert found == [expected] * world_size
+    alone = trained(1, shards, form, is_scaled)
+    assert trained(world_size, shards, form, is_scaled) == alone * world_size
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_run_leaves_the_same_state_with_any_size_of_bucket(ranks, alone, form):
+def test_a_run_leaves_the_same_state_with_any_size_of_bucket(trained, form):
     """Buckets decide what travels when, and must not decide what comes out: one for each parameter,
     against one for all.
     """
-    one_each, all_in_one = (ranks.run(3, train, 8, form, False, size)[0]["digest"] for size in (1, 2**20))
-    assert one_each == all_in_one == alone(8, form, False)["digest"]
+    one_each, all_in_one = (trained(3, 8, form, False, size)[0]["digest"] for size in (1, 2**20))
+    assert one_each == all_in_one == trained(1, 8, form, False)[0]["digest"]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_a_drain_or_save_asked_by_one_rank_is_seen_by_all_at_that_step(ranks, world_size):
+def test_a_drain_or_save_asked_by_one_rank_is_seen_by_all_at_that_step(trained, world_size):
     """The last rank asks for the drain, rank 0 for the save; a rank that missed it would train on
     alone, or hang.
     """
-    for seen in ranks.run(world_size, train, 6, "mean", False):
+    for seen in trained(world_size, 6, "mean", False):
         steps = range(1, len(seen["drain"]) + 1)
         assert [n for n in steps if seen["drain"][n - 1]] == [DRAIN_AT]
         assert [n for n in steps if seen["save"][n - 1]] == [DRAIN_AT + 1]
         assert [n for n in steps if seen["snapshot"][n - 1]] == [DRAIN_AT + 2]
 
 
-def test_an_overflow_on_one_shard_is_skipped_by_all_ranks(ranks):
+def test_an_overflow_on_one_shard_is_skipped_by_all_ranks(trained):
     """Shard 1's gradient overflows at step 2; every rank's scaler must skip the step and halve the
     scale.
     """
-    for seen in ranks.run(4, train, 6, "mean", True):
+    for seen in trained(4, 6, "mean", True):
         assert seen["scale"][:3] == [1024.0, 512.0, 512.0]
 
 
-def test_parameters_that_no_shard_touched_keep_no_gradient(alone):
+def test_parameters_that_no_shard_touched_keep_no_gradient(trained):
     """A zero gradient would let AdamW's weight decay shrink a layer that plain PyTorch leaves
     alone; one that a single shard touched has one.
     """
-    found = alone(8, "mean", False)
+    (found,) = trained(1, 8, "mean", False)
     assert found["unused"] == [None, None]
     assert found["rare"]
 
