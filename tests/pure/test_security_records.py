@@ -19,11 +19,13 @@ from records import IDENTITY, RECORD
 from rich.console import Console
 
 from elastic import events
+from elastic.agent.exit_report import _print_failure, report_exit
 from elastic.checkpoint import record as commit_record
 from elastic.config import environment, identity
+from elastic.config.run_dir import RunDir
 from elastic.errors import CheckpointDamaged, ElasticError, StoreFailed, UsageError
 from elastic.observe import logged_event, metrics
-from elastic.observe.console import progress_line
+from elastic.observe.console import ConsoleFollower, PlainScreen, progress_line
 from elastic.observe.log import read_events
 from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import BackendFailed
@@ -40,6 +42,7 @@ from elastic.report.tables import diff_text, report_tables, status_tables
 from elastic.snapshot import safetensors_header
 from elastic.system.json_lines import JsonLines
 from elastic.system.untrusted import printable
+from elastic.testing.fakes import FakeClock
 from elastic.uploader.fence import open_fence
 from elastic.uploader.protocol import parse_request
 
@@ -112,9 +115,7 @@ def test_hostile_bytes_give_the_documented_error(reader, data):
     """Deep nesting, a number of a million digits, no text, a pickle, digits of another script."""
     read, documented = READERS[reader]
     if reader == "etcd" and data in (b"{}", b'{"step": 1e999}'):
-        assert (
-            read(data) is not None
-        )  # an answer that says nothing; what is looked for in it is looked for elsewhere
+        assert read(data) is not None  # an answer, though an empty one
         return
     with pytest.raises(documented):
         read(data)
@@ -270,9 +271,9 @@ def test_every_event_that_the_log_writes_is_read_back():
         event = kind(**{each.name: example(each.type) for each in fields(kind)})
         head = {"event": event.name, "time": 1.5, "node": "n", "generation": 1}
         record = json.loads(json.dumps(head | event.fields()))
-        logged = logged_event.parse(record)
+        found = logged_event.parse(record)
         assert event.name == name
-        assert (logged.event, logged.to_json()) == (event, record)
+        assert (found.event, found.to_json()) == (event, record)
         for field in fields(kind):
             with pytest.raises(ValueError, match="expected an event"):
                 logged_event.parse(record | {field.name: {}})
@@ -297,10 +298,6 @@ def test_printable_text_is_unchanged(text):
 
 def test_text_from_another_node_is_escaped_on_the_console(tmp_path):
     """A reason contains the name of a node, which another machine chose."""
-    from elastic.config.run_dir import RunDir
-    from elastic.observe.console import ConsoleFollower, PlainScreen
-    from elastic.testing.fakes import FakeClock
-
     out = io.StringIO()
     follower = ConsoleFollower(RunDir.parse(str(tmp_path)), "n", PlainScreen(out), FakeClock())
     follower.print_line("\x1b[2Jnode stopped answering")
@@ -311,9 +308,6 @@ def test_text_from_another_node_is_escaped_on_the_console(tmp_path):
 
 def test_a_traceback_from_another_node_is_escaped(tmp_path, capsys):
     """It arrives through the rendezvous and is printed last."""
-    from elastic.agent.exit_report import _print_failure
-    from elastic.config.run_dir import RunDir
-
     failure = Failure(node="a\x07", rank=0, message="m", traceback="line 1\nValueError: \x1b]0;x\x07")
     agent = SimpleNamespace(failure=failure, end=RunEnd(exit_code=1, reason="\x1b[2J"))
     _print_failure(agent, RunDir.parse(str(tmp_path)), 0)
@@ -323,9 +317,6 @@ def test_a_traceback_from_another_node_is_escaped(tmp_path, capsys):
 
 def test_the_reason_of_an_interrupted_run_is_escaped(tmp_path, capsys):
     """It quotes the cause of the closed generation, which another node wrote."""
-    from elastic.agent.exit_report import report_exit
-    from elastic.config.run_dir import RunDir
-
     end = RunEnd(exit_code=75, reason="the generation ended: \x1b]0;x\x07")
     parts = SimpleNamespace(
         settings=SimpleNamespace(imports_library=True, run=RunDir.parse(str(tmp_path))),

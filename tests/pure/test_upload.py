@@ -213,7 +213,7 @@ def test_a_torn_line_is_not_uploaded_before_it_is_whole(node):
         assert len(run_records.events(there.events)) == 2
 
 
-def test_logs_are_uploaded(node, s3_bucket):
+def test_logs_are_uploaded(node):
     """What a worker printed, in two parts."""
     run = node("a")
     path = run.log(generation=1, rank=0)
