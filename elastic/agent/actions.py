@@ -72,9 +72,9 @@ class NodeGeneration:
     def request_drain(self, reason: str) -> None:
         parts = self._parts
         self.drain_requested = True
-        # The workers of this node read the page in each step, and the step's second sum carries the
-        # request to all ranks. So all ranks of all nodes learn of it in the same step, which
-        # becomes their last one.
+        # The workers of this node read the page in each step, and the end-of-step all-reduce
+        # carries the request to all ranks. So all ranks of all nodes learn of it in the same step,
+        # which becomes their last one.
         parts.page.drain = True
         parts.log.record(DrainRequested(reason=reason))
         parts.console.print_line(f"{reason}: all workers finish the same step and save it")

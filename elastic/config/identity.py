@@ -1,8 +1,9 @@
 """A run directory belongs to one run; a resume must match everything that its result depends on.
 
 The result is a function of the recipe, its arguments, the seed, the global batch and the shards,
-for one torch build, one kind of device and one number of threads. The recipe's text is recorded but
-not compared: fixing a bug and resuming is the user's decision.
+for one build of torch, one kind of device and one number of threads. Of the build, its version is
+compared (such as 2.9.0+cpu). The recipe's text is recorded but not compared: fixing a bug and
+resuming is the user's decision.
 """
 
 import hashlib

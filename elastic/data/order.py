@@ -1,9 +1,10 @@
 """Which samples a step trains is a pure function of (seed, epoch, step).
 
 No world size, no history and no cursor enter it, so nothing of it needs saving. Each epoch is one
-permutation of all samples, cut into global batches. The tail that does not fill a batch is left out
-(`drop`: up to B - 1 samples of each epoch are not trained, other ones in each epoch) or filled up
-from the start of the same permutation (`pad`: up to B - 1 samples are trained twice). Every other
+permutation of all samples, cut into global batches of B. What is left over does not fill a batch.
+It is left out (`drop`: up to B - 1 samples of each epoch are not trained, other ones in each
+epoch), or filled up from the start of the same permutation (`pad`: up to B - 1 samples are trained
+twice; if there are fewer than B samples, each as often as it takes to fill a batch). Every other
 sample is trained exactly once per epoch.
 """
 

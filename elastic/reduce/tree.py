@@ -8,9 +8,9 @@ bit the same for every grouping of leaves into ranks.
 
 Numbers of different shards are added in five places and nowhere else: autograd adds an aligned pair
 in `.grad` (gradients.py), `Stack` adds the blocks of one rank, `Exchange` adds the blocks of all
-ranks (by recursive halving, by chunks, or by one all-reduce of two; exchange.py), the step's second
-sum sends the losses and the buffers through the same two (train/step.py, train/buffers.py), and the
-gradients of a penalty, which are equal on every rank, are added once to the finished sum
+ranks (by recursive halving, by chunks, or by one all-reduce of two; exchange.py), the end-of-step
+all-reduce sends the losses and the buffers through the same two (train/step.py, train/buffers.py),
+and the gradients of a penalty, which are equal on every rank, are added once to the sum over shards
 (`Step.backward`).
 
 It does not promise that the sum is more accurate than another order; only that it is always the

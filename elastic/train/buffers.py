@@ -36,7 +36,7 @@ class Buffers:
 
     @property
     def length(self) -> int:
-        """Numbers that a shard contributes to the step's second sum."""
+        """Numbers that a shard contributes to the end-of-step all-reduce."""
         return _count(self._floats) + 2 * _count(self._ints) + len(self._wide)
 
     def begin_step(self) -> None:
@@ -56,7 +56,7 @@ class Buffers:
             buffer.data.copy_(value)
 
     def contribution(self, values: list[Tensor], shard: int) -> Tensor:
-        """float64 [length]: what one shard adds to the step's second sum.
+        """float64 [length]: what one shard adds to the end-of-step all-reduce.
 
         Floats, then the high halves of shard 0's integers, then their low halves, then 1 for each
         float64 buffer that this shard changed.

@@ -1,8 +1,9 @@
 """A snapshot becomes a checkpoint without stopping training.
 
-Rank 0 offers it to the uploader and goes on. One save is under way at a time. A later one that is
-due waits for its answer, because the slot that is being uploaded cannot be written. A failed save
-is reported and never stops training. It does not retry: the uploader does.
+Rank 0 offers it to the uploader and goes on. One save is under way at a time, and a later one that
+is due waits for its result: a save keeps its slot from being written, and of three slots only one
+can be spared. A failed save is reported and never stops training. It does not retry: the uploader
+does.
 """
 
 import os
@@ -58,8 +59,9 @@ class Checkpointing:
     ) -> None:
         """Offer a snapshot to the uploader.
 
-        published: None when there was no memory for a snapshot. began_s: when this save began to
-        cost training time, on the monotonic clock. final: no other save may take its place.
+        published: None when there was no memory for a snapshot. began_s: on the monotonic clock,
+        when this save began to cost training more than the snapshot did. final: no other save may
+        take its place.
         """
         self._receive_results()
         self._last_s, self._is_overdue = began_s, False
@@ -72,7 +74,9 @@ class Checkpointing:
             self._under_way = step
         except (OSError, StoreFailed) as error:
             print(f"checkpoint step={step} is not saved: {error}; training goes on")
-        self._training_s, self._uploader_s = self._clock.monotonic() - began_s, 0.0
+        snapshot_s = 0.0 if published is None else published.cost_s
+        self._training_s = snapshot_s + self._clock.monotonic() - began_s
+        self._uploader_s = 0.0
 
     def wait(self, step: int) -> str:
         """Wait for the save of `step`; returns what went wrong, or nothing when it is committed."""

@@ -1,7 +1,8 @@
-"""Ranks never go on with different states: they compare checksums, and name what differs.
+"""Ranks compare their states before they save, drain or begin, and name the first difference.
 
-It does not find a difference that all ranks share, such as a wrong kernel: they agree on its
-result.
+A rank that finds one raises. That is a failure of its worker, and a new generation restores an
+older state on all ranks, up to `--max-restarts` times. It does not find a difference earlier than
+the next comparison, nor one that all ranks share, such as a wrong kernel: they agree on its result.
 """
 
 from collections.abc import Callable

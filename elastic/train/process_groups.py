@@ -1,9 +1,9 @@
 """The process groups of one generation, and this worker's rank, world size and device in them.
 
-A gloo group over all ranks always exists: checksums and decisions go through it, from host memory.
-Gradients use nccl where every worker of the generation has a GPU of its own, else gloo too.
-Addresses and interfaces are torch's business: MASTER_ADDR, GLOO_SOCKET_IFNAME and
-NCCL_SOCKET_IFNAME mean what they always mean.
+Under a launcher a gloo group has all ranks: checksums and decisions go through it, from host
+memory. In plain python there is one rank and no group. Gradients use nccl where every worker of the
+generation has a GPU of its own, else gloo too. Addresses and interfaces are torch's business:
+MASTER_ADDR, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME mean what they always mean.
 
 It does not survive the death of a peer: that raises PeerLost, and a new generation opens its own
 groups.

@@ -97,8 +97,8 @@ class Run:
         epochs: passes over the data. tail: what becomes of the samples that do not fill a global
         batch, `drop` (left out of this epoch) or `pad` (filled up from the epoch's first samples).
         workers: data-loading processes of each rank, 0 to load in this one. collate: list of
-        samples → batch, torch's default_collate where it is None. Raises UsageError when there are
-        fewer samples than one global batch, or for an unknown tail.
+        samples → batch, torch's default_collate where it is None. Raises UsageError for an unknown
+        tail, and when the run would have no step (with `drop`: fewer samples than a global batch).
         """
         if tail not in (Tail.DROP.value, Tail.PAD.value):
             raise UsageError(f"expected tail='drop' or 'pad', found {tail!r}")

@@ -20,7 +20,7 @@ FAULT_EVERY_S = 1800.0
 MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, 600.0
 
 SNAPSHOT_SHARE = 0.01
-HYSTERESIS = 1.5
+HYSTERESIS = 1.5  # of an interval that could be shorter: it does not follow every measurement
 MEASUREMENTS = 16
 
 
@@ -50,13 +50,11 @@ def is_save_due(every: Every, *, step: int, since_s: float, cost_s: float | None
 def snapshot_interval(cost_s: float, step_s: float, current: int | None = None) -> int:
     """Steps from one snapshot to the next.
 
-    current: the interval in force, None before the first. It stays while it is nearly right, so
-    that the interval does not change with every measurement.
+    current: the interval in force, None before the first. It grows at once, since snapshots would
+    cost more than their share, and shrinks only where it is much too long.
     """
     wanted = max(1, math.ceil(cost_s / (SNAPSHOT_SHARE * step_s))) if step_s > 0 else 1
-    if current is not None and current / HYSTERESIS <= wanted <= current * HYSTERESIS:
-        return current
-    return wanted
+    return current if current is not None and wanted <= current <= wanted * HYSTERESIS else wanted
 
 
 class SnapshotSchedule:

@@ -103,7 +103,7 @@ class State:
         """
         tensors: dict[str, Tensor] = {}
         document = {
-            name: _encode(_state_of(thing), name, tensors) for name, thing in sorted(self.objects.items())
+            name: _encode(thing.state_dict(), name, tensors) for name, thing in sorted(self.objects.items())
         }
         return FlatState(tensors=dict(sorted(tensors.items())), document=document)
 
@@ -141,11 +141,6 @@ class State:
         thing.load_state_dict(_as_given_by(thing, copies))
 
 
-def _state_of(thing: Stateful) -> Any:
-    """A module's state has no order: it is loaded by name."""
-    return dict(thing.state_dict()) if isinstance(thing, nn.Module) else thing.state_dict()
-
-
 def _as_given_by(thing: Stateful, values: Any) -> dict[str, Any]:
     """A module's values, in the kind of dict that it gives: `_metadata` has its layers' versions.
 
@@ -163,7 +158,7 @@ def _as_given_by(thing: Stateful, values: Any) -> dict[str, Any]:
 def _keeps_any(thing: Stateful, given: Mapping[str, Tensor]) -> bool:
     """Whether its state now holds memory that it was given."""
     held: dict[str, Tensor] = {}
-    _encode(_state_of(thing), "", held)
+    _encode(thing.state_dict(), "", held)
     return not _storages(held).isdisjoint(_storages(given))
 
 
@@ -217,7 +212,7 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
                 raise StateNotSavable(
                     f"state entry {path}: expected str or int keys, found {type(name).__name__}"
                 )
-        # A module's state, inside that of another object, is an OrderedDict too. It has no order.
+        # A module's state is an OrderedDict too, but has no order: it is loaded by name.
         tag = "dict" if hasattr(value, "_metadata") else _DICTS[kind]
         # Sorted (ints before strings), so that the digest does not depend on the order of
         # insertion, which a resume changes.

@@ -5,8 +5,8 @@ random stream, from the step's opening buffers, with kernels of one shape. Ranks
 nothing else, and each sum is the fixed tree's (reduce/tree.py). So the result does not depend on
 which rank computed which shard.
 
-It does not clip, scale or step: the recipe does that with plain PyTorch on the gradients in
-`.grad`.
+It scales a loss only with the scaler that it is given; unscaling, clipping and the update are the
+recipe's, with plain PyTorch on the gradients in `.grad`.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ Scaler = torch.amp.GradScaler
 class Requests(NamedTuple):
     """What one rank asks of all ranks.
 
-    It rides in the step's second sum, so that every rank decides the same at the same step.
+    It rides in the end-of-step all-reduce, so that every rank decides the same at the same step.
     """
 
     drain: bool
@@ -205,7 +205,7 @@ class Step:
         random_streams.enter(seed, "step", self.number, self._passes)
 
     def _finish(self, loss: float | None, losses: dict[int, float]) -> StepOutcome:
-        """The step's second sum: loss, requests, which gradients exist, and buffers, in one vector.
+        """The end-of-step all-reduce, of one vector: loss, requests, used parameters, buffers.
 
         loss: known to every rank already, or None where it is the mean of `losses`, which are those
         of the own shards. The vector of each shard is float64: [1] its loss, [3] drain, snapshot
