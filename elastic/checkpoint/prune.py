@@ -38,10 +38,11 @@ class Pruner:
         self._clock = clock
         self._first_seen: dict[str, float] = {}
 
-    def after_commit(self, *, generation: int, resumed_from: int | None) -> list[int]:
-        """Apply the policy for `generation`; the steps that were deleted, oldest first.
+    def after_commit(self, *, step: int, generation: int, resumed_from: int | None) -> list[int]:
+        """Apply the policy for `generation`, which committed `step`; the steps that were deleted,
+        oldest first.
 
-        Raises StoreFailed.
+        resumed_from: as in `counted`. Raises StoreFailed.
         """
         entries = reading(self._store.list, self._clock)
         records, _ = records_in(entries, self._store, self._clock)
@@ -54,9 +55,8 @@ class Pruner:
             if record.run_id == self._policy.run_id and (record.payload, record.size_bytes) in present
         ]
         steps = to_delete(
-            counted(whole, generation=generation, resumed_from=resumed_from),
+            counted(whole, step=step, generation=generation, resumed_from=resumed_from),
             keep=self._policy.keep,
-            resumed_from=resumed_from,
         )
         deleted = [entry.name for entry in entries if parse_step(entry.name) in steps]
         # Of each step the record first: a crash then leaves a payload without a record, which is

@@ -1,7 +1,7 @@
 """Retention never deletes a checkpoint that the run would load next.
 
-The newest ones stay, and the one resumed from. It does not promise that what it names is gone
-afterwards: deleting may fail, and is tried again after the next commit.
+The newest ones stay, and those that a resume passed over do not count. It does not promise that
+what it names is gone afterwards: deleting may fail, and is tried again after the next commit.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,31 +9,30 @@ from collections.abc import Iterable, Mapping
 from elastic.checkpoint.record import CommitRecord
 
 
-def to_delete(committed_steps: Iterable[int], *, keep: int, resumed_from: int | None) -> list[int]:
-    """Steps to delete, oldest first: all but the newest `keep`, and but `resumed_from`.
-
-    `resumed_from` stays until a newer step is among `committed_steps`. Raises ValueError for `keep`
-    below 1.
+def to_delete(counted_steps: Iterable[int], *, keep: int) -> list[int]:
+    """Steps to delete, oldest first: all but the newest `keep`. Raises ValueError for `keep` below
+    1.
     """
     if keep < 1:
         raise ValueError(f"expected to keep at least 1 checkpoint, found keep={keep}")
-    steps = sorted(set(committed_steps))
-    newest = set(steps[-keep:])
-    restore_source = {resumed_from} if steps and steps[-1] == resumed_from else set()
-    return [step for step in steps if step not in newest | restore_source]
+    return sorted(set(counted_steps))[:-keep]
 
 
-def counted(records: Iterable[CommitRecord], *, generation: int, resumed_from: int | None) -> set[int]:
-    """Steps that retention may count among the newest, and may delete.
+def counted(
+    records: Iterable[CommitRecord], *, step: int, generation: int, resumed_from: int | None
+) -> set[int]:
+    """Steps that retention, after `step` was committed, may count among the newest, and may delete.
 
-    A record above `resumed_from` of an older generation existed when this generation looked for a
-    checkpoint, and was passed over because it did not load. If it counted as one of the newest, a
-    good checkpoint would be deleted in its favour.
+    A checkpoint that did not load was passed over at a resume. If it counted as one of the newest,
+    a good one would be deleted in its favour. A record above `step` is such a one, because training
+    was behind it. So is a record of an older generation above `resumed_from`, the step of the
+    checkpoint from which this generation resumed; None where it resumed from memory.
     """
+    before = step if resumed_from is None else resumed_from
     return {
         record.step
         for record in records
-        if resumed_from is None or record.step <= resumed_from or record.generation >= generation
+        if record.step <= (step if record.generation >= generation else before)
     }
 
 

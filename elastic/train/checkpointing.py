@@ -27,7 +27,7 @@ class Checkpointing:
         self._uploader = uploader
         self._every = every
         self._clock = clock
-        self._resumed_from: int | None = None  # step of the checkpoint, which must not be deleted yet
+        self._resumed_from: int | None = None  # step of the checkpoint, None if it was none
         self.digest = ""  # of the state that was committed last
         self._last_s = clock.monotonic()
         self._training_s: float | None = None  # that the last save cost; None before the first one

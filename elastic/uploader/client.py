@@ -43,9 +43,8 @@ class UploaderClient:
     ) -> None:
         """Hand over a snapshot of `slots`, which may be closed afterwards.
 
-        resumed_from: the step of a checkpoint that must not be deleted yet. Takes at most 1 s; a
-        final offer waits up to 15 s, because the uploader may just be restarting. Raises
-        StoreFailed when no uploader takes it.
+        resumed_from: as in `Offer`. Takes at most 1 s; a final offer waits up to 15 s, because the
+        uploader may just be restarting. Raises StoreFailed when no uploader takes it.
         """
         offer = Offer.of(snapshot, resumed_from=resumed_from, is_final=final)
         limit_s = 15.0 if final else 1.0

@@ -111,8 +111,9 @@ class Offer:
     """One snapshot to save, in the memory whose descriptor comes with the offer.
 
     It lies in `slot`, was published there as `seq`, and has `size_bytes` bytes from `offset` on.
-    `resumed_from`: the step of a checkpoint that retention must not delete yet. `is_final`: no
-    later save may take its place in the queue.
+    `resumed_from`: the step of the checkpoint from which training resumed, None where that is not
+    known; retention distrusts what was passed over then. `is_final`: no later save may take its
+    place in the queue.
     """
 
     step: Count

@@ -136,7 +136,9 @@ class Saver:
     def prune(self, offer: Offer) -> None:
         """Delete old checkpoints after `offer` was committed; report problems, never raise them."""
         try:
-            self._pruner.after_commit(generation=offer.generation, resumed_from=offer.resumed_from)
+            self._pruner.after_commit(
+                step=offer.step, generation=offer.generation, resumed_from=offer.resumed_from
+            )
         except Exception as error:
             # The checkpoint is committed. An old one that stays must not turn that into a failure,
             # nor end this thread before it reports that it is free.

@@ -56,10 +56,11 @@ def run_commit(
         os.close(fd)
 
 
-def run_prune(store, *, keep, generation=1, resumed_from=None, clock=None):
+def run_prune(store, step, *, keep, generation=1, resumed_from=None, clock=None):
+    """After the commit of `step`."""
     policy = RetentionPolicy(run_id="r", keep=keep, save_deadline_s=100.0)
     return Pruner(store, policy, clock or FakeClock()).after_commit(
-        generation=generation, resumed_from=resumed_from
+        step=step, generation=generation, resumed_from=resumed_from
     )
 
 
@@ -97,7 +98,7 @@ def test_a_crash_anywhere_leaves_the_last_committed_checkpoint_loadable(operatio
         for step in (2, 3):
             run_commit(store, save_of(step))
             acknowledged = step
-            run_prune(store, keep=1)
+            run_prune(store, step, keep=1)
     except Crash:
         pass
     steps = loadable_steps(FakeStore(store.objects))
@@ -115,13 +116,13 @@ def test_pruning_that_was_interrupted_is_finished_later(operation):
         run_commit(store, save_of(step))
     crash_at(store, operation)
     with suppress(Crash):
-        run_prune(store, keep=1)
+        run_prune(store, 3, keep=1)
     after, clock = FakeStore(store.objects), FakeClock()
     assert loadable_steps(after)[0] == 3
     pruning = Pruner(after, RetentionPolicy(run_id="r", keep=1, save_deadline_s=100.0), clock)
-    pruning.after_commit(generation=2, resumed_from=3)
+    pruning.after_commit(step=3, generation=2, resumed_from=3)
     clock.now += 201.0
-    pruning.after_commit(generation=2, resumed_from=3)
+    pruning.after_commit(step=3, generation=2, resumed_from=3)
     assert len(after.objects) == 2
     assert loadable_steps(after) == [3]
 
@@ -198,7 +199,7 @@ def test_two_writers_of_one_step_never_make_a_checkpoint_that_does_not_load(orde
             store.before = gate
             run_commit(store, save_of(2, generation))
             acknowledged.append(2)
-            run_prune(store, keep=1, generation=generation)
+            run_prune(store, 2, keep=1, generation=generation)
 
         return body
 
@@ -395,7 +396,7 @@ def test_sweeping_spares_an_attempt_that_was_committed_after_the_listing():
     record = store.objects.pop(commit_name(1))
     run_commit(store, save_of(2, generation=2))
     pruning = Pruner(store, RetentionPolicy(run_id="r", keep=3, save_deadline_s=100.0), clock)
-    pruning.after_commit(generation=2, resumed_from=None)
+    pruning.after_commit(step=2, generation=2, resumed_from=None)
     clock.now += 201.0
     listings = []
 
@@ -405,7 +406,7 @@ def test_sweeping_spares_an_attempt_that_was_committed_after_the_listing():
             store.objects[commit_name(1)] = record
 
     store.after = after
-    pruning.after_commit(generation=2, resumed_from=None)
+    pruning.after_commit(step=2, generation=2, resumed_from=None)
     assert loadable_steps(store) == [2, 1]
 
 
@@ -414,7 +415,7 @@ def test_pruning_does_not_count_a_checkpoint_without_its_payload():
     store = FakeStore()
     run_commit(store, save_of(1))
     del store.objects[run_commit(store, save_of(2)).record.payload]
-    assert run_prune(store, keep=1) == []
+    assert run_prune(store, 2, keep=1) == []
     assert commit_name(1) in store.objects
 
 
