@@ -69,7 +69,7 @@ def newest_generation(run: RunDir) -> int:
     try:
         records, _ = committed(open_store(run.checkpoints_url), _CLOCK)
     except StoreFailed:
-        records = []  # the restore asks the storage again, and waits for it
+        records = []  # the restore asks the storage again, and waits a minute for it
     logs = (parse_number(path.name) for path in run.logs.glob("*"))
     return max([0, *(record.generation for record in records), *filter(None, logs)])
 

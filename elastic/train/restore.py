@@ -8,10 +8,16 @@ one is tried.
 If any state was found, a snapshot or a commit record, and none loads, that is an error: a run never
 starts over silently. A candidate that fails half-way leaves objects with its numbers in them, and
 step 1 must not begin from those.
+
+A storage that does not answer is not damage. Rank 0 asks it again for a minute and then fails,
+which ends the restore on every rank: no rank goes on to an older checkpoint.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,12 +31,16 @@ from elastic.observe.log import EventLog, parse_lines
 from elastic.observe.step_line import StepLine
 from elastic.snapshot import checksum, image, safetensors_header
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
-from elastic.storage.store import Store
+from elastic.storage.store import Store, retrying
 from elastic.system.clock import Clock
 from elastic.train.consistency import check_same_state
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore_order import AvailableStates, Candidate, RejectedState, order_candidates
 from elastic.train.state import FlatState, State, StateChecksum, checksum_of
+
+STORAGE_PATIENCE_S = 60.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +117,10 @@ class Restorer:
     faults: WorkerFaults | None
 
     def restore(self, state: State) -> ResumePoint:
-        """Load the newest state that loads. Raises NothingLoads, StatesDiffer or PeerLost."""
+        """Load the newest state that loads.
+
+        Raises NothingLoads, StatesDiffer or PeerLost; StoreFailed on rank 0.
+        """
         available = self.groups.all_gather(self._available())
         candidates, rejected = order_candidates(available)
         for each in rejected:
@@ -131,7 +144,7 @@ class Restorer:
         step, found = (None, None) if info is None else (info.step, info.checksum)
         if self.groups.rank != 0:
             return AvailableStates(failures=self.failures, step=step, checksum=found)
-        records, damages = of_run(committed(self.store, self.clock), self.run_id)
+        records, damages = of_run(self._asked(partial(committed, self.store, self.clock)), self.run_id)
         damaged = tuple(RejectedState(step=each.step, reason=each.reason, is_stored=True) for each in damages)
         return AvailableStates(
             failures=self.failures, step=step, checksum=found, records=tuple(records), damaged=damaged
@@ -170,21 +183,33 @@ class Restorer:
         return ResumePoint(step=candidate.step, chain=chain, source=source, line=line)
 
     def _own_copy(self, candidate: Candidate) -> tuple[Tensor | None, str]:
-        """The copy that this rank has, uint8 [n] in host memory, or None; and what is wrong."""
+        """The copy that this rank has, uint8 [n] in host memory, or None; and what is wrong.
+
+        Raises StoreFailed.
+        """
         if self.groups.rank not in candidate.ranks:
             return None, ""
         if candidate.record is None:
             return self.local.image, ""
         try:
-            payload = read_payload(self.store, candidate.record, self.clock)
+            payload = self._asked(partial(read_payload, self.store, candidate.record, self.clock))
             digest = safetensors_header.digest(payload)
             if digest != candidate.record.digest:
                 raise CheckpointDamaged(
                     f"expected the digest {candidate.record.digest[:16]}, found {digest[:16]}"
                 )
-        except (CheckpointDamaged, StoreFailed, OSError) as error:
+        except StoreFailed as error:
+            raise StoreFailed(
+                f"the checkpoint of step {candidate.step} is committed and cannot be read ({error}). No older one is used in its place:"
+                f" give the same command again, or, if it stays unreadable, move its folder out of checkpoints/"
+            ) from error
+        except (CheckpointDamaged, OSError) as error:
             return None, f"{type(error).__name__}: {error}"
         return torch.frombuffer(payload, dtype=torch.uint8), ""
+
+    def _asked(self, call: Callable[[], T]) -> T:
+        """The storage's answer to `call`. Raises StoreFailed if it stays away."""
+        return retrying(call, clock=self.clock, deadline=self.clock.monotonic() + STORAGE_PATIENCE_S)
 
     def _line(self, candidate: Candidate) -> str | None:
         info = self.local.info

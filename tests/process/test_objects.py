@@ -196,6 +196,28 @@ def test_a_store_that_is_away_for_a_while_stops_no_step(machines, undisturbed, s
     machines.is_like(undisturbed)
 
 
+def test_a_store_that_fails_between_listing_and_payload_costs_no_checkpoint(machines, undisturbed, storage):
+    """The only checkpoint, of step 4, is listed, and its payload is refused more often than one
+    read of it is tried. The machine that wrote it is lost.
+    """
+    machines.all.shut(5)
+    first = machines.start()
+    machines.all.stands(5, ranks=1)
+    machines.happens("checkpoint_committed", step=4)
+    first.signal(signal.SIGKILL)
+    first.wait()
+    machines.all.open(5)
+    refused = storage.fail(
+        Deed.SLOW_DOWN, lambda method, path: method == "GET" and path.endswith("/state.safetensors"), times=55
+    )
+    second = machines.start()
+    second.ends_with(0)
+    assert refused.struck == refused.times
+    machines.is_like(undisturbed)
+    assert [event["step"] for event in machines.events("restored")] == [0, 4]
+    assert not machines.events("checkpoint_rejected")
+
+
 def test_old_listings_cost_steps_and_nothing_else(machines, undisturbed, storage):
     """Listings show the store as it was after the checkpoint of step 4. The only machine is lost
     before step 14, with checkpoints of steps 8 and 12. Another sees step 4, resumes from there, and

@@ -1,12 +1,16 @@
 """Attacks on a restore: ranks whose agents count differently, and states that load half-way."""
 
+
 import pytest
 import torch
 from torch import nn
 
-from elastic.errors import NothingLoads
-from elastic.snapshot import image
+from elastic.checkpoint.commit import WriteLimits, commit
+from elastic.checkpoint.record import Save
+from elastic.errors import NothingLoads, StoreFailed
+from elastic.snapshot import image, safetensors_header
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
+from elastic.storage.store import Payload, StoreRefused, StoreUnavailable
 from elastic.testing.fakes import FakeClock, FakeStore
 from elastic.testing.ranks import Member
 from elastic.train.process_groups import ProcessGroups
@@ -37,8 +41,8 @@ def memory_with(state, step):
     return slots
 
 
-def restorer(slots, member=ALONE, failures=0):
-    """Without any checkpoint in the store."""
+def restorer(slots, member=ALONE, failures=0, store=None):
+    """Without a store, there is no checkpoint."""
     groups = ProcessGroups(
         rank=member.rank,
         world_size=member.world_size,
@@ -48,7 +52,7 @@ def restorer(slots, member=ALONE, failures=0):
     )
     return Restorer(
         groups=groups,
-        store=FakeStore(),
+        store=FakeStore() if store is None else store,
         local=LocalSnapshot(slots),
         run_id="run",
         failures=failures,
@@ -107,3 +111,63 @@ def test_snapshots_that_differ_never_start_the_run_over(ranks):
 def test_without_any_state_the_run_starts():
     found = restorer(None).restore(State(model=model(0.0)))
     assert (found.step, found.source) == (0, "none")
+
+
+def store_with(*steps):
+    """Checkpoints of these steps; a state is of weights with its step's number."""
+    store, clock = FakeStore(), FakeClock()
+    for step in steps:
+        slots = memory_with(State(model=model(float(step))), step)
+        newest = slots.newest()
+        commit(
+            store,
+            Payload(fd=slots.fd, offset=newest.offset, size_bytes=newest.size_bytes),
+            Save(
+                run_id="run",
+                step=step,
+                epoch=0,
+                generation=1,
+                digest=safetensors_header.digest(slots.body(newest.slot)[: newest.size_bytes]),
+                world_size=1,
+                torch=torch.__version__,
+            ),
+            limits=WriteLimits(deadline=clock.monotonic() + 100.0, is_fenced=lambda: False),
+            clock=clock,
+            reached=lambda _point: None,
+        )
+    return store
+
+
+def fails_until(store, moment_s, clock, *, error=StoreUnavailable):
+    """From the listing on, the payload of step 9 is not given before this moment."""
+
+    def before(verb, name):
+        if verb == "read" and name.endswith("state.safetensors") and "9/" in name and clock.now < moment_s:
+            raise error("the storage is away")
+
+    store.before = before
+
+
+def test_an_outage_between_listing_and_payload_loses_no_checkpoint():
+    """The storage is away for half a minute, ten times as long as one read is tried."""
+    store = store_with(8, 9)
+    restoring = restorer(None, store=store)
+    fails_until(store, restoring.clock.now + 30.0, restoring.clock)
+    found = restoring.restore(State(model=(loaded := model(0.0))))
+    assert (found.step, found.source, loaded.weight[0, 0].item()) == (9, "checkpoint", 9.0)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable, StoreRefused])
+@pytest.mark.parametrize("steps", [(9,), (8, 9)])
+def test_what_the_storage_does_not_give_is_not_taken_for_damage(steps, error):
+    """It stays away, or refuses: no older state is loaded, and --fresh is not advised."""
+    store = store_with(*steps)
+    restoring = restorer(None, store=store)
+    fails_until(store, float("inf"), restoring.clock, error=error)
+    state = State(model=(untouched := model(0.0)))
+    with pytest.raises(
+        StoreFailed, match="the checkpoint of step 9 is committed and cannot be read"
+    ) as raised:
+        restoring.restore(state)
+    assert "--fresh" not in str(raised.value)
+    assert (raised.value.exit_code, untouched.weight[0, 0].item()) == (1, 0.0)
