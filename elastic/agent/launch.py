@@ -102,14 +102,13 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
             )
             return EXIT_COMPLETE
         mirror = settings.scratch / "generation"
-        if settings.rendezvous.kind == "c10d":
-            # The uploader cannot ask this backend for the newest generation.
+        fence = settings.rendezvous.fence(mirror)
+        if fence == f"mirror:{mirror}":  # the uploader cannot ask this backend itself
             assert isinstance(backend, PublishesGeneration)
             stack.enter_context(closing(Mirror(backend.shown_generation, mirror)))
         config = UploaderConfig.of(
             run, settings.scratch, run_id=settings.run_id, node=settings.node, keep=options.keep
         )
-        fence = settings.rendezvous.fence(mirror)
         uploader = UploaderProcess.start(replace(config, fence=fence, faults=options.faults))
         uploader.wait_ready()
         stack.callback(uploader.stop)
@@ -161,7 +160,7 @@ def _rendezvous(
         min_generation=min_generation,
         probes=probes,
     )
-    if options.fresh and settings.rendezvous.kind != "dir":
+    if options.fresh:
         rendezvous.reset()
     return rendezvous
 

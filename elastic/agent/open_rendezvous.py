@@ -31,7 +31,7 @@ def rendezvous_config(options: Options, run: RunDir) -> RendezvousConfig:
     if options.meets_in_objects:
         return RendezvousConfig(kind="objects", endpoint=endpoint or run.rendezvous_url, group="")
     if options.rdzv_backend == "dir":
-        folder = run.rendezvous if endpoint is None else Path(endpoint).absolute()
+        folder = run.rendezvous if endpoint is None else Path(endpoint.removeprefix("file://")).absolute()
         return RendezvousConfig(kind="dir", endpoint=str(folder), group="")
     assert endpoint is not None, "options without it are refused"
     return RendezvousConfig(

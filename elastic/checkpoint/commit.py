@@ -138,20 +138,20 @@ class _Write:
             )
 
     def publish(self, record: CommitRecord) -> Committed:
-        # The run may have fallen back behind a damaged checkpoint, and reach its step again. The
-        # damaged record is never touched: deleting it could race with a reader or another writer.
-        # The checkpoint that replaces it gets the next name instead, and readers take the latest.
+        # The run may have fallen back behind a damaged checkpoint, and reach its step again; or the
+        # record is of another run. It is never touched: deleting it could race with a reader or
+        # another writer. Ours gets the next name instead, and readers take the latest.
         for number in range(RECORDS_PER_STEP):
             create = partial(self._create_once, commit_name(record.step, number), record)
             committed = retrying(create, clock=self._clock, deadline=self._limits.deadline)
             if committed is not None:
                 return committed
         raise StoreFailed(
-            f"all {RECORDS_PER_STEP} commit records of step {record.step} are damaged; elastic-train verify lists the damage"
+            f"all {RECORDS_PER_STEP} commit records of step {record.step} are damaged or of another run; elastic-train verify lists the damage"
         )
 
     def _create_once(self, name: str, record: CommitRecord) -> Committed | None:
-        """None when the name is taken by a damaged checkpoint."""
+        """None when the name is taken by a checkpoint that is damaged or of another run."""
         # The last look before the record. A newer generation may still begin between this line and
         # the creation. Then a checkpoint of the older one appears late; it is complete, and its
         # state lies on the trajectory that the newer generation passes through as well.

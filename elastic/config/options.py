@@ -153,10 +153,15 @@ class Options:
     local_addr: str | None = None
 
     @property
+    def meeting_protocol(self) -> str:
+        """Of the URL where nodes meet; empty for a folder and for servers."""
+        protocol, is_url, _ = (self.rdzv_endpoint or self.run_dir).partition("://")
+        return protocol if self.rdzv_backend == "dir" and is_url and protocol != "file" else ""
+
+    @property
     def meets_in_objects(self) -> bool:
         """Whether the group's state is kept in an object store."""
-        protocol, is_url, _ = (self.rdzv_endpoint or self.run_dir).partition("://")
-        return self.rdzv_backend == "dir" and bool(is_url) and protocol in _EXCLUSIVE
+        return self.meeting_protocol in _EXCLUSIVE
 
 
 _FLAGS = {each.name: "--" + each.name.removesuffix("_s").replace("_", "-") for each in fields(Options)[2:]}
@@ -191,6 +196,12 @@ def parse(argv: Sequence[str]) -> Options:
     if options.rdzv_backend != "dir" and options.rdzv_endpoint is None:
         raise UsageError(
             f"expected --rdzv-endpoint with --rdzv-backend {options.rdzv_backend}, found none; give {_ENDPOINTS[options.rdzv_backend]}"
+        )
+    # With a run directory at such a URL, a node by itself keeps its group in a local folder.
+    if options.meeting_protocol not in {"", *_EXCLUSIVE} and (options.rdzv_endpoint or options.max_nodes > 1):
+        raise UsageError(
+            f"expected a place where nodes can meet (a folder, or a URL of {', '.join(sorted(_EXCLUSIVE))}), found {options.meeting_protocol}://;"
+            " give --rdzv-endpoint FOLDER, a folder that all nodes share, or --rdzv-backend etcd or c10d"
         )
     return options
 

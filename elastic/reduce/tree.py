@@ -6,12 +6,12 @@ aligned subtrees (blocks) inside it, and the blocks of all ranks fold to the roo
 IEEE 754 numbers commutes but does not associate, so the value depends on the tree alone: bit for
 bit the same for every grouping of leaves into ranks.
 
-Numbers of different shards are added in five places and nowhere else: autograd adds an aligned pair
-in `.grad` (gradients.py), `Stack` adds the blocks of one rank, `Exchange` adds the blocks of all
-ranks (by recursive halving, by chunks, or by one all-reduce of two; exchange.py), the end-of-step
-all-reduce sends the losses and the buffers through the same two (train/step.py, train/buffers.py),
-and the gradients of a penalty, which are equal on every rank, are added once to the sum over shards
-(`Step.backward`).
+Numbers of different shards are added in three places and nowhere else: autograd adds an aligned
+pair of one rank in `.grad` (gradients.py), `Stack` adds up the blocks of one rank, and `Exchange`
+adds the blocks of all ranks (exchange.py: `fold` for each chunk, recursive halving, or one
+all-reduce of two). `Step.sum` and the end-of-step all-reduce of losses and buffers go through the
+last two. The gradients of a penalty, which are equal on every rank, are added once to the sum over
+shards (`Step.backward`).
 
 It does not promise that the sum is more accurate than another order; only that it is always the
 same. Which of two NaNs an addition passes on is left open by IEEE 754: all NaNs count as one.

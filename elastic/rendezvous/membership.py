@@ -58,7 +58,7 @@ def queue(group: Group, *, alive: AbstractSet[str]) -> tuple[Node, ...]:
 def excluded(group: Group, *, alive: AbstractSet[str]) -> frozenset[str]:
     """The live nodes that cannot train because the network between them and members is broken.
 
-    Of the members as few as possible are excluded (`partition.nodes_to_exclude`). A waiting
+    Of the members none is excluded that could stay (`partition.nodes_to_exclude`). A waiting
     newcomer is excluded if it has a broken link to a member that stays. So a newcomer never
     displaces a member. If it could, a newcomer with a bad link would end a generation in which all
     members reach each other, and the next newcomer would end that one: the group would close and

@@ -1,12 +1,13 @@
-"""All nodes compute the same set of nodes to exclude, as few as possible, from the reports in the
-group.
+"""From the same reports all nodes compute the same nodes to exclude, of which none could stay.
 
 Nodes can meet through a folder, or through servers, that all of them reach while the network
 between the nodes themselves is broken. Then every heartbeat goes on and every collective stands
 still. Some nodes must go so that the others can train, and all nodes must agree which. They do so
-without a further message: each applies this function to the same reports.
+without a further message: each applies this function to the reports in the group. Two nodes that
+take other nodes for alive may differ for a moment; compare-and-set lets one of them form.
 
-It does not promise that the nodes that stay keep reaching each other.
+It does not promise that no smaller set would do, nor that the nodes that stay keep reaching each
+other.
 """
 
 from collections.abc import Iterable, Sequence

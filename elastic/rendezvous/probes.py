@@ -9,7 +9,8 @@ Datagrams, because a lost one is lost and nothing waits for it. A connection wou
 kernel's retransmission for as long as the network is cut, and for a while after.
 
 It does not judge: `partition_detector` and the group do. A stranger who knows a node's id can send
-probes in its name. That hides a broken path, and can do nothing else.
+probes in its name. That hides a broken path. Where a firewall passes the stranger's datagrams and
+drops those between nodes, it makes nodes look cut off that are not, and they are excluded.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
 A `Rendezvous` is one node's live view of the group, over a backend. Its own thread only sends
 heartbeats. Everything else happens in the caller's thread, one poll at a time: read the group,
 judge who is alive, compute a transition, try to get it through compare-and-set. A transition that
-loses against another node's is not repeated; the next poll reads the new state and decides again.
+loses against another node's is computed again from the new state, or no longer wanted there.
 
 It does not start or stop workers, and does not decide how often a run may fail.
 """
@@ -118,7 +118,8 @@ class Rendezvous:
 
         Raises GroupEnded; RendezvousTimeout after `policy.timeout_s` in a group that cannot form;
         Interrupted as soon as `interrupted()`; BackendFailed if the backend could not be reached
-        for `policy.timeout_s`. After all but the last, this node has left the group.
+        for `policy.timeout_s`; GroupDamaged. After RendezvousTimeout this node has left the group;
+        after Interrupted too, if the backend could be told.
         """
         self._start_beating()
         self._timing = replace(self._timing, closed_since_s=None)

@@ -155,7 +155,7 @@ class ElasticRendezvous(RendezvousHandler):
         )
 
     def num_nodes_waiting(self) -> int:
-        """How many reasons there are to restart: admissible newcomers, else lost nodes.
+        """How many reasons there are to restart: lost nodes, else newcomers that can be admitted.
 
         torch's agent restarts its workers when this is above 0. torch's own handler counts
         newcomers only, so its agents never notice that a node died.
@@ -168,9 +168,11 @@ class ElasticRendezvous(RendezvousHandler):
         return len(view.newcomers)
 
     def is_closed(self) -> bool:
+        """Whether the run has ended: torch's word. A closed *generation* is followed by another."""
         return self._rendezvous.watch().ended is not None
 
     def set_closed(self) -> None:
+        """End the run for all nodes."""
         self._rendezvous.end(RunEnd(exit_code=EXIT_FAILED, reason="closed by the launcher"))
 
     def shutdown(self) -> bool:

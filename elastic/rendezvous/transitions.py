@@ -15,9 +15,11 @@
           EVICT: a member is dead
           close_if_partitioned: members cannot reach each other
 
-A generation that is closed while spares wait is forming at once. `end` is possible in every state,
-and only once; `reset` leads from every state to closed. `decide` says what a node does whose
-workers are stopped:
+*forming* is not stored: the group is not open, and some node waits. A generation that is closed
+while spares wait is therefore forming at once. *closed* is said of a generation, which another one
+follows; torch's `is_closed` and `set_closed` speak of a run that has ended. `end` is possible in
+every state, and only once; `reset` leads from every state to closed. `decide` says what a node
+does whose workers are stopped:
 
     the group is | and the node                    | its action
     -------------+---------------------------------+--------------------

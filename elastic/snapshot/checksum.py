@@ -1,4 +1,7 @@
-"""Images, or tensors, with equal checksums are equal, unless a forger made the difference.
+"""A flipped bit, a torn or a missing part changes the checksum of an image, or of a tensor.
+
+It does not promise to notice changes that cancel within one stretch, as words that change places
+there do, nor those of a forger.
 
 A state has three fingerprints, each for one question:
 

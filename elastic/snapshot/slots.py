@@ -1,8 +1,9 @@
-"""The newest published snapshot can be read whole, whichever process is killed at any moment.
+"""A snapshot that is found is whole, whichever process is killed at any moment.
 
-What was not published is never found. Slots lie in one file of shared memory (a memfd): a page that
-says how the file is cut, then for each slot a page of header and a body. One process writes at a
-time, which the owner of the memory ensures; one process, the uploader, takes leases.
+With two slots or more the newest stays while the next is written. What was not published is never
+found. Slots lie in one file of shared memory (a memfd): a page that says how the file is cut, then
+for each slot a page of header and a body. One process writes at a time, which the owner of the
+memory ensures; one process, the uploader, takes leases.
 
 Each slot is a seqlock: its sequence number `seq` is odd while the slot is written and even when it
 is whole. The k-th publishing makes it 2k, and 0 is a slot that was never written. A reader takes

@@ -1,4 +1,7 @@
-"""Small objects below a URL; every call ends within a few seconds, whatever the storage does.
+"""Small objects below a URL; every request ends within its limit, whatever the storage does.
+
+The limit is 5 s or what the caller gives, and a minute until the storage has answered once. A
+reading of many objects makes one request for each 64 of them.
 
 It does not promise that a failed call had no effect: its answer may have been lost. What is read is
 never older than what this process wrote or created before, as far as the service keeps that
@@ -88,16 +91,16 @@ class Objects:
         """
         found: dict[str, Any] = {}
         with classified(f"listing {self.url}/{folder}"), suppress(FileNotFoundError):
-            found = self._call("find", self._path(folder), limit_s=60.0, detail=True)
+            found = self._call("find", self._path(folder), detail=True)
         return {
             path.removeprefix(self._root).lstrip("/"): _listed(about)
             for path, about in found.items()
             if about["type"] == "file" and not path.endswith("/")
         }
 
-    def _call(self, verb: str, *arguments: Any, limit_s: float = 0.0, **options: Any) -> Any:
+    def _call(self, verb: str, *arguments: Any, **options: Any) -> Any:
         """Raises FileExistsError for a name that is taken, and what the library raises."""
-        limit_s = max(limit_s, self._limit_s, 0.0 if self._has_answered else FIRST_LIMIT_S)
+        limit_s = self._limit_s if self._has_answered else max(self._limit_s, FIRST_LIMIT_S)
         try:
             if self._fs.async_impl:
                 call = partial(sync, self._fs.loop, getattr(self._fs, f"_{verb}"), timeout=limit_s)

@@ -14,7 +14,11 @@ class Clock(Protocol):
         """Seconds on a clock that never jumps; comparable within one process only."""
 
     def wall(self) -> float:
-        """Seconds since 1970; for people and records, never for decisions."""
+        """Seconds since 1970; for people and records.
+
+        Two decisions read it, and none of the group's: which worker of a node failed first
+        (first_failure.py), and whether --fresh finds young heartbeats (heartbeat_ages.py).
+        """
 
     def sleep(self, seconds: float) -> None: ...
 

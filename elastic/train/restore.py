@@ -17,7 +17,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ from elastic.observe.log import EventLog, parse_lines
 from elastic.observe.step_line import StepLine
 from elastic.snapshot import checksum, image, safetensors_header
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
-from elastic.storage.store import Store, retrying
+from elastic.storage.store import Answer, Store, retrying
 from elastic.system.clock import Clock
 from elastic.train.consistency import check_same_state
 from elastic.train.process_groups import ProcessGroups
@@ -39,8 +38,6 @@ from elastic.train.restore_order import AvailableStates, Candidate, RejectedStat
 from elastic.train.state import FlatState, State, StateChecksum, checksum_of
 
 STORAGE_PATIENCE_S = 60.0
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +204,7 @@ class Restorer:
             return None, f"{type(error).__name__}: {error}"
         return torch.frombuffer(payload, dtype=torch.uint8), ""
 
-    def _asked(self, call: Callable[[], T]) -> T:
+    def _asked(self, call: Callable[[], Answer]) -> Answer:
         """The storage's answer to `call`. Raises StoreFailed if it stays away."""
         return retrying(call, clock=self.clock, deadline=self.clock.monotonic() + STORAGE_PATIENCE_S)
 

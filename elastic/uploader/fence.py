@@ -9,7 +9,9 @@ mirror:PATH                    a file that this node's agent writes five times a
 etcd:GROUP HOST[:PORT],...     a key of etcd; etcdctl's variables say who may read it
 objects:URL                    the group's newest version in an object store, which has the number
 
-A fence that cannot be read stops the save. Before the first generation nothing is fenced.
+A fence that cannot be read stops the save. One that does not exist stands for the time before the
+first generation and fences nothing; where a person removed it, the next poll of an agent writes it
+again.
 
 The mirror exists for `--rdzv-backend c10d`, where only a client of torch's TCPStore can read the
 number, and the uploader starts without torch. What is in it is only as good as the agent's last
@@ -21,7 +23,8 @@ notice of every change (or the last number that a dead agent saw would be lost),
 both. The file is simpler.
 
 It does not promise that no newer generation begins after the answer. When the agent is dead, the
-number that it saw last counts. The store's exclusive commit is the last fence.
+number that it saw last counts. A save that passes too late commits a whole checkpoint, of a state
+on the run's one trajectory, and replaces none.
 """
 
 import contextlib
@@ -42,11 +45,11 @@ from elastic.system.untrusted import parse_number
 FRESH_S = 1.0
 
 
-# The newest generation; 0 before the first. Raises StoreFailed when that cannot be found out.
-Fence = Callable[[], int]
+# 0 before the first. Raises StoreFailed when it cannot be found out.
+NewestGeneration = Callable[[], int]
 
 
-def open_fence(text: str | None) -> Fence:
+def open_fence(text: str | None) -> NewestGeneration:
     """The fence that `text` names; None never fences. Raises UsageError."""
     if text is None:
         return lambda: 0

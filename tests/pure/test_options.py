@@ -11,7 +11,9 @@ from elastic.config.durations import Every
 from elastic.config.options import OPTIONS_HELP, Options, asks_for, parse, parse_inspection
 from elastic.errors import UsageError
 
-words = st.text("abcxyz019./:-_ ", min_size=1).filter(lambda text: not text.startswith("-") and text.strip())
+words = st.text("abcxyz019./:-_ ", min_size=1).filter(
+    lambda text: not text.startswith("-") and text.strip() and "://" not in text
+)
 seconds = st.integers(0, 10**6).map(lambda thousandths: thousandths / 1000)
 auto, off = st.just(Every(kind="auto")), st.just(Every(kind="off"))
 in_steps = st.integers(1, 10**9).map(lambda n: Every(kind="steps", value=float(n)))
@@ -225,9 +227,19 @@ def test_an_incomplete_command_names_what_is_missing(argv, says):
         ("r.py --run-dir s3://b/run --rdzv-endpoint /shared/meet", False, 2.0),
         ("r.py --run-dir s3://b/run --rdzv-backend etcd --rdzv-endpoint h", False, 2.0),
         ("r.py --run-dir sftp://h/run", False, 2.0),
+        ("r.py --run-dir sftp://h/run --max-nodes 2 --rdzv-endpoint /shared/meet", False, 2.0),
+        ("r.py --run-dir sftp://h/run --max-nodes 2 --rdzv-backend c10d --rdzv-endpoint h", False, 2.0),
+        ("r.py --run-dir file:///run --max-nodes 2 --rdzv-endpoint file:///shared/meet", False, 2.0),
     ],
 )
 def test_in_an_object_store_nodes_may_be_silent_for_longer(words, meets_in_objects, keep_alive_s):
     """Only if the group's state is in the store, and --keep-alive was not given."""
     options = parse(words.split())
     assert (options.meets_in_objects, options.keep_alive_s) == (meets_in_objects, keep_alive_s)
+
+
+@pytest.mark.parametrize("words", ["--run-dir sftp://h/run --max-nodes 2", "--rdzv-endpoint hdfs://h/meet"])
+def test_nodes_are_not_sent_to_a_url_where_they_cannot_meet(words):
+    """Each would form a group of its own in a local folder, and all would write one run."""
+    with pytest.raises(UsageError, match="expected a place where nodes can meet"):
+        parse(["r.py", *words.split()])

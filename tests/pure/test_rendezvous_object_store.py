@@ -102,6 +102,7 @@ def test_a_store_that_never_answers_delays_no_call_for_long(storage):
     for call in (
         backend.read,
         lambda: backend.beat("a"),
+        backend.beats,
         lambda: backend.compare_and_set(1, b"x") or backend.read(),
     ):
         began = time.monotonic()

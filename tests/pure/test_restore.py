@@ -1,6 +1,5 @@
 """Attacks on a restore: ranks whose agents count differently, and states that load half-way."""
 
-
 import pytest
 import torch
 from torch import nn

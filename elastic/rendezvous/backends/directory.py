@@ -7,8 +7,8 @@ generation             the newest generation as text, for processes outside the 
 
 It needs a file system with hard links and atomic renames that all nodes share. It does not promise
 to survive a power cut: once all agents are gone nothing in it is needed. `generation` may step back
-until the next poll if two nodes write it at once; in the end the checkpoint store fences, because a
-commit record is created exclusively.
+until the next poll if two nodes write it at once. A save of an older generation that this lets
+through is a whole checkpoint of the run's one trajectory, and replaces none.
 """
 
 import contextlib

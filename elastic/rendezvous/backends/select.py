@@ -1,7 +1,8 @@
-"""Every node of a run gets the same backend from one value; only this module knows all kinds.
+"""Every node of a run gets the same backend from one value; what each kind needs is said here.
 
 dir: a folder that all nodes share. objects: the same in an object store. etcd: a cluster that runs
-anyway. c10d: a TCPStore on the node whose address is the endpoint.
+anyway. c10d: a TCPStore on the node whose address is the endpoint. A folder has its own way to be
+opened (agent/open_rendezvous.py), because it may lie in the run directory that --fresh renames.
 
 It does not promise that the other nodes were given the same value.
 """
