@@ -35,7 +35,7 @@ from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
 from elastic.observe.console import ConsoleFollower, open_screen
 from elastic.observe.log import EventLog
-from elastic.observe.upload import LogUploader
+from elastic.observe.log_shipper import LogShipper
 from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
 from elastic.rendezvous.backends.select import serve_until_read
 from elastic.rendezvous.group import Node
@@ -118,7 +118,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
             signal.signal(number, shutdown.on_signal)
         if run.is_remote:
             # Stopped after the exit report, which it uploads too.
-            stack.callback(_start_log_uploader(parts).close)
+            stack.callback(_start_log_shipper(parts).close)
         console.start()
         spawner.report = console.print_line
         stack.callback(console.stop)
@@ -203,13 +203,13 @@ def _parts(
     )
 
 
-def _start_log_uploader(parts: AgentParts) -> LogUploader:
-    log_uploader = LogUploader(
+def _start_log_shipper(parts: AgentParts) -> LogShipper:
+    log_shipper = LogShipper(
         parts.settings.run,
         parts.settings.node,
         is_first=lambda: parts.group.is_first,
         is_new=parts.settings.is_new,
-        report=parts.console.print_line,
+        print_line=parts.console.print_line,
     )
-    log_uploader.start()
-    return log_uploader
+    log_shipper.start()
+    return log_shipper

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from elastic.data import random_streams
-from elastic.data.order import Order
+from elastic.data.order import SampleOrder
 from elastic.data.random_keys import key, uniform
 
 
@@ -70,7 +70,7 @@ class Loader:
     """
 
     dataset: Any
-    order: Order
+    order: SampleOrder
     device: torch.device
     workers: int = 0
     collate: Callable[[list[Any]], Any] = default_collate

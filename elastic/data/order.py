@@ -23,7 +23,7 @@ class Tail(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class SampleOrder:
     seed: int
     samples: int
     global_batch: int

@@ -45,7 +45,7 @@ class Exchange:
         self.shards = shards
         self.world_size = world_size
         self.rank = rank
-        self.leaves = span(shards, world_size, rank)
+        self.own_shards = span(shards, world_size, rank)
         self._group = group
         self._blocks = [blocks(span(shards, world_size, r)) for r in range(world_size)]
         sizes = {block.size for of_rank in self._blocks for block in of_rank}
@@ -53,21 +53,21 @@ class Exchange:
         self._halves = one_each and len(sizes) == 1 and world_size & (world_size - 1) == 0
         self._is_gloo = world_size > 1 and dist.get_backend(group) == "gloo"
 
-    def sum_leaves(self, of_leaf: dict[int, Tensor], what: str) -> Tensor:
-        """The tree sum of one tensor per own leaf, in leaf order: of the same shape, on every rank.
+    def sum_shards(self, of_shard: dict[int, Tensor], what: str) -> Tensor:
+        """The tree sum of one tensor per own shard, in their order: on every rank, of their shape.
 
         All tensors have one shape, dtype and device; they are overwritten. `what` names the sum in
         an error. Raises PeerLost when another rank is gone.
         """
         stack: Stack[Tensor] = Stack(Tensor.add_)
-        for leaf, value in of_leaf.items():
-            stack.push(Block(leaf, 1), value.reshape(-1))
+        for shard, value in of_shard.items():
+            stack.push(Block(shard, 1), value.reshape(-1))
         total = self.sum(stack.parts, what)
         if self.world_size > 1 and total.device.type == "cuda":
             # nccl only queues the sum. Without this wait the host would stop for other ranks later,
             # in the middle of the recipe's code, where the agent takes a long stop for a hang.
             torch.cuda.current_stream(total.device).synchronize()
-        return total.view(next(iter(of_leaf.values())).shape)
+        return total.view(next(iter(of_shard.values())).shape)
 
     def sum(self, parts: dict[Block, Tensor], what: str) -> Tensor:
         """The root of the tree over all ranks' parts: a vector, on the parts' device.

@@ -111,7 +111,7 @@ class Gradients:
     def __init__(self, parameters: Iterable[nn.Parameter], exchange: Exchange) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self._exchange = exchange
-        self._pairs = pairs(exchange.leaves)
+        self._pairs = pairs(exchange.own_shards)
         self._buckets = _buckets(self.parameters)
         self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
         self._is_last = False  # inside the backward of the last own shard, which sends buckets
@@ -134,16 +134,16 @@ class Gradients:
         self._sums = []
         self._next = 0
 
-    def before_backward(self, leaf: int) -> None:
+    def before_backward(self, shard: int) -> None:
         """Before the backward of one own shard; shards come in order."""
         for bucket in self._buckets:
-            if leaf == self._pair_of(leaf)[0]:
+            if shard == self._pair_of(shard)[0]:
                 bucket.begin_pair()
             bucket.begin_shard()
         self._is_open = True
-        self._is_last = leaf == self._exchange.leaves[-1]
+        self._is_last = shard == self._exchange.own_shards[-1]
 
-    def after_backward(self, leaf: int) -> None:
+    def after_backward(self, shard: int) -> None:
         """After the backward of one own shard; the last one sends the buckets that still wait.
 
         A bucket still waits when it, or one before it, has a parameter that the last shard did not
@@ -154,10 +154,10 @@ class Gradients:
             while self._next < len(self._buckets):
                 self._send()
             return
-        pair = self._pair_of(leaf)
+        pair = self._pair_of(shard)
         for bucket in self._buckets:
             bucket.fill_missing()
-            if leaf == pair[-1]:
+            if shard == pair[-1]:
                 bucket.end_pair(pair)
 
     def used(self) -> Tensor:
@@ -189,8 +189,8 @@ class Gradients:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _pair_of(self, leaf: int) -> tuple[int, ...]:
-        return next(pair for pair in self._pairs if leaf in pair)
+    def _pair_of(self, shard: int) -> tuple[int, ...]:
+        return next(pair for pair in self._pairs if shard in pair)
 
     def _accumulated(self, parameter: nn.Parameter) -> None:
         """Autograd's hook: `parameter.grad` holds this shard's gradient, or the pair's sum."""

@@ -98,7 +98,7 @@ class Loop:
             heartbeat=self.heartbeat,
             order=order,
         )
-        batches = self.loader.steps(exchange.leaves, resumed.step + 1)
+        batches = self.loader.steps(exchange.own_shards, resumed.step + 1)
         self._started_s = self.clock.monotonic()
         last = None
         for number in range(resumed.step + 1, order.steps + 1):

@@ -21,7 +21,7 @@ from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.data import random_streams
 from elastic.data.loader import Loader
-from elastic.data.order import Order, Tail
+from elastic.data.order import SampleOrder, Tail
 from elastic.errors import UsageError
 from elastic.events import RunFinished
 from elastic.faults.inject import FaultInjector, WorkerFaults
@@ -102,7 +102,7 @@ class Run:
         """
         if tail not in (Tail.DROP.value, Tail.PAD.value):
             raise UsageError(f"expected tail='drop' or 'pad', found {tail!r}")
-        order = Order(
+        order = SampleOrder(
             seed=self._identity.seed,
             samples=len(dataset),
             global_batch=self._identity.global_batch,

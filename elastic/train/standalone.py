@@ -17,7 +17,7 @@ from elastic.checkpoint.catalog import committed
 from elastic.config.environment import AgentLink, Launch
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
-from elastic.observe.upload import LogUploader
+from elastic.observe.log_shipper import LogShipper
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
@@ -62,9 +62,9 @@ def _ask_drain(page: ControlPage) -> None:
 def _own_uploader(run: RunDir, ours: Identity) -> str:
     node = socket.gethostname()
     if run.is_remote:
-        log_uploader = LogUploader(run, node, is_first=lambda: True, is_new=False, report=print)
-        atexit.register(log_uploader.close)
-        log_uploader.start()
+        log_shipper = LogShipper(run, node, is_first=lambda: True, is_new=False, print_line=print)
+        atexit.register(log_shipper.close)
+        log_shipper.start()
     scratch = Path(tempfile.mkdtemp(prefix="elastic-"))
     config = UploaderConfig.of(run, scratch, run_id=ours.run_id, node=node, keep=3)
     uploader = UploaderProcess.start(config)

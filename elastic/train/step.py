@@ -19,7 +19,7 @@ from torch import Tensor
 
 from elastic.data import random_streams
 from elastic.data.loader import Batch
-from elastic.data.order import Order
+from elastic.data.order import SampleOrder
 from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
@@ -59,7 +59,7 @@ class StepParts:
     buffers: Buffers
     device: torch.device
     heartbeat: HeartbeatSender
-    order: Order
+    order: SampleOrder
 
 
 class Step:
@@ -117,7 +117,7 @@ class Step:
         outputs = {batch.shard: output for batch, output in self._forward(function)}
         copies = {shard: output.detach().clone() for shard, output in outputs.items()}
         with self._parts.heartbeat.waiting():
-            total = self._parts.exchange.sum_leaves(copies, "a sum over shards")
+            total = self._parts.exchange.sum_shards(copies, "a sum over shards")
         total.requires_grad_(True)
         self._sums.append((total, outputs))
         return total
@@ -157,7 +157,7 @@ class Step:
             gradients.after_backward(batch.shard)
         with heartbeat.waiting():  # with nccl, gradient sums that are under way may come before it
             known = float(loss.detach())
-        self._finish(known, dict.fromkeys(self._parts.exchange.leaves, 0.0))
+        self._finish(known, dict.fromkeys(self._parts.exchange.own_shards, 0.0))
         # Equal on every rank: added once, after the sum over shards.
         for parameter, gradient in direct.items():
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
@@ -181,7 +181,7 @@ class Step:
             gradients.after_backward(batch.shard)
             # After the last shard the gradient sums are under way, and with nccl the host waits for
             # them where it reads the loss.
-            with heartbeat.waiting() if batch.shard == exchange.leaves[-1] else nullcontext():
+            with heartbeat.waiting() if batch.shard == exchange.own_shards[-1] else nullcontext():
                 losses[batch.shard] = float(loss.detach())
         return self._finish(None, losses).loss
 
@@ -218,7 +218,7 @@ class Step:
         of_rank = torch.tensor(self._requests(self.number), dtype=torch.float64)
         of_rank = torch.cat([of_rank, parts.gradients.used()]).to(parts.device)
         contributions = {}
-        for index, shard in enumerate(parts.exchange.leaves):
+        for index, shard in enumerate(parts.exchange.own_shards):
             own_loss = torch.tensor([losses[shard]], dtype=torch.float64, device=parts.device)
             # A rank's requests count once, whatever the number of its shards.
             head = torch.cat([own_loss, of_rank * (index == 0)])
@@ -226,7 +226,7 @@ class Step:
                 [head, parts.buffers.contribution(self._buffers_after[shard], shard)]
             )
         with parts.heartbeat.waiting():
-            total = parts.exchange.sum_leaves(contributions, "the end of a step")
+            total = parts.exchange.sum_shards(contributions, "the end of a step")
         known, used, buffers = torch.split(total, [4, of_rank.numel() - 3, parts.buffers.length])
         loss_sum, *asked = known.tolist()
         parts.gradients.assign(flats, used)

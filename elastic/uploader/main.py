@@ -22,7 +22,7 @@ from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, StoreFailed, 
 from elastic.faults.inject import FaultInjector
 from elastic.faults.plan import AtSave
 from elastic.observe.log import EventLog
-from elastic.observe.upload import PART_LIMIT_S, MetricsUpload
+from elastic.observe.log_shipper import PART_LIMIT_S, MetricsShipper
 from elastic.storage.objects import Objects
 from elastic.storage.remote import open_store
 from elastic.system.clock import Clock, SystemClock
@@ -169,7 +169,7 @@ def _reached(config: UploaderConfig) -> Callable[[str, int], None]:
     metrics = None
     if config.metrics is not None:
         objects = Objects(config.metrics.url, limit_s=PART_LIMIT_S)
-        metrics = MetricsUpload(Path(config.metrics.metrics), config.node, objects)
+        metrics = MetricsShipper(Path(config.metrics.metrics), config.node, objects)
 
     def reached(point: str, step: int) -> None:
         if metrics is not None and point == "before-commit":

@@ -18,12 +18,12 @@ def alone():
 
 
 def one_step(gradients, backward):
-    """backward(leaf) for every leaf, then the sums into `.grad`."""
+    """backward(shard) for every shard, then the sums into `.grad`."""
     gradients.begin_step()
-    for leaf in range(SHARDS):
-        gradients.before_backward(leaf)
-        backward(leaf)
-        gradients.after_backward(leaf)
+    for shard in range(SHARDS):
+        gradients.before_backward(shard)
+        backward(shard)
+        gradients.after_backward(shard)
     gradients.assign(gradients.wait(), gradients.used())
 
 
@@ -48,9 +48,9 @@ def test_parameters_of_several_dtypes_get_their_own_sums(monkeypatch, bucket_byt
     marks = [torch.arange(p.numel(), dtype=p.dtype).view_as(p) + 10 * i for i, p in enumerate(parameters)]
     gradients = Gradients(parameters, alone())
 
-    def backward(leaf):
+    def backward(shard):
         sum(
-            (leaf + 1) * (p * mark).sum().double() for p, mark in zip(parameters, marks, strict=True)
+            (shard + 1) * (p * mark).sum().double() for p, mark in zip(parameters, marks, strict=True)
         ).backward()
 
     one_step(gradients, backward)
@@ -70,7 +70,7 @@ def test_a_parameter_that_one_shard_touched_has_that_shards_gradient(touched):
     always, once = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     never = nn.Parameter(torch.ones(2))
     gradients = Gradients([always, once, never], alone())
-    one_step(gradients, lambda leaf: (always.sum() + (3 * once.sum() if leaf == touched else 0)).backward())
+    one_step(gradients, lambda shard: (always.sum() + (3 * once.sum() if shard == touched else 0)).backward())
     assert always.grad.tolist() == [7.0, 7.0]
     assert once.grad.tolist() == [3.0, 3.0]
     assert never.grad is None
@@ -100,7 +100,7 @@ def test_memory_does_not_grow_with_steps():
     assert places[1] == places[2] == places[3]
 
 
-def test_a_closed_sum_leaves_the_parameters_alone():
+def test_a_closed_sum_shards_the_parameters_alone():
     """After the run a recipe may train a probe on the same model; hooks that stayed would send its
     gradients.
     """
@@ -122,13 +122,13 @@ def order_of_sums(member):
     send = gradients._send
     gradients._send = lambda: (sent.append(gradients._next), send())
     gradients.begin_step()
-    for leaf in exchange.leaves:
-        gradients.before_backward(leaf)
+    for shard in exchange.own_shards:
+        gradients.before_backward(shard)
         # Rank 1 does not use the layer whose bucket goes first: it must still send that one first,
         # as the others do.
         output = first(torch.ones(3))
         (output if member.rank == 1 else second(output)).sum().backward()
-        gradients.after_backward(leaf)
+        gradients.after_backward(shard)
     gradients.assign(gradients.wait(), torch.ones(2))
     gradients.close()
     return [sent, first.weight.grad.abs().sum().item() > 0]
@@ -150,10 +150,10 @@ def bits_of_gradients(member, touched):
     exchange = Exchange(shards=2, world_size=member.world_size, rank=member.rank, group=member.group)
     gradients = Gradients([both, one], exchange)
     gradients.begin_step()
-    for leaf in exchange.leaves:
-        gradients.before_backward(leaf)
-        (-0.0 * (both + one if leaf == touched else both).sum()).backward()
-        gradients.after_backward(leaf)
+    for shard in exchange.own_shards:
+        gradients.before_backward(shard)
+        (-0.0 * (both + one if shard == touched else both).sum()).backward()
+        gradients.after_backward(shard)
     gradients.assign(gradients.wait(), torch.ones(2))
     gradients.close()
     return [p.grad.view(torch.int32).tolist() for p in (both, one)]

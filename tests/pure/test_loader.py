@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from elastic.data.loader import Batch, Loader
-from elastic.data.order import Order, Tail
+from elastic.data.order import SampleOrder, Tail
 from elastic.reduce.tree import span
 
-ORDER = Order(seed=11, samples=22, global_batch=8, shards=4, epochs=2, tail=Tail.PAD)
+ORDER = SampleOrder(seed=11, samples=22, global_batch=8, shards=4, epochs=2, tail=Tail.PAD)
 
 
 class Augmented(Dataset):

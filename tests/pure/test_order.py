@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from elastic.data.order import Order, Tail
+from elastic.data.order import SampleOrder, Tail
 from elastic.data.random_keys import bits, key, uniform
 from elastic.reduce.tree import span
 
@@ -16,7 +16,7 @@ FROZEN = [[1, 9, 3, 4, 7, 8, 5, 6, 2, 0], [7, 2, 3, 1, 4, 5, 9, 0, 6, 8]]
 @st.composite
 def orders(draw, tail=None):
     shards = draw(st.integers(1, 9))
-    order = Order(
+    order = SampleOrder(
         seed=draw(st.integers(0, 2**64)),
         samples=draw(st.integers(1, 60)),
         global_batch=shards * draw(st.integers(1, 4)),
@@ -103,7 +103,7 @@ def test_a_batch_depends_on_seed_and_step_alone(order, data):
     """
     step = data.draw(st.integers(1, order.steps))
     expected = global_batch(order, step)
-    longer = Order(
+    longer = SampleOrder(
         seed=order.seed,
         samples=order.samples,
         global_batch=order.global_batch,
@@ -119,7 +119,7 @@ def test_a_batch_depends_on_seed_and_step_alone(order, data):
 @given(st.integers(0, 2**64), st.integers(1, 200))
 def test_epochs_are_permutations_and_differ(seed, samples):
     """An epoch that repeats another one's order would be a key that lost its epoch."""
-    order = Order(seed=seed, samples=samples, global_batch=1, shards=1, epochs=2, tail=Tail.DROP)
+    order = SampleOrder(seed=seed, samples=samples, global_batch=1, shards=1, epochs=2, tail=Tail.DROP)
     first, second = order.permutation(0), order.permutation(1)
     assert sorted(first) == sorted(second) == list(range(samples))
     if samples >= 50:  # the chance of two equal ones is below 1e-64
@@ -128,7 +128,7 @@ def test_epochs_are_permutations_and_differ(seed, samples):
 
 def test_the_order_is_what_it_always_was():
     """Frozen values: a run that began under an older version must go on in the same order."""
-    order = Order(seed=7, samples=10, global_batch=4, shards=2, epochs=2, tail=Tail.DROP)
+    order = SampleOrder(seed=7, samples=10, global_batch=4, shards=2, epochs=2, tail=Tail.DROP)
     assert [order.permutation(epoch).tolist() for epoch in range(2)] == FROZEN
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import TensorDataset
 
 from elastic.data.loader import Loader
-from elastic.data.order import Order, Tail
+from elastic.data.order import SampleOrder, Tail
 from elastic.reduce import gradients as gradients_module
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
@@ -63,7 +63,7 @@ class Loop:
 
     def __init__(self, member, modules, *, shards, epochs=2):
         self.member = member
-        self.order = Order(
+        self.order = SampleOrder(
             seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=epochs, tail=Tail.PAD
         )
         exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
@@ -77,7 +77,7 @@ class Loop:
             order=self.order,
         )
         loader = Loader(dataset=TensorDataset(*data()), order=self.order, device=CPU)
-        self.batches = loader.steps(exchange.leaves, 1)
+        self.batches = loader.steps(exchange.own_shards, 1)
 
     def step(self, number):
         """The last rank alone asks for a drain at one step.

@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import TensorDataset
 
 from elastic.data.loader import Loader
-from elastic.data.order import Order, Tail
+from elastic.data.order import SampleOrder, Tail
 from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
@@ -43,7 +43,9 @@ def data():
 def steps(net):
     """The steps of a world of one, one epoch."""
     exchange = Exchange(shards=SHARDS, world_size=1, rank=0, group=None)
-    order = Order(seed=5, samples=2 * BATCH, global_batch=BATCH, shards=SHARDS, epochs=1, tail=Tail.DROP)
+    order = SampleOrder(
+        seed=5, samples=2 * BATCH, global_batch=BATCH, shards=SHARDS, epochs=1, tail=Tail.DROP
+    )
     parts = StepParts(
         exchange=exchange,
         gradients=Gradients(net.parameters(), exchange),

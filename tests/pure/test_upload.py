@@ -12,11 +12,12 @@ from faulty_storage import Deed, FaultyStorage
 from elastic.config.run_dir import RunDir
 from elastic.errors import StoreFailed, UsageError
 from elastic.events import GenerationEnded, Restored, RunFinished
-from elastic.observe import metrics, upload
+from elastic.observe import log_shipper as shipper
+from elastic.observe import metrics
 from elastic.observe.log import EventLog
+from elastic.observe.log_shipper import FileShipper, LogShipper, MetricsShipper
 from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
-from elastic.observe.upload import FilesUpload, LogUploader, MetricsUpload
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.report.download import readable
@@ -48,13 +49,13 @@ def restored(run, name, generation, step, lost_steps=0):
     log.record(Restored(step=step, source="none", lost_steps=lost_steps, seconds=0.1))
 
 
-def log_uploader(run, name, *, is_first=True, is_new=False, report=lambda text: None):
-    return LogUploader(run, name, is_first=lambda: is_first, is_new=is_new, report=report)
+def log_shipper(run, name, *, is_first=True, is_new=False, print_line=lambda text: None):
+    return LogShipper(run, name, is_first=lambda: is_first, is_new=is_new, print_line=print_line)
 
 
 def uploaded(run, name, **options):
     """As the agent does, from its start to its end."""
-    one = log_uploader(run, name, **options)
+    one = log_shipper(run, name, **options)
     one.start()
     one.close()
 
@@ -113,7 +114,7 @@ def test_two_uploaders_of_one_folder_upload_everything_once(node):
     """
     run = node("a")
     log = EventLog(run.events / "a-agent.jsonl", node="a", clock=SystemClock())
-    both = [FilesUpload(run, Objects(run.url), ignored=frozenset()) for _ in range(2)]
+    both = [FileShipper(run, Objects(run.url), ignored=frozenset()) for _ in range(2)]
     for number in range(5):
         log.record(GenerationEnded(cause=f"cause {number}", step=number))
         threads = [threading.Thread(target=files.upload) for files in both]
@@ -139,8 +140,8 @@ def test_a_part_whose_answer_was_lost_is_stored_once(node, s3, monkeypatch):
     trained(run, "a", 1, 1, 3)
     objects = Objects(run.url)
     files, lines = (
-        FilesUpload(run, objects, ignored=frozenset()),
-        MetricsUpload(run.metrics_of("a"), "a", objects),
+        FileShipper(run, objects, ignored=frozenset()),
+        MetricsShipper(run.metrics_of("a"), "a", objects),
     )
     assert objects.read("anything") is None
     lost = proxy.fail(Deed.LOSE, lambda method, path: method == "PUT")
@@ -165,8 +166,8 @@ def test_an_outage_of_the_store_is_reported_once_and_made_up_for(node, s3, monke
     """500 to every request for a while; what was written meanwhile is uploaded in the end."""
     proxy = FaultyStorage(s3.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-    monkeypatch.setattr(upload, "FAILED_PAUSE_S", 0.0)
-    monkeypatch.setattr(upload, "TICK_S", 0.01)
+    monkeypatch.setattr(shipper, "FAILED_PAUSE_S", 0.0)
+    monkeypatch.setattr(shipper, "TICK_S", 0.01)
     run, reported, came = node("a"), [], threading.Event()
 
     def report(text):
@@ -175,7 +176,7 @@ def test_an_outage_of_the_store_is_reported_once_and_made_up_for(node, s3, monke
 
     proxy.fail(Deed.ERROR, lambda method, path: True)
     log = EventLog(run.events / "a-agent.jsonl", node="a", clock=SystemClock())
-    one = log_uploader(run, "a", report=report)
+    one = log_shipper(run, "a", print_line=report)
     one.start()
     log.record(GenerationEnded(cause="x", step=1))
     assert came.wait(120)
@@ -201,7 +202,7 @@ def test_a_torn_line_is_not_uploaded_before_it_is_whole(node):
     run.events.mkdir(parents=True)
     path = run.events / "a-agent.jsonl"
     text = json.dumps({"event": "probe", "time": 1.0, "node": "a", "generation": 1}) + "\n"
-    files = FilesUpload(run, Objects(run.url), ignored=frozenset())
+    files = FileShipper(run, Objects(run.url), ignored=frozenset())
     with path.open("a") as file:
         file.write(text + text[:10])
         file.flush()
@@ -219,7 +220,7 @@ def test_logs_are_uploaded(node):
     path = run.log(generation=1, rank=0)
     path.parent.mkdir(parents=True)
     objects = Objects(run.url)
-    files = FilesUpload(run, objects, ignored=frozenset())
+    files = FileShipper(run, objects, ignored=frozenset())
     for text in ("first\n", "second\n"):
         with path.open("a") as file:
             file.write(text)

@@ -32,7 +32,7 @@ _LINES_PER_PART = 5000
 _ROUNDS_AT_THE_END = 3
 
 
-class MetricsUpload:
+class MetricsShipper:
     """Uploads the metrics of one node; generation and step identify a line."""
 
     def __init__(self, path: Path, node: str, objects: Objects) -> None:
@@ -67,7 +67,7 @@ class MetricsUpload:
         self._waiting = []
 
 
-class FilesUpload:
+class FileShipper:
     """Uploads the events and logs of a local folder; its offset in the file identifies a part."""
 
     def __init__(self, run: RunDir, objects: Objects, *, ignored: frozenset[Path]) -> None:
@@ -100,7 +100,7 @@ class FilesUpload:
         return True
 
 
-class LogUploader:
+class LogShipper:
     """The thread that uploads what one node writes."""
 
     def __init__(
@@ -110,7 +110,7 @@ class LogUploader:
         *,
         is_first: Callable[[], bool],
         is_new: bool,
-        report: Callable[[str], None],
+        print_line: Callable[[str], None],
     ) -> None:
         """is_first: whether this node has rank 0, whose metrics are the run's.
 
@@ -121,14 +121,14 @@ class LogUploader:
         objects = Objects(run.url, limit_s=PART_LIMIT_S)
         present = frozenset([*run.local.glob("*/*.jsonl"), *run.local.glob("*/*/*.log")])
         others = [path for path in sorted(run.copies.glob("*.jsonl")) if path.stem != node]
-        self._files = FilesUpload(run, objects, ignored=present if is_new else frozenset())
-        self._left_behind = [] if is_new else [MetricsUpload(path, path.stem, objects) for path in others]
-        self._lines = MetricsUpload(run.metrics_of(node), node, objects)
+        self._files = FileShipper(run, objects, ignored=present if is_new else frozenset())
+        self._left_behind = [] if is_new else [MetricsShipper(path, path.stem, objects) for path in others]
+        self._lines = MetricsShipper(run.metrics_of(node), node, objects)
         # Generations, deaths and checkpoints: events that are uploaded at once, for `status`.
         # Workers write events too, but those can wait for the next regular upload.
         self._urgent = [run.events / f"{node}-{who}.jsonl" for who in ("agent", "uploader")]
         self._is_first = is_first
-        self._report = report
+        self._print_line = print_line
         self._clock = SystemClock()
         self._began_s = self._clock.monotonic()
         self._has_failed = False
@@ -174,13 +174,13 @@ class LogUploader:
             # The thread's edge. If the thread died of a store that does not answer, a full disk or
             # a bug, the run's report would end here, and no message would say so.
             if not self._has_failed:
-                self._report(
+                self._print_line(
                     f"events and metrics do not reach the run directory ({error}); they stay on this node, training goes on, and the upload is tried again"
                 )
             self._has_failed = True
             return False
         if self._has_failed:
-            self._report("events and metrics reach the run directory again")
+            self._print_line("events and metrics reach the run directory again")
         self._has_failed = False
         return is_done
 
