@@ -1,12 +1,18 @@
 """`elastic-train` for tests, which fork their agents from a fork server that has imported torch.
 
+It has imported the driver of object stores as well: otherwise every process of a run in one takes
+half a second for it.
+
 DRILL_NAMESPACES, the pid of a process, puts the agent into the user and mount namespaces of that
-one.
+one. With DRILL_TORCHRUN it is an agent of torchrun.
 """
 
 import ctypes
 import os
 from pathlib import Path
+
+import s3fs  # noqa: F401
+import torch.distributed.run
 
 import elastic.agent.launch  # noqa: F401 - what the command would import
 from elastic import cli
@@ -32,4 +38,7 @@ if __name__ == "__main__":
     if namespaces := os.environ.pop("DRILL_NAMESPACES", None):
         enter(namespaces)
     os.chdir(os.environ["DRILL_FOLDER"])
-    cli.command()
+    if os.environ.pop("DRILL_TORCHRUN", None):
+        torch.distributed.run.main()
+    else:
+        cli.command()

@@ -166,6 +166,10 @@ class Drill:
         """Two agents whose first generation has both, however late the second one comes."""
         return [self.start("--max-nodes", "2", "--last-call", "10min", *options) for _ in range(2)]
 
+    def start_torchrun(self, *words: str, env: dict[str, str] | None = None) -> Agent:
+        """Fork an agent of torchrun: `torchrun WORDS`."""
+        return self.command(list(words), {"DRILL_TORCHRUN": "1"} | (env or {}))
+
     def start_anew(self, *options: str) -> Agent:
         """As `start`, but a new interpreter that imports everything itself."""
         return self.execute([sys.executable, "-m", "elastic.cli", *self._command(options)])

@@ -28,7 +28,13 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 FOR_EVER_S = 10_000.0  # the test's own timeout ends a wait that is in vain
 
 PRINTED = "printed before the recipe\n"
-PRINTS = f"import sys\nsys.stderr.write({PRINTED!r})\n"
+# Every interpreter of these tests runs this at its start. None in sys.modules makes an import fail:
+# a fork server that imports only torch itself is ready in half the time.
+AT_START = f"""
+import sys
+sys.stderr.write({PRINTED!r})
+sys.modules["torch._dynamo"] = sys.modules["torchvision"] = None
+"""
 
 RECIPE = """
 import json, os, signal, subprocess, sys, threading
@@ -154,16 +160,17 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def pinned(tmp_path_factory):
-    """The environment in which an agent starts everything; each interpreter prints PRINTED at its
-    start.
+def pinned(tmp_path_factory, fork_server):
+    """The environment in which an agent starts everything; each interpreter runs AT_START.
+
+    fork_server: the session's, which other tests use and which must not begin in it.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             patch.setenv(name, "1")
         patch.setenv("NOT_UTF_8", os.fsdecode(b"\xff"))
         folder = tmp_path_factory.mktemp("site")
-        (folder / "sitecustomize.py").write_text(PRINTS)
+        (folder / "sitecustomize.py").write_text(AT_START)
         patch.setenv("PYTHONPATH", str(folder))
         environment.pin_threads()
         yield patch
@@ -250,15 +257,15 @@ def test_two_forked_workers_draw_different_random_numbers(node):
 
 
 def test_a_local_module_with_the_name_of_an_installed_one_is_used(node):
-    """The fork server holds the installed torchvision; a file of that name appears beside the
-    recipe and goes again.
+    """The fork server holds the installed numpy; a file of that name appears beside the recipe and
+    goes again.
     """
-    shadow = node.folder / "torchvision.py"
+    shadow = node.folder / "numpy.py"
     try:
         shadow.write_text("raise SystemExit(42)")
-        node.is_beside("import torchvision")
+        node.is_beside("import numpy")
         assert node.runs(node.spawner.start, "exit", "0")[0] == 42
-        assert "torchvision.py has the name of an installed module" in node.reported[0]
+        assert "numpy.py has the name of an installed module" in node.reported[0]
     finally:
         shadow.unlink()
         node.is_beside("VALUE = 1")
@@ -272,7 +279,7 @@ def test_workers_are_spawned_if_an_import_left_a_thread_and_the_console_shows_wh
     included.
     """
     (tmp_path / "sitecustomize.py").write_text(
-        PRINTS + "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        AT_START + "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))

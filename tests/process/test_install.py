@@ -15,11 +15,10 @@ ORIGIN = "import importlib.util; print(importlib.util.find_spec('elastic').origi
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def wheel(once):
     """Built as `pip install .` builds it, but with the hatchling that is installed: offline."""
-    folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT))
-    (found,) = folder.glob("*.whl")
+    words = ("wheel", "--no-deps", "--no-build-isolation", str(ROOT), "--wheel-dir")
+    (found,) = once("wheel", lambda folder: pip(*words, str(folder))).glob("*.whl")
     return found
 
 

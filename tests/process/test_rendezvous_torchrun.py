@@ -3,10 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -29,35 +25,30 @@ while ready.item() > 0:
 dist.destroy_process_group()
 """
 
-Start = tuple[int, int, int]  # rank, world size, pid
-
 
 class Torchrun:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.agents: list[subprocess.Popen[bytes]] = []
-        (folder / "job.py").write_text(SCRIPT)
-        os.mkfifo(folder / "started")
+    """Agents of torchrun in a drill's folder, which start the script."""
+
+    def __init__(self, drill):
+        self.folder, self._drill = drill.folder, drill
+        (self.folder / "job.py").write_text(SCRIPT)
+        os.mkfifo(self.folder / "started")
         # Open for reading and writing: workers that open it never wait for a reader, and a reader
         # never sees its end.
-        self.started = os.fdopen(os.open(folder / "started", os.O_RDWR), "rb")
+        self.started = os.fdopen(os.open(self.folder / "started", os.O_RDWR), "rb")
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self):
         options = ["--rdzv-backend=elastic", f"--rdzv-endpoint={self.folder / 'rendezvous'}", "--rdzv-id=job"]
         options += ["--nnodes=1:4", "--nproc-per-node=1", "--max-restarts=3", "--local-addr=127.0.0.1"]
         options += ["--rdzv-conf=last_call_timeout=0,keep_alive=20"]
-        command = [sys.executable, "-m", "torch.distributed.run", *options, "job.py", str(self.folder)]
-        environ = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        with (self.folder / "log").open("ab") as log:
-            agent = subprocess.Popen(command, cwd=self.folder, env=environ, stdout=log, stderr=log)
-        self.agents.append(agent)
-        return agent
+        env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        return self._drill.start_torchrun(*options, "job.py", str(self.folder), env=env)
 
-    def wait_for_world(self, size: int) -> list[Start]:
-        """The next `size` workers that start in a world of that size; workers of other sizes are
-        skipped.
+    def wait_for_world(self, size):
+        """Rank, world size and pid of the next `size` workers that start in a world of that size;
+        workers of other sizes are skipped.
         """
-        found: list[Start] = []
+        found = []
         while len(found) < size:
             rank, world_size, pid = json.loads(self.started.readline())
             if world_size == size:
@@ -66,23 +57,15 @@ class Torchrun:
 
 
 @pytest.fixture
-def torchrun(tmp_path: Path) -> Iterator[Torchrun]:
-    launcher = Torchrun(tmp_path)
-    yield launcher
-    (tmp_path / "finish").touch()
-    for agent in launcher.agents:
-        agent.send_signal(signal.SIGTERM)
-        try:
-            agent.wait(timeout=40)
-        except subprocess.TimeoutExpired:
-            agent.kill()
-            agent.wait()
-    launcher.started.close()
+def torchrun(drill):
+    torchrun = Torchrun(drill)
+    yield torchrun
+    torchrun.started.close()
 
 
 @pytest.mark.process
-@pytest.mark.timeout(200)
-def test_torchrun_admits_a_newcomer_and_survives_a_killed_worker(torchrun: Torchrun) -> None:
+@pytest.mark.timeout(600)
+def test_torchrun_admits_a_newcomer_and_survives_a_killed_worker(torchrun):
     """One agent trains alone, a second joins, then the worker of rank 1 is killed. Both agents end
     with success.
     """
@@ -96,7 +79,7 @@ def test_torchrun_admits_a_newcomer_and_survives_a_killed_worker(torchrun: Torch
     assert [rank for rank, _, _ in again] == [0, 1]
     assert not {pid for _, _, pid in pair} & {pid for _, _, pid in again}
     (torchrun.folder / "finish").touch()
-    log = torchrun.folder / "log"
-    assert (first.wait(timeout=60), second.wait(timeout=60)) == (0, 0), log.read_text()
+    for agent in (first, second):
+        agent.ends_with(0)
     newest = max((torchrun.folder / "rendezvous" / "job").glob("state-*"))
     assert json.loads(newest.read_text())["ended"] == {"exit_code": 0, "reason": "complete"}
