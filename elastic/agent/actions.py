@@ -1,12 +1,14 @@
 """What each action of decide.py does to the workers, the group and the snapshots of this node.
 
 decide.py chooses the action; a reason arrives here as text, for people. No action waits for another
-node but `leave`, whose wait the grace period bounds. A backend that does not answer delays an
-action by the limit of one call, which is a few seconds.
+node but `leave`, whose wait the grace period bounds. A change of the group takes a few calls to the
+backend, and more where other nodes write at the same moment; a backend that does not answer delays
+an action by the limit of a call, which is a few seconds.
 """
 
 from dataclasses import dataclass
 
+from elastic.agent.decide import FINAL_CODES
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.group_client import GroupClient
@@ -16,11 +18,12 @@ from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
 from elastic.agent.workers.node_workers import NodeWorkers
 from elastic.agent.workers.spawner import Spawner
-from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_PEER_LOST
+from elastic.errors import EXIT_FAILED
 from elastic.events import DrainRequested, GenerationEnded
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
 from elastic.rendezvous.group import Failure, RunEnd
+from elastic.rendezvous.transitions import NODE_LEFT
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
 from elastic.uploader.client import UploaderProcess
@@ -78,9 +81,6 @@ class NodeGeneration:
         parts.page.drain = True
         parts.log.record(DrainRequested(reason=reason))
         parts.console.print_line(f"{reason}: all workers finish the same step and save it")
-        if not parts.settings.imports_library:
-            # A script without the library does not read the control page.
-            self.workers.terminate()
 
     def report_done(self) -> None:
         """All workers of this node finished: report it to the group, if the backend answers."""
@@ -131,7 +131,7 @@ class NodeGeneration:
         self.failure = group.failure or self.failure
         end = RunEnd(
             exit_code=EXIT_FAILED,
-            reason=f"{reason}; that was restart {group.restarts} of at most {limit} without a new step",
+            reason=f"{reason}; that was failure {group.restarts} in a row without a new step, and --max-restarts is {limit}",
         )
         parts.group.end(end)
         return end
@@ -141,8 +141,7 @@ class NodeGeneration:
         parts = self._parts
         self.kill_workers()
         self.failure = self._first_failure(reason)
-        codes = self.workers.exit_codes.values()
-        code = next(code for code in codes if code not in (EXIT_COMPLETE, EXIT_PEER_LOST))
+        code = next(code for code in self.workers.exit_codes.values() if code in FINAL_CODES)
         end = RunEnd(exit_code=code, reason=self.failure.message)
         if parts.group.close("failure", step=parts.step, counts=False, failure=self.failure) is not None:
             parts.group.end(end)
@@ -150,20 +149,32 @@ class NodeGeneration:
 
     def leave(self, reason: str) -> None:
         """Leave the group, and see the last state committed."""
+        parts = self._parts
+        if not parts.settings.imports_library:
+            # Its workers did not drain. When they end, those of other nodes may fail: that counts
+            # no restart in a generation that is closed.
+            parts.group.close(NODE_LEFT, step=parts.step, counts=False)
         self.kill_workers()
         self.record_end(reason)
         # This node leaves before it saves, so that the others form their next generation at once
         # and need not wait for an upload. Once they have, the fence stops a save by this node: then
         # the checkpoint is theirs to commit.
-        self._parts.final_checkpoint.ensure_committed(others=self._parts.group.leave())
+        parts.final_checkpoint.ensure_committed(others=parts.group.leave())
 
     def kill_workers(self) -> None:
-        """SIGKILL: what counts is in the snapshot memory, which outlives them."""
+        """SIGKILL: what counts is in the snapshot memory, which outlives them.
+
+        A script without this library has no such memory. It gets SIGTERM first, and half of the
+        grace to end by itself.
+        """
+        parts = self._parts
         # Once: by the time of a second call their pids may belong to other processes.
         if not self._are_killed:
             self._are_killed = True
+            if not parts.settings.imports_library:
+                self.workers.terminate(parts.settings.options.grace_s / 2, lambda: parts.shutdown.skips_drain)
             # A hung worker whose stacks were dumped is to blame, whatever the others report.
-            self.workers.kill(self._parts.watchdog.error)
+            self.workers.kill(parts.watchdog.error)
 
     def _first_failure(self, reason: str) -> Failure:
         settings, culprit = self._parts.settings, self._parts.watchdog.error

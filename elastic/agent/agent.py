@@ -50,7 +50,7 @@ class NodeAgent(LocalElasticAgent):
             rendezvous,
             host,
             run_id=settings.options.rdzv_id or settings.run.local.name,
-            interrupted=lambda: parts.shutdown.is_requested,
+            interrupted=lambda: parts.shutdown.reason is not None,
         )
         spec = WorkerSpec(
             role="default",
@@ -145,14 +145,13 @@ class NodeAgent(LocalElasticAgent):
                 case Action.CLOSE_AND_REJOIN:
                     generation.close_and_end(NODE_JOINED if view.newcomers else NODE_LEFT, decision.reason)
                     return None
-                case Action.FAIL:
-                    end = generation.fail(decision.reason)
+                case Action.FAIL | Action.END_RUN:
+                    is_final = decision.action is Action.END_RUN
+                    end = (
+                        generation.end_run(decision.reason) if is_final else generation.fail(decision.reason)
+                    )
                     self.failure = generation.failure
                     self._count(generation.failure)
-                    return end
-                case Action.END_RUN:
-                    end = generation.end_run(decision.reason)
-                    self.failure = generation.failure
                     return end
                 case Action.LEAVE:
                     generation.leave(decision.reason)
@@ -166,7 +165,8 @@ class NodeAgent(LocalElasticAgent):
         """Serve what surrounds the workers; None when the rendezvous backend does not answer."""
         parts, workers = self._parts, generation.workers
         parts.memory.poll()
-        if parts.settings.watches_hangs:
+        # A plain script sends no heartbeats.
+        if parts.settings.imports_library and parts.settings.options.hang_timeout.kind != "off":
             parts.watchdog.poll(workers)
         pids = {rank: workers.pid(rank) for rank in workers.running}
         targets = Targets(pids, parts.uploader.pid, parts.spawner.fork_server_pid)
@@ -197,8 +197,10 @@ class NodeAgent(LocalElasticAgent):
             leaving=shutdown.reason,
             leaving_age_s=shutdown.age_s,
             grace_s=shutdown.grace_s,
-            has_begun=parts.step > 0 or not settings.imports_library,
+            is_plain=not settings.imports_library,
+            has_begun=parts.step > 0,
             drain_requested=generation.drain_requested,
+            has_drain=parts.page.drain,
             skips_drain=shutdown.skips_drain,
         )
 
@@ -233,7 +235,9 @@ class NodeAgent(LocalElasticAgent):
             f"generation {entered.number} ({entered.cause}): {entered.world_size} workers on {len(entered.members)} nodes"
         )
         if parts.group.is_first:
-            self._record_start(entered)
+            nodes = [node.id for node in entered.members]
+            size, cause, restarts = entered.world_size, entered.cause, entered.restarts
+            parts.log.record(GenerationStarted(world_size=size, nodes=nodes, cause=cause, restarts=restarts))
         # The group counts all failures and starts from 0 at a new step; those that may lie in the
         # state are some of them.
         self._suspect_failures = min(self._suspect_failures, entered.restarts)
@@ -257,16 +261,6 @@ class NodeAgent(LocalElasticAgent):
             # A node that left waits until the state that it left behind is committed.
             parts.final_checkpoint.offer_newest()
         return {start.local_rank: workers.pid(start.rank) for start in starts}
-
-    def _record_start(self, entered: Generation) -> None:
-        self._parts.log.record(
-            GenerationStarted(
-                world_size=entered.world_size,
-                nodes=[node.id for node in entered.members],
-                cause=entered.cause,
-                restarts=entered.restarts,
-            )
-        )
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Kill the workers that are left, if this node has any."""

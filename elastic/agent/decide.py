@@ -23,6 +23,8 @@ from elastic.rendezvous.partition_detector import SETTLED_AFTER, UNREACHABLE_AFT
 VICTIM_PATIENCE_S = 3.0
 VICTIM_PATIENCE_KEEP_ALIVES = UNREACHABLE_AFTER + SETTLED_AFTER + 0.5
 
+FINAL_CODES = (EXIT_USAGE, EXIT_NOTHING_LOADS)  # a restart would end with the same code
+
 
 class Action(Enum):
     CONTINUE = "continue"
@@ -73,30 +75,35 @@ class Observation:
     leaving: str | None  # why this node was asked to leave, once it was
     leaving_age_s: float
     grace_s: float
+    is_plain: bool  # a script without this library: it knows no drain, and exits as it likes
     has_begun: bool  # a step is finished, in this generation or in the state that was restored
     drain_requested: bool  # by this agent, in this generation
+    has_drain: bool  # the workers of this node were asked to drain, by any agent or a signal
     skips_drain: bool  # a second signal came
 
     @property
     def failure(self) -> WorkerExit | None:
-        """The exit to act on: of the first worker that failed by itself, else that lost a peer."""
-        failures = [each for each in self.exits if each.code not in (EXIT_COMPLETE, EXIT_INTERRUPTED)]
-        return min(failures, key=lambda each: each.code == EXIT_PEER_LOST, default=None)
+        """The first worker that failed by itself; if none did, the first that lost a peer."""
+        ends_well = (EXIT_COMPLETE, EXIT_INTERRUPTED) if self.has_drain else (EXIT_COMPLETE,)
+        failures = [each for each in self.exits if each.code not in ends_well]
+        by_itself = [each for each in failures if each.code != EXIT_PEER_LOST]
+        return next(iter(by_itself + failures), None)
 
     @property
-    def failure_code(self) -> int | None:
-        return None if self.failure is None else self.failure.code
+    def lost_peer(self) -> bool:
+        """Workers failed, but none by itself."""
+        return self.failure is not None and self.failure.code == EXIT_PEER_LOST and not self.is_plain
 
     @property
     def has_failed(self) -> bool:
         """A worker failed by itself."""
-        return self.failure_code not in (None, EXIT_PEER_LOST)
+        return self.failure is not None and not self.lost_peer
 
     @property
     def is_unexplained(self) -> bool:
         """Workers lost a peer, and no agent has reported the failure behind it in time."""
         patience_s = max(VICTIM_PATIENCE_S, VICTIM_PATIENCE_KEEP_ALIVES * self.keep_alive_s)
-        return self.failure_code == EXIT_PEER_LOST and self.first_exit_age_s > patience_s
+        return self.lost_peer and self.first_exit_age_s > patience_s
 
     @property
     def all_finished(self) -> bool:
@@ -126,7 +133,7 @@ RULES: tuple[Rule, ...] = (
     # node that leaves, the shutdown of the machine kills its workers too: that must not cost
     # the others a restart.
     Rule(
-        lambda o: o.failure_code in (EXIT_USAGE, EXIT_NOTHING_LOADS),
+        lambda o: o.failure and o.failure.code in FINAL_CODES,
         Action.END_RUN,
         "{o.failure}, which a restart does not change",
     ),
@@ -162,7 +169,13 @@ RULES: tuple[Rule, ...] = (
     Rule(lambda o: o.hung and not o.stacks_dumped, Action.DUMP_STACKS, "{o.hung.reason}"),
     Rule(lambda o: o.hung and o.leaving, Action.LEAVE, "{o.leaving}; {o.hung.reason}"),
     Rule(lambda o: o.hung, Action.FAIL, "{o.hung.reason}"),
-    # Planned ends: ask for a drain, once, unless there is no state yet that it could keep.
+    # Planned ends. A script without this library cannot drain, and is stopped as torchrun stops it;
+    # not for a newcomer once it has begun to finish.
+    Rule(lambda o: o.is_plain and o.leaving, Action.LEAVE, "{o.leaving}"),
+    Rule(lambda o: o.is_plain and o.newcomers and not o.exits, Action.CLOSE_AND_REJOIN, "a node joins"),
+    Rule(lambda o: o.is_plain, Action.CONTINUE, "training"),
+    # Ask for a drain, once. A node that leaves has nothing to keep before the first step. A node
+    # that joins waits for it: otherwise joins that follow each other closely would let none end.
     Rule(lambda o: o.leaving and not o.has_begun, Action.LEAVE, "{o.leaving}, before it finished a step"),
     Rule(lambda o: o.leaving and not o.drain_requested, Action.REQUEST_DRAIN, "{o.leaving}"),
     Rule(lambda o: o.newcomers and not o.drain_requested, Action.REQUEST_DRAIN, "a node is waiting to join"),

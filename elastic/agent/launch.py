@@ -66,7 +66,7 @@ def launch(options: Options, spawner: Spawner) -> int:
     nproc = (torch.cuda.device_count() or 1) if options.nproc_per_node == "auto" else options.nproc_per_node
     declared, is_new = None, options.fresh
     imports_library = preflight.imports_library(Path(options.recipe))
-    preflight.check_faults(options, nproc, imports_library=imports_library)
+    preflight.check_faults(options, nproc, is_plain=not imports_library)
     if imports_library:
         declared = preflight.declared_identity(Path(options.recipe), options.recipe_args, spawner.start)
         is_new = preflight.check_run_dir(options, declared, run, nproc)
@@ -118,7 +118,16 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
             signal.signal(number, shutdown.on_signal)
         if run.is_remote:
             # Stopped after the exit report, which it uploads too.
-            stack.callback(_start_log_shipper(parts).close)
+            is_new, print_line = settings.is_new, console.print_line
+            log_shipper = LogShipper(
+                run,
+                settings.node,
+                is_first=lambda: parts.group.is_first,
+                is_new=is_new,
+                print_line=print_line,
+            )
+            log_shipper.start()
+            stack.callback(log_shipper.close)
         console.start()
         spawner.report = console.print_line
         stack.callback(console.stop)
@@ -201,15 +210,3 @@ def _parts(
         log=log,
         clock=_CLOCK,
     )
-
-
-def _start_log_shipper(parts: AgentParts) -> LogShipper:
-    log_shipper = LogShipper(
-        parts.settings.run,
-        parts.settings.node,
-        is_first=lambda: parts.group.is_first,
-        is_new=parts.settings.is_new,
-        print_line=parts.console.print_line,
-    )
-    log_shipper.start()
-    return log_shipper

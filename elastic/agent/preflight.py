@@ -45,13 +45,10 @@ def imports_library(recipe: Path) -> bool:
         ) from error
     except (OSError, SyntaxError, ValueError) as error:
         raise UsageError(f"expected a Python script in {recipe}, found something else: {error}") from error
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [node.module or ""]
-        if any(name.split(".")[0] == "elastic" for name in names):
-            return True
-    return False
+    nodes = [*ast.walk(tree)]
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    return any(name.partition(".")[0] == "elastic" for name in imported)
 
 
 def check_command(options: Options) -> None:
@@ -91,13 +88,13 @@ def address_of(options: Options) -> str:
     return address
 
 
-def check_faults(options: Options, nproc: int | None, *, imports_library: bool = True) -> None:
+def check_faults(options: Options, nproc: int | None, *, is_plain: bool = False) -> None:
     """Raises UsageError for a fault plan that names nodes or workers which the run cannot have.
 
     nproc: None as long as it is not known, which takes torch where it is the number of GPUs.
     """
     faults = grammar.parse(options.faults or "")
-    plan.check_fits(faults, nodes=options.max_nodes, nproc=nproc, imports_library=imports_library)
+    plan.check_fits(faults, nodes=options.max_nodes, nproc=nproc, is_plain=is_plain)
 
 
 def declared_identity(

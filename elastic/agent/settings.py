@@ -28,11 +28,6 @@ class Settings:
         return self.declared is not None
 
     @property
-    def watches_hangs(self) -> bool:
-        """False where hung workers are waited for, or send no heartbeats."""
-        return self.imports_library and self.options.hang_timeout.kind != "off"
-
-    @property
     def run_id(self) -> str:
         return "" if self.declared is None else self.declared.run_id
 

@@ -40,10 +40,6 @@ class ShutdownRequest:
             self.reason = reason
 
     @property
-    def is_requested(self) -> bool:
-        return self.reason is not None
-
-    @property
     def skips_drain(self) -> bool:
         return self._signals >= SIGNALS_TO_SKIP_DRAIN
 
@@ -59,11 +55,11 @@ class ShutdownRequest:
     @property
     def deadline_s(self) -> float:
         """The end of the grace period on the monotonic clock; without a request it begins now."""
-        return (self._since_s if self.is_requested else self._clock.monotonic()) + self.grace_s
+        return (self._clock.monotonic() if self.reason is None else self._since_s) + self.grace_s
 
     def limit_s(self, longest_s: float) -> float:
         """How long a last task may take: `longest_s`, or what a request leaves of the grace."""
-        if not self.is_requested:
+        if self.reason is None:
             return longest_s
         left_s = 0.0 if self.skips_checkpoint else self.grace_s - self.age_s
         return max(SHORTEST_LIMIT_S, min(longest_s, left_s))

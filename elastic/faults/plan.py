@@ -190,9 +190,7 @@ class Fault:
         return f"{_printed(TRIGGERS, self.trigger)}: {_printed(ACTIONS[type(self.trigger)], self.action)}"
 
 
-def check_fits(
-    faults: Iterable[Fault], *, nodes: int, nproc: int | None, imports_library: bool = True
-) -> None:
+def check_fits(faults: Iterable[Fault], *, nodes: int, nproc: int | None, is_plain: bool = False) -> None:
     """Check that a run of at most `nodes` nodes with `nproc` workers each can reach every trigger.
 
     `nproc` is None while it is not known. Raises UsageError for a fault that can never be injected.
@@ -203,8 +201,8 @@ def check_fits(
                 _refuse(fault, f"a node from 0 to {nodes - 1} (--max-nodes {nodes})", str(node))
             case AtStep(rank=rank) | AtRestore(rank=rank) if nproc is not None and rank >= nodes * nproc:
                 _refuse(fault, f"a rank from 0 to {nodes * nproc - 1} ({nodes} nodes of {nproc})", str(rank))
-            case AtStep() | AtNode() | AtSave() | AtRestore() if not imports_library:
-                found = "a script that uses none of the library and has none"
+            case AtStep() | AtNode() | AtSave() | AtRestore() if is_plain:
+                found = "a script that does not import the library and has none"
                 _refuse(fault, "a recipe with steps, checkpoints and restores", found)
 
 

@@ -265,6 +265,9 @@ class Loop:
             self.output.log.record(Drained(step=info.step, committed=committed))
         if problem:
             raise StoreFailed(f"stopped after step {info.step}, which could not be saved: {problem}")
+        # The agent tells this exit from one that is the recipe's own by it, also if another node's
+        # agent asked for the drain.
+        self.page.drain = True
         raise SystemExit(EXIT_INTERRUPTED)
 
     def _save_and_wait(self, info: SnapshotInfo, published: PublishedSnapshot | None) -> str:

@@ -362,7 +362,7 @@ def test_an_exit_ends_the_wait_and_kill_leaves_no_process(node):
     workers.wait(FOR_EVER_S)
     assert workers.poll()
     assert list(workers.exit_codes) == [1]
-    workers.terminate()
+    workers.terminate(0.0, lambda: False)
     workers.kill(None)
     assert workers.exit_codes == dict.fromkeys((1, 0, 2), -signal.SIGKILL)
     assert workers.killed == {0, 2}

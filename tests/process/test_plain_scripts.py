@@ -59,6 +59,49 @@ def test_a_script_without_our_library_that_raises_ends_with_its_traceback(drill,
     assert agent.output.rstrip().splitlines()[-1] == "RuntimeError: the script's own mistake"
 
 
+def test_nodes_that_join_and_leave_a_plain_script_use_up_no_restart(drill, recipes):
+    """No restart is allowed.
+
+    The ranks add numbers all the time, so those of the other nodes break when one node stops its
+    own.
+    """
+    until = drill.folder / "enough"
+    options = ("--max-nodes", "3", "--last-call", "0s", "--max-restarts", "0")
+    agents = []
+    for size in (1, 2, 3):
+        agents.append(drill.start(*options, recipe=recipes / "plain.py", env={"PLAIN_SUMS": str(until)}))
+        drill.happens("worker_started", rank=size - 1, generation=size)
+    leaver = drill.agent_of_rank(1, generation=3)
+    leaver.signal(signal.SIGTERM)
+    leaver.ends_with(1)
+    assert "the script was stopped, and whatever it saved is its own" in leaver.output
+    drill.happens("worker_started", rank=1, generation=4)
+    until.touch()
+    for agent in agents:
+        if agent is not leaver:
+            agent.ends_with(0)
+
+    generations = [(e["world_size"], e["cause"], e["restarts"]) for e in drill.events("generation_started")]
+    assert generations == [
+        (1, "start", 0),
+        (2, "node joined", 0),
+        (3, "node joined", 0),
+        (2, "node left", 0),
+    ]
+    assert not drill.events("worker_failed")
+
+
+@pytest.mark.parametrize("code", [70, 75])
+def test_a_plain_script_that_exits_with_a_code_of_ours_has_failed(drill, recipes, code):
+    """Workers with this library mean "I lost a peer" and "I drained" by these codes."""
+    options = ("--nproc-per-node", "2", "--max-restarts", "1")
+    agent = drill.start(*options, recipe=recipes / "plain.py", env={"PLAIN_EXITS": str(code)})
+    agent.ends_with(1)
+
+    assert "that was failure 2 in a row without a new step, and --max-restarts is 1" in agent.output
+    assert len(drill.events("generation_started")) == 2
+
+
 def test_plain_python_drains_and_torchrun_goes_on_to_the_same_result(drill, undisturbed, recipes):
     """Ctrl-C under `python recipe.py` in step 10; the run is then finished by two workers of
     `torchrun recipe.py`.

@@ -251,15 +251,15 @@ def test_a_fault_beyond_the_largest_world_is_refused(line, found):
 def test_a_script_without_the_library_reaches_no_step_trigger():
     """Its processes can be killed at random, and its nodes at a rendezvous; it has no steps."""
     fits = parse("every 5s: kill random worker, seed 1; generation 2 node 0 rendezvous: kill")
-    check_fits(fits, nodes=1, nproc=1, imports_library=False)
+    check_fits(fits, nodes=1, nproc=1, is_plain=True)
     for line in (
         "step 1: kill",
         "step 1 node 0: kill",
         "checkpoint 1 upload: pause 1s",
         "generation 1 rank 0 restore: kill",
     ):
-        with pytest.raises(UsageError, match="uses none of the library"):
-            check_fits(parse(line), nodes=1, nproc=1, imports_library=False)
+        with pytest.raises(UsageError, match="does not import the library"):
+            check_fits(parse(line), nodes=1, nproc=1, is_plain=True)
 
 
 @given(intervals(), st.integers(0, 1000), st.integers(1, 50))

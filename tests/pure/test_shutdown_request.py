@@ -20,7 +20,7 @@ def asked(signals: int, *, age_s: float = 0.0) -> ShutdownRequest:
 def test_of_several_requests_the_first_gives_the_reason_and_the_time():
     clock = FakeClock()
     shutdown = ShutdownRequest(GRACE_S, clock)
-    assert not shutdown.is_requested
+    assert shutdown.reason is None
     shutdown.request("the cloud takes this machine")
     began_s = clock.monotonic()
     clock.sleep(4.0)

@@ -24,6 +24,7 @@ from elastic.system.worker_error import WorkerError, read_errors
 
 KILL_WAIT_S = 30.0
 
+TERMINATE_POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStart:
@@ -97,16 +98,22 @@ class NodeWorkers:
         if all(process.poll() is None for process in running):
             wait_any_exit(running, timeout_s)
 
-    def terminate(self) -> None:
-        """SIGTERM to the main process of each worker.
+    def terminate(self, limit_s: float, is_over: Callable[[], bool]) -> None:
+        """SIGTERM to the main process of each worker, which may save what it has.
 
-        Its children get none: they may be loading the data of the step that is to be finished.
+        Returns once all workers have exited, after `limit_s`, or when `is_over` becomes true.
         """
         for rank in self.running:
+        deadline = self._clock.monotonic() + limit_s
+        self.poll()
+        self.killed.update(self.running)
             if self._processes[rank].poll() is None:
                 with suppress(ProcessLookupError):
                     os.kill(self.pid(rank), signal.SIGTERM)
 
+        while self.running and self._clock.monotonic() < deadline and not is_over():
+            self.wait(TERMINATE_POLL_S)
+            self.poll()
     def kill(self, culprit: WorkerError | None) -> None:
         """SIGKILL to every worker and its children; returns once all workers have exited."""
         self.poll()
