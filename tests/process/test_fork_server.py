@@ -352,6 +352,16 @@ def test_workers_die_with_a_killed_fork_server_and_the_next_ones_get_another(nod
     assert node.reported == ["the fork server died; another one is started"]
 
 
+def test_a_worker_whose_log_cannot_be_created_runs_without_one(node):
+    """A file is where the folder of the logs belongs; a full disk refuses in the same way."""
+    (node.folder / f"logs-{node.logs + 1}").touch()
+    workers = node.workers("exit", "4", size=2)
+    while workers.running:
+        workers.wait(FOR_EVER_S)
+        workers.poll()
+    assert workers.exit_codes == {0: 4, 1: 4}
+
+
 def test_an_exit_ends_the_wait_and_kill_leaves_no_process(node):
     """Rank 1 of three gets SIGKILL.
 

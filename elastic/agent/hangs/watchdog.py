@@ -63,7 +63,9 @@ class Watchdog:
             )
         )
         start = workers.running.get(hung.rank)
-        stacks = "" if start is None else dump_stacks(workers.pid(hung.rank), start.log, self._clock)
+        stacks = ""
+        if start is not None and start.log.exists():  # it does not if the disk was full
+            stacks = dump_stacks(workers.pid(hung.rank), start.log, self._clock)
         self.error = WorkerError(
             rank=hung.rank, message=hung.reason, traceback=stacks, time=self._clock.wall()
         )

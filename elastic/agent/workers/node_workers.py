@@ -2,7 +2,8 @@
 
 Each worker leads a session of its own, so that a terminal's Ctrl-C does not reach it, and dies with
 this agent. Its output goes straight into its log file: nothing is lost when the agent dies, and no
-pipe can fill up. No worker is left behind. What an exit means is decided in decide.py.
+pipe can fill up. If that file cannot be created, the output is lost, and the worker runs all the
+same. No worker is left behind. What an exit means is decided in decide.py.
 """
 
 import os
@@ -23,8 +24,8 @@ from elastic.system.clock import Clock
 from elastic.system.worker_error import WorkerError, read_errors
 
 KILL_WAIT_S = 30.0
-
 TERMINATE_POLL_S = 0.1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStart:
@@ -50,11 +51,11 @@ class NodeWorkers:
         self.exit_codes: dict[int, int] = {}
         self.killed: set[int] = set()  # ranks that this agent killed
         self._starts = {start.rank: start for start in starts}
-        self._processes = {start.rank: _start(start, start_process) for start in starts}
         self._log = log
         self._console = console
         self._clock = clock
         self._first_exit_s: float | None = None
+        self._processes = {start.rank: self._start(start, start_process) for start in starts}
         for start in starts:
             log.record(WorkerStarted(rank=start.rank, pid=self.pid(start.rank)))
             console.follow(start.log, f"rank{start.rank}")
@@ -103,17 +104,17 @@ class NodeWorkers:
 
         Returns once all workers have exited, after `limit_s`, or when `is_over` becomes true.
         """
-        for rank in self.running:
         deadline = self._clock.monotonic() + limit_s
         self.poll()
         self.killed.update(self.running)
+        for rank in self.running:
             if self._processes[rank].poll() is None:
                 with suppress(ProcessLookupError):
                     os.kill(self.pid(rank), signal.SIGTERM)
-
         while self.running and self._clock.monotonic() < deadline and not is_over():
             self.wait(TERMINATE_POLL_S)
             self.poll()
+
     def kill(self, culprit: WorkerError | None) -> None:
         """SIGKILL to every worker and its children; returns once all workers have exited."""
         self.poll()
@@ -156,11 +157,16 @@ class NodeWorkers:
             of_another = ", a victim of another failure" if victim else ""
             self._console.print_line(f"rank {rank} (pid {pid}) ended: {how}{of_another}")
 
-
-def _start(start: WorkerStart, start_process: Callable[[ProcessStart], Process]) -> Process:
-    start.log.parent.mkdir(parents=True, exist_ok=True)
-    # "x": a log belongs to one worker of one generation and is never overwritten.
-    with start.log.open("xb") as log:
-        return start_process(
-            ProcessStart(command=start.command, env=start.env, stdout=log.fileno(), stderr=log.fileno())
-        )
+    def _start(self, start: WorkerStart, start_process: Callable[[ProcessStart], Process]) -> Process:
+        try:
+            start.log.parent.mkdir(parents=True, exist_ok=True)
+            # "x": a log belongs to one worker of one generation and is never overwritten.
+            log = start.log.open("xb")
+        except OSError as error:
+            # A full disk costs the log, and never the training.
+            self._console.print_line(f"rank {start.rank} runs without a log: {error}")
+            log = Path(os.devnull).open("wb")  # noqa: SIM115 - closed below
+        with log:
+            return start_process(
+                ProcessStart(command=start.command, env=start.env, stdout=log.fileno(), stderr=log.fileno())
+            )
