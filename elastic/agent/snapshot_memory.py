@@ -1,9 +1,10 @@
 """A snapshot outlives every worker of its node: its memory belongs to the agent, and dies with it.
 
-Workers write snapshots and the uploader reads them; the agent never looks into one. It allocates
-the memory when a worker asks for it on the control page, because only then the size of the state is
-known, and in a thread, because the pages are reserved at once, which takes seconds for a large
-state.
+Workers write snapshots and the uploader reads them; the agent reads only their headers. It
+allocates the memory when a worker asks for it on the control page, because only then the size of
+the state is known, and in a thread, because the pages are reserved at once, which takes seconds for
+a large state. Where there is no room for all slots, one is better than none: without any, no
+checkpoint could be made.
 """
 
 import threading
@@ -39,8 +40,9 @@ class SnapshotMemory:
         return None if self.slots is None else self.slots.newest()
 
     def publish(self) -> None:
-        """Write the memory's descriptor on the control page."""
+        """Write the memory's descriptor on the control page; what was refused is tried again."""
         self._page.slots_fd = None if self.slots is None else self.slots.fd
+        self._refused_bytes = 0
 
     def poll(self) -> None:
         """Allocate what the workers ask for, and publish it when it is there; never blocks."""
@@ -61,10 +63,12 @@ class SnapshotMemory:
             self.slots.release_all()
 
     def _create(self, size_bytes: int) -> None:
-        try:
-            self._created = SnapshotSlots.create(size_bytes, self._count)
-        except OSError as error:
-            self._created = error
+        for count in (self._count, SLOTS_WITHOUT_SNAPSHOTS):
+            try:
+                self._created = SnapshotSlots.create(size_bytes, count)
+                return
+            except OSError as error:
+                self._created = error
 
     def _adopt(self) -> None:
         created, self._created = self._created, None
@@ -75,9 +79,14 @@ class SnapshotMemory:
             if old is not None:
                 old.close()
             self.publish()
+            if created.num_slots < self._count:
+                self._report(
+                    f"no memory for {self._count} snapshots of {created.capacity_bytes / 1e6:.0f} MB; there is one, "
+                    "which is written over in place: a fault meanwhile costs the steps since the newest checkpoint"
+                )
             return
         self._refused_bytes = self._page.wanted_bytes
         self._report(
-            f"no memory for {self._count} snapshots of {self._refused_bytes / 1e6:.0f} MB ({created}); "
-            "training goes on without, and a fault costs the steps since the newest checkpoint"
+            f"no memory for one copy of the state, {self._refused_bytes / 1e6:.0f} MB ({created}): no step can be saved from this "
+            "node's memory. Stop the run, and start it with fewer workers on this node or on a machine with more memory"
         )
