@@ -135,13 +135,18 @@ def declared_identity(
 def check_run_dir(options: Options, declared: Identity, run: RunDir, nproc: int) -> bool:
     """Whether the run directory holds no run yet.
 
-    Raises UsageError when it holds another run, cannot be read, or the nodes have more workers than
-    the run has shards.
+    Raises UsageError when it holds another run, cannot be read, or --min-nodes nodes like this one
+    have more workers than the run has shards.
     """
-    if options.max_nodes * nproc > declared.shards:
+    if options.min_nodes * nproc > declared.shards:
         raise UsageError(
-            f"expected at most as many workers as shards ({declared.shards}), found {options.max_nodes} nodes of {nproc} workers; "
-            "lower --max-nodes or --nproc-per-node, or begin a run with more shards"
+            f"expected at most as many workers as shards ({declared.shards}), found {options.min_nodes} nodes of {nproc} workers; "
+            "lower --min-nodes or --nproc-per-node, or begin a run with more shards"
+        )
+    if options.max_nodes * nproc > declared.shards:
+        most = declared.shards // nproc
+        print(
+            f"{declared.shards} shards: {most} of the nodes train, with {nproc} workers each; more are spares"
         )
     if options.fresh:
         return True

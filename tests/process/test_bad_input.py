@@ -49,7 +49,7 @@ def refused(drill):
         (["--faults", "step 3 node 1: kill"], "expected a node from 0 to 0 (--max-nodes 1), found 1"),
         (["--nproc-per-node", "1000"], "expected at most 126 workers a node, found --nproc-per-node 1000"),
         (
-            ["--nproc-per-node", "3", "--max-nodes", "2"],
+            ["--nproc-per-node", "3", "--min-nodes", "2", "--max-nodes", "2"],
             "expected at most as many workers as shards (4), found 2 nodes of 3",
         ),
         (["--run-dir", "nope://bucket/run"], "expected a path or a URL that fsspec knows"),

@@ -2,8 +2,23 @@
 
 import pytest
 
-from elastic.agent.preflight import declared_identity, imports_library
+from elastic.agent.preflight import check_run_dir, declared_identity, imports_library
+from elastic.config.identity import Identity
+from elastic.config.options import parse
+from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
+
+DECLARED = Identity(
+    recipe="recipe.py",
+    recipe_sha256="",
+    arguments=(),
+    seed=3,
+    global_batch=64,
+    shards=8,
+    torch="2",
+    device="cuda",
+    threads=1,
+)
 
 
 def recipe(folder, text):
@@ -97,3 +112,25 @@ def test_a_recipe_declares_its_run_and_goes_no_further(tmp_path, capfd):
     assert (identity.seed, identity.global_batch, identity.shards) == (3, 64, 4)
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["recipe.py"]
     assert "no further" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("nproc", "says"),
+    [
+        (2, ""),
+        (3, "8 shards: 2 of the nodes train, with 3 workers each; more are spares\n"),
+        (8, "8 shards: 1 of the nodes train, with 8 workers each; more are spares\n"),
+    ],
+)
+def test_nodes_that_find_no_shards_are_spares_and_no_error(tmp_path, capsys, nproc, says):
+    """The first command of the README, on a machine with so many GPUs."""
+    options = parse(["recipe.py", "--min-nodes", "1", "--max-nodes", "4"])
+    assert check_run_dir(options, DECLARED, RunDir.parse(str(tmp_path)), nproc)
+    assert capsys.readouterr().out == says
+
+
+@pytest.mark.parametrize(("nproc", "least"), [(9, 1), (5, 2)])
+def test_nodes_that_can_never_find_shards_enough_are_refused(tmp_path, nproc, least):
+    options = parse(["recipe.py", "--min-nodes", str(least), "--max-nodes", "4"])
+    with pytest.raises(UsageError, match=f"shards \\(8\\), found {least} nodes of {nproc} workers"):
+        check_run_dir(options, DECLARED, RunDir.parse(str(tmp_path)), nproc)
