@@ -70,8 +70,9 @@ def enqueue(waiting: tuple[Job, ...], new: Job) -> tuple[tuple[Job, ...], tuple[
     """(what waits now, oldest first; what is dropped) after `new` came.
 
     At most one ordinary save waits, the newest, because an older state is worth nothing once a
-    newer one can be saved. A final save is never dropped for another. There is one final save in a
-    generation, so more than MOST_WAITING of them is a fault of the clients; then `new` is dropped.
+    newer one can be saved. A final save is never dropped for another. Clients offer few of them:
+    rank 0 its last step, again where that failed, and the agent the newest snapshot at a change of
+    membership. More than MOST_WAITING are a fault of the clients; then `new` is dropped.
     """
     final = tuple(job for job in waiting if job.offer.is_final)
     if len(final) >= MOST_WAITING:
@@ -94,7 +95,8 @@ class Jobs:
         self._clock = clock
         self._waiting: tuple[Job, ...] = ()
         self._in_flight: Job | None = None
-        self.overdue_s = inf  # inf once the save in flight was reported
+        self._is_reported = False  # the save in flight
+        self.overdue_s = inf  # when it is; inf once it was reported
         self._results: SimpleQueue[SaveResult | None] = SimpleQueue()
         self.wakeup, self._waker = socket.socketpair()
 
@@ -128,8 +130,7 @@ class Jobs:
         # Now, and not once old checkpoints are deleted: deleting may hang, and training needs the
         # slot.
         job.close()
-        was_reported, self.overdue_s = self.overdue_s == inf, inf
-        if not was_reported or result.state is SaveState.COMMITTED:
+        if not self._is_reported or result.state is SaveState.COMMITTED:
             self._report(job, result)
 
     def check_overdue(self) -> None:
@@ -140,13 +141,12 @@ class Jobs:
         """
         job = self._in_flight
         if job is not None and self._clock.monotonic() >= self.overdue_s:
-            self.overdue_s = inf
             reason = f"the storage has not answered for {self._limit_s:.0f} s; saves wait until it does"
             self._report(job, job.offer.result(SaveState.FAILED, reason))
 
     def abandon(self) -> None:
         """Report everything that is not reported yet as failed; the process exits next."""
-        unreported = () if self._in_flight is None or self.overdue_s == inf else (self._in_flight,)
+        unreported = () if self._in_flight is None or self._is_reported else (self._in_flight,)
         for job in (*unreported, *self._waiting):
             # Released but not closed: the thread of the save may still be reading the memory.
             job.release()
@@ -157,7 +157,7 @@ class Jobs:
         if self._in_flight is None and self._waiting:
             job, *rest = self._waiting
             self._waiting, self._in_flight = tuple(rest), job
-            self.overdue_s = self._clock.monotonic() + self._limit_s
+            self._is_reported, self.overdue_s = False, self._clock.monotonic() + self._limit_s
             save = threading.Thread(target=self._run, args=(job,), daemon=True, name=f"save-{job.offer.step}")
             save.start()
 
@@ -175,6 +175,7 @@ class Jobs:
         self._waker.send(b"x")
 
     def _report(self, job: Job, result: SaveResult) -> None:
+        self._is_reported, self.overdue_s = True, inf
         self._log.generation = job.offer.generation
         if result.state is SaveState.FAILED:
             self._log.record(CheckpointFailed(step=result.step, reason=result.reason))
