@@ -106,7 +106,7 @@ def declared_identity(
     `-- --help` does.
     """
     with tempfile.TemporaryDirectory(prefix="elastic-preflight-") as folder, tempfile.TemporaryFile() as out:
-        answer = Path(folder) / "run.json"
+        answer = Path(folder) / identity.NAME
         env = environment.variables() | {environment.PREFLIGHT: str(answer)}
         sys.stderr.flush()
         child = start(
@@ -153,7 +153,7 @@ def check_run_dir(options: Options, declared: Identity, run: RunDir, nproc: int)
     try:
         there = read_small(open_store(run.url), identity.NAME, _CLOCK)
     except StoreFailed as error:
-        raise UsageError(f"expected to read {run.identity_url}, found: {error}") from error
+        raise UsageError(f"expected to read {run.url}/{identity.NAME}, found: {error}") from error
     if there is not None:
         identity.check(identity.parse(there), declared, run.url)
     return there is None

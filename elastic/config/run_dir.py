@@ -1,4 +1,8 @@
-"""Every path inside a run directory is spelled here and nowhere else.
+"""The folders and files at the top of a run directory have their names here.
+
+config/identity.py has that of `run.json`. Names inside a folder belong to the module that writes
+there: checkpoint/record.py, the rendezvous backends, faults/inject.py, for events agent/launch.py,
+train/start.py and uploader/protocol.py, and for the parts of a remote run observe/upload_parts.py.
 
 A run directory is a local or shared folder, or any fsspec URL. Checkpoints, `run.json` and the
 group's state are at the URL itself. Files that grow line by line (metrics, events, logs) need a
@@ -29,10 +33,6 @@ class RunDir:
     @property
     def is_remote(self) -> bool:
         return self.url != str(self.local)
-
-    @property
-    def identity_url(self) -> str:
-        return f"{self.url}/run.json"
 
     @property
     def checkpoints_url(self) -> str:
