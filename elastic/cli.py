@@ -56,9 +56,10 @@ what survives what:
 exit codes:
   0   the run is complete (diff: the runs are the same; verify: no damage)
   1   training failed; the traceback of the worker that failed first is printed last
+      or it was interrupted before its last step was saved; the last line says which step is
       (diff: the runs differ; verify: there is damage)
   2   the command, the recipe or the run directory is not as expected
-  75  interrupted, and the last step is saved: the same command resumes
+  75  interrupted, and no step of this command is lost: the same command resumes
   76  states of the run exist, but none loads: elastic-train verify RUN reads the checkpoints
   130 Ctrl-C before the node was ready to train; nothing is lost
 

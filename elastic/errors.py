@@ -1,9 +1,10 @@
 """The class of an error says whose fault it is and what the agent does next.
 
 ElasticError
-├─ UsageError            the user's: name what to change, exit 2, write nothing
+├─ UsageError            the user's: name what to change, exit 2, no restart
 │   └─ StateNotSavable   the recipe's: an entry of its state cannot be saved without pickle
-├─ StatesDiffer          ranks hold different training states: stop, exit 1 (a bug, bad hardware)
+├─ StatesDiffer          ranks hold different training states (a bug, bad hardware): all workers
+│                        fail; the restart gives all ranks one state
 ├─ PeerLost              another worker went away: this worker is a victim, a new generation follows
 ├─ Fenced                a newer generation exists: drop what this process was about to write
 ├─ GroupEnded            the run is over (complete or failed): leave with the run's exit code
@@ -37,11 +38,11 @@ class UsageError(ElasticError, ValueError):
 
 
 class StateNotSavable(UsageError):  # noqa: N818 - the names say what is wrong
-    pass
+    """An entry of a state cannot be saved without pickle."""
 
 
 class StatesDiffer(ElasticError):  # noqa: N818
-    pass
+    """Ranks hold different training states."""
 
 
 class PeerLost(ElasticError):  # noqa: N818
@@ -49,7 +50,7 @@ class PeerLost(ElasticError):  # noqa: N818
 
 
 class Fenced(ElasticError):  # noqa: N818
-    pass
+    """A newer generation exists, without this node."""
 
 
 class GroupEnded(ElasticError):  # noqa: N818
@@ -80,7 +81,7 @@ class Interrupted(ElasticError):  # noqa: N818
 
 
 class CheckpointDamaged(ElasticError):  # noqa: N818
-    pass
+    """A committed checkpoint cannot be loaded."""
 
 
 class NothingLoads(ElasticError):  # noqa: N818
@@ -88,4 +89,4 @@ class NothingLoads(ElasticError):  # noqa: N818
 
 
 class StoreFailed(ElasticError):  # noqa: N818
-    pass
+    """The storage did not do what it was asked for."""

@@ -1,6 +1,7 @@
 """The agent's last line says how the run stands and what to do; its exit code says the same.
 
-It is the exit code for interrupted only where a checkpoint holds the last step that was trained.
+It is the exit code for interrupted only where a checkpoint holds the last step that was trained, or
+none was trained.
 """
 
 import sys
@@ -56,10 +57,8 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
             f"the same command resumes there and trains {agent.last_step - saved_step} steps again"
         )
     else:
-        text, code = (
-            f"interrupted ({reason}); step {saved_step} is saved in {parts.settings.run.url}: the same command resumes",
-            EXIT_INTERRUPTED,
-        )
+        url, code = parts.settings.run.url, EXIT_INTERRUPTED
+        text = f"interrupted ({reason}); step {saved_step} is saved in {url}: the same command resumes"
     # The reason may quote the group's state, which another node wrote.
     print(printable(text), file=sys.stderr)
     return code

@@ -1,10 +1,11 @@
-"""Agents inject the faults of a plan that hit a node, and the repeated ones, each exactly once.
+"""Agents inject the faults of a plan that hit a node, and the repeated ones, each at most once.
 
 A repeated fault needs no message between agents. Each of them draws the victim and the time of the
 next injection from the seed and the number of injections so far, and so comes to the same result.
 The agent that has the victim carries it out. So it does not matter which agent dies, that of rank 0
 or one that was about to tell the others. Agents that disagree for a moment about the members of the
 group may draw different victims; the first to take the claim injects, and the other one does not.
+An agent that dies between its claim and the injection leaves the fault out.
 """
 
 import os

@@ -3,7 +3,7 @@
 The node commits it itself, or sees that another one has. A drain leaves the state of its last step
 in the memory of every node, not in a checkpoint: the workers need not wait for an upload, and most
 drains lead to a generation that has the state in memory. But the memory of a node that leaves is
-lost with it, and exit code 75 promises that its last step is saved.
+lost with it, and exit code 75 promises that no step is lost.
 
 It does not promise that the storage accepts the checkpoint. `newest_checkpoint` says which step is
 safe, and the exit code follows from that (exit_report.py).

@@ -1,4 +1,4 @@
-"""All checks come before the first write, and everything that is started is ended.
+"""The checks of preflight.py come before the first write, and everything that is started is ended.
 
 This is the way from a command line to an exit code. It neither trains nor decides: it puts the
 parts of one node together around its agent.
@@ -60,7 +60,8 @@ def launch(options: Options, spawner: Spawner) -> int:
 
     The caller has checked what it takes no torch to check. spawner: its fork server imports
     meanwhile.
-    Raises UsageError before anything is written.
+    Raises UsageError, before anything is written unless the uploader finds the mistake: it starts
+    last. Raises RendezvousTimeout when the backend does not answer within --rdzv-timeout.
     """
     run = RunDir.parse(options.run_dir)
     nproc = (torch.cuda.device_count() or 1) if options.nproc_per_node == "auto" else options.nproc_per_node

@@ -7,7 +7,8 @@ The protocol, of which `commit` is the list of steps:
 
 1. Hash the payload and store it under the name of a new attempt.
 2. Compare the size that the store reports.
-3. Ask whether this writer may go on: its deadline has not passed, and no newer generation exists.
+3. Ask whether this writer may go on: its deadline has not passed, and its node is a member of the
+   newest generation. Without an agent there are no generations to ask for.
 4. Create the commit record exclusively, and read it back after every doubtful answer.
 
 Why it holds. Attempts share no name, so two writers never mix their files: a writer that was taken
@@ -37,7 +38,7 @@ class WriteLimits:
     """When a writer must stop by itself.
 
     After `deadline`, in seconds of the monotonic clock, the sweep of another process may take its
-    attempt for abandoned. Once `is_fenced`, a newer generation exists.
+    attempt for abandoned. Once `is_fenced`, a newer generation exists without this writer's node.
     """
 
     deadline: float
@@ -69,8 +70,8 @@ def commit(
     """Store the payload, then make it a checkpoint.
 
     `reached` is called with upload (while the payload is written), before-commit and after-commit.
-    Raises Fenced when a newer generation exists, StoreFailed when the store does not take the
-    checkpoint before the deadline.
+    Raises Fenced when a newer generation exists without this node, StoreFailed when the store does
+    not take the checkpoint before the deadline.
     """
     write = _Write(store, save, limits, clock)
     write.may_go_on()

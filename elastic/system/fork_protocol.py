@@ -1,8 +1,9 @@
 """The agent and its fork server exchange these messages and no others.
 
 Each message is one JSON object on a line of its own (system/json_lines.py). They stand here because
-neither side may own them: the agent must not import the worker package, so that an error in there
-cannot take the supervisor down. Both ends run the same version of this library, so a message may
+neither side may own them: `elastic.agent` must not import `elastic.worker`, so that no code of a
+worker runs in the supervisor. cli.py hands it the one function that the forked fork server runs.
+Both ends run the same version of this library, so a message may
 change without regard to older ones.
 """
 

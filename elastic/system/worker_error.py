@@ -1,6 +1,6 @@
 """A worker that fails leaves an error file, whole or not at all, and its agent reads it.
 
-The format stands here because the agent must not import the worker package.
+The format stands here because `elastic.agent` must not import `elastic.worker`.
 """
 
 import json

@@ -1,8 +1,9 @@
-"""A save of an older generation is fenced by the newest one, which is read again at each check.
+"""The newest generation fences the saves of a node outside it; it is read again at each check.
 
 A fencing token is a number that only grows: a writer with a smaller one than the newest must stop.
-Here the token is the number of the generation. A fence finds the newest number where the rendezvous
-shows it. It is named by one line of text, so that it can be passed to the uploader:
+Here the token is the number of the newest generation that the node has entered. A fence finds the
+newest number where the rendezvous shows it. It is named by one line of text, so that it can be
+passed to the uploader:
 
 file:PATH                      a file with the number, replaced whole when the number grows
 mirror:PATH                    a file that this node's agent writes five times a second
@@ -11,7 +12,7 @@ objects:URL                    the group's newest version in an object store, wh
 
 A fence that cannot be read stops the save. One that does not exist stands for the time before the
 first generation and fences nothing; where a person removed it, the next poll of an agent writes it
-again.
+again. Under torchrun and plain python there are no agents, and so no fence.
 
 The mirror exists for `--rdzv-backend c10d`, where only a client of torch's TCPStore can read the
 number, and the uploader starts without torch. What is in it is only as good as the agent's last

@@ -1,10 +1,12 @@
-"""Every offer is saved or reported as failed, even if its client is dead.
+"""Every offer has one of four ends, even if its client is dead: committed, failed, fenced, dropped.
 
     python -m elastic.uploader.main '{"checkpoints_url": ...}'
 
-One save is in flight, and the newest other one waits. The owner holds the uploader's standard
-input: its end means finish and exit. The uploader does not promise to outlive its owner for longer
-than its saves may take. It imports no torch, so that it starts at once.
+One save is in flight. Of the others the newest waits, and up to four final ones. A save that is
+dropped for a newer one leaves no event, nor does one whose step another writer had committed. The
+owner holds the uploader's standard input: its end means finish and exit. The uploader does not
+promise to outlive its owner for longer than its saves may take. It imports no torch, so that it
+starts at once.
 """
 
 import json

@@ -51,7 +51,8 @@ class Saver:
         good. It is safe for two reasons. The agent killed the workers of the older generation
         before it entered this one, so nothing of theirs is written any more. And their state lies
         on the run's one trajectory, which does not depend on who trains it. A node that is not a
-        member of the newest generation never says that it is, so its saves stay fenced.
+        member of the newest generation never says that it is. If it was evicted, its saves are
+        fenced until it has joined again; then they go on as those of any member.
         """
         with self._membership:
             self._entered = max(self._entered, generation)

@@ -9,6 +9,8 @@ the worker is doing:
 - The recipe's own code, starting, saving, and the first steps of a generation give no hint of how
   long they will take the next time. An evaluation may come once in a thousand steps, and the first
   steps compile. Their limit is 1800 s.
+- What the recipe does after its last step is saved may take any time. It has no limit, and a hang
+  there is not detected.
 - A process that a signal stopped makes no progress in any phase. Its limit is 10 s.
 - Waiting for other ranks explains itself, as long as one of them works. A waiting rank is blamed
   last: the rank that it waits for normally exceeds its own limit first. Only if none does, on any
@@ -17,7 +19,8 @@ the worker is doing:
   others wait for it; and of several workers over their limits, a waiting one is chosen only if all
   of them wait.
 
-`--hang-timeout` sets one limit for steps and for the recipe's own code instead.
+`--hang-timeout` sets one limit instead for steps, for the recipe's own code and for a stopped
+process; a waiting rank has twice that. Starting and saving have at least their 1800 s.
 
 elastic/system/silence.py says why an observer that was itself stopped or starved does not blame a
 worker when it comes back. The detector does not promise to be right: a step that takes far longer

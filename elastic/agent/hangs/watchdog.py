@@ -1,8 +1,8 @@
 """At most one worker of a node is called hung in a generation, and it shows its stacks first.
 
 The watchdog samples heartbeats and processes, and hang_detector.py judges the samples. What follows
-is decided in decide.py. There is no watchdog where nothing sends heartbeats (a script that does not
-use this library), nor with `--hang-timeout off`.
+is decided in decide.py. It is not polled where nothing sends heartbeats (a script that does not
+import this library), nor with `--hang-timeout off`.
 """
 
 from elastic.agent.hangs.hang_detector import HangDetector, HungWorker, WorkerSample

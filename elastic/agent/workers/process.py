@@ -1,6 +1,6 @@
-"""The agent waits for processes that run the recipe without polling, and reads each exit code once.
+"""The agent sleeps until a process may have exited, and learns each exit code.
 
-`Process` is all that the agent needs to know of such a process. This module has the
+`Process` is all that the agent needs to know of a process that runs the recipe. This module has the
 processes that the agent spawns: they import everything themselves, which takes seconds. Those that
 the fork server forks are in fork_server_client.py.
 """
