@@ -65,10 +65,11 @@ def _judged(step: int | None, common_steps: int, a: Report, b: Report) -> tuple[
         return False, "the runs have no step in common; nothing was compared"
     for name, run, other in (("A", a, b), ("B", b, a)):
         if run.finished and run.steps < other.steps:
-            ends = f"{name} ends at step {run.steps}, the other goes on to step {other.steps}"
-            return False, f"{ends}; equal until there"
+            ends = f"{name} ends at step {run.steps}, and the other goes on to step {other.steps}"
+            return False, f"{ends}; until there they are the same"
     if unfinished := [name for name, run in (("A", a), ("B", b)) if not run.finished]:
-        return True, f"the same at all {common_steps} common steps; {' and '.join(unfinished)} not finished"
+        which = "neither is" if len(unfinished) > 1 else f"{unfinished[0]} is not"
+        return True, f"the same at all {common_steps} common steps; {which} finished"
     if a.final_digest != b.final_digest:
         found = f"{a.final_digest} and {b.final_digest}"
         return False, f"all steps agree, but the final digests differ: {found}"

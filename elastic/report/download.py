@@ -23,10 +23,11 @@ CALL_LIMIT_S = 120.0
 
 
 def check_exists(run: RunDir) -> None:
-    """Raises UsageError for a local run that is not there; of a remote one nothing is known yet."""
-    if not run.is_remote and not run.local.is_dir():
+    """Raises UsageError for a folder that has nothing of a run; of a URL nothing is known yet."""
+    parts = run.local / NAME, run.events, run.rendezvous, run.local / "checkpoints"
+    if not run.is_remote and not any(part.exists() for part in parts):
         raise UsageError(
-            f"expected a run directory, found nothing at {run.local}; elastic-train RECIPE --run-dir names one"
+            f"expected a run directory, found no run in {run.local}; give what --run-dir named when it began"
         )
 
 
@@ -53,7 +54,7 @@ def _download(objects: Objects, run: RunDir) -> None:
     metrics_parts, events_parts = objects.listed(upload_parts.METRICS), objects.listed(upload_parts.EVENTS)
     if not events_parts and objects.read(NAME) is None:
         raise UsageError(
-            f"expected a run at {run.url}, found nothing there; elastic-train RECIPE --run-dir names one"
+            f"expected a run at {run.url}, found nothing there; give what --run-dir named when it began"
         )
     lines = parse_lines(_lines(objects, metrics_parts), step_line.parse)
     events = list(parse_lines(_lines(objects, events_parts), logged_event.parse))

@@ -34,8 +34,9 @@ def status_tables(name: str, status: Status) -> RenderableType:
         name,
         {
             "state": status.state,
-            "step": f"{status.step} of {_text(status.steps)}",
-            "generation": f"{status.generation}, world size {status.world_size}",
+            "step": f"{status.step} of {status.steps or 'an unknown number'}",
+            "generation": f"{status.generation}, "
+            + (f"world size {status.world_size}" if status.workers else "no workers"),
             "last checkpoint": f"step {saved.step}, {saved.age_s:.0f} s ago" if saved else "none",
         },
     )
@@ -67,7 +68,8 @@ def _report_facts(report: Report) -> dict[str, str]:
     step_time, checkpoints = report.step_time_s, report.checkpoints
     return {
         "finished": "yes" if report.finished else "no",
-        "steps": f"{report.steps}, {report.epochs} epochs",
+        "steps": str(report.steps),
+        "epochs": f"{report.epochs} complete",
         "lost steps": str(report.lost_steps),
         "goodput": "unknown" if report.goodput is None else f"{report.goodput:.1%}",
         "step time": f"median {_text(step_time.median, ' s')}, p99 {_text(step_time.p99, ' s')}",
@@ -81,9 +83,7 @@ def _snapshots(chosen: SnapshotInterval | None) -> str:
     if chosen is None:
         return "as --snapshot-every says"
     cost_ms, step_ms = chosen.cost_s * 1000, chosen.step_s * 1000
-    return (
-        f"every {chosen.every} steps, chosen because one costs {cost_ms:.1f} ms of a step of {step_ms:.0f} ms"
-    )
+    return f"interval {chosen.every}; one costs {cost_ms:.1f} ms, and a step takes {step_ms:.0f} ms"
 
 
 def _facts(name: str, facts: Mapping[str, str]) -> Group:

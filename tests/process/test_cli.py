@@ -78,8 +78,8 @@ def test_verify_lists_a_commit_record_that_does_not_parse(make_run, capsys):
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["report", "no/such/run"], "expected a run directory, found nothing at"),
-        (["verify", "no/such/run"], "expected a run directory, found nothing at"),
+        (["report", "no/such/run"], "expected a run directory, found no run in"),
+        (["verify", "tests"], "expected a run directory, found no run in"),
         (["no/such/recipe.py"], "found 'no/such/recipe.py', which is not a file"),
         (["diff", "a"], "diff needs 2 run directories"),
         ([], "expected a recipe, found none"),

@@ -43,7 +43,7 @@ def test_an_unfinished_run_is_the_same_as_far_as_it_goes():
 
     assert found.same
     assert found.common_steps == 2
-    assert "A not finished" in found.reason
+    assert "A is not finished" in found.reason
 
 
 def test_a_run_that_finished_earlier_differs():
