@@ -1,8 +1,10 @@
 """Fixtures that the tests of all folders share."""
 
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
+from botocore.loaders import create_loader
 from etcd_servers import EtcdServers
 from s3_server import S3Server
 
@@ -19,7 +21,11 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """One real server for all tests of a process; each test has a bucket of its own."""
     server = S3Server(tmp_path_factory.mktemp("s3"))
-    yield server
+    with pytest.MonkeyPatch.context() as patch:
+        # Each client of the storage library has a loader that parses the same descriptions of all
+        # services. That is most of its cost, and tests make hundreds of clients.
+        patch.setattr("botocore.session.create_loader", cache(create_loader))
+        yield server
     server.close()
 
 

@@ -266,8 +266,9 @@ def test_a_newer_save_takes_the_place_of_one_that_waits(config, area):
     assert committed_steps(config) == [5, 3, 1]
 
 
-def test_a_save_that_is_fenced_during_its_upload_is_not_committed(config, tmp_path, area):
+def test_a_save_that_is_fenced_during_its_upload_is_not_committed(config, tmp_path, area, monkeypatch):
     """The newest generation grows to 2 while generation 1 is between payload and record."""
+    monkeypatch.setattr(save, "ENTERING_S", 0.0)
     uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         hand_over(uploads, area, 1, generation=1)
@@ -350,21 +351,21 @@ def test_a_save_that_another_one_replaces_gives_its_slot_back(config):
         assert uploads.wait(3, LIMIT_S).state is SaveState.COMMITTED
 
 
-def test_a_snapshot_whose_bytes_changed_in_memory_does_not_become_a_checkpoint(config, process):
+def test_a_snapshot_whose_bytes_changed_in_memory_does_not_become_a_checkpoint(config, area):
     """Its writer published its checksum; then one bit of its last tensor is flipped."""
-    area, uploads = SnapshotSlots.create(1 << 20, 3), UploaderClient(config.socket_path)
-    whole, flipped = keep(area, 1), keep(area, 2)
-    for snapshot in (whole, flipped):
-        body = area.body(snapshot.slot)[: snapshot.size_bytes]
-        said = replace(snapshot.info, checksum=checksum.of_image(body))
-        slot = area.begin()
-        area.body(slot)[: snapshot.size_bytes] = body
-        kept = area.publish(slot, size_bytes=snapshot.size_bytes, info=said)
-        if snapshot is flipped:
-            area.body(slot)[kept.size_bytes - 1] ^= 1
-        uploads.offer(area, kept, resumed_from=None, final=True)
-        result = uploads.wait(kept.info.step, LIMIT_S)
-        assert result.state is (SaveState.FAILED if snapshot is flipped else SaveState.COMMITTED)
+    uploads = UploaderClient(config.socket_path)
+    with InThread(config) as uploader:
+        uploader.go_on.set()
+        for step, is_flipped in ((1, False), (2, True)):
+            data = image_of(step)
+            said = replace(info(step), checksum=checksum.of_image(memoryview(data)))
+            slot = area.begin()
+            area.body(slot)[: len(data)] = data
+            kept = area.publish(slot, size_bytes=len(data), info=said)
+            area.body(slot)[len(data) - 1] ^= is_flipped
+            uploads.offer(area, kept, resumed_from=None, final=True)
+            result = uploads.wait(step, LIMIT_S)
+            assert result.state is (SaveState.FAILED if is_flipped else SaveState.COMMITTED)
     assert "changed in memory" in result.reason
     assert committed_steps(config) == [1]
 
@@ -410,10 +411,11 @@ def test_an_offer_of_a_snapshot_that_is_gone_fails_and_gives_no_lease_back(confi
     assert committed_steps(config) == [2]
 
 
-def test_a_node_that_entered_a_generation_is_fenced_by_later_ones_only(config, tmp_path, area):
+def test_a_node_that_entered_a_generation_is_fenced_by_later_ones_only(config, tmp_path, area, monkeypatch):
     """A save of generation 1 is held while generation 2 begins with this node in it; then, of 1 and
     2, while 3 begins without it.
     """
+    monkeypatch.setattr(save, "ENTERING_S", 0.0)
     uploads, owner = UploaderClient(config.socket_path), UploaderProcess(config, None)
     with InThread(config) as uploader:
         hand_over(uploads, area, 1, generation=1)

@@ -1,6 +1,7 @@
 """Time and environment are each read in one module; all other code takes them as arguments."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,7 @@ def test_only_one_module_reads_or_changes_the_environment():
     assert {name for name in MODULES if reads_environment(parsed(name))} == MAY_READ_ENVIRONMENT
 
 
+@cache
 def parsed(name: str) -> ast.AST:
     return ast.parse((LIBRARY / name).read_text())
 

@@ -1,6 +1,7 @@
 """No line of the library can unpickle or evaluate data."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -70,18 +71,23 @@ def modules() -> list[str]:
 @pytest.mark.parametrize("name", modules())
 def test_no_module_unpickles_or_evaluates(name):
     """Searches imports, calls and attributes: pickles, torch.load, collectives of objects, eval."""
-    assert unsafe(ast.parse((LIBRARY / name).read_text())) == []
+    assert unsafe(parsed(name)) == []
 
 
 def test_only_the_reviewed_modules_use_multiprocessing():
     """A new one would unpickle what its processes send."""
-    users = {name for name in modules() if "multiprocessing" in imported(LIBRARY / name)}
+    users = {name for name in modules() if "multiprocessing" in imported(parsed(name))}
     assert users == USERS_OF_MULTIPROCESSING
 
 
-def imported(path: Path) -> set[str]:
+@cache
+def parsed(name: str) -> ast.AST:
+    return ast.parse((LIBRARY / name).read_text())
+
+
+def imported(tree: ast.AST) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {each.name.split(".")[0] for each in node.names}
         if isinstance(node, ast.ImportFrom) and node.module:
