@@ -22,7 +22,7 @@ from elastic.errors import EXIT_FAILED
 from elastic.events import DrainRequested, GenerationEnded
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
-from elastic.rendezvous.group import Failure, RunEnd
+from elastic.rendezvous.group import RunEnd, WorkerFailure
 from elastic.rendezvous.transitions import NODE_LEFT
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
@@ -68,7 +68,7 @@ class NodeGeneration:
         self.number = number
         self.drain_requested = False
         self.is_done = False  # the group knows that all workers of this node finished
-        self.failure: Failure | None = None  # set by `fail` and `end_run`
+        self.failure: WorkerFailure | None = None  # set by `fail` and `end_run`
         self._parts = parts
         self._are_killed = False
 
@@ -176,7 +176,7 @@ class NodeGeneration:
             # A hung worker whose stacks were dumped is to blame, whatever the others report.
             self.workers.kill(parts.watchdog.error)
 
-    def _first_failure(self, reason: str) -> Failure:
+    def _first_failure(self, reason: str) -> WorkerFailure:
         settings, culprit = self._parts.settings, self._parts.watchdog.error
         errors = settings.error_folder(self.number)
         return self.workers.record_failure(settings.node, reason, errors, culprit)

@@ -24,7 +24,7 @@ from elastic.agent.workers.worker_variables import worker_starts
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, ElasticError, Interrupted, RendezvousTimeout
 from elastic.events import GenerationStarted
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.group import Failure, RunEnd
+from elastic.rendezvous.group import RunEnd, WorkerFailure
 from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
@@ -62,7 +62,7 @@ class NodeAgent(LocalElasticAgent):
         # Without a folder of its own, torch's log specification would leave a new one behind at
         # every start.
         super().__init__(spec=spec, logs_specs=DefaultLogsSpecs(log_dir=str(settings.scratch)))
-        self.failure: Failure | None = None
+        self.failure: WorkerFailure | None = None
         self.cut_short = False
         self._parts = parts
         self._generation: NodeGeneration | None = None  # None while this node has no workers
@@ -204,7 +204,7 @@ class NodeAgent(LocalElasticAgent):
             skips_drain=shutdown.skips_drain,
         )
 
-    def _count(self, failure: Failure | None) -> None:
+    def _count(self, failure: WorkerFailure | None) -> None:
         if failure is not None and not failure.from_outside:
             self._suspect_failures += 1
 

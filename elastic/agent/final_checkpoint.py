@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
-from elastic.checkpoint.catalog import committed, of_run
+from elastic.checkpoint.catalog import list_commits, of_run
 from elastic.checkpoint.record import CommitRecord
 from elastic.errors import StoreFailed
 from elastic.storage.store import Store
@@ -45,7 +45,7 @@ class FinalCheckpoint:
         it records the event.
         """
         try:
-            records, _ = of_run(committed(self.store, self.clock), self.run_id)
+            records, _ = of_run(list_commits(self.store, self.clock), self.run_id)
         except StoreFailed as error:
             self.report(f"the checkpoints cannot be listed: {error}")
             return None

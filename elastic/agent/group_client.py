@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from elastic.agent.rejoin_backoff import RejoinBackoff
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.group import Failure, Group, RunEnd
+from elastic.rendezvous.group import Group, RunEnd, WorkerFailure
 from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
 from elastic.system.clock import Clock
@@ -78,7 +78,9 @@ class GroupClient:
             return True
         return False
 
-    def close(self, cause: str, *, step: int, counts: bool, failure: Failure | None = None) -> Group | None:
+    def close(
+        self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None = None
+    ) -> Group | None:
         """Close the generation unless another node did; counts: it uses up a restart.
 
         None when the backend does not answer. Then the rendezvous closes it when this node joins

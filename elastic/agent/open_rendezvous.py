@@ -6,7 +6,7 @@ Which nodes take part is not decided here: that is the group's (rendezvous/).
 from functools import partial
 from pathlib import Path
 
-from elastic.checkpoint.catalog import committed
+from elastic.checkpoint.catalog import list_commits
 from elastic.config import environment
 from elastic.config.identity import NAME
 from elastic.config.options import Options
@@ -67,7 +67,7 @@ def newest_generation(run: RunDir) -> int:
     was removed, or another endpoint was used meanwhile.
     """
     try:
-        records, _ = committed(open_store(run.checkpoints_url), _CLOCK)
+        records, _ = list_commits(open_store(run.checkpoints_url), _CLOCK)
     except StoreFailed:
         records = []  # the restore asks the storage again, and waits a minute for it
     logs = (parse_number(path.name) for path in run.logs.glob("*"))

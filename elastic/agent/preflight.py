@@ -80,11 +80,17 @@ def address_of(options: Options) -> str:
     """
     address = options.local_addr or node_address(environment.variables())
     try:
-        listen_on(address).close()
+        with listen_on(address) as listening:
+            where = listening.getsockname()[0]
     except (OSError, UnicodeError) as error:  # the second for a name that no host can have
         raise UsageError(
             f"expected an address that the other nodes reach, found {address!r} ({error}); correct --local-addr"
         ) from error
+    # Debian's /etc/hosts gives 127.0.1.1 for a machine's own name; the others resolve it otherwise.
+    if options.max_nodes > 1 and where.startswith("127.") and address not in (where, "localhost"):
+        raise UsageError(
+            f"expected an address that the other nodes reach, found that {address!r} is {where} here; give --local-addr as a number"
+        )
     return address
 
 

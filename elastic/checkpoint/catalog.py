@@ -23,7 +23,7 @@ class Damage:
     reason: str
 
 
-def committed(store: Store, clock: Clock) -> tuple[list[CommitRecord], list[Damage]]:
+def list_commits(store: Store, clock: Clock) -> tuple[list[CommitRecord], list[Damage]]:
     """The commit records of the store, newest step first, and those that do not parse.
 
     Of one step the latest replacement comes first. Raises StoreFailed when the store cannot be
@@ -35,7 +35,7 @@ def committed(store: Store, clock: Clock) -> tuple[list[CommitRecord], list[Dama
 def records_in(
     entries: list[StoredObject], store: Store, clock: Clock
 ) -> tuple[list[CommitRecord], list[Damage]]:
-    """As `committed`, from a listing that the caller has made."""
+    """As `list_commits`, from a listing that the caller has made."""
     records: list[CommitRecord] = []
     damages: list[Damage] = []
     names = [(*place, entry.name) for entry in entries if (place := parse_commit_name(entry.name))]
@@ -104,7 +104,7 @@ def check_payload(store: Store, record: CommitRecord, clock: Clock) -> None:
 def of_run(
     found: tuple[list[CommitRecord], list[Damage]], run_id: str
 ) -> tuple[list[CommitRecord], list[Damage]]:
-    """The result of `committed`, with the records of other runs among the damages.
+    """The result of `list_commits`, with the records of other runs among the damages.
 
     A state of another run would load wherever its shapes fit, and would spoil the trajectory.
     """
@@ -119,7 +119,7 @@ def of_run(
 
 def verify(store: Store, clock: Clock) -> list[Damage]:
     """Read every committed payload; the damaged ones, newest first. Raises StoreFailed."""
-    records, damages = committed(store, clock)
+    records, damages = list_commits(store, clock)
     for record in records:
         try:
             check_payload(store, record, clock)

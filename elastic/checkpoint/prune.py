@@ -7,7 +7,7 @@ left, from the listing alone.
 
 from dataclasses import dataclass
 
-from elastic.checkpoint.catalog import committed, records_in
+from elastic.checkpoint.catalog import list_commits, records_in
 from elastic.checkpoint.record import CommitRecord, parse_attempt, parse_commit_name, parse_step
 from elastic.checkpoint.retention import counted, to_delete, to_sweep
 from elastic.storage.store import Store, reading
@@ -83,7 +83,7 @@ class Pruner:
         if abandoned:
             # List again: a record may have been created since the first listing. One that is
             # damaged may have named any attempt of its step, so all of that step's attempts stay.
-            records, damages = committed(self._store, self._clock)
+            records, damages = list_commits(self._store, self._clock)
             gone = set(abandoned) - _attempts_of(records)
             unclear = {damage.step for damage in damages}
             for name in names:

@@ -47,7 +47,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class WorkerFailure:
     """The error of the first worker that failed in a generation; every agent prints it last.
 
     `from_outside`: SIGKILL ended the worker, so its state is not to blame.
@@ -100,7 +100,7 @@ class Group:
     cause: str = "start"
     restarts: Count = 0
     high_step: Count = 0
-    failure: Failure | None = None
+    failure: WorkerFailure | None = None
     ended: RunEnd | None = None
     # The file keeps the key of the first version that wrote it.
     reports: tuple[UnreachableReport, ...] = field(default=(), metadata={"key": "complaints"})

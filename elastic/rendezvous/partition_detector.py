@@ -57,21 +57,21 @@ class PartitionDetector:
         if not group.open:
             self._partitioned_s = None
 
-    def report(self, group: Group, *, me: str, alive: AbstractSet[str]) -> Group:
+    def with_own_report(self, group: Group, *, me: str, alive: AbstractSet[str]) -> Group:
         """The group with this node's report brought up to date."""
         return transitions.report_unreachable(group, node_id=me, peers=self._unreachable(group, me, alive))
 
-    def report_and_close(
+    def with_own_report_or_closed(
         self, group: Group, *, me: str, alive: AbstractSet[str], step: int, now_s: float
     ) -> Group:
-        """As `report`; also closes a generation whose members stay partitioned for a while.
+        """As `with_own_report`; closes a generation whose members stay partitioned for a while.
 
         The wait of a quarter of a keep-alive lets the others' reports arrive. All nodes that lost
         the same link notice it within one interval of the probes. If the generation closed on the
         first report, a pair would be all that is known, and of a pair the later node goes, even
         when the earlier one has lost its links to everyone.
         """
-        updated = self.report(group, me=me, alive=alive)
+        updated = self.with_own_report(group, me=me, alive=alive)
         if not membership.is_partitioned(group, alive=alive):
             self._partitioned_s = None
             return updated

@@ -16,7 +16,7 @@ from elastic.errors import GroupEnded, Interrupted, RendezvousTimeout, UsageErro
 from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import Backend, BackendFailed, PublishesGeneration, TracksNodes
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
-from elastic.rendezvous.group import Failure, Group, Node, RunEnd
+from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition_detector import PartitionDetector, ProbeCounters
 from elastic.rendezvous.transitions import GroupAction, Timing
@@ -60,7 +60,7 @@ class GroupView:
     lost: tuple[str, ...]
     ended: RunEnd | None
     cause: str
-    failure: Failure | None
+    failure: WorkerFailure | None
 
 
 class Rendezvous:
@@ -154,20 +154,22 @@ class Rendezvous:
         self._last_known = transitions.last_known_state(group)
         alive = self._alive
         if self._partition_detector is not None:
-            updated = self._partition_detector.report(group, me=self._me.id, alive=alive)
+            updated = self._partition_detector.with_own_report(group, me=self._me.id, alive=alive)
             if updated != group:
                 self._set(version, updated)
                 return None
         if group.open and group.generation == self._entered and self._me.id in group.member_ids:
             # This node stopped its workers while the backend was out of reach, so it could not
-            # close the generation. It must do so now: `decide` would let it ENTER the old one
+            # close the generation. It must do so now: `next_action` would let it ENTER the old one
             # again.
             closed = transitions.close(
                 group, generation=self._entered, cause=transitions.NODE_LOST, step=0, counts=False
             )
             self._set(version, closed)
             return None
-        decision = transitions.decide(group, self._me, alive=alive, timing=self._timing, policy=self._policy)
+        decision = transitions.next_action(
+            group, self._me, alive=alive, timing=self._timing, policy=self._policy
+        )
         self._notify_once(
             decision.reason,
             aloud=decision.action in (GroupAction.WAIT, GroupAction.EVICT, GroupAction.GIVE_UP),
@@ -210,7 +212,7 @@ class Rendezvous:
         if group.ended is None and (lost or membership.lost_waiting(group, alive=alive)):
             changed = transitions.evict(group, alive=alive, step=step)
         elif self._partition_detector is not None and group.ended is None:
-            changed = self._partition_detector.report_and_close(
+            changed = self._partition_detector.with_own_report_or_closed(
                 group, me=self._me.id, alive=alive, step=step, now_s=self._timing.now_s
             )
         if changed != group and self._set(version, changed):
@@ -228,7 +230,7 @@ class Rendezvous:
         self._notify_once(_view_reason(view, self._entered), aloud=bool(lost))
         return view
 
-    def close(self, cause: str, *, step: int, counts: bool, failure: Failure | None = None) -> Group:
+    def close(self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None = None) -> Group:
         """Close the generation that this node entered last; returns the group after that.
 
         A newer generation stays untouched. Raises BackendFailed, as all that follow.

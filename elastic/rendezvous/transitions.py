@@ -18,7 +18,7 @@
 *forming* is not stored: the group is not open, and some node waits. A generation that is closed
 while spares wait is therefore forming at once. *closed* is said of a generation, which another one
 follows; torch's `is_closed` and `set_closed` speak of a run that has ended. `end` is possible in
-every state, and only once; `reset` leads from every state to closed. `decide` says what a node
+every state, and only once; `reset` leads from every state to closed. `next_action` says what a node
 does whose workers are stopped:
 
     the group is | and the node                    | its action
@@ -51,7 +51,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from elastic.errors import EXIT_COMPLETE
-from elastic.rendezvous.group import Failure, Group, Node, RunEnd
+from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.membership import (
     GroupPolicy,
     continues,
@@ -97,7 +97,7 @@ class GroupDecision:
     reason: str
 
 
-def decide(
+def next_action(
     group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, policy: GroupPolicy
 ) -> GroupDecision:
     """The next action of `me`, whose workers are stopped. `alive`: all live nodes and `me`."""
@@ -117,11 +117,11 @@ def decide(
             f"waiting: generation {group.generation} is open without me{why}",
         )
     else:
-        return _decide_forming(group, me, alive=alive, timing=timing, policy=policy)
+        return _next_action_forming(group, me, alive=alive, timing=timing, policy=policy)
     return GroupDecision(action=action, reason=reason)
 
 
-def _decide_forming(
+def _next_action_forming(
     group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, policy: GroupPolicy
 ) -> GroupDecision:
     number = group.generation + 1
@@ -209,7 +209,13 @@ def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: GroupP
 
 
 def close(
-    group: Group, *, generation: int, cause: str, step: int, counts: bool, failure: Failure | None = None
+    group: Group,
+    *,
+    generation: int,
+    cause: str,
+    step: int,
+    counts: bool,
+    failure: WorkerFailure | None = None,
 ) -> Group:
     """End the open generation if it is still `generation`.
 

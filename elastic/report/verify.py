@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from elastic.checkpoint.catalog import Damage, committed, of_run, verify
+from elastic.checkpoint.catalog import Damage, list_commits, of_run, verify
 from elastic.config import identity
 from elastic.config.run_dir import RunDir
 from elastic.report.download import check_exists
@@ -23,7 +23,7 @@ def verify_run(run: RunDir, clock: Clock) -> Verification:
     """Raises UsageError when there is no run, StoreFailed when the store does not answer."""
     check_exists(run)
     store = open_store(run.checkpoints_url)
-    records, _ = committed(store, clock)
+    records, _ = list_commits(store, clock)
     data = read_small(open_store(run.url), identity.NAME, clock)
     foreign = [] if data is None else of_run((records, []), identity.parse(data).run_id)[1]
     return Verification(

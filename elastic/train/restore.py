@@ -15,13 +15,13 @@ which ends the restore on every rank: no rank goes on to an older checkpoint.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from elastic.checkpoint.catalog import committed, of_run, read_payload
+from elastic.checkpoint.catalog import list_commits, of_run, read_payload
 from elastic.errors import CheckpointDamaged, ElasticError, NothingLoads, StoreFailed
 from elastic.events import CheckpointRejected, SnapshotRejected
 from elastic.faults.inject import WorkerFaults
@@ -137,15 +137,14 @@ class Restorer:
     def _available(self) -> AvailableStates:
         for problem in self.local.problems:
             print(problem)
-        info = self.local.info
-        step, found = (None, None) if info is None else (info.step, info.checksum)
+        info, found = self.local.info, AvailableStates(failures=self.failures)
+        if info is not None:
+            found = replace(found, snapshot_step=info.step, snapshot_checksum=info.checksum)
         if self.groups.rank != 0:
-            return AvailableStates(failures=self.failures, step=step, checksum=found)
-        records, damages = of_run(self._asked(partial(committed, self.store, self.clock)), self.run_id)
+            return found
+        records, damages = of_run(self._asked(partial(list_commits, self.store, self.clock)), self.run_id)
         damaged = tuple(RejectedState(step=each.step, reason=each.reason, is_stored=True) for each in damages)
-        return AvailableStates(
-            failures=self.failures, step=step, checksum=found, records=tuple(records), damaged=damaged
-        )
+        return replace(found, records=tuple(records), damaged=damaged)
 
     def _try(self, candidate: Candidate, state: State) -> ResumePoint | str:
         """Load a candidate on every rank; or what is wrong with it on the first rank that fails.
@@ -230,19 +229,15 @@ class Restorer:
 def _check_nothing_found(available: list[AvailableStates]) -> None:
     """Raises NothingLoads if there was a state to load."""
     num_checkpoints = sum(len(each.records) + len(each.damaged) for each in available)
-    num_snapshots = sum(each.step is not None for each in available)
+    num_snapshots = sum(each.snapshot_step is not None for each in available)
+    found = f"{num_snapshots} of {len(available)} ranks have snapshots, no checkpoint is committed,"
     if num_checkpoints:
         found = f"{num_checkpoints} checkpoints are committed"
-        advice = "elastic-train verify lists the damage"
-    elif num_snapshots:
-        found = f"{num_snapshots} of {len(available)} ranks have snapshots, no checkpoint is committed,"
-        advice = "rank 0's log says why"
-    else:
-        return
-    raise NothingLoads(
-        f"{found} and none of them loads; {advice}; "
-        "nothing was changed, and --fresh would set the run aside and begin a new one"
-    )
+    if num_checkpoints + num_snapshots:
+        raise NothingLoads(
+            f"{found} and none of them loads; rank 0's log says why, and elastic-train verify lists damaged checkpoints; "
+            "nothing was changed, and --fresh would set the run aside and begin a new one"
+        )
 
 
 def _load(data: Tensor, state: State) -> tuple[str, StateChecksum]:

@@ -29,14 +29,14 @@ class AvailableStates:
     """What one rank can restore from.
 
     failures: consecutive failures without a new step, SIGKILLs excluded, as its agent counts them;
-    0 on a node that just joined. step, checksum: of the snapshot in its node's memory, None without
-    one. records: the storage's commit records, newest first, on rank 0 alone. damaged: those that
-    cannot be used.
+    0 on a node that just joined. snapshot_step, snapshot_checksum: of the one in its node's memory,
+    None without one. records: the storage's commit records, newest first, on rank 0 alone. damaged:
+    those that cannot be used.
     """
 
     failures: int = 0
-    step: int | None = None
-    checksum: str | None = None
+    snapshot_step: int | None = None
+    snapshot_checksum: str | None = None
     records: tuple[CommitRecord, ...] = ()
     damaged: tuple[RejectedState, ...] = ()
 
@@ -91,8 +91,9 @@ def _snapshots(available: Sequence[AvailableStates]) -> tuple[list[Candidate], l
     """One candidate per step whose snapshots are all equal; the others are rejected."""
     holders: dict[int, dict[str, list[int]]] = {}
     for rank, of_rank in enumerate(available):
-        if of_rank.step is not None and of_rank.checksum is not None:
-            holders.setdefault(of_rank.step, {}).setdefault(of_rank.checksum, []).append(rank)
+        if of_rank.snapshot_step is not None and of_rank.snapshot_checksum is not None:
+            at_step = holders.setdefault(of_rank.snapshot_step, {})
+            at_step.setdefault(of_rank.snapshot_checksum, []).append(rank)
     candidates, rejected = [], []
     for step, by_checksum in holders.items():
         if len(by_checksum) == 1:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from elastic.checkpoint.catalog import committed
+from elastic.checkpoint.catalog import list_commits
 from elastic.config.environment import AgentLink, Launch
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
@@ -32,7 +32,7 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity) ->
     page = ControlPage.create()
     generation, socket_path = 0, ""
     if groups.rank == 0:
-        records, _ = committed(open_store(run.checkpoints_url), SystemClock())
+        records, _ = list_commits(open_store(run.checkpoints_url), SystemClock())
         generation = 1 + max((record.generation for record in records), default=0)
         socket_path = _own_uploader(run, ours)
     signal.signal(signal.SIGINT, lambda _number, _frame: _ask_drain(page))

@@ -11,7 +11,7 @@ from typing import Any
 import run_records
 from oracle import Evidence, Injection, Record
 
-from elastic.checkpoint.catalog import committed, verify
+from elastic.checkpoint.catalog import list_commits, verify
 from elastic.config.run_dir import RunDir
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
@@ -34,7 +34,7 @@ def evidence(
     ahead: nodes whose wall clock was put an hour ahead at some time.
     """
     store, clock = open_store(run.checkpoints_url), SystemClock()
-    records, _ = committed(store, clock)
+    records, _ = list_commits(store, clock)
     now = clock.wall()
     events = [
         _set_back(event, now) if host(event) in ahead else event for event in run_records.events(run.events)

@@ -21,7 +21,7 @@ from oracle import Record
 from scenario import StorageMode
 from storage_server import ACCESS, BUCKET, ORDERS_PORT, PROXY_PORT, SERVER_PORT
 
-from elastic.checkpoint.catalog import committed
+from elastic.checkpoint.catalog import list_commits
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.observe import metrics
@@ -123,7 +123,7 @@ class ObjectStore:
         if storage is StorageMode.STALE:
             # The proxy repeats the last listing that it saw, so one is made now.
             with reached(self.env["AWS_ENDPOINT_URL"]):
-                committed(open_store(f"{self.url}/checkpoints"), SystemClock())
+                list_commits(open_store(f"{self.url}/checkpoints"), SystemClock())
         self._ask("PUT", storage.name)
 
     def was_hit(self) -> bool:

@@ -311,3 +311,22 @@ def test_an_answer_of_another_program_is_a_failure(monkeypatch):
         backend = EtcdBackend("a", "g", Access())
         with pytest.raises(BackendFailed):
             backend.read()
+
+
+def test_logging_in_twice_stays_within_the_limit_of_one_call(monkeypatch):
+    """Each of log-in, call, second log-in and second call is answered just before its own limit;
+    the member has forgotten the token.
+    """
+    clock = FakeClock()
+    began = clock.now
+
+    def request(_pool, _method, url, *, timeout, **_):
+        clock.now += min(timeout.total, etcd_http.ANSWER_S)
+        stale = (401, b'{"code": 16, "message": "invalid auth token"}')
+        status, data = (200, b'{"token": "t"}') if "authenticate" in url else stale
+        return type("R", (), {"status": status, "data": data})()
+
+    monkeypatch.setattr(etcd_http.urllib3.PoolManager, "request", request)
+    with pytest.raises(BackendRefused):
+        EtcdHttp("a", Access(user="a:b"), clock).call("kv/range", {})
+    assert clock.now - began < etcd_http.CALL_S + 1.0

@@ -9,7 +9,7 @@ import sys
 import pytest
 import run_records
 
-from elastic.checkpoint.catalog import committed
+from elastic.checkpoint.catalog import list_commits
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 
@@ -121,5 +121,5 @@ def test_plain_python_drains_and_torchrun_goes_on_to_the_same_result(drill, undi
     lines = run_records.lines(drill.run.metrics)
     assert [line["chain"] for line in lines] == undisturbed.chains
     assert [line["world_size"] for line in lines] == [1] * 10 + [2] * 14
-    records, damage = committed(open_store(drill.run.checkpoints_url), SystemClock())
+    records, damage = list_commits(open_store(drill.run.checkpoints_url), SystemClock())
     assert (records[0].step, records[0].digest, damage) == (24, undisturbed.digest, [])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic.checkpoint.catalog import committed, read_payload, verify
+from elastic.checkpoint.catalog import list_commits, read_payload, verify
 from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.prune import Pruner, RetentionPolicy
 from elastic.checkpoint.record import Save, commit_name
@@ -67,7 +67,7 @@ def run_prune(store, step, *, keep, generation=1, resumed_from=None, clock=None)
 def loadable_steps(store):
     """Steps of all records; every one of them must load and hold its own image."""
     clock = FakeClock()
-    records, damages = committed(store, clock)
+    records, damages = list_commits(store, clock)
     assert damages == []
     for record in records:
         assert bytes(read_payload(store, record, clock)) == image_of(record.step, record.generation)
@@ -351,7 +351,7 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced_and_not_touched(what)
     new = run_commit(store, save_of(5, generation=2))
     assert new.is_ours
     assert before.items() <= store.objects.items()
-    newest = committed(store, FakeClock())[0][0]
+    newest = list_commits(store, FakeClock())[0][0]
     assert newest == new.record
     assert bytes(read_payload(store, newest, FakeClock())) == image_of(5, 2)
     assert [damage.step for damage in verify(store, FakeClock())] == [5]

@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 
-from elastic.checkpoint.catalog import check_payload, committed, read_payload, verify
+from elastic.checkpoint.catalog import check_payload, list_commits, read_payload, verify
 from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.record import Save, commit_name
 from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
@@ -123,7 +123,7 @@ def test_midway_comes_before_the_payload_is_complete(url, image):
 def test_a_checkpoint_is_saved_listed_and_loaded(url, image):
     """The whole protocol, each part through an instance of its own."""
     done = save_now(open_store(url), image(b"state" * 1000), 7)
-    records, damages = committed(open_store(url), SystemClock())
+    records, damages = list_commits(open_store(url), SystemClock())
     assert (records, damages) == ([done.record], [])
     assert bytes(read_payload(open_store(url), records[0], SystemClock())) == b"state" * 1000
     assert verify(open_store(url), SystemClock()) == []
@@ -163,7 +163,7 @@ def test_a_corrupted_commit_record_is_damage_and_the_older_one_is_listed(url, im
     for step, data in enumerate([b" ", b"{}", b"\0" * 700, b"[" * 100_000], 2):
         save_now(store, image(b"two"), step)
         rewrite(store, commit_name(step), data, image)
-    records, damages = committed(store, SystemClock())
+    records, damages = list_commits(store, SystemClock())
     assert [record.step for record in records] == [1]
     assert sorted(damage.step for damage in damages) == [2, 3, 4, 5]
 
@@ -173,7 +173,7 @@ def test_a_record_that_was_copied_to_another_step_is_damage(url, image):
     store = open_store(url)
     save_now(store, image(b"one"), 1)
     store.create(commit_name(2), whole(store, commit_name(1)))
-    _, damages = committed(store, SystemClock())
+    _, damages = list_commits(store, SystemClock())
     assert [damage.step for damage in damages] == [2]
 
 
@@ -221,7 +221,7 @@ def test_a_disk_that_refuses_fails_the_save_at_once(tmp_path, image, monkeypatch
         save_now(store, image(b"state"), 1, clock=clock)
     assert clock.now == 1000.0
     monkeypatch.undo()
-    assert committed(store, SystemClock()) == ([], [])
+    assert list_commits(store, SystemClock()) == ([], [])
 
 
 def test_an_input_output_error_is_tried_again(tmp_path, image, monkeypatch):
@@ -250,7 +250,7 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_store(tmp_path, monkeypa
 
     monkeypatch.setattr(local.os, "scandir", refuse)
     with pytest.raises(StoreFailed, match="permissions"):
-        committed(store, FakeClock())
+        list_commits(store, FakeClock())
 
 
 def test_a_remote_store_that_cannot_be_listed_is_not_an_empty_store():

@@ -14,7 +14,7 @@ import run_records
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.checkpoint.catalog import committed, read_payload
+from elastic.checkpoint.catalog import list_commits, read_payload
 from elastic.errors import StoreFailed, UsageError
 from elastic.observe.log import EventLog
 from elastic.snapshot import checksum, safetensors_header
@@ -97,7 +97,7 @@ def meta_of(step, generation=1):
 
 
 def committed_steps(config):
-    records, damages = committed(open_store(config.checkpoints_url), SystemClock())
+    records, damages = list_commits(open_store(config.checkpoints_url), SystemClock())
     assert damages == []
     return [record.step for record in records]
 
@@ -158,7 +158,7 @@ def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, ar
     assert (result.state, result.digest) == (SaveState.COMMITTED, digest)
     assert 0.0 < result.cpu_s < LIMIT_S
     store = open_store(config.checkpoints_url)
-    (record, *_), _ = committed(store, SystemClock())
+    (record, *_), _ = list_commits(store, SystemClock())
     assert (record.step, record.digest, record.size_bytes) == (7, digest, len(data))
     assert bytes(read_payload(store, record, SystemClock())) == data
     assert process.stop(LIMIT_S)

@@ -1,12 +1,16 @@
 """A recipe that does not get as far as its declaration is refused before anything is written."""
 
+import socket
+
 import pytest
 
-from elastic.agent.preflight import check_run_dir, declared_identity, imports_library
+from elastic.agent.open_rendezvous import rendezvous_config
+from elastic.agent.preflight import address_of, check_run_dir, declared_identity, imports_library
 from elastic.config.identity import Identity
 from elastic.config.options import parse
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
+from elastic.system import addresses
 
 DECLARED = Identity(
     recipe="recipe.py",
@@ -134,3 +138,31 @@ def test_nodes_that_can_never_find_shards_enough_are_refused(tmp_path, nproc, le
     options = parse(["recipe.py", "--min-nodes", str(least), "--max-nodes", "4"])
     with pytest.raises(UsageError, match=f"shards \\(8\\), found {least} nodes of {nproc} workers"):
         check_run_dir(options, DECLARED, RunDir.parse(str(tmp_path)), nproc)
+
+
+def test_a_name_that_is_loopback_here_is_refused_where_other_nodes_may_come(monkeypatch):
+    """Debian's /etc/hosts has the machine's own name at 127.0.1.1. The others look it up elsewhere,
+    and would find no one listening there.
+    """
+    real = socket.getaddrinfo
+
+    def looked_up(host, *rest, **options):
+        return real("127.0.1.1" if host == "node-1" else host, *rest, **options)
+
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", looked_up)
+    with pytest.raises(UsageError, match=r"'node-1' is 127\.0\.1\.1 here; give --local-addr as a number"):
+        address_of(parse(["r.py", "--local-addr", "node-1", "--max-nodes", "2"]))
+    for words in (
+        "--local-addr node-1",
+        "--local-addr localhost --max-nodes 2",
+        "--local-addr 127.0.1.1 --max-nodes 2",
+    ):
+        assert address_of(parse(["r.py", *words.split()])) == words.split()[1]
+
+
+def test_a_folder_may_be_written_as_a_file_url(tmp_path):
+    """Its name is not taken for a path relative to here."""
+    options = parse(
+        ["r.py", "--run-dir", f"file://{tmp_path}/run", "--rdzv-endpoint", f"file://{tmp_path}/meet"]
+    )
+    assert rendezvous_config(options, RunDir.parse(options.run_dir)).endpoint == f"{tmp_path}/meet"

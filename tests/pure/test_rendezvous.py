@@ -17,7 +17,7 @@ from elastic.errors import GroupEnded, Interrupted, UsageError
 from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
-from elastic.rendezvous.group import Failure, Group, Node, RunEnd
+from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost, creator
@@ -92,7 +92,7 @@ def test_two_nodes_form_close_and_form_again(nodes: Nodes) -> None:
     leader = min(first, key=lambda g: g.rank_of_node)
     assert leader.base_rank == 0 and leader.endpoint == f"{leader.members[0].id}:1"
     assert max(g.base_rank for g in first) == leader.members[0].nproc
-    failure = Failure(node="b", rank=4, message="boom", traceback="tb")
+    failure = WorkerFailure(node="b", rank=4, message="boom", traceback="tb")
     assert b.close(transitions.FAILURE, step=3, counts=True, failure=failure).restarts == 1
     watch = a.watch()
     assert (watch.open, watch.fenced, watch.cause, watch.failure) == (

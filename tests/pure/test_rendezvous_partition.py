@@ -40,6 +40,22 @@ def test_nodes_that_stay_reach_each_other_and_none_is_excluded_in_vain(found):
     assert not any(is_connected(stay | {name}, found) for name in gone)
 
 
+@pytest.mark.parametrize("names", ["ab", "abc", "abcd", "abcde"])
+def test_of_up_to_five_nodes_as_few_as_possible_are_excluded(names):
+    """Every set of broken links, against a twin that tries all choices, the smallest first. Among
+    them is the chain d-a-c-b-e, where c has as many broken links as a and b, and must stay.
+    """
+    pairs = list(itertools.combinations(names, 2))
+    for chosen in itertools.product([False, True], repeat=len(pairs)):
+        broken = [pair for pair, is_broken in zip(pairs, chosen, strict=True) if is_broken]
+        found = [UnreachableReport(node=one, peers=(other,)) for one, other in broken]
+        choices = itertools.chain.from_iterable(
+            itertools.combinations(names, size) for size in range(len(names))
+        )
+        fewest = next(choice for choice in choices if all(set(choice) & set(pair) for pair in broken))
+        assert len(nodes_to_exclude(names, found)) == len(fewest)
+
+
 @given(st.sampled_from(ORDER), st.sets(st.sampled_from(ORDER)), st.booleans())
 def test_the_one_node_that_is_cut_off_is_the_one_excluded(victim, others, says_so):
     """Any two or more others report it, or it reports them."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
-from elastic.rendezvous.group import Failure, Group, GroupDamaged, Node, RunEnd
+from elastic.rendezvous.group import Group, GroupDamaged, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition import UnreachableReport, nodes_to_exclude
 from elastic.rendezvous.transitions import GroupAction, Timing
@@ -46,7 +46,11 @@ def rejoined(group: Group, *names: str) -> Group:
 names = st.text(alphabet="abcdef-.0", min_size=1, max_size=5)
 nodes = st.lists(names, unique=True, max_size=4).map(lambda ids: tuple(node(i) for i in ids))
 failures = st.none() | st.builds(
-    Failure, node=names, rank=st.integers(0, 9), message=st.text(max_size=9), traceback=st.text(max_size=9)
+    WorkerFailure,
+    node=names,
+    rank=st.integers(0, 9),
+    message=st.text(max_size=9),
+    traceback=st.text(max_size=9),
 )
 groups = st.builds(
     Group,
@@ -126,7 +130,7 @@ def test_a_state_whose_fields_contradict_each_other_is_refused() -> None:
 
 def test_a_long_traceback_keeps_its_end() -> None:
     """The last line names the error. 8 KiB are kept, without half a character."""
-    failure = Failure(node="a", rank=0, message="m", traceback="é" * 9000 + "ValueError: end")
+    failure = WorkerFailure(node="a", rank=0, message="m", traceback="é" * 9000 + "ValueError: end")
     assert failure.traceback.endswith("ValueError: end") and len(failure.traceback.encode()) <= 8192
 
 
@@ -163,7 +167,7 @@ def test_the_culprit_may_add_its_failure_after_a_victim_closed() -> None:
     """The victim closes first, without a traceback. The second close adds one and counts nothing; a
     third is ignored.
     """
-    first = Failure(node="b", rank=1, message="boom", traceback="tb")
+    first = WorkerFailure(node="b", rank=1, message="boom", traceback="tb")
     group = closed(formed("a", "b"), step=5)
     updated = transitions.close(group, generation=1, cause="failure", step=6, counts=True, failure=first)
     again = transitions.close(
@@ -287,14 +291,14 @@ def test_only_a_generation_without_previous_members_waits_for_stragglers() -> No
     just_now = Timing(now_s=10.0, closed_since_s=10.0, enough_since_s=9.0)
 
     def action(group: Group, timing: Timing = just_now) -> GroupAction:
-        return transitions.decide(group, node("a"), alive={"a"}, timing=timing, policy=POLICY).action
+        return transitions.next_action(group, node("a"), alive={"a"}, timing=timing, policy=POLICY).action
 
     drained = transitions.leave(formed("a"), "a")
     assert action(waiting("a")) == GroupAction.WAIT
     assert action(waiting("a"), replace(just_now, now_s=11.0)) == GroupAction.FORM
     assert action(rejoined(closed(formed("a")), "a")) == GroupAction.FORM
     assert action(rejoined(drained, "a")) == GroupAction.WAIT
-    full = transitions.decide(
+    full = transitions.next_action(
         waiting("a"), node("a"), alive={"a"}, timing=just_now, policy=replace(POLICY, max_nodes=1)
     )
     assert full.action == GroupAction.FORM
@@ -304,9 +308,9 @@ def test_forming_waits_for_live_previous_members_only() -> None:
     """b still stops its workers; then it is dead; then it has left."""
     group = rejoined(closed(formed("a", "b")), "a")
     for alive, expected in ((set("ab"), GroupAction.WAIT), ({"a"}, GroupAction.FORM)):
-        decision = transitions.decide(group, node("a"), alive=alive, timing=LONG_AGO, policy=POLICY)
+        decision = transitions.next_action(group, node("a"), alive=alive, timing=LONG_AGO, policy=POLICY)
         assert decision.action == expected, decision.reason
-    left = transitions.decide(
+    left = transitions.next_action(
         transitions.leave(group, "b"), node("a"), alive=set("ab"), timing=LONG_AGO, policy=POLICY
     )
     assert left.action == GroupAction.FORM
@@ -315,11 +319,11 @@ def test_forming_waits_for_live_previous_members_only() -> None:
 def test_a_node_gives_up_after_the_timeout_if_no_generation_can_form() -> None:
     """Two nodes are needed and one waits; or b is alive and never stops its workers."""
     late = Timing(now_s=151.0, closed_since_s=90.0, enough_since_s=None)
-    alone = transitions.decide(
+    alone = transitions.next_action(
         waiting("a"), node("a"), alive={"a"}, timing=late, policy=replace(POLICY, min_nodes=2)
     )
     stuck = rejoined(closed(formed("a", "b")), "a")
-    blocked = transitions.decide(stuck, node("a"), alive=set("ab"), timing=late, policy=POLICY)
+    blocked = transitions.next_action(stuck, node("a"), alive=set("ab"), timing=late, policy=POLICY)
     assert (alone.action, blocked.action) == (GroupAction.GIVE_UP, GroupAction.GIVE_UP)
 
 
@@ -456,7 +460,7 @@ def test_a_node_does_what_the_documented_table_says(
 ) -> None:
     """Any group, node, set of live nodes and waiting times."""
     policy = replace(POLICY, min_nodes=min_nodes)
-    decision = transitions.decide(group, node(me), alive=alive | {me}, timing=timing, policy=policy)
+    decision = transitions.next_action(group, node(me), alive=alive | {me}, timing=timing, policy=policy)
     assert decision.action.name in documented_actions()[role(group, me, alive | {me})]
 
 

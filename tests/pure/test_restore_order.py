@@ -43,7 +43,13 @@ def available(draw) -> list[AvailableStates]:
         checksum = None if step is None else draw(CHECKSUMS)
         failures = draw(st.integers(0, 12))
         found.append(
-            AvailableStates(failures=failures, step=step, checksum=checksum, records=records, damaged=damaged)
+            AvailableStates(
+                failures=failures,
+                snapshot_step=step,
+                snapshot_checksum=checksum,
+                records=records,
+                damaged=damaged,
+            )
         )
     return found
 
@@ -52,7 +58,7 @@ def twin(found: list[AvailableStates]) -> list[tuple[int, bool]]:
     """The dumb way: walk down from the highest step, memory before storage."""
     usable = []
     for step in range(10, 0, -1):
-        sums = {c.checksum for c in found if c.step == step}
+        sums = {c.snapshot_checksum for c in found if c.snapshot_step == step}
         here = [(step, MEMORY)] if len(sums) == 1 else []
         here += [(step, STORED) for c in found for r in c.records if r.step == step]
         if here:
@@ -75,8 +81,10 @@ def test_a_candidates_ranks_are_exactly_those_that_have_it(found):
     candidates, _ = order_candidates(found)
     for candidate in candidates:
         if candidate.record is None:
-            assert candidate.ranks == tuple(r for r, c in enumerate(found) if c.step == candidate.step)
-            assert len({found[r].checksum for r in candidate.ranks}) == 1
+            assert candidate.ranks == tuple(
+                r for r, c in enumerate(found) if c.snapshot_step == candidate.step
+            )
+            assert len({found[r].snapshot_checksum for r in candidate.ranks}) == 1
         else:
             assert candidate.ranks == (0,)
             assert candidate.record in found[0].records
@@ -87,16 +95,16 @@ def test_every_available_state_is_a_candidate_or_rejected(found):
     candidates, rejected = order_candidates(found)
     seen = {(c.step, c.is_stored) for c in candidates} | {(r.step, r.is_stored) for r in rejected}
     for of_rank in found:
-        assert of_rank.step is None or (of_rank.step, MEMORY) in seen
+        assert of_rank.snapshot_step is None or (of_rank.snapshot_step, MEMORY) in seen
         assert all((each.step, STORED) in seen for each in of_rank.records)
         assert all((each.step, STORED) in seen for each in of_rank.damaged)
 
 
 def test_snapshots_that_differ_are_refused_by_name_and_storage_is_used():
     found = [
-        AvailableStates(step=9, checksum="a", records=(record(5),)),
-        AvailableStates(step=9, checksum="b"),
-        AvailableStates(step=9, checksum="a"),
+        AvailableStates(snapshot_step=9, snapshot_checksum="a", records=(record(5),)),
+        AvailableStates(snapshot_step=9, snapshot_checksum="b"),
+        AvailableStates(snapshot_step=9, snapshot_checksum="a"),
     ]
     candidates, rejected = order_candidates(found)
     assert [(c.step, c.is_stored) for c in candidates] == [(5, STORED)]
@@ -106,6 +114,8 @@ def test_snapshots_that_differ_are_refused_by_name_and_storage_is_used():
 
 def test_the_only_state_is_tried_again_however_often_it_failed():
     """Skipping it would start the run from the seed, silently."""
-    candidates, rejected = order_candidates([AvailableStates(failures=99, step=3, checksum="a")])
+    candidates, rejected = order_candidates(
+        [AvailableStates(failures=99, snapshot_step=3, snapshot_checksum="a")]
+    )
     assert [c.step for c in candidates] == [3]
     assert not rejected

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.checkpoint.catalog import committed, of_run, read_payload, verify
+from elastic.checkpoint.catalog import list_commits, of_run, read_payload, verify
 from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.prune import Pruner, RetentionPolicy
 from elastic.checkpoint.record import Save, commit_name, step_dir
@@ -79,7 +79,7 @@ def test_a_step_whose_folder_is_a_link_is_not_written_through(store, root, outsi
     with pytest.raises(OutsideStore, match="remove the link"):
         save(store, 7)
     with pytest.raises(StoreFailed, match="remove the link"):
-        committed(store, CLOCK)
+        list_commits(store, CLOCK)
 
 
 @pytest.mark.parametrize("target", ["precious", "nothing"])
@@ -108,7 +108,7 @@ def test_a_commit_record_that_is_a_link_is_damage_and_not_nothing(store, root, t
     save(store, 7)
     (root / commit_name(7)).rename(tmp_path / "moved.json")
     (root / commit_name(7)).symlink_to(tmp_path / "moved.json")
-    records, damages = committed(store, CLOCK)
+    records, damages = list_commits(store, CLOCK)
     assert records == [] and [damage.step for damage in damages] == [7]
 
 
@@ -136,7 +136,7 @@ def test_a_pipe_or_folder_in_place_of_a_file_is_damage_and_blocks_no_reader(stor
     (root / commit_name(7)).unlink()
     make(root / commit_name(7))
     if make is os.mkfifo:
-        assert [damage.step for damage in committed(store, CLOCK)[1]] == [7]
+        assert [damage.step for damage in list_commits(store, CLOCK)[1]] == [7]
 
 
 def test_links_in_a_circle_are_an_error_of_the_store(store, root):
@@ -157,7 +157,7 @@ def test_a_record_of_another_run_is_damage_and_never_counts(store):
         save(store, step)
         policy = RetentionPolicy(run_id="r", keep=2, save_deadline_s=100.0)
         Pruner(store, policy, CLOCK).after_commit(step=step, generation=1, resumed_from=None)
-    records, damages = of_run(committed(store, CLOCK), "r")
+    records, damages = of_run(list_commits(store, CLOCK), "r")
     assert [record.step for record in records] == [3, 2]
     assert {damage.step for damage in damages} == {100, 200, 300}
     assert all("another run" in damage.reason for damage in damages)
@@ -168,7 +168,7 @@ def test_a_step_that_another_run_committed_is_committed_again_beside_it(store):
     save(store, 7, run_id="other", data=b"theirs")
     done = save(store, 7, data=b"ours")
     assert done.is_ours
-    (record,) = of_run(committed(store, CLOCK), "r")[0]
+    (record,) = of_run(list_commits(store, CLOCK), "r")[0]
     assert bytes(read_payload(store, record, CLOCK)) == b"ours"
 
 
@@ -256,7 +256,7 @@ def test_files_larger_than_the_bound_take_little_memory(tmp_path, root, store):
     header = safetensors_header.LENGTH.pack(2**63) + b"{}"
     tracemalloc.start()
     try:
-        assert [damage.step for damage in committed(store, CLOCK)[1]] == [8]
+        assert [damage.step for damage in list_commits(store, CLOCK)[1]] == [8]
         refused(backend.read, BackendFailed)
         assert backend.shown_generation() == 0
         assert len(read_small(LocalStore(tmp_path), "run.json", CLOCK)) < MOST_BYTES

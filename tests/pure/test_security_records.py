@@ -32,7 +32,7 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
 from elastic.rendezvous.backends.etcd_http import _answer
 from elastic.rendezvous.backends.tcp_store import StoredValue
-from elastic.rendezvous.group import Failure, Group, GroupDamaged, Node, RunEnd
+from elastic.rendezvous.group import Group, GroupDamaged, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.transitions import Timing
 from elastic.report.diff import compare
@@ -81,7 +81,7 @@ ME = Node(id="me", address="127.0.0.1", nproc=1)
 def group() -> Group:
     waiting = transitions.join(transitions.join(Group(), Node(id="a", address="h", nproc=2)), ME)
     opened = transitions.form(waiting, alive={"a", "me"}, endpoint="h:1", policy=POLICY)
-    failure = Failure(node="a", rank=0, message="m", traceback="t")
+    failure = WorkerFailure(node="a", rank=0, message="m", traceback="t")
     return transitions.close(
         opened, generation=1, cause=transitions.FAILURE, step=2, counts=True, failure=failure
     )
@@ -160,7 +160,7 @@ def test_a_corrupted_group_is_refused_or_every_decision_about_it_works(record):
     except GroupDamaged:
         return
     alive = found.member_ids | found.waiting_ids | {"me"}
-    transitions.decide(found, ME, alive=alive, timing=NOW, policy=POLICY)
+    transitions.next_action(found, ME, alive=alive, timing=NOW, policy=POLICY)
     membership.lost_members(found, alive={"me"})
     membership.newcomers(found, alive=alive, policy=POLICY)
     for changed in (
@@ -308,7 +308,7 @@ def test_text_from_another_node_is_escaped_on_the_console(tmp_path):
 
 def test_a_traceback_from_another_node_is_escaped(tmp_path, capsys):
     """It arrives through the rendezvous and is printed last."""
-    failure = Failure(node="a\x07", rank=0, message="m", traceback="line 1\nValueError: \x1b]0;x\x07")
+    failure = WorkerFailure(node="a\x07", rank=0, message="m", traceback="line 1\nValueError: \x1b]0;x\x07")
     agent = SimpleNamespace(failure=failure, end=RunEnd(exit_code=1, reason="\x1b[2J"))
     _print_failure(agent, RunDir.parse(str(tmp_path)), 0)
     said = capsys.readouterr().err

@@ -19,7 +19,7 @@ from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
 from elastic.events import WorkerExited, WorkerFailed, WorkerStarted
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
-from elastic.rendezvous.group import Failure
+from elastic.rendezvous.group import WorkerFailure
 from elastic.system.clock import Clock
 from elastic.system.worker_error import WorkerError, read_errors
 
@@ -129,7 +129,9 @@ class NodeWorkers:
                 for rank in self.running:
                     self._processes[rank].kill_parent()
 
-    def record_failure(self, node: str, reason: str, errors: Path, culprit: WorkerError | None) -> Failure:
+    def record_failure(
+        self, node: str, reason: str, errors: Path, culprit: WorkerError | None
+    ) -> WorkerFailure:
         """Which worker of this node failed first, also as an event.
 
         reason: speaks for a worker that left no error file in the folder `errors`. culprit: a
@@ -138,7 +140,7 @@ class NodeWorkers:
         files = read_errors(errors, list(self._processes))
         first = culprit or first_failure(self.exit_codes, self.killed, files, reason)
         self._log.record(WorkerFailed(rank=first.rank, message=first.message, traceback=first.traceback))
-        return Failure(
+        return WorkerFailure(
             node=node,
             rank=first.rank,
             message=first.message,

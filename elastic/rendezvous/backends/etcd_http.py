@@ -120,7 +120,8 @@ class EtcdHttp:
         self._lock = threading.Lock()
 
     def call(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """POST `body` to `/v3/<path>`, trying each member at most twice, for 3 s in all.
+        """POST `body` to `/v3/<path>`, trying each member at most twice, for 3 s in all, with a
+        log-in where the member asks for one.
 
         Raises OutcomeUnknown if a member received the request and no member answered; BackendFailed
         if no member was reached; BackendRefused if a member refused; NotFound.
@@ -128,12 +129,11 @@ class EtcdHttp:
         deadline = self._clock.monotonic() + CALL_S
         failures: list[BackendFailed] = []
         for turn in range(2 * len(self._urls)):
-            left_s = deadline - self._clock.monotonic()
-            if failures and left_s <= 0:
+            if failures and self._clock.monotonic() >= deadline:
                 break
             url = self._urls[self._at % len(self._urls)]
             try:
-                return self._authorized(url, path, body, max(left_s, 0.1))
+                return self._authorized(url, path, body, deadline)
             except NotFound:
                 raise
             except BackendFailed as error:
@@ -146,24 +146,24 @@ class EtcdHttp:
         raise OutcomeUnknown(str(failures[-1])) if may_be_done else failures[-1]
 
     def _authorized(
-        self, url: str, path: str, body: Mapping[str, Any], limit_s: float, *, is_retry: bool = False
+        self, url: str, path: str, body: Mapping[str, Any], deadline: float, *, is_retry: bool = False
     ) -> Answer:
         """The answer of one member. A token that it does not know is replaced once.
 
         Tokens expire, and a restarted member may have forgotten all of them.
         """
         try:
-            return self._ask(url, path, body, self._current_token(url, limit_s), limit_s)
+            return self._ask(url, path, body, self._current_token(url, deadline), deadline)
         except _Refusal as refusal:
             if self._access.user is not None and refusal.is_stale and not is_retry:
                 self._token = None
-                return self._authorized(url, path, body, limit_s, is_retry=True)
+                return self._authorized(url, path, body, deadline, is_retry=True)
             raise BackendRefused(
                 f"etcd at {url} should allow {path}, but refuses it: {refusal}; check ETCDCTL_USER, the"
                 f" permissions of its role on the prefix elastic/, and the etcd version (3.4 or newer)"
             ) from refusal
 
-    def _current_token(self, url: str, limit_s: float) -> str:
+    def _current_token(self, url: str, deadline: float) -> str:
         """Empty without a user, and for a server without authentication."""
         if self._access.user is None:
             return ""
@@ -172,7 +172,7 @@ class EtcdHttp:
                 name, _, password = self._access.user.partition(":")
                 body = {"name": name, "password": password}
                 try:
-                    self._token = self._ask(url, "auth/authenticate", body, "", limit_s).token
+                    self._token = self._ask(url, "auth/authenticate", body, "", deadline).token
                 except _Refusal as refusal:
                     if "not enabled" not in str(refusal):
                         raise BackendRefused(
@@ -181,14 +181,15 @@ class EtcdHttp:
                     self._token = ""
             return self._token
 
-    def _ask(self, url: str, path: str, body: Mapping[str, Any], token: str, limit_s: float) -> Answer:
+    def _ask(self, url: str, path: str, body: Mapping[str, Any], token: str, deadline: float) -> Answer:
+        left_s = max(deadline - self._clock.monotonic(), 0.1)
         try:
             response = self._pool.request(
                 "POST",
                 f"{url}/v3/{path}",
                 json=body,
                 headers={"Authorization": token} if token else {},
-                timeout=urllib3.Timeout(connect=CONNECT_S, read=ANSWER_S, total=limit_s),
+                timeout=urllib3.Timeout(connect=CONNECT_S, read=ANSWER_S, total=left_s),
             )
         except (HTTPError, OSError) as error:
             raise _unanswered(url, error) from error
