@@ -16,8 +16,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from fsspec.asyn import sync
-
 from elastic.storage.remote import classified, open_url
 from elastic.storage.store import as_store_failure
 
@@ -103,6 +101,8 @@ class Objects:
         limit_s = self._limit_s if self._has_answered else max(self._limit_s, FIRST_LIMIT_S)
         try:
             if self._fs.async_impl:
+                from fsspec.asyn import sync  # see remote.py
+
                 call = partial(sync, self._fs.loop, getattr(self._fs, f"_{verb}"), timeout=limit_s)
             else:  # a file system without a network: nothing to wait for
                 call = getattr(self._fs, verb)

@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from elastic.cli import main
-from elastic.storage import remote
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -124,7 +124,7 @@ def test_a_missing_extra_names_the_command_that_installs_it(recipes, tmp_path, m
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(remote.fsspec, "get_filesystem_class", missing)
+    monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
     assert main([str(recipes / "tiny.py"), "--run-dir", "s3://bucket/run"]) == 2
     assert "pip install elastic-train[s3]" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -6,13 +6,14 @@ import errno
 import os
 import uuid
 
+import fsspec
 import pytest
 
 from elastic.checkpoint.catalog import check_payload, list_commits, read_payload, verify
 from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.record import Save, commit_name
 from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
-from elastic.storage import local, remote
+from elastic.storage import local
 from elastic.storage.remote import open_store
 from elastic.storage.store import (
     CHUNK_BYTES,
@@ -325,7 +326,7 @@ def test_a_missing_extra_names_the_command_that_installs_it(monkeypatch):
     def missing(url, **options):
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr(remote.fsspec.core, "url_to_fs", missing)
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
     with pytest.raises(UsageError, match=r"pip install elastic-train\[s3\]"):
         open_store("s3://bucket/run")
 
