@@ -119,13 +119,12 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
             signal.signal(number, shutdown.on_signal)
         if run.is_remote:
             # Stopped after the exit report, which it uploads too.
-            is_new, print_line = settings.is_new, console.print_line
             log_shipper = LogShipper(
                 run,
                 settings.node,
                 is_first=lambda: parts.group.is_first,
-                is_new=is_new,
-                print_line=print_line,
+                is_new=settings.is_new,
+                print_line=console.print_line,
             )
             log_shipper.start()
             stack.callback(log_shipper.close)

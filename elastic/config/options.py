@@ -23,17 +23,14 @@ the run:
   --run-dir URL            a folder that all nodes share, or an fsspec URL such as s3://bucket/run
                            [runs/<recipe name>]
   --fresh                  rename a used run directory and start over; deletes nothing
-  --save-every WHEN        time between checkpoints: 500steps, 30s, 10min, 2h, or auto, which
-                           follows their cost [auto]
-  --snapshot-every N       steps between snapshots, auto (as often as costs 1 % of the time), or off
-                           [auto]
+  --save-every WHEN        checkpoint every 500steps, 30s, 10min, 2h, or auto, by their cost [auto]
+  --snapshot-every N       steps between snapshots, auto (for 1 % of the time), or off [auto]
   --keep N                 number of checkpoints to keep, the newest ones [3]
 
 nodes and workers:
   --min-nodes N            train while N nodes or more are there [1]
   --max-nodes N            let nodes join up to this number [1]
-  --nproc-per-node N       number of workers on this node, or auto: one for each GPU, else one
-                           [auto]
+  --nproc-per-node N       workers on this node, or auto: one for each GPU, else one [auto]
   --local-addr HOST        name or address at which other nodes reach this one [the address of the
                            interface in GLOO_SOCKET_IFNAME, else of the host name]
 
@@ -46,12 +43,9 @@ how nodes meet:
                            TLS (certificates and user as for etcdctl: ETCDCTL_CACERT, ETCDCTL_CERT,
                            ETCDCTL_KEY, ETCDCTL_USER); for c10d, HOST[:PORT] of that node
   --rdzv-id ID             name of the group in etcd or c10d [the name of the run directory]
-  --last-call S            at a start or resume, wait S seconds for more nodes once --min-nodes are
-                           there [2]
-  --keep-alive S           remove a node that is silent for S seconds [2; 15 where nodes meet in an
-                           object store]
-  --rdzv-timeout S         wait S seconds for --min-nodes, or for a backend that does not answer,
-                           then exit [600]
+  --last-call S            at a start or resume, wait S seconds for more than --min-nodes [2]
+  --keep-alive S           remove a node that is silent for S seconds [2; in an object store 15]
+  --rdzv-timeout S         exit if --min-nodes, or the backend, are not there within S seconds [600]
 
 faults:
   --max-restarts N         fail after N restarts in a row that brought no new step [3]

@@ -152,19 +152,13 @@ TRIGGERS: dict[str, type[Trigger]] = {
     "generation {generation} rank {rank} restore": AtRestore,
     "generation {generation} node {node} rendezvous": AtRendezvous,
 }
-_OF_WORKERS: Forms = {
-    "kill": Kill,
-    "raise": Raise,
-    "exit {code}": Exit,
-    "hang": Hang,
-    "pause {seconds}s": Pause,
-}
-_OF_NODES: Forms = {"kill": Kill, "pause {seconds}s": Pause, "terminate": Terminate}
+_WORKERS: Forms = {"kill": Kill, "raise": Raise, "exit {code}": Exit, "hang": Hang, "pause {seconds}s": Pause}
+_NODES: Forms = {"kill": Kill, "pause {seconds}s": Pause, "terminate": Terminate}
 ACTIONS: dict[type[Trigger], Forms] = {
-    AtStep: _OF_WORKERS | {"slow {factor}x": Slow, "slow {factor}x for {steps} steps": Slow},
-    AtRestore: _OF_WORKERS,
-    AtNode: _OF_NODES,
-    AtRendezvous: _OF_NODES,
+    AtStep: _WORKERS | {"slow {factor}x": Slow, "slow {factor}x for {steps} steps": Slow},
+    AtRestore: _WORKERS,
+    AtNode: _NODES,
+    AtRendezvous: _NODES,
     AtSave: {"kill uploader": Kill, "pause {seconds}s": Pause},
 }
 
