@@ -34,6 +34,7 @@ class Checkpointing:
         self._uploader_s = 0.0  # of its processor
         self._under_way: int | None = None
         self._is_overdue = False
+        self._refusal = ""  # why the last save could not be handed to the uploader
 
     def resume(self, step: int, source: str) -> None:
         """Training has resumed from the state of `step`; source: as in `ResumePoint`."""
@@ -73,6 +74,7 @@ class Checkpointing:
             )
             self._under_way = step
         except (OSError, StoreFailed) as error:
+            self._refusal = str(error)
             print(f"checkpoint step={step} is not saved: {error}; training goes on")
         snapshot_s = 0.0 if published is None else published.cost_s
         self._training_s = snapshot_s + self._clock.monotonic() - began_s
@@ -81,7 +83,7 @@ class Checkpointing:
     def wait(self, step: int) -> str:
         """Wait for the save of `step`; returns what went wrong, or nothing when it is committed."""
         if self._under_way != step:
-            return "it could not be handed to the uploader"
+            return self._refusal
         self._under_way = None
         result = self._uploader.wait(step, FINAL_SAVE_S)
         if result is None:

@@ -1,6 +1,7 @@
 """The state of the newest step outlives workers and nodes, and a changed state is never loaded."""
 
 import os
+import resource
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -128,6 +129,24 @@ def test_without_snapshots_a_fault_costs_the_steps_since_the_last_save(drill, un
     drill.is_like(undisturbed)
     # The memory holds the state of the last save.
     assert restored(drill) == [(0, "none", 0), (4, "snapshot", 2)]
+
+
+def test_a_node_with_memory_for_one_copy_of_the_state_makes_checkpoints(drill, undisturbed):
+    """No file of the agent may be larger than 2 MiB, nor its memory for snapshots."""
+    drill.shut(1, 7)
+    agent = drill.start(*ALWAYS)
+    drill.stands(1, ranks=1)
+    resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (2**21, 2**21))
+    drill.open(1)
+    drill.stands(7, ranks=1)
+    assert "no memory for 3 snapshots of 1 MB; there is one" in agent.output
+    drill.happens("checkpoint_committed", step=4)
+    os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
+    drill.happens("restored", generation=2)
+    drill.open(7)
+    agent.ends_with(0)
+
+    drill.is_like(undisturbed)
 
 
 def test_a_state_without_progress_gives_way_to_an_older_one(drill):
