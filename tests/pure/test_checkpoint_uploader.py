@@ -56,10 +56,10 @@ def process(config):
 
 
 @pytest.fixture
-def area():
-    area = SnapshotSlots.create(LARGE_BYTES, 8)
-    yield area
-    area.close()
+def slots():
+    slots = SnapshotSlots.create(LARGE_BYTES, 8)
+    yield slots
+    slots.close()
 
 
 def info(step, generation=1):
@@ -77,16 +77,16 @@ def image_of(step, data_bytes=64):
     return safetensors_header.LENGTH.pack(len(header)) + header + bytes([step % 256]) * data_bytes
 
 
-def keep(area, step, data=None, generation=1):
+def keep(slots, step, data=None, generation=1):
     data = image_of(step) if data is None else data
-    slot = area.begin()
-    area.body(slot)[: len(data)] = data
-    return area.publish(slot, size_bytes=len(data), info=info(step, generation))
+    slot = slots.begin()
+    slots.body(slot)[: len(data)] = data
+    return slots.publish(slot, size_bytes=len(data), info=info(step, generation))
 
 
-def hand_over(uploads, area, step, data=None, *, final=False, generation=1):
-    snapshot = keep(area, step, data, generation)
-    uploads.offer(area, snapshot, resumed_from=None, final=final)
+def hand_over(uploads, slots, step, data=None, *, final=False, generation=1):
+    snapshot = keep(slots, step, data, generation)
+    uploads.offer(slots, snapshot, resumed_from=None, final=final)
     return snapshot
 
 
@@ -147,13 +147,13 @@ def test_it_starts_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, area):
+def test_an_offer_is_committed_answered_and_logged(config, process, tmp_path, slots):
     """The ordinary way: offer, wait for the answer, look into the store and the event log."""
     uploads = UploaderClient(config.socket_path)
     data = image_of(7, LARGE_BYTES // 2)
     digest = safetensors_header.digest(data)
-    hand_over(uploads, area, 6, image_of(6))
-    hand_over(uploads, area, 7, data, final=True)
+    hand_over(uploads, slots, 6, image_of(6))
+    hand_over(uploads, slots, 7, data, final=True)
     result = uploads.wait(7, LIMIT_S)
     assert (result.state, result.digest) == (SaveState.COMMITTED, digest)
     assert 0.0 < result.cpu_s < LIMIT_S
@@ -176,62 +176,62 @@ CLIENT = """
 import os, signal, sys
 from elastic.uploader.client import UploaderClient
 from elastic.snapshot.slots import SnapshotSlots
-area = SnapshotSlots.open(sys.argv[2])
-UploaderClient(sys.argv[1]).offer(area, area.newest(), resumed_from=None, final=False)
+slots = SnapshotSlots.open(sys.argv[2])
+UploaderClient(sys.argv[1]).offer(slots, slots.newest(), resumed_from=None, final=False)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_client_that_is_killed_after_its_offer_is_saved_all_the_same(config, process, area):
+def test_a_client_that_is_killed_after_its_offer_is_saved_all_the_same(config, process, slots):
     """A process offers a snapshot in memory of another process, and kills itself at once."""
-    keep(area, 3, image_of(3, LARGE_BYTES // 2))
-    command = [sys.executable, "-c", CLIENT, config.socket_path, area.path]
+    keep(slots, 3, image_of(3, LARGE_BYTES // 2))
+    command = [sys.executable, "-c", CLIENT, config.socket_path, slots.path]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     assert process.stop(LIMIT_S)
     assert committed_steps(config) == [3]
 
 
-def test_the_end_of_the_owners_pipe_finishes_the_saves_and_ends_the_process(config, process, area):
+def test_the_end_of_the_owners_pipe_finishes_the_saves_and_ends_the_process(config, process, slots):
     """The owner exits right after the offers: both saves are finished, and the exit code is 0."""
     uploads = UploaderClient(config.socket_path)
-    hand_over(uploads, area, 1, image_of(1, LARGE_BYTES // 2))
-    hand_over(uploads, area, 2, final=True)
+    hand_over(uploads, slots, 1, image_of(1, LARGE_BYTES // 2))
+    hand_over(uploads, slots, 2, final=True)
     assert process.stop(LIMIT_S)
     assert committed_steps(config) == [2, 1]
     assert [result.state for result in uploads.poll()] == [SaveState.COMMITTED] * 2
 
 
-def test_a_terminals_signals_do_not_end_it(config, process, area):
+def test_a_terminals_signals_do_not_end_it(config, process, slots):
     """Ctrl-C and a kill of the whole group reach it; the owner alone decides when it leaves."""
     os.kill(process.pid, signal.SIGINT)
     os.kill(process.pid, signal.SIGTERM)
     uploads = UploaderClient(config.socket_path)
-    hand_over(uploads, area, 1)
+    hand_over(uploads, slots, 1)
     assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
-def test_a_killed_uploader_is_a_failed_save_and_an_error_at_the_next_offer(config, process, area):
+def test_a_killed_uploader_is_a_failed_save_and_an_error_at_the_next_offer(config, process, slots):
     """SIGKILL with an offer unanswered or answered: afterwards the client is never left waiting."""
     uploads = UploaderClient(config.socket_path)
-    hand_over(uploads, area, 1)
+    hand_over(uploads, slots, 1)
     os.kill(process.pid, signal.SIGKILL)
     process.stop(LIMIT_S)
     assert uploads.wait(1, LIMIT_S).state in {SaveState.COMMITTED, SaveState.FAILED}
     with pytest.raises(StoreFailed, match="expected an uploader"):
-        hand_over(uploads, area, 2)
+        hand_over(uploads, slots, 2)
     assert not process.enter(1)
 
 
-def test_a_restarted_uploader_serves_the_same_client(config, process, area):
+def test_a_restarted_uploader_serves_the_same_client(config, process, slots):
     """The owner replaces a killed uploader on the same path; the client's next offer finds it."""
     uploads = UploaderClient(config.socket_path)
-    hand_over(uploads, area, 1)
+    hand_over(uploads, slots, 1)
     uploads.wait(1, LIMIT_S)
     os.kill(process.pid, signal.SIGKILL)
     process.stop(LIMIT_S)
     successor = UploaderProcess.start(config)
     successor.wait_ready()
-    hand_over(uploads, area, 2)
+    hand_over(uploads, slots, 2)
     assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
     assert successor.stop(LIMIT_S)
 
@@ -247,36 +247,36 @@ def test_an_unknown_protocol_is_reported_to_the_owner(config):
     assert not process.stop(LIMIT_S)
 
 
-def test_a_newer_save_takes_the_place_of_one_that_waits(config, area):
+def test_a_newer_save_takes_the_place_of_one_that_waits(config, slots):
     """Step 1 is held before its commit record; of 2, 3 (final) and 4, which wait, only 2 may be
     dropped, and 4 falls to 5.
     """
     uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
-        hand_over(uploads, area, 1)
+        hand_over(uploads, slots, 1)
         assert uploader.reached.wait(LIMIT_S)
-        hand_over(uploads, area, 2)
-        hand_over(uploads, area, 3, final=True)
+        hand_over(uploads, slots, 2)
+        hand_over(uploads, slots, 3, final=True)
         assert uploads.wait(2, LIMIT_S).state is SaveState.DROPPED
-        hand_over(uploads, area, 4)
-        hand_over(uploads, area, 5)
+        hand_over(uploads, slots, 4)
+        hand_over(uploads, slots, 5)
         assert "step 5" in uploads.wait(4, LIMIT_S).reason
         uploader.go_on.set()
         assert [uploads.wait(step, LIMIT_S).state for step in (1, 3, 5)] == [SaveState.COMMITTED] * 3
     assert committed_steps(config) == [5, 3, 1]
 
 
-def test_a_save_that_is_fenced_during_its_upload_is_not_committed(config, tmp_path, area, monkeypatch):
+def test_a_save_that_is_fenced_during_its_upload_is_not_committed(config, tmp_path, slots, monkeypatch):
     """The newest generation grows to 2 while generation 1 is between payload and record."""
     monkeypatch.setattr(save, "ENTERING_S", 0.0)
     uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
-        hand_over(uploads, area, 1, generation=1)
+        hand_over(uploads, slots, 1, generation=1)
         assert uploader.reached.wait(LIMIT_S)
         (tmp_path / "fence").write_text("2\n")
         uploader.go_on.set()
         assert uploads.wait(1, LIMIT_S).state is SaveState.FENCED
-        hand_over(uploads, area, 1, generation=2)
+        hand_over(uploads, slots, 1, generation=2)
         assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
     assert committed_steps(config) == [1]
     assert [(e["event"], e["generation"]) for e in run_records.events(tmp_path / "events")] == [
@@ -285,30 +285,30 @@ def test_a_save_that_is_fenced_during_its_upload_is_not_committed(config, tmp_pa
     ]
 
 
-def test_the_owner_leaves_while_a_save_is_held(config, area):
+def test_the_owner_leaves_while_a_save_is_held(config, slots):
     """The end of the pipe comes first, the save's end after it: the loop must wait for the save."""
     uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
-        hand_over(uploads, area, 1)
+        hand_over(uploads, slots, 1)
         assert uploader.reached.wait(LIMIT_S)
         uploader.leave()
-        hand_over(uploads, area, 2)
+        hand_over(uploads, slots, 2)
         uploader.go_on.set()
         assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
     assert uploader.is_done
     assert committed_steps(config) == [2, 1]
 
 
-def test_a_save_that_fails_is_answered_and_logged(config, tmp_path, area):
+def test_a_save_that_fails_is_answered_and_logged(config, tmp_path, slots):
     """The run directory is a file: no checkpoint can be made, and the uploader goes on serving."""
     (tmp_path / "run").write_text("not a folder")
     uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
         uploader.go_on.set()
-        hand_over(uploads, area, 1)
+        hand_over(uploads, slots, 1)
         assert uploads.wait(1, LIMIT_S).state is SaveState.FAILED
         (tmp_path / "run").unlink()
-        hand_over(uploads, area, 2)
+        hand_over(uploads, slots, 2)
         assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
     assert [e["event"] for e in run_records.events(tmp_path / "events")] == [
         "checkpoint_failed",
@@ -321,37 +321,37 @@ def test_a_slot_is_lent_from_the_offer_to_the_answer(config, wait_until):
 
     Nothing may be written until the first is answered.
     """
-    area, uploads = SnapshotSlots.create(4096, 3), UploaderClient(config.socket_path)
+    slots, uploads = SnapshotSlots.create(4096, 3), UploaderClient(config.socket_path)
     with InThread(config) as uploader:
-        first = hand_over(uploads, area, 1)
+        first = hand_over(uploads, slots, 1)
         assert uploader.reached.wait(LIMIT_S)
-        second = hand_over(uploads, area, 2)
-        wait_until(lambda: area._word(second.slot, _LEASES))
-        keep(area, 3)
-        assert area.begin() is None
+        second = hand_over(uploads, slots, 2)
+        wait_until(lambda: slots._word(second.slot, _LEASES))
+        keep(slots, 3)
+        assert slots.begin() is None
         uploader.go_on.set()
         assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
-        assert area.begin() == first.slot
+        assert slots.begin() == first.slot
         assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
     assert committed_steps(config) == [2, 1]
 
 
 def test_a_save_that_another_one_replaces_gives_its_slot_back(config):
     """The second waits, and the third takes its place."""
-    area, uploads = SnapshotSlots.create(4096, 4), UploaderClient(config.socket_path)
+    slots, uploads = SnapshotSlots.create(4096, 4), UploaderClient(config.socket_path)
     with InThread(config) as uploader:
-        hand_over(uploads, area, 1)
+        hand_over(uploads, slots, 1)
         assert uploader.reached.wait(LIMIT_S)
-        second = hand_over(uploads, area, 2)
-        hand_over(uploads, area, 3)
+        second = hand_over(uploads, slots, 2)
+        hand_over(uploads, slots, 3)
         assert uploads.wait(2, LIMIT_S).state is SaveState.DROPPED
-        keep(area, 4)
-        assert area.begin() == second.slot
+        keep(slots, 4)
+        assert slots.begin() == second.slot
         uploader.go_on.set()
         assert uploads.wait(3, LIMIT_S).state is SaveState.COMMITTED
 
 
-def test_a_snapshot_whose_bytes_changed_in_memory_does_not_become_a_checkpoint(config, area):
+def test_a_snapshot_whose_bytes_changed_in_memory_does_not_become_a_checkpoint(config, slots):
     """Its writer published its checksum; then one bit of its last tensor is flipped."""
     uploads = UploaderClient(config.socket_path)
     with InThread(config) as uploader:
@@ -359,11 +359,11 @@ def test_a_snapshot_whose_bytes_changed_in_memory_does_not_become_a_checkpoint(c
         for step, is_flipped in ((1, False), (2, True)):
             data = image_of(step)
             said = replace(info(step), checksum=checksum.of_image(memoryview(data)))
-            slot = area.begin()
-            area.body(slot)[: len(data)] = data
-            kept = area.publish(slot, size_bytes=len(data), info=said)
-            area.body(slot)[len(data) - 1] ^= is_flipped
-            uploads.offer(area, kept, resumed_from=None, final=True)
+            slot = slots.begin()
+            slots.body(slot)[: len(data)] = data
+            kept = slots.publish(slot, size_bytes=len(data), info=said)
+            slots.body(slot)[len(data) - 1] ^= is_flipped
+            uploads.offer(slots, kept, resumed_from=None, final=True)
             result = uploads.wait(step, LIMIT_S)
             assert result.state is (SaveState.FAILED if is_flipped else SaveState.COMMITTED)
     assert "changed in memory" in result.reason
@@ -374,13 +374,13 @@ def test_a_snapshot_that_is_written_over_while_it_is_saved_is_not_committed(conf
     """Between payload and record its lease is lost, as when the owner takes this uploader for dead,
     and the slot is written.
     """
-    area, uploads = SnapshotSlots.create(4096, 1), UploaderClient(config.socket_path)
+    slots, uploads = SnapshotSlots.create(4096, 1), UploaderClient(config.socket_path)
     with InThread(config) as uploader:
-        hand_over(uploads, area, 1)
+        hand_over(uploads, slots, 1)
         assert uploader.reached.wait(LIMIT_S)
-        assert area.begin() is None
-        area.release_all()
-        keep(area, 2)
+        assert slots.begin() is None
+        slots.release_all()
+        keep(slots, 2)
         uploader.go_on.set()
         result = uploads.wait(1, LIMIT_S)
         assert (result.state, result.digest) == (SaveState.FAILED, "")
@@ -395,30 +395,30 @@ def test_an_offer_of_a_snapshot_that_is_gone_fails_and_gives_no_lease_back(confi
     An offer of bytes that the slot held before, or never, waits behind it. It must not give back a
     lease that it never had.
     """
-    area, uploads = SnapshotSlots.create(4096, 1), UploaderClient(config.socket_path)
+    slots, uploads = SnapshotSlots.create(4096, 1), UploaderClient(config.socket_path)
     with InThread(config) as uploader:
-        keep(area, 1)
-        snapshot = hand_over(uploads, area, 2)
+        keep(slots, 1)
+        snapshot = hand_over(uploads, slots, 2)
         assert uploader.reached.wait(LIMIT_S)
         for step in (3, 4):
             changed = replace(snapshot, info=info(step), **change)
-            uploads.offer(area, changed, resumed_from=None, final=False)
+            uploads.offer(slots, changed, resumed_from=None, final=False)
         assert uploads.wait(3, LIMIT_S).state is SaveState.DROPPED
-        assert area.begin() is None
+        assert slots.begin() is None
         uploader.go_on.set()
         assert uploads.wait(2, LIMIT_S).state is SaveState.COMMITTED
         assert uploads.wait(4, LIMIT_S).state is SaveState.FAILED
     assert committed_steps(config) == [2]
 
 
-def test_a_node_that_entered_a_generation_is_fenced_by_later_ones_only(config, tmp_path, area, monkeypatch):
+def test_a_node_that_entered_a_generation_is_fenced_by_later_ones_only(config, tmp_path, slots, monkeypatch):
     """A save of generation 1 is held while generation 2 begins with this node in it; then, of 1 and
     2, while 3 begins without it.
     """
     monkeypatch.setattr(save, "ENTERING_S", 0.0)
     uploads, owner = UploaderClient(config.socket_path), UploaderProcess(config, None)
     with InThread(config) as uploader:
-        hand_over(uploads, area, 1, generation=1)
+        hand_over(uploads, slots, 1, generation=1)
         assert uploader.reached.wait(LIMIT_S)
         (tmp_path / "fence").write_text("2\n")
         assert owner.enter(2)
@@ -426,13 +426,13 @@ def test_a_node_that_entered_a_generation_is_fenced_by_later_ones_only(config, t
         assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
         (tmp_path / "fence").write_text("3\n")
         for generation in (1, 2):
-            hand_over(uploads, area, 2, generation=generation)
+            hand_over(uploads, slots, 2, generation=generation)
             assert uploads.wait(2, LIMIT_S).state is SaveState.FENCED
     assert committed_steps(config) == [1]
 
 
 def test_a_save_waits_for_its_node_to_enter_a_generation_that_has_just_been_formed(
-    config, tmp_path, area, monkeypatch
+    config, tmp_path, slots, monkeypatch
 ):
     """The fence is raised, and the save goes on before the node has said that it is in the new
     generation.
@@ -440,7 +440,7 @@ def test_a_save_waits_for_its_node_to_enter_a_generation_that_has_just_been_form
     monkeypatch.setattr(save, "ENTERING_S", LIMIT_S)
     uploads, owner = UploaderClient(config.socket_path), UploaderProcess(config, None)
     with InThread(config) as uploader:
-        hand_over(uploads, area, 1, generation=1)
+        hand_over(uploads, slots, 1, generation=1)
         assert uploader.reached.wait(LIMIT_S)
         (tmp_path / "fence").write_text("2\n")
         uploader.go_on.set()
@@ -448,7 +448,7 @@ def test_a_save_waits_for_its_node_to_enter_a_generation_that_has_just_been_form
         assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
-def test_a_fence_that_does_not_answer_holds_up_its_own_save_only(config, area, monkeypatch, wait_until):
+def test_a_fence_that_does_not_answer_holds_up_its_own_save_only(config, slots, monkeypatch, wait_until):
     """The fence blocks until the test lets it go.
 
     Meanwhile the node enters generation 2, and of two later offers the older one is dropped.
@@ -465,11 +465,11 @@ def test_a_fence_that_does_not_answer_holds_up_its_own_save_only(config, area, m
     with InThread(config) as uploader:
         uploader.go_on.set()
         try:
-            hand_over(uploads, area, 1, generation=1)
+            hand_over(uploads, slots, 1, generation=1)
             assert asked.wait(LIMIT_S)
             wait_until(lambda: owner.enter(2))
             for step in (2, 3):
-                hand_over(uploads, area, step, generation=2)
+                hand_over(uploads, slots, step, generation=2)
             assert uploads.wait(2, LIMIT_S).state is SaveState.DROPPED
         finally:
             go_on.set()
@@ -479,7 +479,7 @@ def test_a_fence_that_does_not_answer_holds_up_its_own_save_only(config, area, m
 
 
 def test_a_restarted_uploader_knows_the_generation_that_its_node_entered(
-    config, tmp_path, process, area, wait_until
+    config, tmp_path, process, slots, wait_until
 ):
     """Killed after it got the number, and before: its successor saves the state of an older one."""
     (tmp_path / "fence").write_text("3\n")
@@ -493,11 +493,11 @@ def test_a_restarted_uploader_knows_the_generation_that_its_node_entered(
         assert process.revive()
         process.wait_ready()
         uploads = UploaderClient(config.socket_path)
-        hand_over(uploads, area, 1, generation=1)
+        hand_over(uploads, slots, 1, generation=1)
         assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
-def test_an_uploader_that_missed_the_generation_gets_it_later(config, tmp_path, process, area, wait_until):
+def test_an_uploader_that_missed_the_generation_gets_it_later(config, tmp_path, process, slots, wait_until):
     """It was just restarted, and is stopped before it listens; the owner's next poll repeats it."""
     (tmp_path / "fence").write_text("2\n")
     os.kill(process.pid, signal.SIGKILL)
@@ -508,7 +508,7 @@ def test_an_uploader_that_missed_the_generation_gets_it_later(config, tmp_path, 
     process.wait_ready()
     assert not process.revive()
     uploads = UploaderClient(config.socket_path)
-    hand_over(uploads, area, 1, generation=1)
+    hand_over(uploads, slots, 1, generation=1)
     assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
@@ -518,7 +518,7 @@ class HeldSaver:
     def __init__(self):
         self.go_on = threading.Event()
 
-    def save(self, offer, area):
+    def save(self, offer, slots):
         assert self.go_on.wait(LIMIT_S)
         return SaveResult(step=offer.step, state=SaveState.COMMITTED, reason="at last", is_ours=True)
 
@@ -534,21 +534,21 @@ class Listener:
         self.answers.append(message["state"])
 
 
-def held_job(area, listener, step=1):
-    keep(area, step)
-    newest = area.newest()
+def held_job(slots, listener, step=1):
+    keep(slots, step)
+    newest = slots.newest()
     where = {"slot": newest.slot, "seq": newest.seq, "offset": newest.offset, "size_bytes": newest.size_bytes}
-    return Job.accept(Offer(**meta_of(step) | where), os.dup(area.fd), listener)
+    return Job.accept(Offer(**meta_of(step) | where), os.dup(slots.fd), listener)
 
 
-def test_a_hanging_save_is_reported_once_as_failed_and_later_as_committed(config, tmp_path, area):
+def test_a_hanging_save_is_reported_once_as_failed_and_later_as_committed(config, tmp_path, slots):
     """The fake clock passes the deadline and the patience while the storage call is held; later the
     call returns after all.
     """
     held, clock, listener = HeldSaver(), FakeClock(), Listener()
     log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
     jobs = Jobs(held, config, log, clock)
-    jobs.add(held_job(area, listener))
+    jobs.add(held_job(slots, listener))
     jobs.check_overdue()
     assert listener.answers == []
     clock.now += LIMIT_S + OVERTIME_S
@@ -564,7 +564,7 @@ def test_a_hanging_save_is_reported_once_as_failed_and_later_as_committed(config
     assert jobs.is_idle
 
 
-def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_path, area):
+def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_path, slots):
     """Deleting hangs, and the deadline passes meanwhile: the save was committed and must not be
     reported as failed.
     """
@@ -573,7 +573,7 @@ def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_pat
     may_prune = threading.Event()
     held.prune = lambda offer: may_prune.wait(LIMIT_S)
     jobs = Jobs(held, config, EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock), clock)
-    jobs.add(held_job(area, listener))
+    jobs.add(held_job(slots, listener))
     jobs.wakeup.settimeout(LIMIT_S)
     jobs.advance()
     clock.now += LIMIT_S + OVERTIME_S
@@ -585,7 +585,7 @@ def test_a_commit_is_answered_before_old_checkpoints_are_deleted(config, tmp_pat
     assert jobs.is_idle
 
 
-def test_an_offer_that_was_not_read_yet_when_the_owner_left_is_saved(config, tmp_path, area):
+def test_an_offer_that_was_not_read_yet_when_the_owner_left_is_saved(config, tmp_path, slots):
     """The offer lies in a connection that is not even accepted, and the owner's pipe is at its end,
     before the loop looks for the first time.
     """
@@ -596,13 +596,13 @@ def test_an_offer_that_was_not_read_yet_when_the_owner_left_is_saved(config, tmp
     os.close(owner_end)
     uploads = UploaderClient(config.socket_path)
     with _listen(config.socket_path) as socket:
-        hand_over(uploads, area, 1)
+        hand_over(uploads, slots, 1)
         assert Uploader(jobs, socket, owner_fd, clock).run()
     os.close(owner_fd)
     assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
-def test_an_uploader_whose_storage_hangs_exits_after_its_owner_and_reports_the_loss(config, tmp_path, area):
+def test_an_uploader_whose_storage_hangs_exits_after_its_owner_and_reports_the_loss(config, tmp_path, slots):
     """The owner is gone and the storage call never returns: the loop gives up instead of lasting.
 
     All limits are zero.
@@ -610,8 +610,8 @@ def test_an_uploader_whose_storage_hangs_exits_after_its_owner_and_reports_the_l
     held, clock, listener = HeldSaver(), FakeClock(), Listener()
     log = EventLog(tmp_path / "events" / "u.jsonl", node="n0", clock=clock)
     jobs = Jobs(held, config, log, clock)
-    jobs.add(held_job(area, listener, 1))
-    jobs.add(held_job(area, listener, 2))
+    jobs.add(held_job(slots, listener, 1))
+    jobs.add(held_job(slots, listener, 2))
     owner_fd, owner_end = os.pipe()
     os.close(owner_end)
     with _listen(config.socket_path) as socket:
@@ -625,8 +625,8 @@ def test_an_uploader_whose_storage_hangs_exits_after_its_owner_and_reports_the_l
     held.go_on.set()
 
 
-def test_a_malformed_offer_cuts_off_its_client_only(config, area):
-    """One client sends an offer that says nothing, the next one a file that is no area; another
+def test_a_malformed_offer_cuts_off_its_client_only(config, slots):
+    """One client sends an offer that says nothing, the next one a file without slots; another
     one's save is committed as if nothing had happened.
     """
     bad, good = UploaderClient(config.socket_path), UploaderClient(config.socket_path)
@@ -639,7 +639,7 @@ def test_a_malformed_offer_cuts_off_its_client_only(config, area):
             bad._unanswered.append(1)
             assert bad.wait(1, LIMIT_S).state is SaveState.FAILED
         os.close(fd)
-        hand_over(good, area, 2)
+        hand_over(good, slots, 2)
         assert good.wait(2, LIMIT_S).state is SaveState.COMMITTED
 
 

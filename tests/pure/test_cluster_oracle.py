@@ -105,7 +105,7 @@ WRONG = {
         replace(run(), commits=[*run().commits, run().commits[0]]),
         "one commit of step 2",
     ),
-    "two commits told": (
+    "two commits reported": (
         with_events(lambda es: [*es, event("checkpoint_committed", 102.2, step=2)]),
         "one commit of step 2",
     ),

@@ -1,3 +1,5 @@
+"""Two runs are the same as far as they agree; else the first step that differs is named."""
+
 from dataclasses import replace
 
 from hypothesis import given

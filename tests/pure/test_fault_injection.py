@@ -43,13 +43,13 @@ def test_a_fault_is_injected_once_however_often_its_step_is_replayed(tmp_path):
 
 def test_a_fault_that_is_written_twice_is_injected_twice(tmp_path):
     """Once with its defaults and once without; the third time there is nothing left."""
-    struck = 0
+    injected = 0
     for _ in range(3):
         try:
             worker(tmp_path, "step 3: raise; step 3 rank 0 forward: raise").at_step(3)("forward")
         except InjectedFault:
-            struck += 1
-    assert struck == 2
+            injected += 1
+    assert injected == 2
 
 
 def test_of_an_edited_plan_only_new_faults_are_injected(tmp_path):
@@ -164,13 +164,13 @@ def generation_of(nodes, rank_of_node):
 
 
 class Fleet:
-    """Agents that share nothing but a folder; `struck` is what was killed, with its time."""
+    """Agents that share nothing but a folder. injected: times and pids of what was killed."""
 
     def __init__(self, folder, plan, count=3):
         (self.fault,) = parse(plan)
         self.clock, self.folder, self.count = FakeClock(), folder, count
         self.repeated = [self.agent() for _ in range(count)]
-        self.struck = []
+        self.injected = []
 
     def agent(self):
         return RepeatedFault(self.fault, self.fault.trigger, Claims(self.folder), self.clock)
@@ -182,7 +182,7 @@ class Fleet:
             targets = Targets(workers, 200 + rank, 300 + rank)
             pid = repeated.poll(generation_of(NODES[: self.count], rank), targets)
             if pid is not None:
-                self.struck.append((self.clock.now - 1000, pid))
+                self.injected.append((self.clock.now - 1000, pid))
 
 
 def test_agents_inject_each_repeated_fault_once_without_messages(tmp_path):
@@ -190,25 +190,25 @@ def test_agents_inject_each_repeated_fault_once_without_messages(tmp_path):
     fleet = Fleet(tmp_path, "every 20±10s: kill random worker, seed 7")
     for _ in range(4000):
         fleet.poll()
-    every, times = fleet.fault.trigger, [time for time, _ in fleet.struck]
-    assert [pid - 100 for _, pid in fleet.struck] == [every.pick(n, 6) for n in range(len(fleet.struck))]
-    assert {pid for _, pid in fleet.struck} == set(range(100, 106))
+    every, times = fleet.fault.trigger, [time for time, _ in fleet.injected]
+    assert [pid - 100 for _, pid in fleet.injected] == [every.pick(n, 6) for n in range(len(fleet.injected))]
+    assert {pid for _, pid in fleet.injected} == set(range(100, 106))
     waits = [later - before for before, later in itertools.pairwise([0.0, *times])]
     assert all(0 <= wait - every.wait_s(n) <= 1 for n, wait in enumerate(waits))
     assert len(waits) >= 40
 
 
 @given(st.integers(0, 5))
-def test_replaced_agents_continue_the_sequence_of_injections(tmp_path_factory, strikes):
+def test_replaced_agents_continue_the_sequence_of_injections(tmp_path_factory, injections):
     """All agents are replaced after some injections: the next victim is the one drawn for it."""
     fleet = Fleet(tmp_path_factory.mktemp("claims"), "every 4±4s: kill random uploader, seed 3")
-    while len(fleet.struck) < strikes:
+    while len(fleet.injected) < injections:
         fleet.poll()
     fleet.repeated = [fleet.agent() for _ in fleet.repeated]
-    while len(fleet.struck) < strikes + 3:
+    while len(fleet.injected) < injections + 3:
         fleet.poll()
-    drawn = [200 + fleet.fault.trigger.pick(n, 3) for n in range(len(fleet.struck))]
-    assert [pid for _, pid in fleet.struck] == drawn
+    drawn = [200 + fleet.fault.trigger.pick(n, 3) for n in range(len(fleet.injected))]
+    assert [pid for _, pid in fleet.injected] == drawn
 
 
 def test_a_repeated_fault_waits_for_a_missing_victim(tmp_path):

@@ -30,12 +30,12 @@ def test_lines_are_those_of_a_reader_that_keeps_everything(tmp_path_factory, his
     """Reads of eight bytes, so that lines are longer than a read and end at any of its bytes."""
     path = tmp_path_factory.mktemp("log") / "file"
     file, dumb, content = GrowingFile(path, read_bytes=READ_BYTES), DumbReader(), b""
-    for deed, piece in history:
-        if deed == "grow":
+    for change, piece in history:
+        if change == "grow":
             content += piece
             with path.open("ab") as out:
                 out.write(piece)
-        elif deed == "replace":
+        elif change == "replace":
             content = piece
             fresh = path.with_name("fresh")
             fresh.write_bytes(piece)

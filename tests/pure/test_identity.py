@@ -64,11 +64,7 @@ def test_an_identity_reads_back_as_it_was_written(arguments, seed):
 @pytest.mark.parametrize(
     "text",
     [
-        b"",
-        b"[]",
-        b"null",
         b"{}",
-        b"\xff",
         b'{"arguments": 5}',
         IDENTITY.to_json()[:-20],
         b'{"arguments": [], "more": 1}',

@@ -1,3 +1,5 @@
+"""Each step has one whole line in the metrics, whatever was killed, rewound or refused."""
+
 import json
 import os
 

@@ -1,3 +1,5 @@
+"""A report follows from the events and the metrics of a run, and never claims too much."""
+
 from dataclasses import asdict, replace
 from operator import attrgetter
 

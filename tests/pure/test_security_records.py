@@ -248,11 +248,11 @@ def shown(thing: Any) -> str:
 
 @settings(max_examples=300)
 @given(st.lists(logged(), max_size=6), st.lists(steps, max_size=4), st.lists(junk, max_size=2))
-def test_any_events_and_metrics_can_be_reported_without_control_characters(told, lines, noise):
+def test_any_events_and_metrics_can_be_reported_without_control_characters(logs, lines, noise):
     """Another node, or a stranger, wrote them: report, status and diff must still work."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        text = b"\n".join([*(json.dumps(each).encode() for each in told), *noise, b""])
+        text = b"\n".join([*(json.dumps(each).encode() for each in logs), *noise, b""])
         (folder / "n.jsonl").write_bytes(text)
         (folder / "metrics").write_bytes(b"\n".join([*(json.dumps(e).encode() for e in lines), *noise, b""]))
         found, counted = read_events(folder), metrics.read(folder / "metrics")

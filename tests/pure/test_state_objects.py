@@ -104,8 +104,8 @@ def test_real_objects_go_on_as_if_never_interrupted(optimizer, scheduler):
 
 
 def test_chained_schedulers_with_a_tensor_as_learning_rate_resume():
-    """The case above as torch's own objects make it, at the step where one scheduler hands over to
-    the next.
+    """They keep the optimizer's tensor under several names. Fresh objects load the step where one
+    scheduler hands over to the next.
     """
     state, step, _ = training("adamw", "warmup")
     step(), step()

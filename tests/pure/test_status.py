@@ -1,3 +1,5 @@
+"""The state of a run follows from its events, its newest step and its nodes' heartbeats."""
+
 from dataclasses import asdict
 
 import pytest

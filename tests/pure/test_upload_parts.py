@@ -49,15 +49,15 @@ def test_any_history_gives_the_lines_of_one_file(data):
     """The dumb twin is the file itself, rewound at each restore. Nodes upload each line once or
     twice.
     """
-    file, carried, restored = [], [], {}
+    file, uploaded, restored = [], [], {}
     for generation in range(1, data.draw(st.integers(1, 5)) + 1):
         at = data.draw(st.integers(0, len(file)))
         restored[generation] = at
         file = file[:at]
         for step in range(at + 1, at + 1 + data.draw(st.integers(0, 5))):
             file.append(line(generation, step))
-            carried += [file[-1]] * data.draw(st.integers(1, 2))
-    kept, _ = upload_parts.merge(data.draw(st.permutations(carried)), restored)
+            uploaded += [file[-1]] * data.draw(st.integers(1, 2))
+    kept, _ = upload_parts.merge(data.draw(st.permutations(uploaded)), restored)
     assert kept == file
 
 
