@@ -79,11 +79,6 @@ class Bucket:
                 parameter.grad = view.zero_()
         self.missing = set()
 
-    def point_grads(self, flat: Tensor) -> None:
-        """Let each `.grad` be a view of `flat` [length]."""
-        for parameter, view in zip(self.parameters, cut(flat, self.parameters), strict=True):
-            parameter.grad = view
-
     def end_pair(self, pair: tuple[int, ...]) -> None:
         """The vector holds the sum of these shards: hand it to the stack."""
         assert self._flat is not None
@@ -176,11 +171,10 @@ class Gradients:
 
         used: [parameters], the sum of all ranks' `used()`; where it is 0, `.grad` becomes None.
         """
+        counts = dict(zip(self.parameters, used.tolist(), strict=True))
         for bucket, flat in zip(self._buckets, flats, strict=True):
-            bucket.point_grads(flat)
-        for parameter, count in zip(self.parameters, used.tolist(), strict=True):
-            if count == 0:
-                parameter.grad = None
+            for parameter, view in zip(bucket.parameters, cut(flat, bucket.parameters), strict=True):
+                parameter.grad = view if counts[parameter] else None
 
     def close(self) -> None:
         """Remove the hooks: a recipe may use these parameters for something else after the run."""

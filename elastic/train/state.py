@@ -29,9 +29,9 @@ from elastic.snapshot.image import tensor_bytes
 
 # How an object's load_state_dict may say that a state is not its own.
 LOAD_ERRORS = RuntimeError, LookupError, ArithmeticError, AttributeError, ValueError, TypeError
-# What the document calls the kinds of dict that come back as themselves. torch's MultiStepLR has a
-# Counter.
-_DICTS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
+# By the name that the document has for them. torch's MultiStepLR has a Counter.
+_LISTS: dict[str, Any] = {"list": list, "tuple": tuple}
+_DICTS: dict[str, Any] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 
 
 @runtime_checkable
@@ -206,19 +206,19 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {"float64": _encode(float(value), path, tensors)}
     if kind in (Tensor, nn.Parameter):
         return {"tensor": _name(value, path, tensors)}
-    if kind in _DICTS:
+    if kind in _DICTS.values():
         for name in value:
             if type(name) not in (str, int):
                 raise StateNotSavable(
                     f"state entry {path}: expected str or int keys, found {type(name).__name__}"
                 )
         # A module's state is an OrderedDict too, but has no order: it is loaded by name.
-        tag = "dict" if hasattr(value, "_metadata") else _DICTS[kind]
+        tag = "dict" if hasattr(value, "_metadata") else kind.__name__
         # Sorted (ints before strings), so that the digest does not depend on the order of
         # insertion, which a resume changes.
-        names = list(value) if tag == "ordered" else sorted(value, key=lambda n: (type(n) is str, n))
+        names = list(value) if tag == "OrderedDict" else sorted(value, key=lambda n: (type(n) is str, n))
         return {tag: [[name, _encode(value[name], f"{path}.{name}", tensors)] for name in names]}
-    if kind in (list, tuple):
+    if kind in _LISTS.values():
         return {kind.__name__: [_encode(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]}
     raise StateNotSavable(
         f"state entry {path}: expected tensors, numbers, strings, lists and dicts, found {kind.__module__}."
@@ -253,10 +253,8 @@ def _decode(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
         return float(content)
     if kind == "float64":
         return np.float64(_decode(content, tensor_of))
-    for make, tag in _DICTS.items():
-        if kind == tag:
-            return make({name: _decode(item, tensor_of) for name, item in content})
-    if kind in ("list", "tuple"):
-        items = [_decode(item, tensor_of) for item in content]
-        return items if kind == "list" else tuple(items)
+    if kind in _DICTS:
+        return _DICTS[kind]({name: _decode(item, tensor_of) for name, item in content})
+    if kind in _LISTS:
+        return _LISTS[kind](_decode(item, tensor_of) for item in content)
     raise CheckpointDamaged(f"expected a known kind of value, found {kind!r}")
