@@ -37,12 +37,13 @@ class Layout:
     """An image before it is written.
 
     head: its first bytes. places: (offset in the image, tensor), in the order of the offsets.
-    broken_at: the offset of the first tensor whose bytes are no whole 64-bit words, or of the end.
+    partial_words_at: the offset of the first tensor whose bytes are no whole 64-bit words, or of
+    the end.
     """
 
     head: bytes
     places: tuple[tuple[int, Tensor], ...]
-    broken_at: int
+    partial_words_at: int
     size_bytes: int
 
 
@@ -63,7 +64,7 @@ def layout(tensors: Mapping[str, Tensor], document: Any) -> Layout:
     return Layout(
         head=head,
         places=places,
-        broken_at=len(head) + plan.broken_at,
+        partial_words_at=len(head) + plan.partial_words_at,
         size_bytes=len(head) + plan.size_bytes,
     )
 
@@ -78,11 +79,11 @@ def copy_into(laid_out: Layout, body: bytearray | memoryview) -> str:
     _copy(found, target, 0, np.frombuffer(laid_out.head, dtype=np.uint8))
     for offset, tensor in laid_out.places:
         data = tensor_bytes(tensor).numpy()
-        if offset < laid_out.broken_at:
+        if offset < laid_out.partial_words_at:
             _copy(found, target, offset, data)
         else:
             target[offset : offset + data.nbytes] = data
-    for offset, piece in found.pieces(laid_out.broken_at, target[laid_out.broken_at :]):
+    for offset, piece in found.pieces(laid_out.partial_words_at, target[laid_out.partial_words_at :]):
         found.add(offset, piece)
     return found.hexdigest()
 
@@ -154,7 +155,7 @@ class _Plan:
     entries: str
     ties: str
     starts: tuple[tuple[str, int], ...]
-    broken_at: int
+    partial_words_at: int
     size_bytes: int
 
 
@@ -183,7 +184,7 @@ def _plan(forms: tuple[tuple[str, _Form], ...]) -> _Plan:
         entries=json.dumps(entries, separators=(",", ":")),
         ties=json.dumps(ties),
         starts=tuple((name, start) for name, start in starts.items() if sizes[name]),
-        broken_at=sum(size for size in sizes.values() if not size % WORD_BYTES),
+        partial_words_at=sum(size for size in sizes.values() if not size % WORD_BYTES),
         size_bytes=offset,
     )
 

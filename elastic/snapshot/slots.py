@@ -60,11 +60,10 @@ class SnapshotInfo:
 
     def to_json(self) -> bytes:
         """With its line if that fits into a header, else without."""
-        fields = asdict(self)
-        line = fields.pop("line")
-        whole = json.dumps(fields | {"line": line}).encode()
-        fits = line is not None and len(whole) <= INFO_LIMIT_BYTES
-        return whole if fits else json.dumps(fields).encode()
+        whole = json.dumps(asdict(self)).encode()
+        if len(whole) <= INFO_LIMIT_BYTES:
+            return whole
+        return json.dumps(asdict(replace(self, line=None))).encode()
 
     @staticmethod
     def parse(text: bytes) -> "SnapshotInfo":

@@ -77,8 +77,7 @@ class Checkpointing:
             self._refusal = str(error)
             print(f"checkpoint step={step} is not saved: {error}; training goes on")
         snapshot_s = 0.0 if published is None else published.cost_s
-        self._training_s = snapshot_s + self._clock.monotonic() - began_s
-        self._uploader_s = 0.0
+        self._training_s, self._uploader_s = snapshot_s + self._clock.monotonic() - began_s, 0.0
 
     def wait(self, step: int) -> str:
         """Wait for the save of `step`; returns what went wrong, or nothing when it is committed."""

@@ -4,7 +4,8 @@ After each step every rank knows the same: the loss, and whether to take a snaps
 drain. A step leaves behind, in this order: its line in the metrics, its snapshot, its number on the
 control page, the offer to the uploader. A drain ends the process with the interrupted exit code
 once the state of its last step is in the agent's memory, or half a minute has brought no room for
-it there. It does not commit that state: the agent does, if the run ends there.
+it there. It does not commit that state: the agent does, if the run ends there. (Without an agent
+the loop commits it.)
 """
 
 import hashlib
@@ -17,7 +18,7 @@ import torch
 
 from elastic.data.loader import Loader
 from elastic.errors import EXIT_INTERRUPTED, StoreFailed, UsageError
-from elastic.events import Drained, FirstStep, Restored, RunStarted, SnapshotInterval
+from elastic.events import Drained, FirstStep, Restored, RunStarted
 from elastic.faults.inject import WorkerFaults
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
@@ -235,10 +236,9 @@ class Loop:
     def _add_cost(self, published: PublishedSnapshot | None) -> PublishedSnapshot | None:
         output = self.output
         if published is not None and output is not None:
-            schedule = output.schedule
-            if every := schedule.add_cost(published.cost_s):
-                event = SnapshotInterval(every=every, cost_s=schedule.cost_s, step_s=schedule.step_s)
-                output.log.record(event)
+            changed = output.schedule.add_cost(published.cost_s)
+            if changed is not None:
+                output.log.record(changed)
         return published
 
     def _save(self, info: SnapshotInfo, published: PublishedSnapshot | None, *, final: bool) -> None:

@@ -1,6 +1,7 @@
 """When a snapshot or a checkpoint is due is a function of steps, seconds and measured costs.
 
-`--snapshot-every auto` takes snapshots as often as costs at most one percent of the steps' time.
+`--snapshot-every auto` takes snapshots as often as one percent of the steps' time allows, by the
+medians of the last costs and step times.
 
 `--save-every auto` saves at Young's interval, sqrt(2 · cost · time between faults) (Young 1974: A
 first order approximation to the optimum checkpoint interval; Daly 2006), for a fault every half
@@ -15,6 +16,7 @@ from collections import deque
 from statistics import median
 
 from elastic.config.durations import Every
+from elastic.events import SnapshotInterval
 
 FAULT_EVERY_S = 1800.0
 MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, 600.0
@@ -67,14 +69,6 @@ class SnapshotSchedule:
         self._last: int | None = None
         self.interval = int(every.value) or None  # None: not known yet, or never
 
-    @property
-    def cost_s(self) -> float:
-        return median(self._costs)
-
-    @property
-    def step_s(self) -> float:
-        return median(self._steps)
-
     def is_due(self, step: int) -> bool:
         """Whether the state after `step` gets a snapshot.
 
@@ -92,10 +86,12 @@ class SnapshotSchedule:
         """All ranks tried to take a snapshot after this step, with or without success."""
         self._last = step
 
-    def add_cost(self, cost_s: float) -> int | None:
+    def add_cost(self, cost_s: float) -> SnapshotInterval | None:
         """A snapshot cost training so long. Returns the new interval if it changed."""
         if self._every.kind != "auto" or not self._steps:
             return None
         self._costs.append(cost_s)
-        before, self.interval = self.interval, snapshot_interval(self.cost_s, self.step_s, self.interval)
-        return self.interval if self.interval != before else None
+        cost_s, step_s = median(self._costs), median(self._steps)
+        before, self.interval = self.interval, snapshot_interval(cost_s, step_s, self.interval)
+        changed = SnapshotInterval(every=self.interval, cost_s=cost_s, step_s=step_s)
+        return changed if self.interval != before else None

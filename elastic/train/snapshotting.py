@@ -101,11 +101,11 @@ class Snapshotting:
     ) -> PublishedSnapshot | None:
         """Copy this state into a slot, and publish it.
 
-        info: what stands beside it; the checksum is filled in.
-        late: gives the addresses of tensors that nothing changes before the next update. wait: else
-        a copy from a GPU stays under way, None is returned, and `finish` publishes it. halfway:
-        called with half of the tensors in the slot, where a fault can be injected. Returns None as
-        well when there is no memory, or when every slot is in use (patient: for half a minute).
+        info: what stands beside it; the checksum is filled in. late: gives the addresses of tensors
+        that nothing changes before the next update. wait: for a copy from a GPU; otherwise it stays
+        under way, None is returned, and `finish` publishes it. patient: wait for a free slot, half
+        a minute at most. halfway: called with half of the tensors in the slot, where a fault can be
+        injected. Returns None as well when there is no memory, or no free slot.
         """
         assert self._pending is None, "the one before is finished first"
         document = {"state": state.document, "step": info.step, "epoch": info.epoch, "chain": info.chain}

@@ -227,8 +227,8 @@ class Step:
             )
         with parts.heartbeat.waiting():
             total = parts.exchange.sum_shards(contributions, "the end of a step")
-        known, used, buffers = torch.split(total, [4, of_rank.numel() - 3, parts.buffers.length])
-        loss_sum, *asked = known.tolist()
+        head, used, buffers = torch.split(total, [4, of_rank.numel() - 3, parts.buffers.length])
+        loss_sum, *asked = head.tolist()
         parts.gradients.assign(flats, used)
         parts.buffers.end_step(buffers)
         self.outcome = StepOutcome(
