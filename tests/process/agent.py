@@ -4,15 +4,17 @@ It has imported the driver of object stores as well: otherwise every process of 
 half a second for it.
 
 DRILL_NAMESPACES, the pid of a process, puts the agent into the user and mount namespaces of that
-one. With DRILL_TORCHRUN it is an agent of torchrun.
+one. DRILL_SCRIPT, a path, is run instead of the command.
 """
 
 import ctypes
 import os
+import runpy
+import sys
 from pathlib import Path
 
 import s3fs  # noqa: F401
-import torch.distributed.run
+import torch.distributed.run  # noqa: F401
 
 import elastic.agent.launch  # noqa: F401 - what the command would import
 from elastic import cli
@@ -38,7 +40,8 @@ if __name__ == "__main__":
     if namespaces := os.environ.pop("DRILL_NAMESPACES", None):
         enter(namespaces)
     os.chdir(os.environ["DRILL_FOLDER"])
-    if os.environ.pop("DRILL_TORCHRUN", None):
-        torch.distributed.run.main()
+    if script := os.environ.pop("DRILL_SCRIPT", None):
+        sys.argv[0] = script
+        runpy.run_path(script, run_name="__main__")
     else:
         cli.command()

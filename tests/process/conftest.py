@@ -20,6 +20,7 @@ from typing import IO, Any, Protocol
 
 import pytest
 import run_records
+import torch.distributed.run
 
 from elastic.agent.workers.fork_server_client import ForkedProcess, ForkServerClient
 from elastic.agent.workers.process import ProcessStart
@@ -33,6 +34,7 @@ TINY = RECIPES / "tiny.py"
 STEPS = 24
 PATIENCE_S = 240.0
 AGENT = Path(__file__).parent / "agent.py"
+TORCHRUN = Path(torch.distributed.run.__file__)
 
 Record = dict[str, Any]
 
@@ -166,9 +168,12 @@ class Drill:
         """Two agents whose first generation has both, however late the second one comes."""
         return [self.start("--max-nodes", "2", "--last-call", "10min", *options) for _ in range(2)]
 
+    def start_script(self, script: Path, *words: str, env: dict[str, str] | None = None) -> Agent:
+        """Fork `python SCRIPT WORDS`."""
+        return self.command(list(words), {"DRILL_SCRIPT": str(script)} | (env or {}))
+
     def start_torchrun(self, *words: str, env: dict[str, str] | None = None) -> Agent:
-        """Fork an agent of torchrun: `torchrun WORDS`."""
-        return self.command(list(words), {"DRILL_TORCHRUN": "1"} | (env or {}))
+        return self.start_script(TORCHRUN, *words, env=env)
 
     def start_anew(self, *options: str) -> Agent:
         """As `start`, but a new interpreter that imports everything itself."""

@@ -164,12 +164,14 @@ def test_a_signal_to_every_process_still_lets_the_step_load_its_data(drill, undi
 
 
 def test_the_node_that_stays_commits_the_last_step_of_the_node_that_leaves(drill, undisturbed):
-    """The node of rank 0 leaves, and exits only when a checkpoint holds the last step."""
+    """The node of rank 0 leaves, and exits only when a checkpoint holds the last step.
+
+    Its agent gets SIGTERM from the plan of faults.
+    """
     drill.shut(6)
-    drill.start_two(*MEMORY_ALONE, "--max-restarts", "0")
+    drill.start_two(*MEMORY_ALONE, "--max-restarts", "0", "--faults", "step 5 node 0: terminate")
     drill.stands(6, ranks=2)
     leaver, other = drill.agents_of_ranks_0_and_1()
-    leaver.signal(signal.SIGTERM)
     drill.happens("drain_requested")
     drill.open(6)
     leaver.ends_with(75)

@@ -312,42 +312,6 @@ def test_a_node_killed_by_a_plan_dies_with_all_its_processes(drill, undisturbed)
     assert drill.events("generation_started", generation=2, cause="node lost", world_size=1)
 
 
-def test_a_node_terminated_by_a_plan_leaves_with_a_drain(drill, undisturbed):
-    """SIGTERM to the agent of node 1, by itself."""
-    drill.shut(10)
-    drill.start_two(*ALWAYS, "--faults", "step 9 node 1: terminate")
-    other, left = drill.agents_of_ranks_0_and_1()
-    drill.happens("drain_requested")
-    drill.open(10)
-    left.ends_with(75)
-    other.ends_with(0)
-
-    drill.is_like(undisturbed)
-    assert drill.events("restored", generation=2, lost_steps=0)
-
-
-def test_a_node_that_pauses_beyond_its_keep_alive_is_evicted_and_rejoins(drill, undisturbed):
-    """Node 0 stops itself and all its processes. The other node goes on without it, and admits it
-    again when it continues.
-    """
-    drill.shut(10, 14)
-    plan = "step 9 node 0: pause 8s"
-    agents = drill.start_two(*ALWAYS, "--faults", plan)
-    paused, _ = drill.agents_of_ranks_0_and_1()
-    drill.happens("generation_started", generation=2, cause="node lost")
-    drill.open(10)
-    drill.happens("drain_requested")
-    drill.open(14)
-    joined = drill.happens("generation_started", cause="node joined", world_size=2)
-    for agent in agents:
-        agent.ends_with(0)
-
-    drill.is_like(undisturbed)
-    fault = drill.happens("fault_injected")
-    assert joined["time"] - fault["time"] >= 8.0
-    assert "a newer generation exists, and this node is not in it" in paused.output
-
-
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_node_killed_before_its_workers_start_is_evicted(drill, undisturbed, node):
     """Generation 2 has formed with both; one of them, with node 0 also the one that keeps the

@@ -1,6 +1,5 @@
 """A node that joins, leaves or dies changes the world size, and nothing else."""
 
-import os
 import signal
 
 import pytest
@@ -57,30 +56,29 @@ def test_the_node_of_rank_0_dies_and_the_other_goes_on(drill, undisturbed, backe
 
 
 def test_a_paused_node_is_evicted_and_joins_again_when_it_resumes(drill, undisturbed):
-    """SIGSTOP to every process of the node of rank 0, in a step, as for a paused container.
+    """Node 0 stops itself and all its processes, as a paused container.
 
     The other node trains alone and admits it again.
     """
-    drill.shut(6, 10)
-    agents = drill.start_two("--max-restarts", "0", "--snapshot-every", "1")
-    drill.stands(6, ranks=2)
-    frozen = drill.processes_of(drill.agent_of_rank(0, generation=1))
-    for pid in frozen:
-        os.kill(pid, signal.SIGSTOP)
-    drill.open(6)
-    drill.happens("restored", generation=2, step=5, lost_steps=0)
-    drill.stands(10, ranks=1)
-    for pid in frozen:
-        os.kill(pid, signal.SIGCONT)
-    drill.happens("drain_requested", generation=2, reason="a node is waiting to join")
+    drill.shut(10, 14)
+    pauses = ("--faults", "step 9 node 0: pause 8s")
+    agents = drill.start_two("--max-restarts", "0", "--snapshot-every", "1", *pauses)
+    paused, _ = drill.agents_of_ranks_0_and_1()
+    drill.waits_for((drill.gates / "at-10-rank1").exists, "rank 1 before step 10")
+    drill.happens("restored", generation=2, step=9, lost_steps=0)
     drill.open(10)
+    drill.happens("drain_requested", generation=2, reason="a node is waiting to join")
+    drill.open(14)
     for agent in agents:
         agent.ends_with(0)
 
     drill.is_like(undisturbed)
     generations = drill.values("generation_started", "world_size", "cause")
     assert generations == [(2, "start"), (1, "node lost"), (2, "node joined")]
-    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (5, 0), (10, 0)]
+    assert drill.values("restored", "step", "lost_steps") == [(0, 0), (9, 0), (14, 0)]
+    fault, joined = drill.happens("fault_injected"), drill.happens("generation_started", generation=3)
+    assert joined["time"] - fault["time"] >= 8.0
+    assert "a newer generation exists, and this node is not in it" in paused.output
 
 
 def test_a_rendezvous_folder_that_is_emptied_during_training_is_restored(drill, undisturbed):
