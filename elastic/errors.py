@@ -14,7 +14,7 @@ ElasticError
 ├─ GroupDamaged          the group's state cannot be read: stop; a person removes it
 ├─ CheckpointDamaged     the store's: report it, fall back to the next older checkpoint
 ├─ NothingLoads          a state was found and none loads: exit 76, never start over silently
-└─ StoreFailed           the store's: a save fails and training goes on; a restore fails, exit 1
+└─ StoreFailed           a save fails, and training goes on; a restore or the last save: exit 1
 
 BackendFailed is defined in rendezvous/backends/backend.py, GroupDamaged in rendezvous/group.py.
 """
