@@ -21,9 +21,8 @@ from torchvision import datasets, transforms
 from elastic.errors import UsageError
 
 DIGITS_FOR_TEST = 500
-DIGIT_DRAWS = (
-    6 + 64
-)  # uniform numbers for one view: six of geometry and contrast, one of noise for each pixel
+# Uniform numbers for one view: six of geometry and contrast, one of noise for each pixel.
+DIGIT_DRAWS = 6 + 64
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PROBE_CLASSES, PROBE_PER_CLASS = 100, 20  # bounds what a probe of a large data set reads
 
