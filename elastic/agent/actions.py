@@ -99,7 +99,7 @@ class NodeGeneration:
 
     def close_and_end(self, cause: str, reason: str) -> None:
         """The planned end of a generation whose workers drained; it counts no restart."""
-        self._parts.group.close(cause, step=self._parts.step, counts=False)
+        self._parts.group.close(cause, step=self._parts.step, counts=False, failure=None)
         self.record_end(reason)
 
     def fail(self, reason: str) -> RunEnd | None:
@@ -153,7 +153,7 @@ class NodeGeneration:
         if not parts.settings.imports_library:
             # Its workers did not drain. When they end, those of other nodes may fail: that counts
             # no restart in a generation that is closed.
-            parts.group.close(NODE_LEFT, step=parts.step, counts=False)
+            parts.group.close(NODE_LEFT, step=parts.step, counts=False, failure=None)
         self.kill_workers()
         self.record_end(reason)
         # This node leaves before it saves, so that the others form their next generation at once

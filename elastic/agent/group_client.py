@@ -78,9 +78,7 @@ class GroupClient:
             return True
         return False
 
-    def close(
-        self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None = None
-    ) -> Group | None:
+    def close(self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None) -> Group | None:
         """Close the generation unless another node did; counts: it uses up a restart.
 
         None when the backend does not answer. Then the rendezvous closes it when this node joins

@@ -17,7 +17,7 @@ from elastic.observe.log import read_events
 from elastic.rendezvous.backends.backend import Backend
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
 from elastic.rendezvous.backends.select import RendezvousConfig, active_nodes, wait_for
-from elastic.storage.remote import move_aside, open_store
+from elastic.storage.remote import FsspecStore, open_store
 from elastic.system.clock import SystemClock, timestamp
 from elastic.system.untrusted import parse_number
 
@@ -91,12 +91,9 @@ def set_aside(run: RunDir, active: set[str]) -> None:
     if run.is_remote:
         # The group's state stays: the generations go on counting, so that a process of the old run
         # that wakes up late stays fenced.
-        of_group = run.rendezvous_url.removeprefix(run.url).strip("/") + "/"
-
-        def pick(names: list[str]) -> list[str]:
-            # Objects are moved one by one. run.json goes first and commit records next: if the move
-            # stops half-way, the rest is never taken for a part of the new run.
-            moved = (name for name in names if not name.startswith(of_group))
-            return sorted(moved, key=lambda name: (name != NAME, not name.endswith(".json"), name))
-
-        move_aside(run.url, suffix, pick)
+        store, of_group = FsspecStore(run.url), run.rendezvous_url.removeprefix(run.url).strip("/") + "/"
+        moved = (each.name for each in store.list() if not each.name.startswith(of_group))
+        # Objects are moved one by one. run.json goes first and commit records next: if the move
+        # stops half-way, the rest is never taken for a part of the new run.
+        for name in sorted(moved, key=lambda name: (name != NAME, not name.endswith(".json"), name)):
+            store.move(name, suffix)

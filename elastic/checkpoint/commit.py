@@ -75,7 +75,6 @@ def commit(
     """
     write = _Write(store, save, limits, clock)
     write.may_go_on()
-    payload.check_size()
     record = write.record(payload.sha256(), payload.size_bytes)
     try:
         write.upload(payload, record, reached)

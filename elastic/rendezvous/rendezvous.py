@@ -19,7 +19,7 @@ from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition_detector import PartitionDetector, ProbeCounters
-from elastic.rendezvous.transitions import GroupAction, Timing
+from elastic.rendezvous.transitions import NODE_LOST, GroupAction, Timing, next_action
 from elastic.system.clock import Clock
 
 POLL_S = 0.02
@@ -163,13 +163,11 @@ class Rendezvous:
             # close the generation. It must do so now: `next_action` would let it ENTER the old one
             # again.
             closed = transitions.close(
-                group, generation=self._entered, cause=transitions.NODE_LOST, step=0, counts=False
+                group, generation=self._entered, cause=NODE_LOST, step=0, counts=False, failure=None
             )
             self._set(version, closed)
             return None
-        decision = transitions.next_action(
-            group, self._me, alive=alive, timing=self._timing, policy=self._policy
-        )
+        decision = next_action(group, self._me, alive=alive, timing=self._timing, policy=self._policy)
         self._notify_once(
             decision.reason,
             aloud=decision.action in (GroupAction.WAIT, GroupAction.EVICT, GroupAction.GIVE_UP),

@@ -209,13 +209,7 @@ def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: GroupP
 
 
 def close(
-    group: Group,
-    *,
-    generation: int,
-    cause: str,
-    step: int,
-    counts: bool,
-    failure: WorkerFailure | None = None,
+    group: Group, *, generation: int, cause: str, step: int, counts: bool, failure: WorkerFailure | None
 ) -> Group:
     """End the open generation if it is still `generation`.
 
@@ -252,7 +246,7 @@ def evict(group: Group, *, alive: AbstractSet[str], step: int = 0) -> Group:
     )
     if not lost_members(group, alive=alive):
         return kept
-    return close(kept, generation=group.generation, cause=NODE_LOST, step=step, counts=False)
+    return close(kept, generation=group.generation, cause=NODE_LOST, step=step, counts=False, failure=None)
 
 
 def report_unreachable(group: Group, *, node_id: str, peers: tuple[str, ...]) -> Group:
@@ -270,13 +264,15 @@ def close_if_partitioned(group: Group, *, alive: AbstractSet[str], step: int) ->
     """Close a generation whose members are partitioned; the next is formed without some of them."""
     if not is_partitioned(group, alive=alive):
         return group
-    return close(group, generation=group.generation, cause=NODE_LOST, step=step, counts=False)
+    return close(group, generation=group.generation, cause=NODE_LOST, step=step, counts=False, failure=None)
 
 
 def leave(group: Group, node_id: str) -> Group:
     """Remove `node_id` for good. An open generation that it is in is closed."""
     if node_id in group.member_ids:
-        closed = close(group, generation=group.generation, cause=NODE_LEFT, step=0, counts=False)
+        closed = close(
+            group, generation=group.generation, cause=NODE_LEFT, step=0, counts=False, failure=None
+        )
         members = tuple(node for node in closed.members if node.id != node_id)
         group = replace(closed, members=members)
     if node_id in group.waiting_ids:

@@ -9,7 +9,7 @@ uploader of a local run, and every command that reads one, start nearly a tenth 
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -64,15 +64,6 @@ def open_url(url: str, *, call_limit_s: float | None = None) -> tuple[Any, str]:
             url, use_listings_cache=False, skip_instance_cache=True, **_options(url, call_limit_s)
         )
     return fs, root.rstrip("/")
-
-
-def move_aside(url: str, suffix: str, pick: Callable[[list[str]], Iterable[str]]) -> None:
-    """Rename objects below `url` to the same names below `url` + `suffix`; pick: which of them, and
-    in which order.
-    """
-    store = FsspecStore(url)
-    for name in pick([each.name for each in store.list()]):
-        store.move(name, suffix)
 
 
 class FsspecStore:

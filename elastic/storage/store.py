@@ -78,14 +78,6 @@ class Payload:
             position += len(chunk)
             yield chunk
 
-    def check_size(self) -> None:
-        """Raise StoreFailed when the file is too short."""
-        found_bytes = os.fstat(self.fd).st_size
-        if found_bytes < self.offset + self.size_bytes:
-            raise StoreFailed(
-                f"the image's file has {found_bytes} bytes, expected {self.size_bytes} from byte {self.offset} on"
-            )
-
     def sha256(self) -> str:
         digest = hashlib.sha256()
         for chunk in self.chunks():

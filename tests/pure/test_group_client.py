@@ -89,9 +89,9 @@ def test_an_answer_restarts_the_timeout(there):
 def test_a_report_that_the_backend_does_not_take_is_no_error(there):
     rendezvous, _, _, group = there
     verdict = RunEnd(exit_code=1, reason="it raised")
-    assert group.close("failure", step=1, counts=True) == Group()
+    assert group.close("failure", step=1, counts=True, failure=None) == Group()
     rendezvous.up = False
-    assert group.close("failure", step=1, counts=True) is None
+    assert group.close("failure", step=1, counts=True, failure=None) is None
     assert not group.leave()
     group.end(verdict)
 

@@ -34,7 +34,9 @@ def formed(*names: str, policy: GroupPolicy = POLICY) -> Group:
 
 
 def closed(group: Group, cause: str = transitions.FAILURE, step: int = 0, *, counts: bool = True) -> Group:
-    return transitions.close(group, generation=group.generation, cause=cause, step=step, counts=counts)
+    return transitions.close(
+        group, generation=group.generation, cause=cause, step=step, counts=counts, failure=None
+    )
 
 
 def rejoined(group: Group, *names: str) -> Group:
@@ -157,7 +159,9 @@ def test_a_node_of_an_older_generation_changes_nothing() -> None:
         rejoined(closed(formed("a", "b")), "a"), alive={"a"}, endpoint="h:2", policy=POLICY
     )
     assert second.generation == 2
-    assert transitions.close(second, generation=1, cause="failure", step=9, counts=True) == second
+    assert (
+        transitions.close(second, generation=1, cause="failure", step=9, counts=True, failure=None) == second
+    )
     assert transitions.done(second, generation=1, node_id="b") == second
     assert transitions.end(second, generation=1, run_end=RunEnd(exit_code=1, reason="zombie")) == second
     assert transitions.leave(second, "b") == second
@@ -488,7 +492,9 @@ def test_every_transition_follows_an_arrow_of_the_documented_diagram(
     after = {
         "join": transitions.join(group, node(me)),
         "form": transitions.form(group, alive=alive, endpoint="h:1", policy=POLICY),
-        "close": transitions.close(group, **now, cause=transitions.FAILURE, step=1, counts=True),
+        "close": transitions.close(
+            group, **now, cause=transitions.FAILURE, step=1, counts=True, failure=None
+        ),
         "evict": transitions.evict(group, alive=alive),
         "close_if_partitioned": transitions.close_if_partitioned(group, alive=alive, step=1),
         "leave": transitions.leave(group, me),

@@ -129,16 +129,14 @@ class NodeWorkers:
                 for rank in self.running:
                     self._processes[rank].kill_parent()
 
-    def record_failure(
-        self, node: str, reason: str, errors: Path, culprit: WorkerError | None
-    ) -> WorkerFailure:
+    def record_failure(self, node: str, reason: str, errors: Path, hung: WorkerError | None) -> WorkerFailure:
         """Which worker of this node failed first, also as an event.
 
-        reason: speaks for a worker that left no error file in the folder `errors`. culprit: a
+        reason: speaks for a worker that left no error file in the folder `errors`. hung: a
         worker that was found to hang; it is to blame whatever error files the others left.
         """
         files = read_errors(errors, list(self._processes))
-        first = culprit or first_failure(self.exit_codes, self.killed, files, reason)
+        first = hung or first_failure(self.exit_codes, self.killed, files, reason)
         self._log.record(WorkerFailed(rank=first.rank, message=first.message, traceback=first.traceback))
         return WorkerFailure(
             node=node,
