@@ -121,15 +121,12 @@ class EtcdBackend:
 
     def _read_keys(self) -> dict[str, tuple[int, bytes]]:
         """Revision and value of every key of the group, by name without the prefix."""
-        begin = self._prefix.encode()
+        begin, cut = self._prefix.encode(), len(self._prefix)  # the name is quoted: one byte a letter
         end = begin[:-1] + bytes([begin[-1] + 1])  # the first key after all that begin with the prefix
         found = self._etcd.call("kv/range", {"key": _text(begin), "range_end": _text(end)})
         try:
             return {
-                _bytes(each.key)[len(begin) :].decode(errors="replace"): (
-                    int(each.mod_revision),
-                    _bytes(each.value),
-                )
+                _bytes(each.key)[cut:].decode(errors="replace"): (int(each.mod_revision), _bytes(each.value))
                 for each in found.kvs
             }
         except ValueError as error:

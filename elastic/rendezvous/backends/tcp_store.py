@@ -151,11 +151,7 @@ class TcpStoreBackend:
         if self._shown[0] >= generation and self._shown[1] == self._client.connections:
             return
         with self._client.use("write the newest generation") as store:
-            self._update(
-                store,
-                "generation",
-                lambda text: text if (parse_number(text) or 0) >= generation else str(generation),
-            )
+            self._update(store, "generation", lambda text: str(max(generation, parse_number(text) or 0)))
             self._shown = generation, self._client.connections
 
     def shown_generation(self) -> int:
