@@ -168,10 +168,8 @@ class Rendezvous:
             self._set(version, closed)
             return None
         decision = next_action(group, self._me, alive=alive, timing=self._timing, policy=self._policy)
-        self._notify_once(
-            decision.reason,
-            aloud=decision.action in (GroupAction.WAIT, GroupAction.EVICT, GroupAction.GIVE_UP),
-        )
+        aloud = decision.action in (GroupAction.WAIT, GroupAction.EVICT, GroupAction.GIVE_UP)
+        self._notify_once(decision.reason, aloud=aloud)
         self._is_waiting = decision.action is GroupAction.WAIT
         match decision.action:
             case GroupAction.WAIT:

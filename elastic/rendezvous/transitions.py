@@ -112,10 +112,8 @@ def next_action(
         action, reason = GroupAction.JOIN, f"not yet waiting for a generation after {group.generation}"
     elif group.open:
         why = f", {PARTITIONED}" if me.id in excluded(group, alive=alive) else ""
-        action, reason = (
-            GroupAction.WAIT,
-            f"waiting: generation {group.generation} is open without me{why}",
-        )
+        reason = f"waiting: generation {group.generation} is open without me{why}"
+        action = GroupAction.WAIT
     else:
         return _next_action_forming(group, me, alive=alive, timing=timing, policy=policy)
     return GroupDecision(action=action, reason=reason)

@@ -135,11 +135,10 @@ class EtcdBackend:
 
 def _counters(keys: dict[str, tuple[int, bytes]]) -> dict[str, int]:
     """A value that is no number was written by another program, and is as good as missing."""
-    texts = {name: value for name, (_, value) in keys.items() if name.startswith("beat/")}
     return {
         name.removeprefix("beat/"): counter
-        for name, text in texts.items()
-        if (counter := parse_number(text)) is not None
+        for name, (_, text) in keys.items()
+        if name.startswith("beat/") and (counter := parse_number(text)) is not None
     }
 
 
