@@ -347,7 +347,7 @@ class Nodes(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         """The network heals and nothing else happens for a while: then all live nodes are members,
-        except spares beyond the limit.
+        except spares beyond the limit, and the group is at rest.
         """
         self.heal()
         keep_alive_s, last_call_s = self.world.keep_alive_s, self.world.policy.last_call_s
@@ -360,8 +360,10 @@ class Nodes(RuleBasedStateMachine):
         assert group.member_ids | group.waiting_ids == running
         for name, machine in self.world.running.items():
             assert (machine.generation is not None) == (name in group.member_ids)
+        self.world.tick(2 * keep_alive_s)
+        assert self.world.group == group
 
-    @precondition(lambda self: self.world.running)
+    @precondition(lambda self: self.world.running and self.world.deaf | self.world.mute)
     @rule()
     def settle_cut(self) -> None:
         """Nothing changes for a while, and the network stays broken as it is: then the group is at
