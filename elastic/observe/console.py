@@ -191,10 +191,9 @@ class ConsoleFollower:
 
 
 def _new_lines(log: GrowingFile) -> list[bytes]:
-    try:
+    with suppress(OSError):  # an unreadable log costs its lines, not the console
         return log.lines()
-    except OSError:
-        return []  # an unreadable log costs its lines, not the console
+    return []
 
 
 def _shown(line: bytes) -> str:

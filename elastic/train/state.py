@@ -15,9 +15,8 @@ import json
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from copy import copy
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -141,18 +140,16 @@ class State:
         thing.load_state_dict(_as_given_by(thing, copies))
 
 
-def _as_given_by(thing: Stateful, values: Any) -> dict[str, Any]:
-    """A module's values, in the kind of dict that it gives: `_metadata` has its layers' versions.
+def _as_given_by(thing: Stateful, values: Any) -> Any:
+    """A module's values get the attribute `_metadata`, which holds its layers' versions.
 
     Without a version a layer takes the values for those of its oldest version, and converts or
     refuses them (torchvision's MNASNet does).
     """
-    if not isinstance(thing, nn.Module):
-        return cast("dict[str, Any]", values)
-    found: dict[str, Any] = copy(thing.state_dict())
-    found.clear()
-    found.update(values)
-    return found
+    if isinstance(thing, nn.Module):
+        values = OrderedDict(values)
+        vars(values).update(getattr(thing.state_dict(), "__dict__", {}))
+    return values
 
 
 def _keeps_any(thing: Stateful, given: Mapping[str, Tensor]) -> bool:
