@@ -1,7 +1,7 @@
 """Ranks compare their states before they save, drain or begin, and name the first difference.
 
-A rank that finds one raises. That is a failure of its worker, and a new generation restores an
-older state on all ranks, up to `--max-restarts` times. It does not find a difference earlier than
+A difference raises on every rank. That is a failure like any other: a new generation restores one
+state on all ranks, perhaps one of those that differed. It does not find a difference earlier than
 the next comparison, nor one that all ranks share, such as a wrong kernel: they agree on its result.
 """
 
