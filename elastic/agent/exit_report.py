@@ -66,10 +66,10 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
 
 def _print_failure(agent: NodeAgent, run: RunDir, saved_step: int) -> None:
     failure, code, reason = agent.failure, agent.end.exit_code, agent.end.reason
-    lines = [f"elastic-train verify {run.url} reads the checkpoints"] if code == EXIT_NOTHING_LOADS else []
-    lines.append(
-        f"training failed: {reason}. Step {saved_step} is the newest that is saved; logs are in {run.logs}"
-    )
+    saved = f"step {saved_step} is the newest that is saved"
+    if code == EXIT_NOTHING_LOADS:
+        saved = f"elastic-train verify {run.url} reads the checkpoints"
+    lines = [f"training failed: {reason}; {saved}; logs are in {run.logs}"]
     if failure is not None:
         # All of it may come from another node.
         lines.append(f"first failing worker: rank {failure.rank} on {failure.node}")

@@ -134,7 +134,7 @@ def declared_identity(
         if code == EXIT_COMPLETE:
             raise SystemExit(EXIT_COMPLETE)
         raise UsageError(
-            f"{recipe} ended with exit code {code} before it called elastic.start; its words are above"
+            f"{recipe} ended with exit code {code} in elastic.start or before it; its words are above"
         )
 
 

@@ -58,7 +58,7 @@ def refused(drill):
         # Root fails where the folder is made, others where their access is checked: two messages.
         (["--run-dir", "/proc/elastic/run"], "--run-dir or"),
         (["--", "--global-batch", "30"], "expected a global batch that 4 shards divide, found 30; try 32"),
-        (["--", "--no-such-setting"], "ended with exit code 2 before it called elastic.start"),
+        (["--", "--no-such-setting"], "ended with exit code 2 in elastic.start or before it"),
     ],
 )
 def test_a_command_with_one_mistake_is_refused(refused, drill, recipes, words, says):

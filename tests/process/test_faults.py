@@ -167,7 +167,7 @@ def test_a_recipe_that_raises_ends_the_run_and_its_traceback_is_printed_last(dri
     assert last == "RuntimeError: the recipe's own mistake on rank 1"
     end = agent.output[agent.output.rindex("training failed: ") :]
     assert "first failing worker: rank 1 on" in end
-    assert "Step 4 is the newest that is saved" in end
+    assert "step 4 is the newest that is saved" in end
     assert end.count("Traceback") == 1
     assert "a victim of another failure" in agent.output
     assert [event["rank"] for event in drill.events("worker_failed")] == [1, 1]

@@ -134,7 +134,7 @@ def test_a_full_disk_fails_saves_and_not_training(drill, undisturbed, small_disk
     assert drill.values("restored", "step", "source") == [(0, "none"), *[(24, "snapshot")] * 2]
     assert drill.events("checkpoint_failed", step=24)
     assert "The disk or quota is full" in drill.events("checkpoint_failed")[0]["reason"]
-    assert "Step 4 is the newest that is saved" in agent.output
+    assert "step 4 is the newest that is saved" in agent.output
     assert drill.inspects("report", drill.run.url)[1]["checkpoints"]["failed"] >= 2
 
     small_disk.mount("remount,size=8m")
