@@ -18,8 +18,9 @@ import run_records
 from cluster import SCRATCH, SHARED, Cluster
 from image import ROOT, interpreter
 from oracle import Record
+from s3_server import ACCESS
 from scenario import StorageMode
-from storage_server import ACCESS, BUCKET, ORDERS_PORT, PROXY_PORT, SERVER_PORT
+from storage_server import BUCKET, ORDERS_PORT, PROXY_PORT, SERVER_PORT
 
 from elastic.checkpoint.catalog import list_commits
 from elastic.config.run_dir import RunDir

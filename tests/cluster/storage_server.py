@@ -16,11 +16,6 @@ from typing import Any
 
 SERVER_PORT, PROXY_PORT, ORDERS_PORT = 9000, 9001, 9002
 BUCKET = "runs"
-ACCESS = {
-    "AWS_ACCESS_KEY_ID": "testing",
-    "AWS_SECRET_ACCESS_KEY": "testing",
-    "AWS_DEFAULT_REGION": "us-east-1",
-}
 _HEAL = "HEAL"
 
 
@@ -29,11 +24,13 @@ def main() -> None:
     import fsspec
     from faulty_storage import FaultyStorage
     from moto.server import ThreadedMotoServer
+    from s3_server import ACCESS, store_one_at_a_time
 
     address, printed = sys.argv[1:]
     out = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for standard in (1, 2):
         os.dup2(out, standard)
+    store_one_at_a_time()
     ThreadedMotoServer(port=SERVER_PORT, verbose=False).start()
     options = {"key": ACCESS["AWS_ACCESS_KEY_ID"], "secret": ACCESS["AWS_SECRET_ACCESS_KEY"]}
     endpoint = f"http://127.0.0.1:{SERVER_PORT}"

@@ -8,16 +8,21 @@ one. DRILL_SCRIPT, a path, is run instead of the command.
 """
 
 import ctypes
+import functools
 import os
 import runpy
 import sys
 from pathlib import Path
 
+import botocore.session
 import s3fs  # noqa: F401
 import torch.distributed.run  # noqa: F401
 
 import elastic.agent.launch  # noqa: F401 - what the command would import
 from elastic import cli
+
+# As in tests/conftest.py: else each client of a store parses the same descriptions of all services.
+botocore.session.create_loader = functools.cache(botocore.session.create_loader)
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 SIGKILL = 9

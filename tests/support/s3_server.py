@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 import uuid
 from pathlib import Path
+from typing import Any
 
 import fsspec
 from etcd_servers import free_port
@@ -18,20 +20,22 @@ ACCESS = {
     "AWS_DEFAULT_REGION": "us-east-1",
 }
 
-# moto looks whether the object exists and then stores it, on a thread for each request. So of two
-# exclusive creations at once both could succeed, which S3 never lets happen: here one waits for the
-# other.
-_MOTO = """
-import sys, threading
-from moto.s3.responses import S3Response
-from moto.server import main
-put_object, lock = S3Response.put_object, threading.Lock()
-def put_one_at_a_time(self):
-    with lock:
-        return put_object(self)
-S3Response.put_object = put_one_at_a_time
-main(sys.argv[1:])
-"""
+
+def store_one_at_a_time() -> None:
+    """Let moto serve one PUT of an object at a time, in this process.
+
+    It looks whether the object exists and then stores it, on a thread for each request. So of two
+    exclusive creations at once both could succeed, which S3 never lets happen.
+    """
+    from moto.s3.responses import S3Response
+
+    put_object, lock = S3Response.put_object, threading.Lock()
+
+    def put_one(*arguments: Any) -> Any:
+        with lock:
+            return put_object(*arguments)
+
+    S3Response.put_object = put_one  # type: ignore[assignment, method-assign]
 
 
 class S3Server:
@@ -40,7 +44,7 @@ class S3Server:
         log = folder / "moto.log"
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _MOTO, "-H", "127.0.0.1", "-p", str(self.port)],
+                [sys.executable, __file__, "-H", "127.0.0.1", "-p", str(self.port)],
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
@@ -79,3 +83,10 @@ class S3Server:
             return True
         except OSError:
             return False
+
+
+if __name__ == "__main__":
+    from moto.server import main
+
+    store_one_at_a_time()
+    main(sys.argv[1:])
