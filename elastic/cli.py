@@ -54,7 +54,7 @@ what survives what:
   Lost steps are done again and give the same numbers.
 
 exit codes:
-  0   the run is complete (diff: the runs are the same; verify: no damage)
+  0   the run is complete (diff: no difference was found; verify: no damage)
   1   training failed; the traceback of the worker that failed first is printed last
       or it was interrupted before its last step was saved; the last line says which step is
       (diff: the runs differ; verify: there is damage)

@@ -151,20 +151,20 @@ RULES: tuple[Rule, ...] = (
         Action.FAIL,
         "rank {o.failure.rank} lost a peer, and no reported failure explains it",
     ),
-    # All workers ended well. Once the group knows that those of this node finished, the agent
-    # waits: the others may still be training, or fail and need this node again.
-    Rule(lambda o: o.all_finished and not o.is_done, Action.REPORT_DONE, "all workers of this node finished"),
-    Rule(lambda o: o.all_drained and o.leaving, Action.LEAVE, "{o.leaving}"),
-    Rule(lambda o: o.all_drained, Action.CLOSE_AND_REJOIN, "all workers stopped after the same step"),
-    # A node that leaves does not wait for its drain for ever: the other half of its grace belongs
-    # to the upload of the newest state in memory. This comes before a hang, for whose stacks there
-    # is no time left.
+    # A node that leaves does not wait for ever, neither for its drain nor for a backend that does
+    # not answer: the other half of its grace belongs to the upload of the newest state in memory.
+    # This comes before a hang, for whose stacks there is no time left.
     Rule(lambda o: o.leaving and o.skips_drain, Action.LEAVE, "{o.leaving}, and a second signal"),
     Rule(
         lambda o: o.leaving and o.leaving_age_s > o.grace_s / 2,
         Action.LEAVE,
         "{o.leaving}, and half of the grace of {o.grace_s:g} s is over",
     ),
+    # All workers ended well. Once the group knows that those of this node finished, the agent
+    # waits: the others may still be training, or fail and need this node again.
+    Rule(lambda o: o.all_finished and not o.is_done, Action.REPORT_DONE, "all workers of this node finished"),
+    Rule(lambda o: o.all_drained and o.leaving, Action.LEAVE, "{o.leaving}"),
+    Rule(lambda o: o.all_drained, Action.CLOSE_AND_REJOIN, "all workers stopped after the same step"),
     # A hung worker shows its stacks first, once; it is killed by what follows.
     Rule(lambda o: o.hung and not o.stacks_dumped, Action.DUMP_STACKS, "{o.hung.reason}"),
     Rule(lambda o: o.hung and o.leaving, Action.LEAVE, "{o.leaving}; {o.hung.reason}"),

@@ -85,6 +85,11 @@ def set_aside(run: RunDir, active: set[str]) -> None:
         raise UsageError(
             f"{run.url} is in use, or was until {IN_USE_S:.0f} s ago; stop its agents before --fresh, and give --fresh to one of them only"
         )
+    marks = run.local / NAME, run.events, run.rendezvous
+    if run.local.is_dir() and any(run.local.iterdir()) and not any(path.exists() for path in marks):
+        raise UsageError(
+            f"{run.local} holds files and no run, so --fresh leaves it alone; take another --run-dir"
+        )
     suffix = f".aside-{timestamp(_CLOCK.wall())}"
     if run.local.exists():
         run.local.rename(run.local.with_name(run.local.name + suffix))

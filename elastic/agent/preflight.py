@@ -63,9 +63,14 @@ def check_command(options: Options) -> None:
     address_of(options)
     if options.meets_in_objects:
         check_url(config.endpoint)
-    if run.local.exists() and not run.local.is_dir():
-        raise UsageError(f"expected a run directory at {run.local}, found a file; take another --run-dir")
-    parent = next(folder for folder in (run.local, *run.local.parents) if folder.exists())
+    try:
+        parent = next(folder for folder in (run.local, *run.local.parents) if folder.exists())
+    except OSError as error:  # a name that is too long
+        raise UsageError(f"expected the name of a run directory, found: {error}") from error
+    if not options.run_dir or (parent == run.local and not parent.is_dir()):
+        raise UsageError(
+            f"expected a folder or a URL, found --run-dir {options.run_dir!r}; take another, or none for runs/<recipe name>"
+        )
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UsageError(
             f"expected to write to {parent}, found it read-only; take another --run-dir or change its mode"

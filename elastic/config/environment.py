@@ -97,7 +97,8 @@ def _agent_link(text: str) -> AgentLink:
 
 
 def _number(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
+    # The agent's preflight is one process, whatever an outer launcher left in the environment.
+    text = str(default) if PREFLIGHT in os.environ else os.environ.get(name, str(default))
     value = parse_number(text)
     if value is None:
         raise UsageError(

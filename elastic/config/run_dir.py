@@ -25,7 +25,8 @@ class RunDir:
         if text.startswith("file://"):
             text = text.removeprefix("file://")
         if "://" not in text:
-            path = Path(text).absolute()
+            # Only a name that names the folder itself can be renamed (--fresh).
+            path = Path(text).resolve() if ".." in Path(text).parts else Path(text).absolute()
             return RunDir(url=str(path), local=path)
         folder = re.sub(r"[^A-Za-z0-9._-]+", "-", text.replace("://", "-")).strip("-")
         return RunDir(url=text.rstrip("/"), local=Path("runs").absolute() / folder)

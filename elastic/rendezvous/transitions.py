@@ -51,16 +51,9 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from elastic.errors import EXIT_COMPLETE
+from elastic.rendezvous import membership
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
-from elastic.rendezvous.membership import (
-    GroupPolicy,
-    continues,
-    excluded,
-    is_partitioned,
-    lost_members,
-    lost_waiting,
-    next_members,
-)
+from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition import UnreachableReport
 
 START = "start"
@@ -101,7 +94,7 @@ def next_action(
     group: Group, me: Node, *, alive: AbstractSet[str], timing: Timing, policy: GroupPolicy
 ) -> GroupDecision:
     """The next action of `me`, whose workers are stopped. `alive`: all live nodes and `me`."""
-    lost = lost_members(group, alive=alive) or lost_waiting(group, alive=alive)
+    lost = membership.lost_members(group, alive=alive) or membership.lost_waiting(group, alive=alive)
     if group.ended is not None:
         action, reason = GroupAction.STOP, f"the run has ended: {group.ended.reason}"
     elif lost:
@@ -111,7 +104,7 @@ def next_action(
     elif me.id not in group.waiting_ids:
         action, reason = GroupAction.JOIN, f"not yet waiting for a generation after {group.generation}"
     elif group.open:
-        why = f", {PARTITIONED}" if me.id in excluded(group, alive=alive) else ""
+        why = f", {PARTITIONED}" if me.id in membership.excluded(group, alive=alive) else ""
         reason = f"waiting: generation {group.generation} is open without me{why}"
         action = GroupAction.WAIT
     else:
@@ -124,7 +117,8 @@ def _next_action_forming(
 ) -> GroupDecision:
     number = group.generation + 1
     waited_s = 0.0 if timing.closed_since_s is None else timing.now_s - timing.closed_since_s
-    nodes, left_out = next_members(group, alive=alive, policy=policy), excluded(group, alive=alive)
+    nodes = membership.next_members(group, alive=alive, policy=policy)
+    left_out = membership.excluded(group, alive=alive)
     # A live member that does not wait yet is still stopping its workers. Without it the generation
     # would have to close a moment later to admit it. An excluded member is not waited for: it will
     # not be in the next generation, and what it cannot reach may be what holds up its workers.
@@ -154,7 +148,7 @@ def update_timing(
 ) -> Timing:
     """`last` after one more poll; a condition must hold at every poll for its time to go on."""
     is_closed = not group.open and group.ended is None
-    is_enough = len(next_members(group, alive=alive, policy=policy)) >= policy.min_nodes
+    is_enough = len(membership.next_members(group, alive=alive, policy=policy)) >= policy.min_nodes
     return Timing(
         now_s=now_s,
         closed_since_s=_since(last.closed_since_s, holds=is_closed, now_s=now_s),
@@ -169,7 +163,7 @@ def _since(since_s: float | None, *, holds: bool, now_s: float) -> float | None:
 
 
 def _is_last_call(group: Group, nodes: tuple[Node, ...], *, timing: Timing, policy: GroupPolicy) -> bool:
-    if continues(group, nodes) or len(nodes) >= policy.max_nodes:
+    if membership.continues(group, nodes) or len(nodes) >= policy.max_nodes:
         return False
     # Only the node that forms the generation needs to have seen enough nodes for `last_call_s`. No
     # two clocks are compared, and when this node dies the next one starts its own count.
@@ -187,10 +181,10 @@ def join(group: Group, node: Node) -> Group:
 
 def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: GroupPolicy) -> Group:
     """Open the next generation with the admitted live nodes; the other waiting nodes are spares."""
-    members = next_members(group, alive=alive, policy=policy)
+    members = membership.next_members(group, alive=alive, policy=policy)
     if group.open or group.ended is not None or len(members) < policy.min_nodes:
         return group
-    continued = group.cause if continues(group, members) else RESUME
+    continued = group.cause if membership.continues(group, members) else RESUME
     waiting = tuple(node for node in group.waiting if node.id in alive and node not in members)
     return replace(
         group,
@@ -242,7 +236,7 @@ def evict(group: Group, *, alive: AbstractSet[str], step: int = 0) -> Group:
         waiting=tuple(node for node in group.waiting if node.id in alive),
         reports=tuple(report for report in group.reports if report.node in alive),
     )
-    if not lost_members(group, alive=alive):
+    if not membership.lost_members(group, alive=alive):
         return kept
     return close(kept, generation=group.generation, cause=NODE_LOST, step=step, counts=False, failure=None)
 
@@ -260,7 +254,7 @@ def report_unreachable(group: Group, *, node_id: str, peers: tuple[str, ...]) ->
 
 def close_if_partitioned(group: Group, *, alive: AbstractSet[str], step: int) -> Group:
     """Close a generation whose members are partitioned; the next is formed without some of them."""
-    if not is_partitioned(group, alive=alive):
+    if not membership.is_partitioned(group, alive=alive):
         return group
     return close(group, generation=group.generation, cause=NODE_LOST, step=step, counts=False, failure=None)
 

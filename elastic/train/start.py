@@ -40,9 +40,8 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     an operation without one may switch them off after this call. Raises UsageError when the numbers
     do not fit, or when the run directory holds another run.
     """
+    sys.excepthook = _explain  # an agent catches its workers' errors itself
     launch = environment.read()
-    if launch.agent is None and launch.preflight is None:
-        sys.excepthook = _explain
     if shards < 1 or global_batch < 1 or global_batch % shards:
         nearest = max(1, round(global_batch / max(1, shards))) * max(1, shards)
         raise UsageError(

@@ -53,7 +53,9 @@ def refused(drill):
             "expected at most as many workers as shards (4), found 2 nodes of 3",
         ),
         (["--run-dir", "nope://bucket/run"], "expected a path or a URL that fsspec knows"),
-        (["--run-dir", "a-file"], "a-file, found a file; take another --run-dir"),
+        (["--run-dir", "a-file"], "expected a folder or a URL, found --run-dir 'a-file'"),
+        (["--run-dir", ""], "expected a folder or a URL, found --run-dir ''"),
+        (["--run-dir", "name" * 75], "File name too long"),
         (["--run-dir", "a-file/run"], "take another --run-dir"),
         # Root fails where the folder is made, others where their access is checked: two messages.
         (["--run-dir", "/proc/elastic/run"], "--run-dir or"),
@@ -115,6 +117,13 @@ def test_fresh_sets_no_run_aside_where_the_address_is_wrong(
 ):
     copy_run(undisturbed.run.local)
     assert says in refused(recipes / "tiny.py", "--run-dir", drill.run.url, "--fresh", *options, env=env)
+
+
+def test_fresh_leaves_a_folder_alone_that_holds_no_run(refused, drill, recipes):
+    (drill.folder / "papers").mkdir()
+    (drill.folder / "papers" / "thesis.txt").write_text("precious")
+    said = refused(recipes / "tiny.py", "--run-dir", "papers", "--fresh")
+    assert "holds files and no run, so --fresh leaves it alone" in said
 
 
 def test_a_missing_extra_names_the_command_that_installs_it(recipes, tmp_path, monkeypatch, capsys):

@@ -180,6 +180,11 @@ TABLE = {
         Action.LEAVE,
         "Ctrl-C, and a second signal",
     ),
+    "all workers finished, and the backend does not answer a node that leaves": (
+        after(0, 0, leaving="SIGTERM", leaving_age_s=15.1),
+        Action.LEAVE,
+        "half of the grace of 30 s is over",
+    ),
     "a worker is killed during a drain": (
         after(-9, leaving="SIGTERM"),
         Action.LEAVE,

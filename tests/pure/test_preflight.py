@@ -107,8 +107,12 @@ def test_the_help_of_the_recipe_is_shown_and_is_no_error(tmp_path, capfd):
     assert "passes over the data" in capfd.readouterr().out
 
 
-def test_a_recipe_declares_its_run_and_goes_no_further(tmp_path, capfd):
-    """Nothing else happens: no folder, no output, no line after `start`."""
+def test_a_recipe_declares_its_run_and_goes_no_further(tmp_path, capfd, monkeypatch):
+    """Nothing else happens: no folder, no output, no line after `start`. Variables that another
+    launcher left behind say nothing of this run.
+    """
+    monkeypatch.setenv("WORLD_SIZE", "7")
+    monkeypatch.setenv("RANK", "many")
     identity = declared_identity(recipe(tmp_path, PARSER), ("--epochs", "2"))
     assert (identity.recipe, identity.arguments) == ("recipe.py", ("--epochs", "2"))
     assert (identity.seed, identity.global_batch, identity.shards) == (3, 64, 4)
