@@ -139,7 +139,8 @@ def test_a_node_with_memory_for_one_copy_of_the_state_makes_checkpoints(drill, u
     resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (2**21, 2**21))
     drill.open(1)
     drill.stands(7, ranks=1)
-    assert "no memory for 3 snapshots of 1 MB; there is one" in agent.output
+    said = "no memory for 3 snapshots of 1 MB; there is one"
+    drill.waits_for(lambda: said in agent.output, said)
     drill.happens("checkpoint_committed", step=4)
     os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
     drill.happens("restored", generation=2)
