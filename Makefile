@@ -12,7 +12,7 @@ train: $(READY)
 	$(BIN)/elastic-train recipes/barlow.py --min-nodes 1 --max-nodes 4
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 4 --dist loadgroup
 
 check: $(READY)
 	$(BIN)/ruff check .

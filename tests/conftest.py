@@ -8,6 +8,15 @@ from botocore.loaders import create_loader
 from etcd_servers import EtcdServers
 from s3_server import S3Server
 
+SHARED = ("ranks", "s3", "etcd")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share a server, or ranks, run in one process of xdist, which starts it once."""
+    for item in items:
+        for name in set(SHARED).intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(name))
+
 
 @pytest.fixture(scope="session")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
