@@ -119,15 +119,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
             signal.signal(number, shutdown.on_signal)
         if run.is_remote:
             # Stopped after the exit report, which it uploads too.
-            log_shipper = LogShipper(
-                run,
-                settings.node,
-                is_first=lambda: parts.group.is_first,
-                is_new=settings.is_new,
-                print_line=console.print_line,
-            )
-            log_shipper.start()
-            stack.callback(log_shipper.close)
+            stack.callback(_start_log_shipper(parts).close)
         console.start()
         spawner.report = console.print_line
         stack.callback(console.stop)
@@ -210,3 +202,15 @@ def _parts(
         log=log,
         clock=_CLOCK,
     )
+
+
+def _start_log_shipper(parts: AgentParts) -> LogShipper:
+    log_shipper = LogShipper(
+        parts.settings.run,
+        parts.settings.node,
+        is_first=lambda: parts.group.is_first,
+        is_new=parts.settings.is_new,
+        print_line=parts.console.print_line,
+    )
+    log_shipper.start()
+    return log_shipper

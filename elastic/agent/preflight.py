@@ -155,9 +155,8 @@ def check_run_dir(options: Options, declared: Identity, run: RunDir, nproc: int)
             "lower --min-nodes or --nproc-per-node, or begin a run with more shards"
         )
     if options.max_nodes * nproc > declared.shards:
-        most = declared.shards // nproc
         print(
-            f"{declared.shards} shards: {most} of the nodes train, with {nproc} workers each; more are spares"
+            f"{declared.shards} shards: {declared.shards // nproc} of the nodes train, with {nproc} workers each; more are spares"
         )
     if options.fresh:
         return True
