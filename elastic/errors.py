@@ -3,8 +3,11 @@
 ElasticError
 ├─ UsageError            the user's: name what to change, exit 2, no restart
 │   └─ StateNotSavable   the recipe's: an entry of its state cannot be saved without pickle
-├─ StatesDiffer          ranks hold different training states (a bug, bad hardware): all workers
-│                        fail; the restart gives all ranks one state
+├─ StatesDiffer          ranks hold different training states: the steps since the last agreed state
+│                        are done again, without a restart; that shows whose fault it is
+├─ MachineFault          a machine computed something else than another one: as StatesDiffer, and
+│                        the node is known; a second time, it leaves the group
+├─ RecipeNotExact        the recipe's: its result depends on more than its inputs; exit 1 at once
 ├─ PeerLost              another worker went away: this worker is a victim, a new generation follows
 ├─ Fenced                a newer generation exists: drop what this process was about to write
 ├─ GroupEnded            the run is over (complete or failed): leave with the run's exit code
@@ -19,10 +22,14 @@ ElasticError
 BackendFailed is defined in rendezvous/backends/backend.py, GroupDamaged in rendezvous/group.py.
 """
 
+from elastic.divergence import Divergence
+
 EXIT_COMPLETE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_PEER_LOST = 70  # worker to agent only: "my collective failed because a peer died"
+EXIT_DIVERGED = 71  # worker to agent only: "do the steps since the last agreed state again"
+EXIT_RECIPE = 72  # worker to agent only: "end the run with EXIT_FAILED, a restart changes nothing"
 EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes
 EXIT_NOTHING_LOADS = 76
 
@@ -42,7 +49,30 @@ class StateNotSavable(UsageError):  # noqa: N818 - the names say what is wrong
 
 
 class StatesDiffer(ElasticError):  # noqa: N818
-    """Ranks hold different training states."""
+    """Ranks hold different training states.
+
+    divergence: what is known of it, for the agents and the next workers; None before step 1, where
+    there is nothing to do again.
+    """
+
+    exit_code = EXIT_DIVERGED
+
+    def __init__(self, message: str, divergence: Divergence | None = None) -> None:
+        super().__init__(message)
+        self.divergence = divergence
+
+
+class MachineFault(StatesDiffer):
+    """A machine computed something else than another one from the same inputs.
+
+    divergence: names the nodes `at_fault`.
+    """
+
+
+class RecipeNotExact(ElasticError):  # noqa: N818
+    """The recipe's result depends on more than its inputs, so that no restart makes it exact."""
+
+    exit_code = EXIT_RECIPE
 
 
 class PeerLost(ElasticError):  # noqa: N818

@@ -8,7 +8,7 @@ an action by the limit of a call, which is a few seconds.
 
 from dataclasses import dataclass
 
-from elastic.agent.decide import FINAL_CODES
+from elastic.agent.decide import LIBRARY_FINAL_CODES
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.group_client import GroupClient
@@ -18,14 +18,16 @@ from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
 from elastic.agent.workers.node_workers import NodeWorkers
 from elastic.agent.workers.spawner import Spawner
-from elastic.errors import EXIT_FAILED
+from elastic.divergence import Divergence
+from elastic.errors import EXIT_FAILED, EXIT_RECIPE
 from elastic.events import DrainRequested, GenerationEnded
 from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
 from elastic.rendezvous.group import RunEnd, WorkerFailure
-from elastic.rendezvous.transitions import NODE_LEFT
+from elastic.rendezvous.transitions import DIVERGED, NODE_LEFT
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
+from elastic.system.worker_error import read_errors
 from elastic.uploader.client import UploaderProcess
 
 GROUP_POLL_S = 0.025
@@ -115,13 +117,7 @@ class NodeGeneration:
         self.kill_workers()
         self.record_end(reason)
         if group is None:
-            # The group's state is out of reach, perhaps because all other nodes are gone: the
-            # newest state may exist in this node's memory alone. The uploader makes it durable
-            # while this node waits in the next rendezvous.
-            parts.console.print_line(
-                "the rendezvous does not answer; the newest state is being saved, and this node waits for it"
-            )
-            parts.final_checkpoint.offer_newest()
+            self._save_out_of_reach()
             return None
         # The group counts the restarts. If it went on to a newer generation, this failure came too
         # late to count.
@@ -136,13 +132,23 @@ class NodeGeneration:
         parts.group.end(end)
         return end
 
+    def redo(self, reason: str) -> None:
+        """Workers differed: close the generation for all nodes, which counts no restart."""
+        parts = self._parts
+        self.failure = self._first_failure(reason)
+        group = parts.group.close(DIVERGED, step=parts.step, counts=False, failure=self.failure)
+        self.kill_workers()
+        self.record_end(f"{reason}: {self.failure.message}")
+        if group is None:
+            self._save_out_of_reach()
+
     def end_run(self, reason: str) -> RunEnd:
         """A worker ended as it would again after a restart: end the run on all nodes, as it did."""
         parts = self._parts
         self.kill_workers()
         self.failure = self._first_failure(reason)
-        code = next(code for code in self.workers.exit_codes.values() if code in FINAL_CODES)
-        end = RunEnd(exit_code=code, reason=self.failure.message)
+        code = next(code for code in self.workers.exit_codes.values() if code in LIBRARY_FINAL_CODES)
+        end = RunEnd(exit_code=EXIT_FAILED if code == EXIT_RECIPE else code, reason=self.failure.message)
         if parts.group.close("failure", step=parts.step, counts=False, failure=self.failure) is not None:
             parts.group.end(end)
         return end
@@ -175,6 +181,23 @@ class NodeGeneration:
                 self.workers.terminate(parts.settings.options.grace_s / 2, lambda: parts.shutdown.skips_drain)
             # A hung worker whose stacks were dumped is to blame, whatever the others report.
             self.workers.kill(parts.watchdog.error)
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """What the workers that ended know of a difference between ranks."""
+        errors = read_errors(self._parts.settings.error_folder(self.number), list(self.workers.exit_codes))
+        return next((error.divergence for error in errors if error.divergence is not None), None)
+
+    def _save_out_of_reach(self) -> None:
+        """The group's state is out of reach, perhaps because all other nodes are gone.
+
+        The newest state may exist in this node's memory alone. The uploader makes it durable while
+        this node waits in the next rendezvous.
+        """
+        self._parts.console.print_line(
+            "the rendezvous does not answer; the newest state is being saved, and this node waits for it"
+        )
+        self._parts.final_checkpoint.offer_newest()
 
     def _first_failure(self, reason: str) -> WorkerFailure:
         settings, culprit = self._parts.settings, self._parts.watchdog.error

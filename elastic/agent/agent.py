@@ -21,7 +21,15 @@ from elastic.agent.decide import Action, Observation, WorkerExit, decide
 from elastic.agent.fault_injection import Targets
 from elastic.agent.workers.node_workers import NodeWorkers
 from elastic.agent.workers.worker_variables import worker_starts
-from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, ElasticError, Interrupted, RendezvousTimeout
+from elastic.divergence import Divergence
+from elastic.errors import (
+    EXIT_COMPLETE,
+    EXIT_DIVERGED,
+    EXIT_INTERRUPTED,
+    ElasticError,
+    Interrupted,
+    RendezvousTimeout,
+)
 from elastic.events import GenerationStarted
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import RunEnd, WorkerFailure
@@ -70,6 +78,8 @@ class NodeAgent(LocalElasticAgent):
         # Consecutive failures without a new step which the restored state may have caused: all but
         # those by SIGKILL. The workers skip a state that was restored too often without progress.
         self._suspect_failures = 0
+        # Because of which the next workers do steps again; their agreement settles it.
+        self._divergence: Divergence | None = None
 
     @property
     def last_step(self) -> int:
@@ -145,6 +155,9 @@ class NodeAgent(LocalElasticAgent):
                 case Action.CLOSE_AND_REJOIN:
                     generation.close_and_end(NODE_JOINED if view.newcomers else NODE_LEFT, decision.reason)
                     return None
+                case Action.REDO:
+                    generation.redo(decision.reason)
+                    return None
                 case Action.FAIL | Action.END_RUN:
                     is_final = decision.action is Action.END_RUN
                     end = (
@@ -186,6 +199,8 @@ class NodeAgent(LocalElasticAgent):
             workers=settings.nproc,
             exits=tuple(WorkerExit(rank=rank, code=code) for rank, code in workers.exit_codes.items()),
             first_exit_age_s=workers.first_exit_age_s(),
+            knows_difference=EXIT_DIVERGED in workers.exit_codes.values()
+            and generation.divergence is not None,
             is_done=generation.is_done,
             keep_alive_s=settings.options.keep_alive_s,
             hung=watchdog.hung,
@@ -247,6 +262,7 @@ class NodeAgent(LocalElasticAgent):
             settings,
             generation=entered.number,
             failures=self._suspect_failures,
+            divergence=self._divergence,
             control_page=parts.page.path,
             memory=parts.memory.path,
             uploader=parts.uploader.socket_path,
@@ -267,6 +283,7 @@ class NodeAgent(LocalElasticAgent):
         if self._generation is None:
             return
         self._generation.kill_workers()
+        self._divergence = self._generation.divergence or self._divergence
         self.cut_short = self._generation.workers.was_cut_short
         self._generation = None
 

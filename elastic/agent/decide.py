@@ -12,7 +12,15 @@ from enum import Enum
 from typing import NamedTuple
 
 from elastic.agent.hangs.hang_detector import HungWorker
-from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS, EXIT_PEER_LOST, EXIT_USAGE
+from elastic.errors import (
+    EXIT_COMPLETE,
+    EXIT_DIVERGED,
+    EXIT_INTERRUPTED,
+    EXIT_NOTHING_LOADS,
+    EXIT_PEER_LOST,
+    EXIT_RECIPE,
+    EXIT_USAGE,
+)
 from elastic.rendezvous.partition_detector import SETTLED_AFTER, UNREACHABLE_AFTER
 
 # How long an agent whose workers only lost a peer waits for another agent to report the failure
@@ -24,6 +32,7 @@ VICTIM_PATIENCE_S = 3.0
 VICTIM_PATIENCE_KEEP_ALIVES = UNREACHABLE_AFTER + SETTLED_AFTER + 0.5
 
 FINAL_CODES = (EXIT_USAGE, EXIT_NOTHING_LOADS)  # a restart would end with the same code
+LIBRARY_FINAL_CODES = (*FINAL_CODES, EXIT_RECIPE)  # also of a script that knows what the code means
 
 
 class Action(Enum):
@@ -33,6 +42,7 @@ class Action(Enum):
     REJOIN = "rejoin"  # kill the workers that are left, join the next generation
     CLOSE_AND_REJOIN = "close and rejoin"  # end this generation as planned, without counting a restart
     DUMP_STACKS = "dump stacks"  # have the hung worker write the stacks of its threads into its log
+    REDO = "redo"  # close this generation without counting a restart: ranks differed, steps are done again
     FAIL = "fail"  # close this generation, counting a restart, and rejoin if restarts are left
     END_RUN = "end run"  # end the run on all nodes, with the worker's exit code
     LEAVE = "leave"  # leave the group, with the exit code for interrupted
@@ -64,6 +74,7 @@ class Observation:
     workers: int  # how many were started on this node
     exits: tuple[WorkerExit, ...]  # of those that ended, in that order
     first_exit_age_s: float  # since the first of them was seen
+    knows_difference: bool  # a worker that ended says how the ranks' states differ
     is_done: bool  # the group knows that all workers of this node finished
     keep_alive_s: float
     hung: HungWorker | None  # a worker of this node
@@ -100,6 +111,17 @@ class Observation:
         return self.failure is not None and not self.lost_peer
 
     @property
+    def is_final(self) -> bool:
+        """A worker failed by itself, and would again after each restart."""
+        codes = FINAL_CODES if self.is_plain else LIBRARY_FINAL_CODES
+        return self.failure is not None and self.failure.code in codes
+
+    @property
+    def has_diverged(self) -> bool:
+        """A worker found that ranks differ, and said how; without that it is any other failure."""
+        return self.failure is not None and self.failure.code == EXIT_DIVERGED and self.knows_difference
+
+    @property
     def is_unexplained(self) -> bool:
         """Workers lost a peer, and no agent has reported the failure behind it in time."""
         patience_s = max(VICTIM_PATIENCE_S, VICTIM_PATIENCE_KEEP_ALIVES * self.keep_alive_s)
@@ -129,15 +151,13 @@ RULES: tuple[Rule, ...] = (
     Rule(lambda o: o.fenced, Action.REJOIN, "a newer generation exists, and this node is not in it"),
     Rule(lambda o: o.closed is not None and o.leaving, Action.LEAVE, "the generation ended: {o.closed}"),
     Rule(lambda o: o.closed is not None, Action.REJOIN, "the generation ended: {o.closed}"),
-    # A worker failed by itself. Two exit codes mean that every restart would end the same way. On a
-    # node that leaves, the shutdown of the machine kills its workers too: that must not cost
-    # the others a restart.
-    Rule(
-        lambda o: o.failure and o.failure.code in FINAL_CODES,
-        Action.END_RUN,
-        "{o.failure}, which a restart does not change",
-    ),
+    # A worker failed by itself. Some exit codes mean that every restart would end the same way. On
+    # a node that leaves, the shutdown of the machine kills its workers too: that must not cost the
+    # others a restart. Nor does a difference between ranks: doing the steps again decides about
+    # it, and the second time the workers end the run themselves.
+    Rule(lambda o: o.is_final, Action.END_RUN, "{o.failure}, which a restart does not change"),
     Rule(lambda o: o.has_failed and o.leaving, Action.LEAVE, "{o.leaving}; {o.failure} instead of draining"),
+    Rule(lambda o: o.has_diverged, Action.REDO, "the ranks differed"),
     Rule(lambda o: o.has_failed, Action.FAIL, "{o.failure}"),
     # Workers here are victims of a failure elsewhere. The agent that saw it closes the generation,
     # which the rules above wait for; only when none does is a failure reported from here.

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from elastic.divergence import Divergence
 from elastic.errors import UsageError
 from elastic.system.untrusted import decode, parse_number
 
@@ -41,6 +42,7 @@ class AgentLink:
     snapshot_every: str
     memory: str  # path of the node's snapshot slots to restore from; empty without a snapshot
     failures: int  # failures in a row, without a new step, that the restored state may have caused
+    divergence: Divergence | None  # because of which steps are done again, where this agent knows of one
     error_folder: str  # where workers of this generation leave their errors
     faults: str | None
 

@@ -62,6 +62,7 @@ NODE_LOST = "node lost"
 NODE_LEFT = "node left"
 NODE_JOINED = "node joined"
 FAILURE = "failure"
+DIVERGED = "ranks differed"
 PARTITIONED = "because the network between the others and me is cut"
 
 

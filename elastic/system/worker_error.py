@@ -8,16 +8,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic.divergence import Divergence
 from elastic.system.files import replace_whole
 from elastic.system.untrusted import decode, encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerError:
+    """divergence: what the worker knows of a difference between ranks, if that ended it."""
+
     rank: int
     message: str
     traceback: str
     time: float  # seconds since 1970
+    divergence: Divergence | None = None
 
 
 def write_error(folder: Path, error: WorkerError) -> None:

@@ -47,6 +47,7 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity) ->
         snapshot_every="off",
         memory="",
         failures=0,
+        divergence=None,
         error_folder="",
         faults=None,
     )

@@ -19,7 +19,7 @@ from elastic.config.environment import Launch
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.data import random_streams
-from elastic.errors import ElasticError, UsageError
+from elastic.errors import EXIT_DIVERGED, EXIT_FAILED, EXIT_RECIPE, ElasticError, UsageError
 from elastic.observe.log import EventLog
 from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read
@@ -80,7 +80,8 @@ def _explain(kind: type[BaseException], error: BaseException, trace: TracebackTy
     sys.stderr.flush()
     # A normal exit would wait for threads that wait for peers that are gone, and an excepthook
     # cannot set the exit code otherwise.
-    os._exit(error.exit_code)
+    is_for_agents = error.exit_code in (EXIT_DIVERGED, EXIT_RECIPE)
+    os._exit(EXIT_FAILED if is_for_agents else error.exit_code)
 
 
 def _identity(launch: Launch, seed: int, global_batch: int, shards: int) -> Identity:

@@ -27,7 +27,7 @@ from typing import Any, NoReturn, TextIO
 
 from elastic.config import environment
 from elastic.config.environment import AgentLink
-from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, PeerLost, UsageError
+from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, PeerLost, StatesDiffer, UsageError
 from elastic.system.clock import SystemClock
 from elastic.system.processes import die_with_parent
 from elastic.system.worker_error import WorkerError, write_error
@@ -130,6 +130,7 @@ def report_error(agent: AgentLink | None, rank: int, error: BaseException) -> No
         message=f"{type(error).__name__}: {error}",
         traceback=traceback_of(error),
         time=SystemClock().wall(),
+        divergence=error.divergence if isinstance(error, StatesDiffer) else None,
     )
     try:
         write_error(Path(agent.error_folder), left)

@@ -18,10 +18,12 @@ from elastic.agent.decide import (
 from elastic.agent.hangs.hang_detector import HungWorker
 from elastic.errors import (
     EXIT_COMPLETE,
+    EXIT_DIVERGED,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_NOTHING_LOADS,
     EXIT_PEER_LOST,
+    EXIT_RECIPE,
     EXIT_USAGE,
 )
 from elastic.system.phase import Phase
@@ -29,6 +31,7 @@ from elastic.system.phase import Phase
 TRAINING = Observation(
     workers=2,
     exits=(),
+    knows_difference=False,
     is_done=False,
     first_exit_age_s=0.0,
     keep_alive_s=2.0,
@@ -112,6 +115,32 @@ TABLE = {
         "exit code 2, which a restart does not change",
     ),
     "no checkpoint loads": (after(EXIT_NOTHING_LOADS), Action.END_RUN, "exit code 76"),
+    "the recipe was found not to be exact": (after(EXIT_RECIPE), Action.END_RUN, "exit code 72"),
+    "the ranks differed": (
+        after(EXIT_DIVERGED, EXIT_PEER_LOST, knows_difference=True),
+        Action.REDO,
+        "the ranks differed",
+    ),
+    "a worker exits as if ranks differed, and says nothing of it": (
+        after(EXIT_DIVERGED),
+        Action.FAIL,
+        "exit code 71",
+    ),
+    "the ranks differed, and this node leaves": (
+        after(EXIT_DIVERGED, knows_difference=True, leaving="SIGTERM"),
+        Action.LEAVE,
+        "SIGTERM",
+    ),
+    "a worker was killed, and then the ranks could not compare": (
+        after(-9, EXIT_DIVERGED, knows_difference=True),
+        Action.FAIL,
+        "signal 9",
+    ),
+    "a plain script exits with the code of a recipe that is not exact": (
+        after(EXIT_RECIPE, is_plain=True),
+        Action.FAIL,
+        "exit code 72",
+    ),
     "a worker lost a peer just now": (after(EXIT_PEER_LOST), Action.CONTINUE, "training"),
     "all workers lost a peer just now": (
         after(EXIT_PEER_LOST, EXIT_PEER_LOST, first_exit_age_s=VICTIM_PATIENCE_S, keep_alive_s=0.5),
@@ -284,6 +313,8 @@ codes = st.sampled_from(
         EXIT_PEER_LOST,
         EXIT_INTERRUPTED,
         EXIT_NOTHING_LOADS,
+        EXIT_DIVERGED,
+        EXIT_RECIPE,
         -9,
         -15,
         3,
@@ -302,6 +333,7 @@ def observations(draw):
         exits=tuple(
             WorkerExit(rank=i, code=code) for i, code in enumerate(draw(st.lists(codes, max_size=workers)))
         ),
+        knows_difference=draw(st.booleans()),
         is_done=draw(st.booleans()),
         first_exit_age_s=draw(ages),
         keep_alive_s=draw(ages),
@@ -366,7 +398,16 @@ def test_the_run_ends_only_for_exit_codes_that_a_restart_does_not_change(seen):
         assert next(e.code for e in failed(seen) if e.code != EXIT_PEER_LOST) in (
             EXIT_USAGE,
             EXIT_NOTHING_LOADS,
+            EXIT_RECIPE,
         )
+
+
+@given(observations())
+def test_steps_are_done_again_without_a_restart_only_where_ranks_are_known_to_have_differed(seen):
+    """A recipe that exits with this code by itself would otherwise run again without end."""
+    if decide(seen).action is Action.REDO:
+        assert seen.knows_difference
+        assert EXIT_DIVERGED in [each.code for each in failed(seen)]
 
 
 def have_only_lost_a_peer(seen):

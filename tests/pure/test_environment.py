@@ -6,9 +6,11 @@ import pytest
 
 from elastic.config import environment
 from elastic.config.environment import AGENT, PREFLIGHT, RUN_DIR, AgentLink
+from elastic.divergence import Divergence
 from elastic.errors import UsageError
 
 NUMBERS = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+DIVERGENCE = Divergence(generation=2, step=9, agreed=8, entry="m.w", votes=(1, 2), nodes=("a", "b"))
 LINK = AgentLink(
     pid=7,
     node="a",
@@ -19,6 +21,7 @@ LINK = AgentLink(
     snapshot_every="auto",
     memory="",
     failures=0,
+    divergence=DIVERGENCE,
     save_every="10min",
     error_folder="/run/errors",
     faults=None,

@@ -23,6 +23,7 @@ from elastic.agent.exit_report import _print_failure, report_exit
 from elastic.checkpoint import record as commit_record
 from elastic.config import environment, identity
 from elastic.config.run_dir import RunDir
+from elastic.divergence import Divergence
 from elastic.errors import CheckpointDamaged, ElasticError, StoreFailed, UsageError
 from elastic.observe import logged_event, metrics
 from elastic.observe.console import ConsoleFollower, PlainScreen, progress_line
@@ -46,6 +47,7 @@ from elastic.testing.fakes import FakeClock
 from elastic.uploader.fence import open_fence
 from elastic.uploader.protocol import parse_request
 
+DIVERGENCE = Divergence(generation=2, step=9, agreed=8, entry="m.w", votes=(1, 2), nodes=("a", "b"))
 LINK = environment.AgentLink(
     pid=1,
     node="n",
@@ -57,6 +59,7 @@ LINK = environment.AgentLink(
     snapshot_every="auto",
     memory="",
     failures=0,
+    divergence=DIVERGENCE,
     error_folder="/tmp/e",
     faults=None,
 )

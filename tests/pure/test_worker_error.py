@@ -1,5 +1,6 @@
 """An agent reads the errors that its workers left, and leaves out files that are damaged."""
 
+from elastic.divergence import Divergence
 from elastic.system.worker_error import WorkerError, read_errors, write_error
 
 
@@ -10,3 +11,12 @@ def test_errors_are_read_as_they_were_written_and_damaged_files_are_left_out(tmp
     (tmp_path / "rank1.json").write_text('{"rank": 1, "mess')
 
     assert read_errors(tmp_path, [0, 1, 2]) == [error]
+
+
+def test_an_error_keeps_what_is_known_of_a_difference_between_ranks(tmp_path):
+    """The agent hands it to the next workers, who judge by every vote, of up to 63 bits."""
+    found = Divergence(generation=2, step=9, agreed=8, entry="m.w", votes=(2**63 - 1, 0), nodes=("a", "b"))
+    error = WorkerError(rank=1, message="differ", traceback="", time=1.0, divergence=found)
+    write_error(tmp_path, error)
+
+    assert read_errors(tmp_path, [1]) == [error]

@@ -10,6 +10,7 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 from elastic.agent.settings import Settings
 from elastic.agent.workers.node_workers import WorkerStart
 from elastic.config.environment import AgentLink, variables
+from elastic.divergence import Divergence
 
 
 def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
@@ -18,6 +19,7 @@ def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
     *,
     generation: int,
     failures: int,
+    divergence: Divergence | None,
     control_page: str,
     memory: str,
     uploader: str,
@@ -35,6 +37,7 @@ def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
         snapshot_every=str(options.snapshot_every),
         memory=memory,
         failures=failures,
+        divergence=divergence,
         error_folder=str(settings.error_folder(generation)),
         faults=options.faults,
     )

@@ -1,0 +1,56 @@
+"""Ranks whose states differ have one thing in common: what is known of the difference.
+
+The workers that find a difference leave it to their agents, and those hand it to the next workers,
+who do the steps again. Whether they agree then tells the two causes apart: a machine that was wrong
+once, or a recipe whose result depends on more than its inputs. The judgement is a function of the
+votes of both times.
+
+It does not name a machine that is wrong in the same way each time: that looks like a recipe.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """A difference between the ranks' states.
+
+    step: the first step after which it was found. agreed: the last one before, after which all
+    ranks had the same state; 0 is the start. entry: the first entry of the state that differs, if
+    it was found. votes, nodes: the checksum of each rank's state after `step`, and its node, in
+    rank order. at_fault: the nodes that were wrong, where an audit has shown it; otherwise the redo
+    shows it.
+    """
+
+    generation: int
+    step: int
+    agreed: int
+    entry: str
+    votes: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    at_fault: tuple[str, ...] = ()
+
+
+def nodes_at_fault(found: Divergence, redo: int | None) -> tuple[str, ...]:
+    """The nodes that were wrong, now that the ranks agree on `redo` after the same step.
+
+    redo: None where it is not known. If no rank had that state the first time, because the error
+    reached all ranks through the sums of the steps since, those are to blame whose state differs
+    from that of most ranks; without a majority, every node may have been wrong.
+    """
+    if found.at_fault or not found.votes:
+        return found.at_fault
+    most_common, count = Counter(found.votes).most_common(1)[0]
+    right = redo if redo in found.votes else most_common if 2 * count > len(found.votes) else None
+    wrong = (node for vote, node in zip(found.votes, found.nodes, strict=True) if vote != right)
+    return tuple(dict.fromkeys(wrong))
+
+
+def is_repeated(before: Divergence | None, step: int) -> bool:
+    """Whether a difference after `step` shows a recipe that cannot be exact.
+
+    before: the difference because of which the steps are done again. A new difference in a later
+    step is another event.
+    """
+    return before is not None and not before.at_fault and step <= before.step

@@ -1,0 +1,56 @@
+"""Whether ranks agree when they do a step again tells a machine's fault from a recipe's."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.divergence import Divergence, is_repeated, nodes_at_fault
+
+NODES = ("a", "b", "c", "d", "e")
+votes = st.lists(st.integers(0, 3), min_size=2, max_size=5).filter(lambda found: len(set(found)) > 1)
+
+
+def differed(found, nodes=None, **rest):
+    fields = {"generation": 1, "step": 9, "agreed": 8, "entry": "m.w", "votes": tuple(found)}
+    return Divergence(**(fields | {"nodes": tuple(nodes or NODES[: len(found)])} | rest))
+
+
+@given(votes, st.data())
+def test_the_nodes_whose_state_is_not_that_of_the_redo_were_wrong(found, data):
+    """The redo ends in a state that some ranks had before: all others, and only they, are named,
+    even if they were more.
+    """
+    right = data.draw(st.sampled_from(found))
+    wrong = nodes_at_fault(differed(found), right)
+    assert set(wrong) == {NODES[rank] for rank, vote in enumerate(found) if vote != right}
+
+
+@given(votes)
+def test_where_the_redo_ends_in_a_state_of_its_own_the_majority_decides(found):
+    """Wrong gradients of one rank reached all states before they were compared, so that none of
+    them is right; those that shared them are alike all the same.
+    """
+    for redo in (99, None):
+        wrong = nodes_at_fault(differed(found), redo)
+        alike = [vote for vote in set(found) if 2 * found.count(vote) > len(found)]
+        expected = [NODES[rank] for rank, vote in enumerate(found) if vote not in alike]
+        assert list(wrong) == expected
+        assert wrong  # someone was
+
+
+def test_two_ranks_that_differ_from_the_redo_cannot_say_which_was_wrong():
+    """Both nodes are named; on one node there is no doubt, and it is named once."""
+    assert nodes_at_fault(differed([1, 2]), 3) == ("a", "b")
+    assert nodes_at_fault(differed([1, 2], nodes=("a", "a")), 3) == ("a",)
+
+
+def test_a_node_that_an_audit_found_wrong_stays_the_one():
+    """An audit compares shards, before any state differs: there are no votes."""
+    assert nodes_at_fault(differed([], at_fault=("b",)), 5) == ("b",)
+
+
+@given(st.integers(1, 20))
+def test_a_difference_is_the_recipes_if_the_redo_meets_one_as_soon(step):
+    """A later difference is another event; one at an audited step is not judged by a redo."""
+    assert is_repeated(differed([1, 2]), step) == (step <= 9)
+    assert not is_repeated(differed([], at_fault=("b",)), step)
+    assert not is_repeated(None, step)
