@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from elastic.config import environment
-from elastic.config.options import COMMANDS, OPTIONS_HELP, asks_for, parse, parse_inspection
+from elastic.config.options import (
+    CHECK,
+    COMMANDS,
+    OPTIONS_HELP,
+    asks_for,
+    parse,
+    parse_check,
+    parse_inspection,
+)
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
 from elastic.system.untrusted import printable
 
@@ -24,6 +32,9 @@ _HELP = """\
 Train a PyTorch recipe on machines that may come, go and fail.
 The same recipe, arguments and seed give the same weights, bit for bit, whatever happens on the way.
 
+  elastic-train check RECIPE [--steps N] [--json] [-- recipe arguments]
+                                                         are its first steps the same with more
+                                                         workers, killed, drained and resumed?
   elastic-train RECIPE [options] [-- recipe arguments]   train; the same command resumes
   elastic-train report RUN [--json]                      steps, time lost, recoveries, the digest
   elastic-train status RUN [--json]                      where a run stands now
@@ -54,10 +65,10 @@ what survives what:
   Lost steps are done again and give the same numbers.
 
 exit codes:
-  0   the run is complete (diff: no difference was found; verify: no damage)
+  0   the run is complete (check, diff: no difference was found; verify: no damage)
   1   training failed; the traceback of the worker that failed first is printed last
       or it was interrupted before its last step was saved; the last line says which step is
-      (diff: the runs differ; verify: there is damage)
+      (check: runs of the recipe differ; diff: the runs differ; verify: there is damage)
   2   the command, the recipe or the run directory is not as expected
   75  interrupted, and no step of this command is lost: the same command resumes
   76  states of the run exist, but none loads: elastic-train verify RUN reads the checkpoints
@@ -109,6 +120,10 @@ def _dispatch(words: list[str]) -> int:
         from elastic.report.commands import inspect
 
         return inspect(parse_inspection(words))
+    if words and words[0] == CHECK:
+        from elastic.check.command import run_check
+
+        return run_check(parse_check(words[1:]))
     return _train(words)
 
 
@@ -119,7 +134,7 @@ def _version() -> str:
 def _train(words: list[str]) -> int:
     options = parse(words)
     if not Path(options.recipe).is_file():
-        commands = ", ".join(COMMANDS)
+        commands = ", ".join([CHECK, *COMMANDS])
         raise UsageError(
             f"expected a recipe file or one of the commands {commands}, found {options.recipe!r}, which is not a file"
         )

@@ -2,9 +2,10 @@
 
 torchrun's variables say who this worker is. `ELASTIC_AGENT`, one JSON object, is what our own agent
 adds for the workers of a generation. `ELASTIC_PREFLIGHT` is set where an agent only asks what the
-recipe declares. A process that has neither runs under plain python or torchrun. Code outside this
-package (torch, gloo, OpenMP, NCCL) reads its own variables; `variables` hands them on to the
-processes and clients that need them.
+recipe declares, and `ELASTIC_CHECK` where `elastic-train check` tries a recipe. A process that has
+none of them runs under plain python or torchrun. Code outside this package (torch, gloo, OpenMP,
+NCCL) reads its own variables; `variables` hands them on to the processes and clients that need
+them.
 """
 
 import json
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from elastic.divergence import Divergence
 from elastic.errors import UsageError
@@ -20,9 +22,12 @@ from elastic.system.untrusted import decode, parse_number
 
 AGENT = "ELASTIC_AGENT"
 PREFLIGHT = "ELASTIC_PREFLIGHT"
+CHECK = "ELASTIC_CHECK"
 RUN_DIR = "ELASTIC_RUN_DIR"
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 HUGETLB = "glibc.malloc.hugetlb"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,24 @@ class AgentLink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRequest:
+    """What `elastic-train check` asks of the workers of one command.
+
+    trace: where rank 0 writes what each step left behind. The run ends after the first step that is
+    at least `least_steps` and comes `seconds` after the first one began. leave_at: the step after
+    which the node is told to leave, None for none.
+    """
+
+    trace: str
+    least_steps: int
+    seconds: float
+    leave_at: int | None
+
+    def to_env(self) -> dict[str, str]:
+        return {CHECK: json.dumps(asdict(self))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """How this process was started."""
 
@@ -61,20 +84,22 @@ class Launch:
     agent: AgentLink | None
     preflight: str | None  # path to write the recipe's declaration to
     run_dir: str | None
+    check: CheckRequest | None
     is_distributed: bool
 
 
 def read() -> Launch:
     """How the launcher started this process. Raises UsageError for a malformed variable."""
-    link, preflight = os.environ.get(AGENT), os.environ.get(PREFLIGHT)
+    preflight = os.environ.get(PREFLIGHT)
     return Launch(
         rank=_number("RANK", 0),
         world_size=_number("WORLD_SIZE", 1),
         local_rank=_number("LOCAL_RANK", 0),
         local_world_size=_number("LOCAL_WORLD_SIZE", 1),
-        agent=None if link is None else _agent_link(link),
+        agent=_decoded(AgentLink, AGENT, "unset it to run without an agent"),
         preflight=preflight,
         run_dir=os.environ.get(RUN_DIR),
+        check=_decoded(CheckRequest, CHECK, "unset it: elastic-train check sets it for its own commands"),
         # If torchrun started the agent, the agent's preflight inherits torchrun's MASTER_ADDR.
         is_distributed="MASTER_ADDR" in os.environ and preflight is None,
     )
@@ -91,11 +116,12 @@ def replace(by: Mapping[str, str]) -> None:
     os.environ.update(by)
 
 
-def _agent_link(text: str) -> AgentLink:
+def _decoded(kind: type[T], name: str, advice: str) -> T | None:
+    text = os.environ.get(name)
     try:
-        return decode(AgentLink, text, what=AGENT)
+        return None if text is None else decode(kind, text, what=name)
     except ValueError as error:
-        raise UsageError(f"{error}; unset it to run without an agent") from error
+        raise UsageError(f"{error}; {advice}") from error
 
 
 def _number(name: str, default: int) -> int:

@@ -17,6 +17,7 @@ from elastic.config.durations import Every, duration_s
 from elastic.errors import UsageError
 
 COMMANDS = ("report", "status", "verify", "diff")
+CHECK = "check"
 # The part of `--help` that lists the options with their defaults.
 OPTIONS_HELP = """\
 the run:
@@ -215,6 +216,36 @@ def parse_inspection(argv: Sequence[str]) -> Inspection:
             f" write elastic-train {command} {' '.join(['runs/NAME'] * wanted)}"
         )
     return Inspection(command=command, runs=tuple(runs), as_json=known.json)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions:
+    """`elastic-train check RECIPE [--steps N] [--json] [-- recipe arguments]`.
+
+    steps: how many first steps are compared; None for as many as a few seconds allow.
+    """
+
+    recipe: str
+    recipe_args: tuple[str, ...]
+    steps: int | None
+    as_json: bool
+
+
+def parse_check(argv: Sequence[str]) -> CheckOptions:
+    """Read the words after `elastic-train check`; raises UsageError."""
+    ours, recipe_args = _split(argv)
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--steps", type=partial(_whole, 2))
+    known, rest = parser.parse_known_args(ours)
+    if unknown := [word for word in rest if word.startswith("-")]:
+        raise UsageError(
+            f"check knows --steps and --json and no other option, found {unknown[0]};"
+            f" an option of the recipe comes after --: elastic-train check RECIPE -- {unknown[0]}"
+        )
+    return CheckOptions(
+        recipe=_only_recipe(rest), recipe_args=recipe_args, steps=known.steps, as_json=known.json
+    )
 
 
 def asks_for(argv: Sequence[str], *flags: str) -> bool:

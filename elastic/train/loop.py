@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from elastic.data.loader import Loader
-from elastic.errors import EXIT_INTERRUPTED, StoreFailed, UsageError
+from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, StoreFailed, UsageError
 from elastic.events import Drained, FirstStep, Restored, RunStarted
 from elastic.faults.inject import WorkerFaults
 from elastic.observe.log import EventLog
@@ -38,6 +38,7 @@ from elastic.train.schedule import SnapshotSchedule
 from elastic.train.snapshotting import PublishedSnapshot, Snapshotting
 from elastic.train.state import State
 from elastic.train.step import Requests, Step, StepOutcome, StepParts
+from elastic.train.trace import StateTrace
 from elastic.worker.heartbeat import HeartbeatSender
 
 FINAL_TRIES = 3
@@ -58,8 +59,9 @@ class Loop:
 
     output: on rank 0 alone. metrics: on rank 0, and where nodes share no folder a copy on each
     other node. snapshotting: on one worker of each node. faults: None without a plan.
-    commits_drains: this process commits a drained state itself, since it has no agent. digest: of
-    the checkpoint of the last step, once it is committed.
+    commits_drains: this process commits a drained state itself, since it has no agent. trace: where
+    `elastic-train check` tries the recipe, else None. digest: of the checkpoint of the last step,
+    once it is committed.
     """
 
     loader: Loader
@@ -75,6 +77,7 @@ class Loop:
     snapshotting: Snapshotting | None
     faults: WorkerFaults | None
     commits_drains: bool
+    trace: StateTrace | None = None
     digest: str = ""
     _chain: str = ""
     _started_s: float = 0.0
@@ -113,6 +116,8 @@ class Loop:
             self.heartbeat.enter(Phase.BETWEEN)
             yield step
             last = self._finish(step)
+            if self.trace is not None and self.trace.is_over(number):
+                raise SystemExit(EXIT_COMPLETE)
         gradients.close()
         self.heartbeat.enter(Phase.SAVE)
         if last is None and resumed.source != "checkpoint":  # the last step's state was in memory
@@ -146,7 +151,7 @@ class Loop:
         output = self.output
         if self.snapshotting is not None:
             self.snapshotting.copy.before_update()
-        drain = self.page.drain
+        drain = self.page.drain or (self.trace is not None and self.trace.wants_drain(number))
         if output is None or number == self.loader.order.steps:
             return Requests(drain=drain, snapshot=False, save=False)
         snapshot, save = output.schedule.is_due(number), output.checkpointing.is_due(number)
@@ -196,6 +201,9 @@ class Loop:
         )
         if self.metrics is not None:
             self.metrics.append(line)
+        if self.trace is not None:
+            order = self.loader.order
+            self.trace.add(line, self.state.flatten(), steps=order.steps, shards=order.shards)
         if self.output is not None:
             self.output.schedule.add_step(seconds)
             if step.number == self._first_new:

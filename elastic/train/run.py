@@ -16,7 +16,7 @@ from typing import Any
 from torch.utils.data import default_collate
 
 from elastic.config.durations import Every
-from elastic.config.environment import AgentLink
+from elastic.config.environment import AgentLink, CheckRequest
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.data import random_streams
@@ -41,6 +41,7 @@ from elastic.train.schedule import SnapshotSchedule
 from elastic.train.snapshotting import AgentSlots, OwnSlots, Snapshotting
 from elastic.train.state import State
 from elastic.train.step import Step
+from elastic.train.trace import StateTrace
 from elastic.uploader.client import UploaderClient
 from elastic.worker.heartbeat import HeartbeatSender
 
@@ -68,7 +69,14 @@ class Run:
     those of the current generation.
     """
 
-    def __init__(self, groups: ProcessGroups, link: AgentLink, ours: Identity, log: EventLog) -> None:
+    def __init__(
+        self,
+        groups: ProcessGroups,
+        link: AgentLink,
+        ours: Identity,
+        log: EventLog,
+        check: CheckRequest | None,
+    ) -> None:
         self.device = groups.device
         self.rank = groups.rank
         self.world_size = groups.world_size
@@ -76,6 +84,7 @@ class Run:
         self._link = link
         self._identity = ours
         self._log = log
+        self._check = check
         self._dir = RunDir.parse(link.run_dir)
         self._page = ControlPage.open(link.control_page)
         self._heartbeat = HeartbeatSender(self._page, groups.local_rank)
@@ -194,6 +203,9 @@ class Run:
         takes_snapshots = is_first_of_node and (self.is_first or not self._is_alone)
         slots = OwnSlots() if self._is_alone else AgentSlots(self._page, link.pid)
         copy = HostCopy if self.device.type == "cpu" else partial(DeviceCopy, self.device)
+        trace = None
+        if self._check is not None:
+            trace = StateTrace(self._check, writes=self.is_first, agent_pid=link.pid, clock=clock)
         return Loop(
             loader=loader,
             state=state,
@@ -208,6 +220,7 @@ class Run:
             snapshotting=Snapshotting(slots.of_size, copy(), clock) if takes_snapshots else None,
             faults=faults,
             commits_drains=self._is_alone,
+            trace=trace,
         )
 
     @property

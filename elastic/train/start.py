@@ -67,7 +67,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     log = EventLog(events, node=link.node, clock=SystemClock())
     log.generation = link.generation
     random_streams.enter(seed, "start")
-    return Run(groups, link, ours, log)
+    return Run(groups, link, ours, log, launch.check)
 
 
 def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
