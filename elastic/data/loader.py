@@ -1,9 +1,10 @@
 """A shard's samples depend on seed, epoch and step, not on loading processes or world size.
 
 `dataset[i]` runs with torch's, Python's and NumPy's global generators keyed by (seed, epoch, i), in
-this process or in a data-loading process alike. Tensors in memory (TensorDataset) draw nothing and
-are indexed whole. It does not reach generators that a dataset keeps for itself: their draws depend
-on what was loaded before.
+this process or in a data-loading process alike; where an epoch draws a sample several times, each
+draw has a key of its own. Tensors in memory (a TensorDataset itself, no subclass, and without an
+own collate) draw nothing and are indexed whole. It does not reach generators that a dataset keeps
+for itself: their draws depend on what was loaded before.
 """
 
 import atexit
@@ -13,9 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, tee
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
@@ -26,10 +29,11 @@ from elastic.data.random_keys import key, uniform
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """One shard of one global batch."""
+    """One shard of one global batch; or one block of a data set that is evaluated."""
 
     data: Any  # collated samples, on the run's device
     indices: Tensor  # int64 [n], host memory: which samples
+    streams: Tensor  # int64 [n], host memory: the number of each one's random stream
     epoch: int
     shard: int
     seed: int
@@ -42,81 +46,124 @@ class Batch:
     def uniform(self, count: int) -> Tensor:
         """float32 [n, count] in [0, 1), host memory: the next draws of each sample's stream.
 
-        The stream is keyed by (seed, epoch, sample), so a sample has the same numbers in any batch.
+        The stream is keyed by (seed, epoch, sample), so a sample has the same numbers in any batch;
+        and by how often the epoch drew it before, with weights or an own order.
         """
-        words = uniform(key(self.seed, "batch", self.epoch), self.indices.numpy(), self.drawn, count)
+        words = uniform(key(self.seed, "batch", self.epoch), self.streams.numpy(), self.drawn, count)
         self.drawn += count
         return torch.from_numpy(words)
 
 
+class Slice(NamedTuple):
+    """Which samples one batch has, int64 [n] in host memory each; the fields are those of Batch."""
+
+    epoch: int
+    shard: int
+    indices: Tensor
+    streams: Tensor
+
+
 class KeyedDataset(Dataset[Any]):
-    """A map-style dataset, indexed by (epoch, sample), with a random stream for each sample."""
+    """A map-style dataset, indexed by (epoch, stream, sample), with that random stream."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset = dataset
         self._seed = seed
 
-    def __getitem__(self, index: tuple[int, int]) -> Any:
-        epoch, sample = index
-        random_streams.enter(self._seed, "sample", epoch, sample)
+    def __getitem__(self, index: tuple[int, int, int]) -> Any:
+        epoch, stream, sample = index
+        random_streams.enter(self._seed, "sample", epoch, stream)
         return self._dataset[sample]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loader:
-    """Loads the shards of one rank.
+class BatchLoader:
+    """Loads batches of given samples.
 
-    workers: data-loading processes, 0 to load in this one. collate: list of samples → batch.
+    workers: data-loading processes, 0 to load in this one. collate: list of samples → batch; None
+    for torch's default_collate.
     """
 
     dataset: Any
-    order: SampleOrder
+    seed: int
     device: torch.device
-    workers: int = 0
-    collate: Callable[[list[Any]], Any] = default_collate
+    workers: int
+    collate: Callable[[list[Any]], Any] | None
 
-    def steps(self, shards: range, first_step: int) -> Iterator[list[Batch]]:
-        """The batches of `shards`, in order, for each step from `first_step` to the last."""
-        batches = self._batches(shards, first_step)
-        while batch := list(islice(batches, len(shards))):
-            yield batch
+    def batches(self, slices: Iterator[Slice]) -> Iterator[Batch]:
+        """One batch of each slice, in order. Loading processes take slices ahead of their use."""
+        slices, ahead = tee(slices)
+        for each, data in zip(slices, self._load(ahead), strict=True):
+            yield Batch(data=to_device(data, self.device), seed=self.seed, **each._asdict())
 
-    def _batches(self, shards: range, first_step: int) -> Iterator[Batch]:
-        slices, ahead = tee(self._slices(shards, first_step))
-        for (epoch, shard, indices), data in zip(slices, self._load(ahead), strict=True):
-            moved = to_device(data, self.device)
-            yield Batch(data=moved, indices=indices, epoch=epoch, shard=shard, seed=self.order.seed)
-
-    def _load(self, slices: Iterator[tuple[int, int, Tensor]]) -> Iterator[Any]:
-        """The collated samples of each slice. Loading processes take slices ahead of their use."""
-        if isinstance(self.dataset, TensorDataset):
+    def _load(self, slices: Iterator[Slice]) -> Iterator[Any]:
+        """The collated samples of each slice."""
+        if type(self.dataset) is TensorDataset and self.collate is None:
             tensors = self.dataset.tensors
-            return (tuple(tensor[indices] for tensor in tensors) for _, _, indices in slices)
-        keyed = KeyedDataset(self.dataset, self.order.seed)
-        requests = ([(epoch, i) for i in indices.tolist()] for epoch, _, indices in slices)
+            return (tuple(tensor[each.indices] for tensor in tensors) for each in slices)
+        keyed, collate = KeyedDataset(self.dataset, self.seed), self.collate or default_collate
+        requests = (
+            [(each.epoch, *pair) for pair in zip(each.streams.tolist(), each.indices.tolist(), strict=True)]
+            for each in slices
+        )
         if self.workers == 0:
-            return (self.collate([keyed[each] for each in request]) for request in requests)
+            return (collate([keyed[index] for index in request]) for request in requests)
         # Registered after multiprocessing's own handler, so it runs before that one, which would
         # send SIGTERM to the data-loading processes, which ignore it, and wait for them forever.
+        atexit.unregister(_kill_loading_processes)
         atexit.register(_kill_loading_processes)
         return iter(
             DataLoader(
                 keyed,
                 batch_sampler=requests,
                 num_workers=self.workers,
-                collate_fn=self.collate,
+                collate_fn=collate,
                 worker_init_fn=_ignore_stop_signals,
             )
         )
 
-    def _slices(self, shards: range, first_step: int) -> Iterator[tuple[int, int, Tensor]]:
-        """(epoch, shard, int64 [n] samples) of each batch."""
-        permutation = lru_cache(maxsize=1)(self.order.permutation)
-        for step in range(first_step, self.order.steps + 1):
-            epoch, batch_in_epoch = self.order.position(step)
-            batch = self.order.batch(permutation(epoch), batch_in_epoch)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """Loads the shards of one rank; workers and collate as in BatchLoader."""
+
+    dataset: Any
+    order: SampleOrder
+    device: torch.device
+    workers: int = 0
+    collate: Callable[[list[Any]], Any] | None = None
+
+    def steps(self, shards: range, first_step: int) -> Iterator[list[Batch]]:
+        """The batches of `shards`, in order, for each step from `first_step` to the last."""
+        loader = BatchLoader(
+            dataset=self.dataset,
+            seed=self.order.seed,
+            device=self.device,
+            workers=self.workers,
+            collate=self.collate,
+        )
+        batches = loader.batches(self._slices(shards, first_step))
+        while batch := list(islice(batches, len(shards))):
+            yield batch
+
+    def _slices(self, shards: range, first_step: int) -> Iterator[Slice]:
+        order = self.order
+
+        @lru_cache(maxsize=1)
+        def of_epoch(epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+            samples = order.of_epoch(epoch)
+            return samples, order.streams(samples)
+
+        for step in range(first_step, order.steps + 1):
+            epoch, batch_in_epoch = order.position(step)
+            samples, streams = (order.batch(each, batch_in_epoch) for each in of_epoch(epoch))
             for shard in shards:
-                yield epoch, shard, torch.from_numpy(self.order.shard(batch, shard))
+                yield Slice(
+                    epoch,
+                    shard,
+                    torch.from_numpy(order.shard(samples, shard)),
+                    torch.from_numpy(order.shard(streams, shard)),
+                )
 
 
 def to_device(value: Any, device: torch.device) -> Any:

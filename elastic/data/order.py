@@ -1,13 +1,15 @@
 """Which samples a step trains is a pure function of (seed, epoch, step).
 
 No world size, no history and no cursor enter it, so nothing of it needs saving. Each epoch is one
-permutation of all samples, cut into global batches of B. What is left over does not fill a batch.
-It is left out (`drop`: up to B - 1 samples of each epoch are not trained, other ones in each
-epoch), or filled up from the start of the same permutation (`pad`: up to B - 1 samples are trained
-twice; if there are fewer than B samples, each as often as it takes to fill a batch). Every other
-sample is trained exactly once per epoch.
+permutation of all samples, or what the recipe chose instead (`Draws`), cut into global batches of
+B. What is left over does not fill a batch. It is left out (`drop`: up to B - 1 samples of each
+epoch are not trained, other ones in each epoch), or filled up from the start of the same epoch
+(`pad`: up to B - 1 samples are trained twice; if there are fewer than B samples, each as often as
+it takes to fill a batch). Every other sample of an epoch is trained exactly once.
 """
 
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,28 +25,75 @@ class Tail(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """The samples of each epoch where they are no permutation of all: by weights, or of the recipe.
+
+    of_epoch: int64 [n], the samples of an epoch in their order, the same at each call. ends: the
+    last step of each epoch; None where each epoch has as many draws as there are samples.
+    weights_sha256, order_sha256: of what was chosen, for comparisons; the k-th text of the second
+    is of the epochs 0 to k.
+    """
+
+    of_epoch: Callable[[int], NDArray[np.int64]]
+    ends: tuple[int, ...] | None = None
+    weights_sha256: str = ""
+    order_sha256: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOrder:
+    """epochs: those that the run begins. most_steps: where it ends within the last of them."""
+
     seed: int
     samples: int
     global_batch: int
     shards: int
     epochs: int
     tail: Tail
+    most_steps: int | None = None
+    draws: Draws | None = None
+
+    @property
+    def ends(self) -> tuple[int, ...] | None:
+        """The last step of each epoch; None where all epochs have equally many."""
+        return None if self.draws is None else self.draws.ends
 
     @property
     def steps_per_epoch(self) -> int:
-        whole, rest = divmod(self.samples, self.global_batch)
-        return whole + (1 if rest and self.tail is Tail.PAD else 0)
+        """Where all epochs have equally many."""
+        return steps_in(self.samples, self.global_batch, self.tail)
 
     @property
     def steps(self) -> int:
         """Of the whole run."""
-        return self.epochs * self.steps_per_epoch
+        ends = self.ends
+        whole = self.epochs * self.steps_per_epoch if ends is None else ends[-1]
+        return whole if self.most_steps is None else min(whole, self.most_steps)
 
     def position(self, step: int) -> tuple[int, int]:
         """(epoch, batch within it), both from 0, of a step counted from 1."""
-        assert 1 <= step <= self.steps
-        return divmod(step - 1, self.steps_per_epoch)
+        assert step >= 1
+        ends = self.ends
+        if ends is None:
+            return divmod(step - 1, self.steps_per_epoch)
+        epoch = bisect_right(ends, step - 1)
+        return epoch, step - 1 - (ends[epoch - 1] if epoch else 0)
+
+    def ends_epoch(self, step: int) -> bool:
+        """Whether it is the last step of its epoch; the last step of the run ends one too."""
+        return step == self.steps or self.position(step)[0] != self.position(step + 1)[0]
+
+    def of_epoch(self, epoch: int) -> NDArray[np.int64]:
+        """int64 [n]: the samples of an epoch, in their order."""
+        return self.permutation(epoch) if self.draws is None else self.draws.of_epoch(epoch)
+
+    def streams(self, of_epoch: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64 [n]: the number of each draw's random stream.
+
+        It is the sample's own number at its first draw of the epoch. A sample that is drawn again
+        has a stream of its own each time: its number plus a multiple of `samples`.
+        """
+        return of_epoch if self.draws is None else of_epoch + self.samples * earlier_draws(of_epoch)
 
     def permutation(self, epoch: int) -> NDArray[np.int64]:
         """int64 [samples]: the samples in the order of their keyed hashes, ties by index.
@@ -55,12 +104,27 @@ class SampleOrder:
         words = bits(key(self.seed, "order", epoch), np.arange(self.samples, dtype=np.uint64))
         return np.argsort(words, kind="stable").astype(np.int64)
 
-    def batch(self, permutation: NDArray[np.int64], batch_in_epoch: int) -> NDArray[np.int64]:
-        """int64 [global_batch]: the samples of one step, from its epoch's permutation."""
+    def batch(self, of_epoch: NDArray[np.int64], batch_in_epoch: int) -> NDArray[np.int64]:
+        """int64 [global_batch]: what one step takes of its epoch's samples, or of their streams."""
         positions = np.arange(batch_in_epoch * self.global_batch, (batch_in_epoch + 1) * self.global_batch)
-        return permutation[positions % self.samples]
+        return of_epoch[positions % len(of_epoch)]
 
     def shard(self, batch: NDArray[np.int64], shard: int) -> NDArray[np.int64]:
         """int64 [global_batch / shards]: one shard's slice of a batch."""
         size = self.global_batch // self.shards
         return batch[shard * size : (shard + 1) * size]
+
+
+def steps_in(samples: int, global_batch: int, tail: Tail) -> int:
+    """Global batches of an epoch of so many samples."""
+    whole, rest = divmod(samples, global_batch)
+    return whole + (1 if rest and tail is Tail.PAD else 0)
+
+
+def earlier_draws(of_epoch: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64 [n]: how often each position's sample was drawn at positions before it."""
+    by_sample = np.argsort(of_epoch, kind="stable")
+    ordered = of_epoch[by_sample]
+    counts = np.empty_like(of_epoch)
+    counts[by_sample] = np.arange(len(of_epoch)) - np.searchsorted(ordered, ordered, side="left")
+    return counts

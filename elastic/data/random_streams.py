@@ -6,6 +6,8 @@ those need a key of their own.
 """
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -23,3 +25,18 @@ def enter(seed: int, *purpose: int | str) -> None:
         torch.cuda.manual_seed(stream >> 1)
     random.seed(stream)
     np.random.seed(stream & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is what old augmentation code draws from
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """All global generators go on afterwards as if nothing had been drawn meanwhile."""
+    of_torch, of_python, of_numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    of_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        torch.set_rng_state(of_torch)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        if of_gpu is not None:
+            torch.cuda.set_rng_state(of_gpu)

@@ -8,20 +8,21 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader
 
 from elastic.config.durations import Every
 from elastic.config.environment import AgentLink, CheckRequest
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.data import random_streams
+from elastic.data.data import Data, check_dataset
 from elastic.data.loader import Loader
-from elastic.data.order import SampleOrder, Tail
+from elastic.data.sampling import OrderOfEpoch, Sampling
 from elastic.errors import UsageError
 from elastic.events import RunFinished
 from elastic.faults.inject import FaultInjector, WorkerFaults
@@ -44,22 +45,6 @@ from elastic.train.step import Step
 from elastic.train.trace import StateTrace
 from elastic.uploader.client import UploaderClient
 from elastic.worker.heartbeat import HeartbeatSender
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
-    """A dataset in the run's order; made by `Run.data`."""
-
-    loader: Loader
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.loader.order.steps_per_epoch
-
-    @property
-    def steps(self) -> int:
-        """Steps of the whole run."""
-        return self.loader.order.steps
 
 
 class Run:
@@ -92,46 +77,43 @@ class Run:
         # A scheduler may ask a worker directly to stop, when it signals every process of a job.
         signal.signal(signal.SIGTERM, self._request_drain)
 
-    def data(
+    def data(  # noqa: PLR0913 - all that a recipe says about its samples
         self,
         dataset: Any,
         *,
-        epochs: int,
+        epochs: int | None = None,
+        steps: int | None = None,
         tail: str = "drop",
+        weights: Any = None,
+        order: OrderOfEpoch | None = None,
         workers: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> Data:
         """A map-style dataset (with __len__ and __getitem__) in the run's order.
 
-        epochs: passes over the data. tail: what becomes of the samples that do not fill a global
-        batch, `drop` (left out of this epoch) or `pad` (filled up from the epoch's first samples).
-        workers: data-loading processes of each rank, 0 to load in this one. collate: list of
-        samples → batch, torch's default_collate where it is None. Raises UsageError for an unknown
-        tail, and when the run would have no step (with `drop`: fewer samples than a global batch).
+        epochs: passes over the data. steps: the run's last step, in place of `epochs`; the last
+        epoch may be cut. tail: what becomes of the samples that do not fill a global batch, `drop`
+        (left out of this epoch) or `pad` (filled up from the epoch's first samples). weights: one
+        number per sample, not negative; an epoch is then len(dataset) draws with replacement, each
+        with these odds. order: function(epoch) → the numbers of this epoch's samples in their
+        order, any sequence of integers; it may draw random numbers, and must return the same at
+        every call. workers: data-loading processes of each rank, 0 to load in this one. collate:
+        list of samples → batch, torch's default_collate where it is None.
+
+        The function `order` is called at once for each epoch of the run, and again in each epoch.
+        Raises UsageError for what is no such dataset, and for arguments that do not fit: a run
+        without a step, for instance (with `drop`: fewer samples than a global batch).
         """
-        if tail not in (Tail.DROP.value, Tail.PAD.value):
-            raise UsageError(f"expected tail='drop' or 'pad', found {tail!r}")
-        order = SampleOrder(
-            seed=self._identity.seed,
-            samples=len(dataset),
-            global_batch=self._identity.global_batch,
-            shards=self._identity.shards,
-            epochs=epochs,
-            tail=Tail(tail),
+        ours, samples = self._identity, check_dataset(dataset, "run.data")
+        chosen = Sampling(epochs=epochs, steps=steps, tail=tail, weights=weights, order=order)
+        in_order = chosen.order_of(
+            samples=samples, seed=ours.seed, global_batch=ours.global_batch, shards=ours.shards
         )
-        if order.steps < 1:
-            raise UsageError(
-                f"expected at least one epoch of at least one global batch, found {epochs} epochs of {len(dataset)} samples "
-                f"and a global batch of {order.global_batch}; take a smaller global batch, more data or tail='pad'"
+        return Data(
+            loader=Loader(
+                dataset=dataset, order=in_order, device=self.device, workers=workers, collate=collate
             )
-        loader = Loader(
-            dataset=dataset,
-            order=order,
-            device=self.device,
-            workers=workers,
-            collate=collate or default_collate,
         )
-        return Data(loader=loader)
 
     def steps(self, data: Data, state: State) -> Iterator[Step]:
         """The steps of the run that are not done yet.
@@ -139,6 +121,16 @@ class Run:
         It resumes by itself. It ends after the last step or, by SystemExit, at a drain. Raises
         NothingLoads, StatesDiffer, PeerLost or StoreFailed; none of them is for a recipe to catch.
         """
+        if not isinstance(data, Data):
+            raise UsageError(
+                f"run.steps: expected data=run.data(dataset, ...), found {type(data).__name__}"
+                + ("; give run.data the loader's dataset" if isinstance(data, DataLoader) else "")
+            )
+        if not isinstance(state, State):
+            raise UsageError(
+                f"run.steps: expected state=elastic.State(model=..., optimizer=...), found {type(state).__name__}"
+                + ("; elastic.State(**that_dict) makes one of it" if isinstance(state, dict) else "")
+            )
         # It connects at the first offer, which is rank 0's.
         with closing(UploaderClient(self._link.uploader)) as uploader:
             loop = self._loop(uploader, data.loader, state)

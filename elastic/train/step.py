@@ -97,6 +97,11 @@ class Step:
         random_streams.enter(parts.order.seed, "step", number, 0)
 
     @property
+    def ends_epoch(self) -> bool:
+        """Whether this is the last step of its epoch, or of the run."""
+        return self._parts.order.ends_epoch(self.number)
+
+    @property
     def fraction(self) -> float:
         """How much of the run lies before this step, in [0, 1)."""
         return (self.number - 1) / self.steps

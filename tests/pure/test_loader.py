@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from elastic.data import random_streams
 from elastic.data.loader import Batch, Loader
 from elastic.data.order import SampleOrder, Tail
+from elastic.data.sampling import Sampling
 from elastic.reduce.tree import span
 
+CPU = torch.device("cpu")
 ORDER = SampleOrder(seed=11, samples=22, global_batch=8, shards=4, epochs=2, tail=Tail.PAD)
 
 
@@ -29,7 +32,7 @@ class Augmented(Dataset):
 
 
 def batches_of(dataset, shards=range(ORDER.shards), first_step=1, **options):
-    loader = Loader(dataset=dataset, order=ORDER, device=torch.device("cpu"), **options)
+    loader = Loader(dataset=dataset, order=ORDER, device=CPU, **options)
     return [batch for step in loader.steps(shards, first_step) for batch in step]
 
 
@@ -102,6 +105,80 @@ def test_tensors_in_memory_are_the_same_batches_as_sample_by_sample():
         assert torch.equal(x, other.data[0]) and torch.equal(y, other.data[1]) and torch.equal(y, one.indices)
 
 
+class Negated(TensorDataset):
+    """A subclass whose samples are not those of its tensors."""
+
+    def __getitem__(self, sample):
+        return tuple(-tensor for tensor in super().__getitem__(sample))
+
+
+def test_a_tensor_dataset_of_a_subclass_is_asked_for_its_samples():
+    """It augments in __getitem__: whole tensors, indexed as those of a plain one, would miss it."""
+    tensors = torch.randn(ORDER.samples, 3), torch.arange(ORDER.samples)
+    for one, other in zip(batches_of(TensorDataset(*tensors)), batches_of(Negated(*tensors)), strict=True):
+        assert torch.equal(one.data[0], -other.data[0]) and torch.equal(one.data[1], -other.data[1])
+
+
+def test_collate_beside_a_plain_tensor_dataset_is_called():
+    """The short cut of whole tensors must not pass it by."""
+    tensors = TensorDataset(torch.arange(ORDER.samples))
+    batches = batches_of(tensors, collate=lambda items: [int(number) for (number,) in items])
+    assert all(batch.data == batch.indices.tolist() for batch in batches)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_that_an_epoch_draws_again_is_augmented_anew(workers):
+    """Balanced classes draw the rare samples often, and the same noise each time would be no
+    augmentation. The first draw has the noise that it has in a permutation.
+    """
+    order = in_order(lambda epoch: [3, 3, 4, 3, 5, 4, 3, 6] * 2, epochs=1)
+    loader = Loader(dataset=Augmented(), order=order, device=CPU, workers=workers)
+    batches = [batch for step in loader.steps(range(ORDER.shards), 1) for batch in step]
+    noises = {}
+    for batch in batches:
+        for sample, noise in zip(batch.indices.tolist(), batch.data["noise"][1].tolist(), strict=True):
+            noises.setdefault(sample, []).append(noise)
+    assert [len(noises[sample]) for sample in (3, 4, 5, 6)] == [8, 4, 2, 2]
+    assert len({noise for of_sample in noises.values() for noise in of_sample}) == 16
+    random_streams.enter(ORDER.seed, "sample", 0, 3)
+    assert noises[3][0] == Augmented()[3]["noise"][1]
+    draws = [tuple(row) for batch in batches for row in batch.uniform(1).tolist()]
+    assert len(set(draws)) == 16
+
+
+def test_ranks_load_an_own_order_and_weights_from_any_step_on():
+    """At every world size, resumed in the second epoch, it is what one rank loads without a stop.
+
+    The own order draws from the generators that its epoch seeds, and has another length each time.
+    """
+
+    def own(epoch):
+        return np.random.permutation(ORDER.samples)[: 9 + 5 * epoch]  # noqa: NPY002
+
+    for order in (in_order(own, epochs=3), in_order(weights=range(ORDER.samples), steps=7)):
+        whole = [plain(batch) for batch in of_order(order)]
+        for world_size in (1, 2, 3):
+            resumed = []
+            spans = [span(ORDER.shards, world_size, rank) for rank in range(world_size)]
+            by_rank = [[plain(batch) for batch in of_order(order, own, 4)] for own in spans]
+            for step in range(order.steps - 3):
+                for own_span, batches in zip(spans, by_rank, strict=True):
+                    resumed += batches[step * len(own_span) : (step + 1) * len(own_span)]
+            assert resumed == whole[3 * ORDER.shards :]
+
+
+def in_order(order=None, *, weights=None, epochs=None, steps=None):
+    chosen = Sampling(epochs=epochs, steps=steps, tail="pad", weights=weights, order=order)
+    return chosen.order_of(
+        samples=ORDER.samples, seed=ORDER.seed, global_batch=ORDER.global_batch, shards=ORDER.shards
+    )
+
+
+def of_order(order, shards=range(ORDER.shards), first_step=1):
+    loader = Loader(dataset=Augmented(), order=order, device=CPU)
+    return [batch for step in loader.steps(shards, first_step) for batch in step]
+
+
 def test_own_collate_gets_the_samples_of_one_shard():
     """A recipe's collate sees lists of samples, in the order of the shard's indices."""
     batches = batches_of(Augmented(), collate=lambda items: [i["sample"] for i in items])
@@ -114,7 +191,8 @@ def test_draws_of_a_batch_belong_to_its_samples():
     """
 
     def batch(indices, epoch=0):
-        return Batch(data=None, indices=torch.tensor(indices), epoch=epoch, shard=0, seed=11)
+        samples = torch.tensor(indices)
+        return Batch(data=None, indices=samples, streams=samples, epoch=epoch, shard=0, seed=11)
 
     one = batch([4, 7])
     first, second = one.uniform(2), one.uniform(1)

@@ -1,13 +1,18 @@
 """Every sample is trained exactly once per epoch, at every world size and after every resume."""
 
 from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from math import frexp
 
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from elastic.data import weighted
 from elastic.data.order import SampleOrder, Tail
 from elastic.data.random_keys import bits, key, uniform
+from elastic.data.sampling import Sampling
 from elastic.reduce.tree import span
 
 FROZEN = [[1, 9, 3, 4, 7, 8, 5, 6, 2, 0], [7, 2, 3, 1, 4, 5, 9, 0, 6, 8]]
@@ -130,6 +135,120 @@ def test_the_order_is_what_it_always_was():
     """Frozen values: a run that began under an older version must go on in the same order."""
     order = SampleOrder(seed=7, samples=10, global_batch=4, shards=2, epochs=2, tail=Tail.DROP)
     assert [order.permutation(epoch).tolist() for epoch in range(2)] == FROZEN
+
+
+SEED, SAMPLES, BATCH = 5, 17, 6
+FROZEN_DRAWS = [
+    [12, 0, 0, 4, 16, 14, 9, 10, 10, 1, 10, 3, 5, 1, 8, 16, 2],
+    [0, 2, 8, 4, 9, 4, 4, 3, 16, 14, 16, 4, 6, 2, 1, 5, 7],
+]
+
+
+def chosen(**arguments):
+    sampling = Sampling(
+        **{"epochs": None, "steps": None, "tail": "drop", "weights": None, "order": None} | arguments
+    )
+    return sampling.order_of(samples=SAMPLES, seed=SEED, global_batch=BATCH, shards=3)
+
+
+@given(orders(), st.integers(1, 40))
+def test_a_run_of_so_many_steps_begins_as_a_run_of_epochs_does(order, steps):
+    """`steps` cuts the last epoch, and changes no step before the end."""
+    assume(order.steps_per_epoch)
+    of_steps = Sampling(epochs=None, steps=steps, tail=order.tail.value, weights=None, order=None).order_of(
+        samples=order.samples, seed=order.seed, global_batch=order.global_batch, shards=order.shards
+    )
+    longer = replace(order, epochs=order.epochs + steps)
+    assert of_steps.steps == steps
+    assert of_steps.epochs == of_steps.position(steps)[0] + 1
+    assert trained(of_steps, range(1, steps + 1), 1) == trained(longer, range(1, steps + 1), 1)
+
+
+@given(st.lists(st.lists(st.integers(0, SAMPLES - 1), max_size=30), min_size=1, max_size=6), st.data())
+def test_an_own_order_is_trained_as_its_dumb_twin_says(lists, data):
+    """The twin cuts each list into batches and knows nothing of positions and ends.
+
+    Epochs have different lengths; a run of steps may end in the middle of one.
+    """
+    tail = data.draw(st.sampled_from(["drop", "pad"]))
+    batches = []
+    for epoch, samples in enumerate(lists):
+        if tail == "pad" and samples:
+            samples = [*samples, *(samples * BATCH)[: -len(samples) % BATCH]]  # noqa: PLW2901
+        whole = len(samples) // BATCH
+        batches += [(epoch, samples[k * BATCH : (k + 1) * BATCH]) for k in range(whole)]
+        assume(whole)  # an epoch without a step is refused
+    steps = data.draw(st.integers(1, len(batches)))
+    length = data.draw(st.sampled_from([{"epochs": len(lists)}, {"steps": steps}]))
+    order = chosen(order=lambda epoch: lists[epoch], tail=tail, **length)
+
+    assert order.steps == length.get("steps", len(batches))
+    for step in range(1, order.steps + 1):
+        epoch, expected = batches[step - 1]
+        assert order.position(step)[0] == epoch
+        assert global_batch_of_own(order, step) == expected
+        is_end = step == order.steps or batches[step][0] != epoch
+        assert order.ends_epoch(step) == is_end
+
+
+def global_batch_of_own(order, step):
+    epoch, batch_in_epoch = order.position(step)
+    return order.batch(order.of_epoch(epoch), batch_in_epoch).tolist()
+
+
+@given(st.lists(st.integers(0, SAMPLES - 1), min_size=1, max_size=60))
+def test_each_draw_of_a_sample_has_a_stream_of_its_own(samples):
+    """The twin counts; the first draw has the sample's own number, as in a permutation."""
+    order = chosen(order=lambda _epoch: samples, epochs=1, tail="pad")
+    seen, expected = Counter(), []
+    for sample in samples:
+        expected.append(sample + SAMPLES * seen[sample])
+        seen[sample] += 1
+    assert order.streams(order.of_epoch(0)).tolist() == expected
+
+
+weights_of_all = st.lists(
+    st.floats(0, 1e300) | st.sampled_from([0.0, 5e-324, 1e-9, 1.0]), min_size=SAMPLES, max_size=SAMPLES
+).filter(any)
+
+
+@given(weights_of_all, st.integers(0, 5))
+def test_weighted_draws_are_those_of_their_dumb_twin(weights, epoch):
+    """The twin computes in Python's whole numbers, which have no size at which they round.
+
+    A sample without weight is never drawn.
+    """
+    scale = 2 ** (weighted.TOTAL_BITS - SAMPLES.bit_length())
+    largest = frexp(max(weights))[1]
+    whole = [round(Fraction(weight) / Fraction(2) ** largest * scale) for weight in weights]
+    order, expected = chosen(weights=weights, epochs=9), []
+    for i in range(SAMPLES):
+        word = int(bits(key(SEED, "weights", epoch), np.array([i], dtype=np.uint64))[0])
+        place, sample = word * sum(whole) // 2**64, 0
+        while place >= whole[sample]:
+            place -= whole[sample]
+            sample += 1
+        expected.append(sample)
+    assert order.of_epoch(epoch).tolist() == expected
+    assert all(weights[sample] for sample in expected)
+
+
+def test_weights_are_the_odds_of_their_samples():
+    """Counts 17 000 draws of samples with odds 1 to 17; a scale of weights changes nothing."""
+    odds = np.arange(1, SAMPLES + 1)
+    order, scaled = chosen(weights=odds, epochs=1000), chosen(weights=odds * 0.125, epochs=1000)
+    counts = np.zeros(SAMPLES)
+    for epoch in range(1000):
+        counts += np.bincount(order.of_epoch(epoch), minlength=SAMPLES)
+    expected = odds / odds.sum() * 1000 * SAMPLES
+    assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
+    assert (scaled.of_epoch(3) == order.of_epoch(3)).all()
+
+
+def test_weighted_draws_are_what_they_always_were():
+    """Frozen values: a run that began under an older version must go on with the same draws."""
+    order = chosen(weights=[1.0] * SAMPLES, epochs=2)
+    assert [order.of_epoch(epoch).tolist() for epoch in range(2)] == FROZEN_DRAWS
 
 
 @given(st.lists(st.integers(0, 2**64 - 1) | st.text(max_size=5), max_size=4), st.data())
