@@ -138,6 +138,8 @@ def _train(words: list[str]) -> int:
         raise UsageError(
             f"expected a recipe file or one of the commands {commands}, found {options.recipe!r}, which is not a file"
         )
+    if words == sys.argv[1:]:  # a test or a program that calls `main` must not be replaced
+        environment.restart_interpreter()  # before imports, which it would repeat
     from elastic.agent import preflight
     from elastic.agent.workers.fork_server_client import ForkServerClient
     from elastic.agent.workers.spawner import Spawner
@@ -148,8 +150,6 @@ def _train(words: list[str]) -> int:
     preflight.imports_library(recipe)
     preflight.check_command(options)
     environment.pin_threads()
-    if words == sys.argv[1:]:  # a test or a program that calls `main` must not be replaced
-        environment.ask_for_large_pages()
     # torch takes seconds to import. Mistakes in the command are refused before that, and the fork
     # server imports it while the agent starts.
     spawner = Spawner(

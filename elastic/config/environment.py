@@ -26,6 +26,7 @@ CHECK = "ELASTIC_CHECK"
 RUN_DIR = "ELASTIC_RUN_DIR"
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 HUGETLB = "glibc.malloc.hugetlb"
+HASH_SEED = "PYTHONHASHSEED"
 
 T = TypeVar("T")
 
@@ -155,8 +156,37 @@ def pin_threads() -> int:
     return int(threads)
 
 
-def ask_for_large_pages() -> None:
-    """Restart this process once, so that malloc uses pages of 2 MiB here and in its children.
+def restart_interpreter() -> None:
+    """Restart this process, once, if it lacks settings that an interpreter reads when it begins.
+
+    Its children inherit them. String hashing is fixed: otherwise a set of strings would iterate in
+    another order on each node and after each resume. Raises UsageError where that has no effect.
+    """
+    lacks_hashing, lacks_pages = _fix_hashing(), _ask_for_large_pages()
+    if lacks_hashing or lacks_pages:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - itself
+
+
+def _fix_hashing() -> bool:
+    """Whether this process still has to be restarted for it."""
+    found = os.environ.get(HASH_SEED)
+    if found == "0":
+        if sys.flags.hash_randomization:
+            raise UsageError(
+                f"expected an interpreter that obeys {HASH_SEED}, found one that ignores it; start Python without -E and -I"
+            )
+        return False
+    if found not in (None, "", "random"):
+        print(
+            f"{HASH_SEED} is 0 in every run, not {found}: sets of strings iterate alike on all nodes and after each resume"
+        )
+        sys.stdout.flush()
+    os.environ[HASH_SEED] = "0"
+    return True
+
+
+def _ask_for_large_pages() -> bool:
+    """Have malloc use pages of 2 MiB; whether this process still has to be restarted for it.
 
     New memory then costs one page fault for 2 MiB instead of 512: on CPU a worker's first step is a
     quarter faster, and later steps a tenth. glibc (2.35 or newer) reads GLIBC_TUNABLES only when a
@@ -167,8 +197,8 @@ def ask_for_large_pages() -> None:
         mode = LARGE_PAGES.read_text()
         libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (OSError, ValueError):
-        return
+        return False
     if "[madvise]" not in mode or "glibc" not in libc or HUGETLB in tunables:
-        return
+        return False
     os.environ["GLIBC_TUNABLES"] = ":".join([*filter(None, [tunables]), f"{HUGETLB}=1"])
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - itself
+    return True

@@ -50,6 +50,7 @@ _ENV = {
     "TMPDIR": SCRATCH,
     # An agent without this setting would set it and execute itself once more.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    "PYTHONHASHSEED": "0",
 }
 WAIT_LIMIT_S = 240.0
 POLL_S = 0.02

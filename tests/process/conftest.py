@@ -25,7 +25,7 @@ import torch.distributed.run
 from elastic.agent.workers.fork_server_client import ForkedProcess, ForkServerClient
 from elastic.agent.workers.process import ProcessStart
 from elastic.cli import main
-from elastic.config.environment import HUGETLB, pin_threads
+from elastic.config.environment import HASH_SEED, HUGETLB, pin_threads
 from elastic.config.run_dir import RunDir
 from elastic.report.download import readable
 
@@ -202,7 +202,7 @@ class Drill:
     def _env(self, more: dict[str, str] | None) -> dict[str, str]:
         ours = {"TINY_GATES": str(self.gates), "PYTHONUNBUFFERED": "1", "DRILL_FOLDER": str(self.folder)}
         # Set already, so that an agent does not re-execute itself to set it.
-        return os.environ | ours | {"GLIBC_TUNABLES": f"{HUGETLB}=1"} | (more or {})
+        return os.environ | ours | {"GLIBC_TUNABLES": f"{HUGETLB}=1", HASH_SEED: "0"} | (more or {})
 
     def _begin(self, begin: Callable[[IO[bytes]], AgentProcess]) -> Agent:
         printed = self.folder / f"printed-{len(self.agents)}"
@@ -368,6 +368,7 @@ def recipes() -> Path:
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServerClient]:
     pin_threads()  # as the command does
+    os.environ[HASH_SEED] = "0"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell that starts the tests in the background has them ignore Ctrl-C, and all that they
         # start inherits it.

@@ -1,6 +1,7 @@
 """The launcher's variables become one value, or an error that names the malformed variable."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -116,7 +117,39 @@ def test_the_process_restarts_once_for_large_pages_where_they_help(bare, tmp_pat
     bare.setattr(environment, "LARGE_PAGES", tmp_path / "enabled")
     bare.setattr(environment.os, "execv", lambda *words: begun.append(words))
     bare.setenv("GLIBC_TUNABLES", before or "")
+    bare.setenv("PYTHONHASHSEED", "0")
+    bare.setattr(environment.sys, "flags", SimpleNamespace(hash_randomization=0))
     for _ in range(2):
-        environment.ask_for_large_pages()
+        environment.restart_interpreter()
     assert os.environ["GLIBC_TUNABLES"] == (after or before or "")
     assert len(begun) == (after is not None)
+
+
+@pytest.mark.parametrize(
+    ("found", "says"), [(None, ""), ("random", ""), ("5", "PYTHONHASHSEED is 0"), ("0", None)]
+)
+def test_the_process_restarts_once_for_fixed_string_hashing(bare, tmp_path, capsys, found, says):
+    """Two nodes whose shells set different hash seeds would build sets in different orders.
+
+    execv is recorded, not run; the second call is that of the restarted process.
+    """
+    begun = []
+    bare.setattr(environment, "LARGE_PAGES", tmp_path / "none")
+    bare.setattr(environment.os, "execv", lambda *words: begun.append(words))
+    bare.setattr(environment.sys, "flags", SimpleNamespace(hash_randomization=0))
+    bare.setenv("PYTHONHASHSEED", found or "")
+    if found is None:
+        bare.delenv("PYTHONHASHSEED")
+    for _ in range(2):
+        environment.restart_interpreter()
+    assert os.environ["PYTHONHASHSEED"] == "0"
+    assert len(begun) == (says is not None)
+    assert capsys.readouterr().out.startswith(says or "")
+
+
+def test_an_interpreter_whose_hashing_cannot_be_fixed_is_refused(bare):
+    """`python -I` ignores PYTHONHASHSEED, and a restart would not change that."""
+    bare.setenv("PYTHONHASHSEED", "0")
+    bare.setattr(environment.sys, "flags", SimpleNamespace(hash_randomization=1))
+    with pytest.raises(UsageError, match="start Python without -E and -I"):
+        environment.restart_interpreter()
