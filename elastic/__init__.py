@@ -8,7 +8,7 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Batch", "Run", "State", "Step", "UsageError", "start"]
+__all__ = ["Batch", "Run", "State", "Step", "UsageError", "Values", "start"]
 
 _MODULES = {
     "Batch": "elastic.data.loader",
@@ -16,6 +16,7 @@ _MODULES = {
     "State": "elastic.train.state",
     "Step": "elastic.train.step",
     "UsageError": "elastic.errors",
+    "Values": "elastic.train.values",
     "start": "elastic.train.start",
 }
 
