@@ -7,7 +7,7 @@ IEEE 754 numbers commutes but does not associate, so the value depends on the tr
 bit the same for every grouping of leaves into ranks.
 
 Numbers of different shards are added in three places and nowhere else: autograd adds an aligned
-pair of one rank in `.grad` (gradients.py), `Stack` adds up the blocks of one rank, and `Exchange`
+pair of one rank in `.grad` (bucket.py), `Stack` adds up the blocks of one rank, and `Exchange`
 adds the blocks of all ranks (exchange.py: `fold` for each chunk, recursive halving, or one
 all-reduce of two). `Step.sum` and the end-of-step all-reduce of losses and buffers go through the
 last two. The gradients of a penalty, which are equal on every rank, are added once to the sum over

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from elastic.reduce.gradients import cut
+from elastic.reduce.bucket import cut
 
 HALF_BITS = 32
 

@@ -32,6 +32,7 @@ from elastic.system.phase import Phase
 from elastic.train.buffers import Buffers
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.consistency import check_same_snapshots
+from elastic.train.contract import Contract
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import Restorer, ResumePoint
 from elastic.train.schedule import SnapshotSchedule
@@ -93,9 +94,11 @@ class Loop:
         exchange = Exchange(
             shards=order.shards, world_size=groups.world_size, rank=groups.rank, group=groups.gradients
         )
-        gradients = Gradients(self.state.trained, exchange)
+        contract = Contract(self.state)
+        gradients = Gradients(contract, exchange)
         parts = StepParts(
             exchange=exchange,
+            contract=contract,
             gradients=gradients,
             buffers=Buffers(self.state.modules, order.shards, groups.device),
             device=groups.device,

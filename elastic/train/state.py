@@ -14,8 +14,9 @@ import hashlib
 import json
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from elastic.errors import CheckpointDamaged, StateNotSavable, UsageError
 from elastic.snapshot import checksum
 from elastic.snapshot.image import tensor_bytes
+from elastic.train import structure
 
 # How an object's load_state_dict may say that a state is not its own.
 LOAD_ERRORS = RuntimeError, LookupError, ArithmeticError, AttributeError, ValueError, TypeError
@@ -67,33 +69,57 @@ class State:
 
     @property
     def modules(self) -> list[nn.Module]:
-        return [thing for thing in self.objects.values() if isinstance(thing, nn.Module)]
+        """Those among the objects, and those that other objects of the recipe hold."""
+        return [thing for thing in self._held() if isinstance(thing, nn.Module)]
 
     @property
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
-        return [thing for thing in self.objects.values() if isinstance(thing, torch.optim.Optimizer)]
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [thing for thing in self._held() if isinstance(thing, torch.optim.Optimizer)]
 
     @property
     def trained(self) -> list[nn.Parameter]:
         """The parameters that an optimizer of this state updates, in the order of the modules.
 
-        Without an optimizer among the objects, all parameters. Those of an EMA copy are not among
-        them.
+        An optimizer of the recipe's own is an object that holds parameters. Without any optimizer
+        among the objects, all parameters. Those of an EMA copy are not among them.
         """
-        owned = [p for module in self.modules for p in module.parameters()]
-        if not self._optimizers:
-            return list(dict.fromkeys(owned))
-        updated = {p: None for o in self._optimizers for group in o.param_groups for p in group["params"]}
-        return list(dict.fromkeys([*(p for p in owned if p in updated), *updated]))
+        held = list(self._held())
+        owned = structure.parameters(
+            structure.submodules(thing for thing in held if isinstance(thing, nn.Module))
+        )
+        updated: dict[int, nn.Parameter] = {}
+        for thing in held:
+            if isinstance(thing, torch.optim.Optimizer):
+                updated.update((id(p), p) for group in thing.param_groups for p in group["params"])
+            elif isinstance(thing, nn.Parameter):
+                updated[id(thing)] = thing
+        if not updated:
+            return list(owned.values())
+        ordered = [p for name, p in owned.items() if name in updated]
+        return ordered + [p for name, p in updated.items() if name not in owned]
+
+    def name_of(self, parameter: Tensor) -> str:
+        """Where a parameter or buffer is found, as `model.layers.0.weight`."""
+        for name, thing in self.objects.items():
+            for part in structure.held(thing):
+                if isinstance(part, nn.Module):
+                    for path, tensor in chain(part.named_parameters(), part.named_buffers()):
+                        if tensor is parameter:
+                            return f"{name}.{path}"
+        return f"a parameter of shape {list(parameter.shape)} that no module of the State has"
 
     def updated_addresses(self) -> set[int]:
         """Addresses of the tensors that only `optimizer.step()` changes.
 
         They are those of trained parameters and of optimizer state.
         """
-        states = [of_parameter for o in self._optimizers for of_parameter in o.state.values()]
+        states = [of_parameter for o in self.optimizers for of_parameter in o.state.values()]
         tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
         return {tensor.data_ptr() for tensor in [*self.trained, *tensors]}
+
+    def _held(self) -> Iterator[Any]:
+        for thing in self.objects.values():
+            yield from structure.held(thing)
 
     def flatten(self) -> FlatState:
         """Tensors are references, not copies.

@@ -25,6 +25,7 @@ from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.system.phase import Phase
 from elastic.train.buffers import Buffers
+from elastic.train.contract import Contract
 from elastic.worker.heartbeat import HeartbeatSender
 
 Scaler = torch.amp.GradScaler
@@ -55,6 +56,7 @@ class StepParts:
     """What all steps of a generation share."""
 
     exchange: Exchange
+    contract: Contract
     gradients: Gradients
     buffers: Buffers
     device: torch.device

@@ -6,15 +6,22 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.reduce import gradients as gradients_module
+from elastic.errors import UsageError
+from elastic.reduce import bucket as bucket_module
 from elastic.reduce.exchange import Exchange
-from elastic.reduce.gradients import Gradients
+from elastic.reduce.gradients import IDLE_COMPUTATIONS, Gradients
+from elastic.train.contract import Contract
+from elastic.train.state import State
 
 SHARDS = 7
 
 
 def alone():
     return Exchange(shards=SHARDS, world_size=1, rank=0, group=None)
+
+
+def trained(parameters):
+    return Contract(State(p=nn.ParameterList(parameters)))
 
 
 def one_step(gradients, backward):
@@ -43,10 +50,10 @@ def test_parameters_of_several_dtypes_get_their_own_sums(monkeypatch, bucket_byt
     """Each element's gradient is another number: a wrong offset or a wrong bucket would put it
     elsewhere.
     """
-    monkeypatch.setattr(gradients_module, "BUCKET_BYTES", bucket_bytes)
+    monkeypatch.setattr(bucket_module, "BUCKET_BYTES", bucket_bytes)
     parameters = mixed()
     marks = [torch.arange(p.numel(), dtype=p.dtype).view_as(p) + 10 * i for i, p in enumerate(parameters)]
-    gradients = Gradients(parameters, alone())
+    gradients = Gradients(trained(parameters), alone())
 
     def backward(shard):
         sum(
@@ -69,7 +76,7 @@ def test_a_parameter_that_one_shard_touched_has_that_shards_gradient(touched):
     """
     always, once = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     never = nn.Parameter(torch.ones(2))
-    gradients = Gradients([always, once, never], alone())
+    gradients = Gradients(trained([always, once, never]), alone())
     one_step(gradients, lambda shard: (always.sum() + (3 * once.sum() if shard == touched else 0)).backward())
     assert always.grad.tolist() == [7.0, 7.0]
     assert once.grad.tolist() == [3.0, 3.0]
@@ -81,7 +88,7 @@ def test_a_step_has_nothing_of_the_one_before():
     that stayed would make a zero of None.
     """
     one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    gradients = Gradients([one, other], alone())
+    gradients = Gradients(trained([one, other]), alone())
     one_step(gradients, lambda _leaf: (one + other).sum().backward())
     one_step(gradients, lambda _leaf: (2 * one).sum().backward())
     assert one.grad.tolist() == [14.0, 14.0]
@@ -91,11 +98,11 @@ def test_a_step_has_nothing_of_the_one_before():
 def test_memory_does_not_grow_with_steps():
     """A vector that is not given back would cost the size of the model at every step."""
     parameter = nn.Parameter(torch.ones(2))
-    gradients = Gradients([parameter], alone())
+    gradients = Gradients(trained([parameter]), alone())
     places = []
     for _ in range(4):
         one_step(gradients, lambda _leaf: parameter.sum().backward())
-        (bucket,) = gradients._buckets
+        (bucket,) = gradients._layout.buckets
         places.append({flat.data_ptr() for flat in [*bucket._free, *bucket.stack.parts.values()]})
     assert places[1] == places[2] == places[3]
 
@@ -105,7 +112,7 @@ def test_a_closed_sum_shards_the_parameters_alone():
     gradients.
     """
     parameter = nn.Parameter(torch.ones(2))
-    gradients = Gradients([parameter], alone())
+    gradients = Gradients(trained([parameter]), alone())
     gradients.close()
     gradients.begin_step()
     parameter.sum().backward()
@@ -114,10 +121,10 @@ def test_a_closed_sum_shards_the_parameters_alone():
 
 def order_of_sums(member):
     """Which bucket was sent at which point of the last backward, on this rank."""
-    gradients_module.BUCKET_BYTES = 1
+    bucket_module.BUCKET_BYTES = 1
     first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
     exchange = Exchange(shards=4, world_size=member.world_size, rank=member.rank, group=member.group)
-    gradients = Gradients([first.weight, second.weight], exchange)
+    gradients = Gradients(trained([first.weight, second.weight]), exchange)
     sent = []
     send = gradients._send
     gradients._send = lambda: (sent.append(gradients._next), send())
@@ -148,7 +155,7 @@ def bits_of_gradients(member, touched):
     """Of one parameter that both shards use and one that a single shard uses: all give -0.0."""
     both, one = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     exchange = Exchange(shards=2, world_size=member.world_size, rank=member.rank, group=member.group)
-    gradients = Gradients([both, one], exchange)
+    gradients = Gradients(trained([both, one]), exchange)
     gradients.begin_step()
     for shard in exchange.own_shards:
         gradients.before_backward(shard)
@@ -165,3 +172,44 @@ def test_the_sign_of_a_zero_is_the_same_at_every_world_size(ranks, world_size, t
     """SGD with momentum keeps the sign of a zero: a state would tell how many workers it had."""
     expected = [[MINUS_ZERO] * 2, [0, 0]]
     assert ranks.run(world_size, bits_of_gradients, touched) == [expected] * world_size
+
+
+def test_a_gradient_that_comes_in_parts_is_summed_per_shard_first():
+    """As reentrant checkpointing gives it. 1 + 2^-24 is 1 in float32, so the order shows: added one
+    by one to the first shard's 1, the two parts of the second would vanish.
+    """
+    parameter = nn.Parameter(torch.ones(1))
+    gradients = Gradients(trained([parameter]), Exchange(shards=2, world_size=1, rank=0, group=None))
+    parts = {0: [0.5, 0.5], 1: [2.0**-24, 2.0**-24]}
+    gradients.begin_step()
+    for shard in range(2):
+        gradients.before_backward(shard)
+        for part in parts[shard]:
+            (part * parameter).sum().backward()
+        gradients.after_backward(shard)
+    gradients.assign(gradients.wait(), gradients.used())
+    assert parameter.grad.item() == 1 + 2.0**-23
+
+
+def test_a_gradient_that_comes_in_parts_in_some_shards_only_is_refused():
+    """The second shard of a pair was added in place already when its second part comes."""
+    parameter = nn.Parameter(torch.ones(1))
+    gradients = Gradients(trained([parameter]), alone())
+
+    def backward(shard):
+        for _ in range(1 + shard):
+            parameter.sum().backward()
+
+    with pytest.raises(UsageError, match=r"p\.0 came in several parts.*use_reentrant=False"):
+        one_step(gradients, backward)
+
+
+def test_vectors_of_parameters_that_are_trained_no_more_are_given_back():
+    """Each stage of progressive unfreezing has a layout, which would keep the size of a model."""
+    one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    gradients = Gradients(trained([one, other]), alone())
+    one_step(gradients, lambda _shard: (one + other).sum().backward())
+    other.requires_grad_(requires_grad=False)
+    for _ in range(IDLE_COMPUTATIONS + 2):
+        one_step(gradients, lambda _shard: one.sum().backward())
+    assert len(gradients._layouts) == 1

@@ -10,11 +10,12 @@ from torch.utils.data import TensorDataset
 
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
-from elastic.reduce import gradients as gradients_module
+from elastic.reduce import bucket as bucket_module
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.testing.ranks import Member
 from elastic.train.buffers import Buffers
+from elastic.train.contract import Contract
 from elastic.train.state import State, checksum_of
 from elastic.train.step import Requests, Step, StepParts
 from elastic.worker.heartbeat import HeartbeatSender
@@ -67,10 +68,11 @@ class Loop:
             seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=epochs, tail=Tail.PAD
         )
         exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
-        parameters = [p for module in modules for p in module.parameters()]
+        contract = Contract(State(**{f"net{i}": module for i, module in enumerate(modules)}))
         self.parts = StepParts(
             exchange=exchange,
-            gradients=Gradients(parameters, exchange),
+            contract=contract,
+            gradients=Gradients(contract, exchange),
             buffers=Buffers(modules, shards, CPU),
             device=CPU,
             heartbeat=HeartbeatSender(NoPage(), 0),
@@ -130,7 +132,7 @@ FORMS = {"mean": mean_form, "sum": sum_form}
 def train(member, shards, form, is_scaled, bucket_bytes=256):
     """A whole small run; what it leaves behind, in bits."""
     torch.set_num_threads(1)
-    gradients_module.BUCKET_BYTES = bucket_bytes  # several buckets, so that their order and overlap matter
+    bucket_module.BUCKET_BYTES = bucket_bytes  # several buckets, so that their order and overlap matter
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)

@@ -16,6 +16,8 @@ from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.train.buffers import Buffers
+from elastic.train.contract import Contract
+from elastic.train.state import State
 from elastic.train.step import Requests, Step, StepParts
 from elastic.worker.heartbeat import HeartbeatSender
 
@@ -46,9 +48,11 @@ def steps(net):
     order = SampleOrder(
         seed=5, samples=2 * BATCH, global_batch=BATCH, shards=SHARDS, epochs=1, tail=Tail.DROP
     )
+    contract = Contract(State(net=net))
     parts = StepParts(
         exchange=exchange,
-        gradients=Gradients(net.parameters(), exchange),
+        contract=contract,
+        gradients=Gradients(contract, exchange),
         buffers=Buffers([net], SHARDS, CPU),
         device=CPU,
         heartbeat=HeartbeatSender(NoPage(), 0),

@@ -1,0 +1,243 @@
+"""What a recipe changes while its loop runs is followed, with the same bits at every world size."""
+
+from functools import cache, partial
+
+import pytest
+import torch
+from steps import ALONE, CLASSES, FEATURES, samples, steps
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+from torch.utils.checkpoint import checkpoint
+
+from elastic.errors import UsageError
+from elastic.train.state import State, checksum_of
+
+WIDTH = 8
+
+
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES)
+    )
+
+
+def loss_of(net):
+    return lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1])
+
+
+def unfrozen_later(member):
+    """Progressive unfreezing, as in fine-tuning: the head alone, all, then all but the first."""
+    net = layers()
+    net[:4].requires_grad_(False)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    state = State(net=net, optimizer=optimizer)
+    yield state
+    for step in steps(member, state):
+        if step.number == 2:
+            net.requires_grad_(True)
+        if step.number == 4:
+            net[0].requires_grad_(False)
+        step.mean_loss(loss_of(net))
+        optimizer.step()
+        yield step
+
+
+def group_added_later(member):
+    """The optimizer gets the first layer at step 3."""
+    net = layers()
+    optimizer = torch.optim.SGD(net[2:].parameters(), lr=0.1, momentum=0.9)
+    state = State(net=net, optimizer=optimizer)
+    yield state
+    for step in steps(member, state):
+        if step.number == 3:
+            optimizer.add_param_group({"params": list(net[0].parameters()), "lr": 0.05})
+        step.mean_loss(loss_of(net))
+        optimizer.step()
+        yield step
+
+
+def module_swapped(member):
+    """A new head replaces the old one at step 3; the optimizer gets its parameters instead."""
+    net = layers()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    state = State(net=net, optimizer=optimizer)
+    yield state
+    for step in steps(member, state):
+        if step.number == 3:
+            for parameter in net[4].parameters():
+                del optimizer.state[parameter]
+            net[4] = nn.Linear(WIDTH, CLASSES)
+            optimizer.param_groups[0]["params"][-2:] = list(net[4].parameters())
+        step.mean_loss(loss_of(net))
+        optimizer.step()
+        yield step
+
+
+def players_take_turns(member):
+    """As a GAN's discriminator and generator: each is frozen while the other one's turn is."""
+    torch.manual_seed(0)
+    generator, critic = nn.Linear(FEATURES, FEATURES), nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(4, 1))
+    of_generator = torch.optim.Adam(generator.parameters(), lr=1e-2)
+    of_critic = torch.optim.Adam(critic.parameters(), lr=1e-2)
+    state = State(generator=generator, critic=critic, of_generator=of_generator, of_critic=of_critic)
+    yield state
+    for step in steps(member, state):
+        for _ in range(2):
+            critic.requires_grad_(True)
+            generator.requires_grad_(False)
+            step.mean_loss(lambda batch: (critic(generator(batch.data[0])) - critic(batch.data[0])).mean())
+            of_critic.step()
+        critic.requires_grad_(False)
+        generator.requires_grad_(True)
+        step.mean_loss(lambda batch: -critic(generator(batch.data[0])).mean())
+        of_generator.step()
+        yield step
+
+
+class Shared(nn.Module):
+    """One weight in three checkpointed parts: a shard's gradient of it comes in three parts."""
+
+    def __init__(self, *, use_reentrant):
+        super().__init__()
+        self.first, self.shared = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, CLASSES)
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x):
+        hidden = self.first(x)
+        for _ in range(3):
+            hidden = checkpoint(
+                lambda h: torch.tanh(self.shared(h)), hidden, use_reentrant=self.use_reentrant
+            )
+        return self.last(hidden)
+
+
+def accumulated_in_parts(member, *, use_reentrant=True):
+    torch.manual_seed(0)
+    net = Shared(use_reentrant=use_reentrant)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.3)
+    state = State(net=net, optimizer=optimizer)
+    yield state
+    for step in steps(member, state, epochs=4):
+        step.mean_loss(loss_of(net))
+        optimizer.step()
+        yield step
+
+
+RECIPES = {
+    each.__name__: each
+    for each in (unfrozen_later, group_added_later, module_swapped, players_take_turns, accumulated_in_parts)
+}
+
+
+def train(member, name):
+    """Chain values of each step and the state at the end, in bits."""
+    coming = RECIPES[name](member)
+    state = next(coming)
+    seen = [[number.hex() for number in step.outcome.gradient_norms] for step in coming]
+    return [seen, checksum_of(state.flatten()).entries]
+
+
+@pytest.fixture(scope="module")
+def trained(ranks):
+    return cache(partial(_train_together, ranks))
+
+
+def _train_together(ranks, world_size, name):
+    return ranks.run(world_size, train, name)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_changes_in_the_loop_gives_the_same_bits_at_every_world_size(trained, world_size, name):
+    """A parameter that is summed on no rank, or on some, would leave each rank its own gradient."""
+    assert trained(world_size, name) == trained(1, name) * world_size
+
+
+def plain_twin(net, optimizer, order_of_step, change):
+    """The same in plain PyTorch, over the same samples."""
+    x, y = samples().tensors
+    for number, indices in order_of_step:
+        change(number)
+        optimizer.zero_grad()
+        F.cross_entropy(net(x[indices]), y[indices]).backward()
+        optimizer.step()
+
+
+def test_layers_that_are_unfrozen_train_as_in_plain_pytorch():
+    """From step 2 on all layers are trained, and a rank that sums the head alone would differ."""
+
+    def change(net, number):
+        if number == 2:
+            net.requires_grad_(True)
+
+    ours = layers()
+    ours[:4].requires_grad_(False)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    order = []
+    for step in steps(ALONE, State(net=ours, optimizer=optimizer)):
+        order.append((step.number, torch.cat([batch.indices for batch in step._batches])))
+        change(ours, step.number)
+        step.mean_loss(loss_of(ours))
+        optimizer.step()
+    plain = layers()
+    plain[:4].requires_grad_(False)
+    plain_twin(plain, torch.optim.SGD(plain.parameters(), lr=0.1), order, lambda n: change(plain, n))
+    for mine, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def kept(member, form):
+    """A gradient that the recipe keeps: through `.grad`, or a view of it; over three steps."""
+    net = layers()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    held, copies = [], []
+    for step in steps(member, State(net=net, optimizer=optimizer)):
+        step.mean_loss(loss_of(net))
+        gradients = [p.grad for p in net.parameters()]
+        if form == "view":
+            gradients = [gradient.view(-1)[1:] for gradient in gradients]
+        held.append(gradients)
+        copies.append([gradient.clone() for gradient in gradients])
+        del gradients
+        optimizer.step()
+        optimizer.zero_grad()
+    return all(
+        torch.equal(gradient, copy)
+        for step, step_copies in zip(held, copies, strict=True)
+        for gradient, copy in zip(step, step_copies, strict=True)
+    )
+
+
+@pytest.mark.parametrize("form", ["grad", "view"])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_gradient_that_the_recipe_keeps_never_changes(ranks, world_size, form):
+    """Vectors are used again in the next step. One that the recipe still looks at must not be."""
+    assert ranks.run(world_size, kept, form) == [True] * world_size
+
+
+def test_a_sparse_gradient_is_refused_by_name():
+    table = nn.Embedding(CLASSES, 2, sparse=True)
+    step = next(steps(ALONE, State(table=table, optimizer=torch.optim.SparseAdam(table.parameters()))))
+    with pytest.raises(UsageError, match=r"dense gradient of table\.weight, found a sparse one"):
+        step.mean_loss(lambda batch: table(batch.data[1]).sum())
+
+
+@pytest.mark.parametrize("is_first_hook", [True, False])
+def test_an_optimizer_in_backward_is_refused_by_name(is_first_hook):
+    """It steps on one shard's part of the gradient, before or after our own hook sees it."""
+    net = layers()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def update(parameter):
+        optimizer.step()
+        parameter.grad = None
+
+    if is_first_hook:
+        net[2].weight.register_post_accumulate_grad_hook(update)
+    step = next(steps(ALONE, State(net=net, optimizer=optimizer)))
+    if not is_first_hook:
+        net[2].weight.register_post_accumulate_grad_hook(update)
+    with pytest.raises(UsageError, match=r"net\.2\.weight to stay in \.grad"):
+        step.mean_loss(loss_of(net))

@@ -1,0 +1,67 @@
+"""The trainer's steps without restores, snapshots and saves, for tests of a recipe's body."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import TensorDataset
+
+from elastic.data.loader import Loader
+from elastic.data.order import SampleOrder, Tail
+from elastic.reduce.exchange import Exchange
+from elastic.reduce.gradients import Gradients
+from elastic.system.control_page import ControlPage
+from elastic.testing.ranks import Member
+from elastic.train.buffers import Buffers
+from elastic.train.contract import Contract
+from elastic.train.state import State
+from elastic.train.step import Requests, Step, StepParts
+from elastic.worker.heartbeat import HeartbeatSender
+
+CPU = torch.device("cpu")
+ALONE = Member(rank=0, world_size=1, group=None)
+NO_REQUESTS = Requests(drain=False, snapshot=False, save=False)
+FEATURES, CLASSES, SAMPLES, BATCH = 6, 3, 48, 24
+
+
+class NoPage(ControlPage):
+    """A control page that no agent reads."""
+
+    def __init__(self) -> None:
+        pass
+
+    def beat(self, *_: Any) -> None:
+        pass
+
+
+def samples() -> TensorDataset:
+    """float32 [SAMPLES, FEATURES], int64 [SAMPLES]: the same in every process."""
+    draw = torch.Generator().manual_seed(3)
+    return TensorDataset(
+        torch.randn(SAMPLES, FEATURES, generator=draw), torch.randint(CLASSES, (SAMPLES,), generator=draw)
+    )
+
+
+def steps(member: Member, state: State, *, shards: int = 8, epochs: int = 2) -> Iterator[Step]:
+    """Two steps an epoch."""
+    torch.set_num_threads(1)
+    exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
+    order = SampleOrder(
+        seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=epochs, tail=Tail.DROP
+    )
+    contract = Contract(state)
+    parts = StepParts(
+        exchange=exchange,
+        contract=contract,
+        gradients=Gradients(contract, exchange),
+        buffers=Buffers(state.modules, shards, CPU),
+        device=CPU,
+        heartbeat=HeartbeatSender(NoPage(), 0),
+        order=order,
+    )
+    loader = Loader(dataset=samples(), order=order, device=CPU)
+    try:
+        for number, batches in enumerate(loader.steps(exchange.own_shards, 1), 1):
+            yield Step(number, parts, batches, lambda _number: NO_REQUESTS)
+    finally:
+        parts.gradients.close()
