@@ -21,7 +21,8 @@ from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.data import random_streams
 from elastic.data.data import Data, check_dataset
-from elastic.data.loader import Loader
+from elastic.data.loader import Batch, BatchLoader, Loader
+from elastic.data.random_keys import key
 from elastic.data.sampling import OrderOfEpoch, Sampling
 from elastic.errors import UsageError
 from elastic.events import RunFinished
@@ -35,6 +36,7 @@ from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.train.checkpointing import Checkpointing
+from elastic.train.evaluation import Evaluation
 from elastic.train.loop import Loop, Rank0Output
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import LocalSnapshot, Restorer
@@ -73,6 +75,7 @@ class Run:
         self._dir = RunDir.parse(link.run_dir)
         self._page = ControlPage.open(link.control_page)
         self._heartbeat = HeartbeatSender(self._page, groups.local_rank)
+        self._state: State | None = None  # that of the loop, once it has begun
         self._groups = replace(groups, waiting=self._heartbeat.waiting)
         # A scheduler may ask a worker directly to stop, when it signals every process of a job.
         signal.signal(signal.SIGTERM, self._request_drain)
@@ -131,6 +134,7 @@ class Run:
                 f"run.steps: expected state=elastic.State(model=..., optimizer=...), found {type(state).__name__}"
                 + ("; elastic.State(**that_dict) makes one of it" if isinstance(state, dict) else "")
             )
+        self._state = state
         # It connects at the first offer, which is rank 0's.
         with closing(UploaderClient(self._link.uploader)) as uploader:
             loop = self._loop(uploader, data.loader, state)
@@ -141,10 +145,59 @@ class Run:
             self._log.record(RunFinished(steps=order.steps, epochs=order.epochs, digest=loop.digest))
         random_streams.enter(self._identity.seed, "after")
 
+    def evaluate(
+        self,
+        dataset: Any,
+        function: Callable[[Batch], Any],
+        *,
+        batch_size: int | None = None,
+        workers: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> Any:
+        """The sum of function(batch) over a map-style dataset, each sample once, without gradients.
+
+        It has the same bits on every rank and at every world size, so it may decide what becomes of
+        the state: early stopping, a scheduler, which weights are kept. Every rank must call it, at
+        the same place, before, in or after the loop.
+
+        function returns sums over the samples of its batch, not means (the last batch is smaller):
+        a number, a tensor, or a dict or tuple of them. Floats are added in float64 and whole
+        numbers exactly; a tensor without dimensions comes back as a number. batch_size: by default
+        the size of a shard; another one may give other last digits. workers, collate: as in `data`.
+
+        Put modules into evaluation mode yourself. The modules of the state end with the buffers
+        that they had, so BatchNorm in training mode changes no average. Random numbers are keyed by
+        the batch and the sample, and the generators go on as if nothing had been drawn. Raises
+        UsageError between step.sum and step.backward, and for values that cannot be added.
+        """
+        samples, size = check_dataset(dataset, "run.evaluate"), self._identity.global_batch
+        size = size // self._identity.shards if batch_size is None else batch_size
+        if samples < 1 or size < 1:
+            raise UsageError(
+                f"run.evaluate: expected at least one sample, in batches of at least one, found {samples} in batches of {size}"
+            )
+        loader = BatchLoader(
+            dataset=dataset,
+            seed=key(self._identity.seed, "evaluate"),
+            device=self.device,
+            workers=workers,
+            collate=collate,
+        )
+        evaluation = Evaluation(
+            loader=loader,
+            samples=samples,
+            batch_size=size,
+            modules=[] if self._state is None else self._state.modules,
+            groups=self._groups,
+            heartbeat=self._heartbeat,
+        )
+        return evaluation.sum(function)
+
     def mean(self, value: float) -> float:
         """The mean of a number over ranks, the same on every rank.
 
         For metrics, and not for anything that reaches the state: it depends on the world size.
+        `evaluate` does not.
         """
         values = self._groups.all_gather(float(value))
         return float(sum(values) / len(values))

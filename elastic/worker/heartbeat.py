@@ -40,6 +40,15 @@ class HeartbeatSender:
         is_warmup = self._finished_steps < WARMUP_STEPS and phase is not Phase.AFTER
         self._page.beat(self._local_rank, Phase.START if is_warmup else phase)
 
+    @property
+    def phase(self) -> Phase:
+        """The phase of the work itself, in the first steps too."""
+        return self._phase
+
+    def beat(self) -> None:
+        """Show progress, in the same phase."""
+        self.enter(self._phase)
+
     def finish_step(self) -> None:
         self._finished_steps += 1
 

@@ -1,0 +1,146 @@
+"""An evaluation is one fixed tree of additions over blocks of a data set, at every world size.
+
+The data set is cut, in its own order, into blocks of one size, with a smaller last one. Each block
+is a leaf of the tree (reduce/tree.py), computed by itself, under its own random stream and from the
+same buffers. Ranks take contiguous spans of blocks; where there are more ranks than blocks, some
+have none. So each sample counts once, and the sums have the same bits everywhere.
+
+It leaves no trace in the training: no gradients, and random generators and buffers are as before.
+It does not put modules into evaluation mode, and it does not see what the function itself keeps.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elastic.data import random_streams
+from elastic.data.loader import Batch, BatchLoader, Slice
+from elastic.errors import UsageError
+from elastic.reduce.exchange import Exchange
+from elastic.reduce.tree import Block, Stack
+from elastic.system.phase import Phase
+from elastic.train.process_groups import ProcessGroups
+from elastic.train.summands import DTYPES, Form, put_together, sizes_of, take_apart
+from elastic.worker.heartbeat import HeartbeatSender
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Of one data set.
+
+    loader: of the data set, under a seed of the evaluation's own. samples: of the data set.
+    batch_size: samples of a block. modules: their buffers are put back after each block.
+    """
+
+    loader: BatchLoader
+    samples: int
+    batch_size: int
+    modules: list[nn.Module]
+    groups: ProcessGroups
+    heartbeat: HeartbeatSender
+
+    def sum(self, function: Callable[[Batch], Any]) -> Any:
+        """The sum over all blocks of function(batch), the same on every rank.
+
+        Raises UsageError for values that cannot be added, and between a step's sum and its
+        gradients; PeerLost when another rank is gone.
+        """
+        if self.heartbeat.phase is Phase.STEP:
+            raise UsageError(
+                "run.evaluate: expected a call before the step's first sum or after its gradients, found one between step.sum and "
+                "step.backward, or inside the function given to one, where buffers hold those of one shard; call it after the optimizer's step"
+            )
+        num_blocks, world_size = -(-self.samples // self.batch_size), self.groups.world_size
+        exchange = Exchange(
+            shards=max(num_blocks, world_size),
+            world_size=world_size,
+            rank=self.groups.rank,
+            group=self.groups.gradients,
+        )
+        form: Form | None = None
+        stacks = {dtype: Stack[Tensor](Tensor.add_) for dtype in DTYPES}
+        with random_streams.kept(), torch.no_grad():
+            own = (block for block in exchange.own_shards if block < num_blocks)
+            for block, value in self._values(own, function):
+                found, vectors = take_apart(value, self.groups.device)
+                if form is not None and found != form:
+                    raise _differ(form, found)
+                form = found
+                for dtype, vector in vectors.items():
+                    stacks[dtype].push(Block(block, 1), vector)
+        form = self._agreed(form)
+        totals = {}
+        for dtype, sizes in sizes_of(form).items():
+            for leaf in exchange.own_shards:
+                if leaf >= num_blocks:  # a rank without a block adds nothing; 0.0 would turn -0.0 into 0.0
+                    nothing = torch.full((sum(sizes),), -0.0, dtype=dtype, device=self.groups.device)
+                    stacks[dtype].push(Block(leaf, 1), nothing)
+            total = self._total(exchange, stacks[dtype].parts) if any(sizes) else torch.empty(0, dtype=dtype)
+            totals[dtype] = torch.split(total, sizes)
+        return put_together(form, totals)
+
+    def _values(self, own: Iterable[int], function: Callable[[Batch], Any]) -> Iterator[tuple[int, Any]]:
+        """(block, what the function returns for it) of each own block."""
+        buffers = _KeptBuffers(self.modules)
+        for batch in self.loader.batches(self._slices(own)):
+            self.heartbeat.beat()
+            random_streams.enter(self.loader.seed, "block", batch.shard)
+            value = function(batch)
+            buffers.put_back()
+            yield batch.shard, value
+
+    def _slices(self, own: Iterable[int]) -> Iterator[Slice]:
+        for block in own:
+            start = block * self.batch_size
+            samples = torch.arange(start, min(self.samples, start + self.batch_size), dtype=torch.int64)
+            yield Slice(epoch=0, shard=block, indices=samples, streams=samples)
+
+    def _agreed(self, form: Form | None) -> Form:
+        """The form of all ranks' values, also where this rank has no block. Raises UsageError."""
+        sizes = f"{self.samples} samples in blocks of {self.batch_size}"
+        there: list[dict[str, Any]] = self.groups.all_gather({"sizes": sizes, "form": form})
+        if len(found := {each["sizes"] for each in there}) > 1:
+            raise UsageError(
+                f"run.evaluate: expected the same call on every rank, found {' | '.join(sorted(found))}; give each rank the whole "
+                "data set, whose blocks the ranks divide among themselves"
+            )
+        forms: list[Form] = [each["form"] for each in there if each["form"] is not None]
+        for other in forms:
+            if other != forms[0]:
+                raise _differ(forms[0], other)
+        return forms[0]
+
+    def _total(self, exchange: Exchange, parts: dict[Block, Tensor]) -> Tensor:
+        with self.heartbeat.waiting():
+            total = exchange.sum(parts, "an evaluation")
+            if total.device.type == "cuda":  # nccl only queues the sum; the wait belongs here
+                torch.cuda.current_stream(total.device).synchronize()
+        return total
+
+
+class _KeptBuffers:
+    """The buffers of some modules as they are now, and the values that they have now."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._kept = [
+            (part, name, buffer, buffer.detach().clone())
+            for module in modules
+            for part in module.modules()
+            for name, buffer in part._buffers.items()  # noqa: SLF001 - where a forward may put another tensor
+            if buffer is not None
+        ]
+
+    def put_back(self) -> None:
+        for part, name, buffer, value in self._kept:
+            part._buffers[name] = buffer  # noqa: SLF001
+            buffer.data.copy_(value)
+
+
+def _differ(one: Form, other: Form) -> UsageError:
+    return UsageError(
+        f"run.evaluate: expected sums of the same kinds and shapes for every block, found {one} and {other}; "
+        "return sums over the block's samples, such as losses.sum(), and no value for each sample"
+    )

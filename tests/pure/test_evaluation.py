@@ -1,0 +1,239 @@
+"""An evaluation gives the same bits at every world size, and leaves no trace in the training."""
+
+import random
+import struct
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+from torch.utils.data import TensorDataset
+
+from elastic.data.loader import BatchLoader
+from elastic.errors import UsageError
+from elastic.system.phase import Phase
+from elastic.testing.ranks import Member
+from elastic.train.evaluation import Evaluation
+from elastic.train.process_groups import ProcessGroups
+from elastic.worker.heartbeat import HeartbeatSender
+
+CPU = torch.device("cpu")
+CLASSES, SIZE = 4, 5
+ALONE = Member(rank=0, world_size=1, group=None)
+
+
+class NoPage:
+    def beat(self, local_rank, place):
+        pass
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Its samples draw from the generators; values of all magnitudes, so that each order of
+    additions gives other bits.
+    """
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, sample):
+        draw = torch.Generator().manual_seed(sample)
+        noise = torch.rand(1) + random.random() + np.random.rand()  # noqa: NPY002
+        return torch.randn(6, generator=draw) * 10.0 ** (sample % 7) + noise, sample % CLASSES
+
+
+def evaluation(member, dataset, modules=(), size=SIZE, **options):
+    groups = ProcessGroups(
+        rank=member.rank,
+        world_size=member.world_size,
+        local_rank=member.rank,
+        device=CPU,
+        gradients=member.group,
+        control=member.group,
+    )
+    loader = {"dataset": dataset, "seed": 9, "device": CPU, "workers": 0, "collate": None}
+    return Evaluation(
+        loader=BatchLoader(**loader | options),
+        samples=len(dataset),
+        batch_size=size,
+        modules=list(modules),
+        groups=groups,
+        heartbeat=HeartbeatSender(NoPage(), 0),
+    )
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Dropout(0.5), nn.Linear(9, CLASSES))
+
+
+def bits(value):
+    if isinstance(value, dict):
+        return {name: bits(each) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [type(value).__name__, *(bits(each) for each in value)]
+    if isinstance(value, float):
+        return struct.pack("<d", value).hex()
+    return value if isinstance(value, int) else [str(value.dtype), list(value.shape), value.tolist()]
+
+
+def evaluate_network(member, samples):
+    """A model that was left in training mode: dropout draws, and BatchNorm would move its averages.
+
+    Before and after, the generators give what they would give without it.
+    """
+    torch.set_num_threads(1)
+    net = network()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    seen = []
+
+    def sums(batch):
+        x, y = batch
+        outputs = net(x)
+        assert not outputs.requires_grad
+        seen.extend(batch.indices.tolist())
+        return {
+            "loss": F.cross_entropy(outputs, y, reduction="sum"),
+            "correct": (outputs.argmax(1) == y).sum(),
+            "by class": torch.bincount(y, minlength=CLASSES),
+            "parts": (len(y), float(batch.uniform(1).double().sum()), [outputs.double().sum(0)]),
+        }
+
+    torch.manual_seed(4), random.seed(4), np.random.seed(4)  # noqa: NPY002
+    found = evaluation(member, Noisy(samples), [net]).sum(sums)
+    drawn = torch.rand(1).item(), random.random(), np.random.rand()  # noqa: NPY002
+    torch.manual_seed(4), random.seed(4), np.random.seed(4)  # noqa: NPY002
+    assert drawn == (torch.rand(1).item(), random.random(), np.random.rand())  # noqa: NPY002
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    return {"found": bits(found), "seen": seen}
+
+
+@pytest.mark.parametrize("samples", [3, 19, 60])
+def test_an_evaluation_has_the_same_bits_at_every_world_size(ranks, samples):
+    """1, 4 and 12 blocks over 1, 2, 3 and 5 ranks: with 5 ranks some have none. Each sample counts
+    once, in order.
+    """
+    (alone,) = ranks.run(1, evaluate_network, samples)
+    assert alone["seen"] == list(range(samples))
+    assert alone["found"]["by class"][2] == [len(range(k, samples, CLASSES)) for k in range(CLASSES)]
+    assert alone["found"]["parts"][1] == samples
+    for world_size in (2, 3, 5):
+        together = ranks.run(world_size, evaluate_network, samples)
+        assert [each["found"] for each in together] == [alone["found"]] * world_size
+        assert [sample for each in together for sample in each["seen"]] == alone["seen"]
+
+
+def evaluate_odd_values(member):
+    """One block, and so up to four ranks that have none: -0.0 and what is not finite stay."""
+    dataset = TensorDataset(torch.zeros(3))
+
+    def values(_batch):
+        numbers = torch.tensor([-0.0, 0.0, float("inf"), 2.0**-1074], dtype=torch.float64)
+        whole = torch.tensor([2**62, -1, 1 << 53 | 1])
+        return numbers, whole, 1j * torch.ones(2), torch.tensor(3 - 4j), True, np.float32(0.1), torch.zeros(0)
+
+    numbers, whole, pair, single, truth, wide, empty = evaluation(member, dataset).sum(values)
+    return [
+        *(struct.pack("<d", number).hex() for number in numbers.tolist()),
+        whole.tolist(),
+        pair.imag.tolist(),
+        [single.real, single.imag],
+        truth,
+        wide,
+        list(empty.shape),
+    ]
+
+
+def test_values_of_every_kind_come_back_with_their_bits(ranks):
+    """Where a rank has no block it must add nothing at all: 0.0 would turn -0.0 into 0.0."""
+    expected = [struct.pack("<d", number).hex() for number in (-0.0, 0.0, float("inf"), 2.0**-1074)]
+    expected += [[2**62, -1, 1 << 53 | 1], [1.0, 1.0], [3.0, -4.0], 1, float(np.float32(0.1)), [0]]
+    for world_size in (1, 2, 3, 5):
+        assert ranks.run(world_size, evaluate_odd_values) == [expected] * world_size
+
+
+def test_the_sum_is_that_of_the_dumb_twin():
+    """Twelve blocks: the tree over 16 leaves, of which four are not there, written out by hand."""
+    values = [10.0 ** (k % 7) / 3 for k in range(12)]
+    dataset = TensorDataset(torch.arange(12))
+    found = evaluation(ALONE, dataset, size=1).sum(lambda batch: values[int(batch.data[0])])
+
+    def tree(part):
+        half = 1 << (len(part) - 1).bit_length() >> 1
+        return part[0] if len(part) == 1 else tree(part[:half]) + tree(part[half:])
+
+    assert found == tree(values) != sum(values)
+
+
+def test_loading_processes_and_collate_are_not_seen_in_the_result():
+    """Two processes load what this one loads; an own collate sees the samples of a block."""
+
+    def both(samples):
+        return torch.utils.data.default_collate(samples)
+
+    def spread(batch):
+        return batch.data[0].double().sum()
+
+    dataset = Noisy(19)
+    assert evaluation(ALONE, dataset, workers=2).sum(spread) == evaluation(ALONE, dataset).sum(spread)
+    assert evaluation(ALONE, dataset, collate=both).sum(spread) == evaluation(ALONE, dataset).sum(spread)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (lambda _b: None, "found NoneType"),
+        (lambda _b: {"loss": 1.0, "name": ["x"]}, "found str in result['name'][0]"),
+        (lambda b: b.data[0].double(), "found {'float': [5]} and {'float': [2]}; return sums"),
+        (lambda b: {"a": 1} if b.shard else {"b": 1}, "expected sums of the same kinds and shapes"),
+    ],
+)
+def test_values_that_cannot_be_added_are_refused(value, says):
+    """No number, or one for each sample, which the smaller last block gives away."""
+    with pytest.raises(UsageError) as refused:
+        evaluation(ALONE, TensorDataset(torch.zeros(7))).sum(value)
+    assert says in str(refused.value)
+
+
+def evaluate_own_part(member):
+    """The habit of other trainers: each rank takes its own part of the validation data."""
+    with pytest.raises(UsageError) as refused:
+        evaluation(member, TensorDataset(torch.zeros(8 - member.rank))).sum(lambda _batch: 1)
+    return str(refused.value)
+
+
+def test_ranks_that_pass_parts_of_the_data_are_told_so(ranks):
+    for said in ranks.run(2, evaluate_own_part):
+        assert "found 7 samples in blocks of 5 | 8 samples in blocks of 5; give each rank the whole" in said
+
+
+def test_an_evaluation_amid_a_step_is_refused():
+    """Between a step's sum and its gradients the buffers are those of a rank's last shard."""
+    amid = evaluation(ALONE, TensorDataset(torch.zeros(7)))
+    amid.heartbeat.enter(Phase.STEP)
+    with pytest.raises(UsageError, match=r"found one between step\.sum and step\.backward"):
+        amid.sum(lambda _batch: 1)
+
+
+class Counting(nn.Module):
+    """A forward that gives its buffer a new tensor each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen = self.seen + x.sum()
+        return self.seen.clone()
+
+
+def test_each_block_starts_from_the_buffers_of_the_beginning():
+    """A buffer that forward reassigns: the value must not pass from a block to the next."""
+    module = Counting()
+    first = module.seen
+    found = evaluation(ALONE, TensorDataset(torch.ones(7)), [module]).sum(lambda batch: module(batch.data[0]))
+    assert found == 7.0
+    assert module.seen is first and first == 0.0
