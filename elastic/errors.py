@@ -17,6 +17,7 @@ ElasticError
 ├─ GroupDamaged          the group's state cannot be read: stop; a person removes it
 ├─ CheckpointDamaged     the store's: report it, fall back to the next older checkpoint
 ├─ NothingLoads          a state was found and none loads: exit 76, never start over silently
+│   └─ StateDoesNotFit   the recipe's: the state is whole, and its objects do not take it
 └─ StoreFailed           a save fails, and training goes on; a restore or the last save: exit 1
 
 BackendFailed is defined in rendezvous/backends/backend.py, GroupDamaged in rendezvous/group.py.
@@ -116,6 +117,10 @@ class CheckpointDamaged(ElasticError):  # noqa: N818
 
 class NothingLoads(ElasticError):  # noqa: N818
     exit_code = EXIT_NOTHING_LOADS
+
+
+class StateDoesNotFit(NothingLoads):
+    """A state is whole and is that of other objects than the recipe has."""
 
 
 class StoreFailed(ElasticError):  # noqa: N818

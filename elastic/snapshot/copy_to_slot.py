@@ -82,7 +82,7 @@ class DeviceCopy:
             for number, (offset, tensor) in enumerate(places):
                 if number == len(places) - len(self._late):
                     self._early_done.record(self._stream)
-                flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+                flat = image.device_bytes(tensor)
                 target[offset : offset + flat.numel()].copy_(flat, non_blocking=True)
                 # If the recipe frees this tensor, torch's allocator may give its memory to another
                 # one on the training stream. This tells it to wait for the copy first.

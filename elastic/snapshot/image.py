@@ -11,7 +11,7 @@ record.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from torch import Tensor
 from elastic.errors import CheckpointDamaged, StateNotSavable
 from elastic.snapshot import safetensors_header
 from elastic.snapshot.checksum import WORD_BYTES, Bytes, ImageChecksum
-from elastic.snapshot.safetensors_header import DOCUMENT, LENGTH, METADATA, TIES, Buffer, TensorEntry
+from elastic.snapshot.safetensors_header import DOCUMENT, LENGTH, METADATA, STRIDES, TIES, Buffer, TensorEntry
 
 PAGE = 4096
 NAMES: dict[str, torch.dtype] = {
@@ -59,7 +59,7 @@ def layout(tensors: Mapping[str, Tensor], document: Any) -> Layout:
                 "convert it in the object's state_dict"
             )
     plan = _plan(tuple((name, _Form.of(tensor)) for name, tensor in tensors.items()))
-    head = _head(plan, {DOCUMENT: json.dumps(document), TIES: plan.ties})
+    head = _head(plan, {DOCUMENT: json.dumps(document), TIES: plan.ties, STRIDES: plan.strides})
     places = tuple((len(head) + start, tensors[name]) for name, start in plan.starts)
     return Layout(
         head=head,
@@ -107,11 +107,15 @@ def read(image: Buffer, *, copy: bool = True) -> tuple[dict[str, Tensor], Any]:
 
     copy: each tensor gets memory of its own. Otherwise the tensors are views of the image, which
     must be writable and outlive them; writing to one changes the image, and the tensors that are
-    tied to it. Raises CheckpointDamaged when it is no image.
+    tied to it. A tensor that was not row-major gets memory of its own, and its strides. Raises
+    CheckpointDamaged when it is no image.
     """
     found, view = safetensors_header.parse(image), memoryview(image)
     try:
-        tensors = {name: _tensor(entry, view, copy=copy) for name, entry in found.entries.items()}
+        tensors = {
+            name: _tensor(entry, view, found.strides.get(name), copy=copy)
+            for name, entry in found.entries.items()
+        }
     except (RuntimeError, TypeError, ValueError) as error:
         raise CheckpointDamaged(f"the payload is not a training state: {error}") from error
     for name, first in found.ties.items():
@@ -121,8 +125,32 @@ def read(image: Buffer, *, copy: bool = True) -> tuple[dict[str, Tensor], Any]:
 
 def tensor_bytes(tensor: Tensor) -> Tensor:
     """uint8 [n]: the bytes of a tensor, row-major, in host memory; a view where possible."""
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return plain.reshape(-1).view(torch.uint8)
+    return device_bytes(tensor.cpu())
+
+
+def device_bytes(tensor: Tensor) -> Tensor:
+    """As `tensor_bytes`, where the tensor lies."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+    """The strides of a tensor, if they are not row-major, and leave no gaps and no overlaps.
+
+    Those of a channels_last or a transposed tensor. Where a view has gaps, as every second column
+    has, None: its copy is row-major.
+    """
+    sizes = list(zip(strides, shape, strict=True))
+    row_major, span = True, 1
+    for stride, size in reversed(sizes):
+        row_major, span = row_major and stride == span, span * size
+    if row_major or span == 0:
+        return None
+    expected = 1
+    for stride, size in sorted(pair for pair in sizes if pair[1] > 1):
+        if stride != expected:
+            return None
+        expected *= size
+    return tuple(strides)
 
 
 class _Form(NamedTuple):
@@ -138,22 +166,27 @@ class _Form(NamedTuple):
     stride: tuple[int, ...]
     device: torch.device
     size_bytes: int
+    # Views that read the same memory as other numbers: z and z.conj(), z.imag and z.conj().imag.
+    is_conj: bool
+    is_neg: bool
 
     @staticmethod
     def of(tensor: Tensor) -> "_Form":
         address, stride, device = tensor.data_ptr(), tensor.stride(), tensor.device
-        return _Form(tensor.dtype, tensor.shape, address, stride, device, tensor.nbytes)
+        views = tensor.is_conj(), tensor.is_neg()
+        return _Form(tensor.dtype, tensor.shape, address, stride, device, tensor.nbytes, *views)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     """Where everything goes in an image of such tensors, counted from the end of the header.
 
-    entries, ties: JSON of the header. starts: of the tensors that have bytes.
+    entries, ties, strides: JSON of the header. starts: of the tensors that have bytes.
     """
 
     entries: str
     ties: str
+    strides: str
     starts: tuple[tuple[str, int], ...]
     partial_words_at: int
     size_bytes: int
@@ -183,6 +216,13 @@ def _plan(forms: tuple[tuple[str, _Form], ...]) -> _Plan:
     return _Plan(
         entries=json.dumps(entries, separators=(",", ":")),
         ties=json.dumps(ties),
+        strides=json.dumps(
+            {
+                name: found
+                for name, form in stored.items()
+                if (found := dense_strides(form.shape, form.stride))
+            }
+        ),
         starts=tuple((name, start) for name, start in starts.items() if sizes[name]),
         partial_words_at=sum(size for size in sizes.values() if not size % WORD_BYTES),
         size_bytes=offset,
@@ -208,14 +248,15 @@ def _head(plan: _Plan, metadata: dict[str, str]) -> bytes:
     return LENGTH.pack(len(text)) + text
 
 
-def _tensor(entry: TensorEntry, view: memoryview, *, copy: bool) -> Tensor:
+def _tensor(entry: TensorEntry, view: memoryview, strides: Sequence[int] | None, *, copy: bool) -> Tensor:
     dtype = NAMES[entry.dtype]
     if entry.start == entry.end:
         return torch.empty(entry.shape, dtype=dtype)
     data: Buffer = view[entry.start : entry.end]
     # Other writers of the format may put a tensor at any byte, where it cannot be used in place;
     # ours put it on a multiple of its element.
-    if copy or entry.start % dtype.itemsize:
+    if (copy and strides is None) or entry.start % dtype.itemsize:
         # torch.frombuffer shares the memory that it is given, and wants it writable.
         data = bytearray(data)
-    return torch.frombuffer(data, dtype=dtype).reshape(entry.shape)
+    tensor = torch.frombuffer(data, dtype=dtype).reshape(entry.shape)
+    return tensor if strides is None else torch.empty_strided(entry.shape, strides, dtype=dtype).copy_(tensor)

@@ -1,7 +1,8 @@
 """A header is believed only as far as the image's bytes bear it out.
 
 An image is a safetensors file: 8 bytes header length, header (JSON), tensor bytes. Tensors that
-share their memory are stored once; `ties` names the others. The digest of a state is computed here
+share their memory are stored once; `ties` names the others. All are stored in row-major order;
+`strides` has those of tensors that had others. The digest of a state is computed here
 from an image's bytes alone, without torch, so that the uploader can say which state it stores.
 
 It does not promise that the bytes are those that were written.
@@ -19,6 +20,7 @@ from elastic.errors import CheckpointDamaged
 LENGTH = struct.Struct("<Q")
 DOCUMENT = "elastic"
 TIES = "elastic.ties"
+STRIDES = "elastic.strides"
 METADATA = "__metadata__"
 # Name in the file: (name in torch, bytes of an element).
 DTYPES = {
@@ -50,10 +52,14 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """ties: names of further tensors, each with the name in `entries` whose bytes it shares."""
+    """ties: names of further tensors, each with the name in `entries` whose bytes it shares.
+
+    strides: in elements, of entries that were not row-major; each is a permutation of row-major.
+    """
 
     entries: dict[str, TensorEntry]
     ties: dict[str, str]
+    strides: dict[str, tuple[int, ...]]
     document: Any
 
 
@@ -73,9 +79,13 @@ def parse(image: Buffer) -> Header:
         for name, first in ties.items():
             if name in entries or first not in entries:
                 raise ValueError(f"{name!r} is tied to {first!r}, which cannot be")
+        # Of images that earlier code wrote they are not known.
+        strides = {
+            name: _strides(entries[name], of) for name, of in json.loads(metadata.get(STRIDES, "{}")).items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
         raise CheckpointDamaged(f"the payload is not a training state: {error}") from error
-    return Header(entries=entries, ties=ties, document=document)
+    return Header(entries=entries, ties=ties, strides=strides, document=document)
 
 
 def digest(image: Buffer) -> str:
@@ -115,3 +125,19 @@ def _entry(fields: dict[str, Any], data_at: int, image_bytes: int) -> TensorEntr
     if end - start != math.prod(shape) * element_bytes:
         raise ValueError(f"a tensor of shape {shape!r:.80} and dtype {dtype} has {end - start} bytes")
     return TensorEntry(dtype=dtype, shape=tuple(shape), start=data_at + start, end=data_at + end)
+
+
+def _strides(entry: TensorEntry, strides: Any) -> tuple[int, ...]:
+    """Raises ValueError or TypeError for strides with gaps or overlaps: they would need more memory
+    than the entry has, or read outside it.
+    """
+    if any(type(each) is not int or not 0 <= each < 2**63 for each in strides):
+        raise ValueError(f"a tensor cannot have the strides {strides!r:.80}")
+    expected = 1
+    for stride, size in sorted(pair for pair in zip(strides, entry.shape, strict=True) if pair[1] != 1):
+        if stride != expected:
+            raise ValueError(
+                f"a tensor of shape {list(entry.shape)!r:.80} cannot have the strides {strides!r:.80}"
+            )
+        expected *= size
+    return tuple(strides)

@@ -118,6 +118,8 @@ class Loop:
             # there.
             self.heartbeat.enter(Phase.BETWEEN)
             yield step
+            if number == resumed.step + 1:  # from here on an optimizer has state
+                self.state.check_savable()
             last = self._finish(step)
             if self.trace is not None and self.trace.is_over(number):
                 raise SystemExit(EXIT_COMPLETE)
@@ -133,6 +135,7 @@ class Loop:
 
     def _resume(self) -> ResumePoint:
         output, order = self.output, self.loader.order
+        self.state.check_savable()  # before anything is trained or written
         began_s = self.clock.monotonic()
         if output is not None:
             sizes = {"global_batch": order.global_batch, "shards": order.shards}

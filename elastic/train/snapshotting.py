@@ -108,7 +108,7 @@ class Snapshotting:
         injected. Returns None as well when there is no memory, or no free slot.
         """
         assert self._pending is None, "the one before is finished first"
-        document = {"state": state.document, "step": info.step, "epoch": info.epoch, "chain": info.chain}
+        document = state.to_json() | {"step": info.step, "epoch": info.epoch, "chain": info.chain}
         began_s = self._clock.monotonic()
         layout = image.layout(state.tensors, document)
         layout_s = self._clock.monotonic() - began_s

@@ -1,38 +1,43 @@
-"""State is everything that must survive; each value comes back with its type and its bits.
+"""State is everything that must survive; each value comes back as it was: type, bits, order.
 
-It is a set of objects with `state_dict`, flattened into tensors and one JSON document. Flattening
-draws no random numbers and changes nothing. A value whose type only pickle could keep is refused
-with the name of its entry; so is an instance of a subclass (a named tuple, an IntEnum, a
-defaultdict), which would come back as an instance of its base class.
+It is a set of objects with `state_dict`, flattened into tensors and one JSON document
+(state_document.py). A tensor also has its dtype and its strides back, where an object's
+load_state_dict would change them: kernels choose by strides, and may round differently.
 
-It does not keep the order of a dict (an OrderedDict has its own back), nor a tensor's strides and
-its place in a graph. It does not promise that ranks hold the same state: they compare checksums
-(consistency.py).
+It does not keep the gaps of a view between its elements. It does not promise that ranks hold the
+same state: they compare checksums (consistency.py).
 """
 
 import hashlib
 import json
-import math
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
-from elastic.errors import CheckpointDamaged, StateNotSavable, UsageError
+from elastic.errors import CheckpointDamaged, StateDoesNotFit, UsageError
 from elastic.snapshot import checksum
-from elastic.snapshot.image import tensor_bytes
+from elastic.snapshot.image import dense_strides, device_bytes, layout, tensor_bytes
 from elastic.train import structure
+from elastic.train.state_document import (
+    Order,
+    decode,
+    encode,
+    entries_of,
+    layer_versions,
+    with_layer_versions,
+)
+from elastic.train.values import Values
 
+VERSION = 2  # 1 had neither the order of dicts nor strides, and not the versions of layers
 # How an object's load_state_dict may say that a state is not its own.
 LOAD_ERRORS = RuntimeError, LookupError, ArithmeticError, AttributeError, ValueError, TypeError
-# By the name that the document has for them. torch's MultiStepLR has a Counter.
-_LISTS: dict[str, Any] = {"list": list, "tuple": tuple}
-_DICTS: dict[str, Any] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+# Their dicts are read by name: parameters, attributes, settings.
+_WITHOUT_ORDER = (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, Values)
 
 
 @runtime_checkable
@@ -44,10 +49,32 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatState:
-    """A flattened state: tensors by name, and the rest as one JSON value that refers to them."""
+    """A flattened state: tensors by name, and the rest as one JSON value that refers to them.
+
+    about: what stands beside the state and does not count in its digest. `version` is that of the
+    document, `layers` has for each module the versions of its layers.
+    """
 
     tensors: dict[str, Tensor]
     document: Any
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the tensors, for the document of an image, which may hold more than this."""
+        return {"state": self.document, "about": self.about}
+
+    @staticmethod
+    def read(tensors: dict[str, Tensor], image_document: Any) -> "FlatState":
+        """Raises CheckpointDamaged unless the document is that of an image of a state."""
+        if isinstance(image_document, dict):
+            state, about = image_document.get("state"), image_document.get("about", {})
+            if isinstance(state, dict) and isinstance(about, dict):
+                return FlatState(tensors=tensors, document=state, about=about)
+        raise CheckpointDamaged("the payload is not a training state: its document lacks a state")
+
+    @property
+    def is_exact(self) -> bool:
+        return self.about.get("version") == VERSION
 
 
 class State:
@@ -121,67 +148,167 @@ class State:
         for thing in self.objects.values():
             yield from structure.held(thing)
 
-    def flatten(self) -> FlatState:
-        """Tensors are references, not copies.
+    def flatten(self, *, exact: bool = True) -> FlatState:
+        """Tensors are references, not copies. exact: else as version 1 had it.
 
         Raises StateNotSavable with the name of the entry that needs pickle.
         """
         tensors: dict[str, Tensor] = {}
-        document = {
-            name: _encode(thing.state_dict(), name, tensors) for name, thing in sorted(self.objects.items())
-        }
-        return FlatState(tensors=dict(sorted(tensors.items())), document=document)
+        document, layers = {}, {}
+        for name, thing in sorted(self.objects.items()):
+            value = thing.state_dict()
+            document[name] = encode(value, name, tensors, _order_of(thing) if exact else Order.FREE)
+            if isinstance(thing, nn.Module):
+                layers[name] = layer_versions(value)
+        about = {"version": VERSION, "layers": layers} if exact else {}
+        return FlatState(tensors=dict(sorted(tensors.items())), document=document, about=about)
+
+    def check_savable(self) -> None:
+        """Raises StateNotSavable with the name of an entry that cannot be kept."""
+        layout(self.flatten().tensors, None)
 
     def load(self, flat: FlatState) -> None:
-        """Load every object. Each one's load_state_dict copies onto the object's own device.
+        """Load every object, and make sure that each then has the state that was saved.
 
-        Raises CheckpointDamaged when the state is that of other objects.
+        Each one's load_state_dict copies onto the object's own device. Raises StateDoesNotFit when
+        the state is that of other objects, CheckpointDamaged when it is none.
         """
-        if not isinstance(flat.document, dict) or flat.document.keys() != self.objects.keys():
-            is_dict = isinstance(flat.document, dict)
-            found = sorted(flat.document) if is_dict else type(flat.document).__name__
-            raise CheckpointDamaged(
-                f"expected the state of {sorted(self.objects)}, found that of {found}; "
-                "the recipe's State must have the same entries as when the run began"
+        if flat.document.keys() != self.objects.keys():
+            raise StateDoesNotFit(
+                f"it has the entries {_listed(flat.document)}, and the recipe's State has {_listed(self.objects)}"
             )
         for name, thing in self.objects.items():
-            try:
-                self._load(name, thing, flat)
-            except LOAD_ERRORS as error:
-                raise CheckpointDamaged(f"{name} does not take the saved state: {error}") from error
+            _load(name, thing, flat)
+            _put_back(name, thing, flat)
+        self._check_loaded(flat)
 
-    def _load(self, name: str, thing: Stateful, flat: FlatState) -> None:
-        """`flat` may hold views of a slot that will be overwritten, so no object may keep them.
+    def _check_loaded(self, saved: FlatState) -> None:
+        """Raises StateDoesNotFit with the first entry that is not as it was saved."""
+        found = self.flatten(exact=saved.is_exact)
+        expected, now = checksum_of(saved).entries, checksum_of(found).entries
+        different = sorted(name for name in expected | now if expected.get(name) != now.get(name))
+        if not different and saved.is_exact:
+            different = sorted(
+                name for name, each in found.tensors.items() if _strides_differ(each, saved.tensors[name])
+            )
+        if different:
+            raise StateDoesNotFit(
+                "after load_state_dict the objects have another state; the first entry that differs is "
+                + _difference(different[0], saved, found)
+            )
 
-        Modules copy on load. That is verified, because a module may keep what it is given (as extra
-        state, for instance). Every other object gets copies: optimizers do keep what they are
-        given.
-        """
-        saved = flat.document[name]
-        if isinstance(thing, nn.Module):
-            thing.load_state_dict(_as_given_by(thing, _decode(saved, flat.tensors.__getitem__)))
-            if not _keeps_any(thing, flat.tensors):
-                return
-        copies = _decode(saved, lambda tensor: flat.tensors[tensor].clone())
-        thing.load_state_dict(_as_given_by(thing, copies))
 
-
-def _as_given_by(thing: Stateful, values: Any) -> Any:
-    """A module's values get the attribute `_metadata`, which holds its layers' versions.
-
-    Without a version a layer takes the values for those of its oldest version, and converts or
-    refuses them (torchvision's MNASNet does).
-    """
+def _order_of(thing: Stateful) -> Order:
     if isinstance(thing, nn.Module):
-        values = OrderedDict(values)
-        vars(values).update(getattr(thing.state_dict(), "__dict__", {}))
-    return values
+        return Order.MODULE
+    return Order.FREE if isinstance(thing, _WITHOUT_ORDER) else Order.KEPT
+
+
+def _load(name: str, thing: Stateful, flat: FlatState) -> None:
+    """`flat` may hold views of a slot that will be overwritten, so no object may keep them.
+
+    Modules copy on load. That is verified, because a module may keep what it is given (as extra
+    state, for instance). Every other object gets copies: optimizers do keep what they are given.
+    """
+    is_module = isinstance(thing, nn.Module)
+    versions = flat.about.get("layers", {}).get(name) or layer_versions(thing.state_dict())
+
+    def saved(*, copy: bool) -> Any:
+        tensors = flat.tensors
+        try:
+            value = decode(flat.document[name], lambda each: tensors[each].clone() if copy else tensors[each])
+            return with_layer_versions(value, versions) if is_module else value
+        except LOAD_ERRORS as error:
+            raise CheckpointDamaged(f"the saved state of {name} makes no sense: {error}") from error
+
+    value = saved(copy=not is_module)
+    try:
+        thing.load_state_dict(value)
+        if is_module and _keeps_any(thing, flat.tensors):
+            thing.load_state_dict(saved(copy=True))
+    except torch.OutOfMemoryError:
+        raise  # the machine's failure; a restart may help
+    except LOAD_ERRORS as error:
+        raise StateDoesNotFit(f"{name} does not take it: {error}") from error
+
+
+def _put_back(name: str, thing: Stateful, flat: FlatState) -> None:
+    """Give the tensors that an object now has the strides that were saved, and the dtypes.
+
+    A module keeps the dtype of its parameters, which is the recipe's choice. An optimizer casts
+    what it loads to the dtype of its parameters, and thereby rounds float32 state of bfloat16
+    parameters (NAdam's mu_product, ASGD's eta). It keeps the strides of what it loads, a module
+    those that it was built with.
+    """
+    held: dict[str, Tensor] = {}
+    is_module = isinstance(thing, nn.Module)
+    if isinstance(thing, nn.Module):
+        # Its own tensors: those in its state_dict are detached, and a change would not reach it.
+        own = {**dict(thing.named_parameters()), **dict(thing.named_buffers())}
+        held = {f"{name}.{entry}": tensor for entry, tensor in own.items()}
+    else:
+        encode(thing.state_dict(), name, held, _order_of(thing) if flat.is_exact else Order.FREE)
+    for entry, tensor in held.items():
+        saved = flat.tensors.get(entry)
+        if saved is None or saved.shape != tensor.shape:
+            continue
+        is_cast = tensor.dtype != saved.dtype and not is_module
+        is_laid_out_otherwise = (
+            flat.is_exact and _strides_differ(tensor, saved) and _has_all_its_memory(tensor)
+        )
+        if is_cast or is_laid_out_otherwise:
+            dtype = saved.dtype if is_cast else tensor.dtype
+            tensor.data = saved.to(device=tensor.device, dtype=dtype, copy=True)
+
+
+def _strides_differ(one: Tensor, other: Tensor) -> bool:
+    return dense_strides(one.shape, one.stride()) != dense_strides(other.shape, other.stride())
+
+
+def _has_all_its_memory(tensor: Tensor) -> bool:
+    """No other tensor is a view of the same memory, which a new one would leave behind."""
+    return tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def _difference(entry: str, saved: FlatState, found: FlatState) -> str:
+    """An entry of both, as a phrase that says how they differ."""
+    name = entry.removesuffix(" (values)")
+    if name != entry:
+        return _first_difference(name, saved.document.get(name), found.document.get(name))
+    descriptions = []
+    for flat in (saved, found):
+        tensor = flat.tensors.get(entry)
+        of = (
+            "no tensor"
+            if tensor is None
+            else f"{tensor.dtype} {list(tensor.shape)}, strides {list(tensor.stride())}"
+        )
+        descriptions.append(of)
+    before, now = descriptions
+    return f"{entry}: other numbers" if before == now else f"{entry}: saved {before}; now {now}"
+
+
+def _first_difference(path: str, one: Any, other: Any) -> str:
+    """Where two values of a document differ first."""
+    before, now = entries_of(one), entries_of(other)
+    if before is not None and now is not None:
+        names, its_names = [name for name, _ in before], [name for name, _ in now]
+        if names != its_names:
+            return f"{path}: saved with the keys {names!r:.200}; now {its_names!r:.200}"
+        for (name, each), (_, its) in zip(before, now, strict=True):
+            if each != its:
+                return _first_difference(f"{path}.{name}", each, its)
+    return f"{path}: saved {json.dumps(one):.80}; now {json.dumps(other):.80}"
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(names)) or "none"
 
 
 def _keeps_any(thing: Stateful, given: Mapping[str, Tensor]) -> bool:
     """Whether its state now holds memory that it was given."""
     held: dict[str, Tensor] = {}
-    _encode(thing.state_dict(), "", held)
+    encode(thing.state_dict(), "", held, Order.FREE)
     return not _storages(held).isdisjoint(_storages(given))
 
 
@@ -213,71 +340,7 @@ def _sums(tensor: Tensor) -> bytes:
     """`checksum.tensor_sums` of a tensor's bytes. On a GPU the same sums are computed there."""
     if tensor.device.type == "cpu" or tensor.nbytes <= checksum.SMALL_BYTES:
         return checksum.tensor_sums(tensor_bytes(tensor).numpy().data)
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = device_bytes(tensor)
     words, cut = checksum.stretch_words(flat.numel())
     stretches = flat[:cut].view(torch.int64).view(checksum.STRETCHES, words).sum(1)
     return stretches.cpu().numpy().tobytes() + flat[cut:].cpu().numpy().tobytes()
-
-
-def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    kind = type(value)
-    if value is None or kind in (bool, int, str):
-        return value
-    if kind is float:
-        return value if math.isfinite(value) else {"float": repr(value)}
-    if kind is np.float64:  # a learning rate that NumPy computed, perhaps
-        return {"float64": _encode(float(value), path, tensors)}
-    if kind in (Tensor, nn.Parameter):
-        return {"tensor": _name(value, path, tensors)}
-    if kind in _DICTS.values():
-        for name in value:
-            if type(name) not in (str, int):
-                raise StateNotSavable(
-                    f"state entry {path}: expected str or int keys, found {type(name).__name__}"
-                )
-        # A module's state is an OrderedDict too, but has no order: it is loaded by name.
-        tag = "dict" if hasattr(value, "_metadata") else kind.__name__
-        # Sorted (ints before strings), so that the digest does not depend on the order of
-        # insertion, which a resume changes.
-        names = list(value) if tag == "OrderedDict" else sorted(value, key=lambda n: (type(n) is str, n))
-        return {tag: [[name, _encode(value[name], f"{path}.{name}", tensors)] for name in names]}
-    if kind in _LISTS.values():
-        return {kind.__name__: [_encode(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]}
-    raise StateNotSavable(
-        f"state entry {path}: expected tensors, numbers, strings, lists and dicts, found {kind.__module__}."
-        f"{kind.__qualname__}, which only pickle could keep; leave it out of state_dict or turn it into one of these"
-    )
-
-
-def _name(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> str:
-    """Register the tensor under its path; marked with ' where two paths read alike.
-
-    "a.b" in one dict and "b" in "a" do, and so do 0 and "0".
-    """
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise StateNotSavable(
-            f"state entry {path}: expected a dense tensor, found {tensor.layout}; convert it in state_dict"
-        )
-    while path in tensors:
-        path += "'"
-    tensors[path] = tensor
-    return path
-
-
-def _decode(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
-    if not isinstance(value, dict):
-        return value
-    (kind, content), *rest = value.items()
-    if rest:
-        raise CheckpointDamaged(f"expected one tagged value, found the keys {sorted(value)}")
-    if kind == "tensor":
-        return tensor_of(content)
-    if kind == "float":
-        return float(content)
-    if kind == "float64":
-        return np.float64(_decode(content, tensor_of))
-    if kind in _DICTS:
-        return _DICTS[kind]({name: _decode(item, tensor_of) for name, item in content})
-    if kind in _LISTS:
-        return _LISTS[kind](_decode(item, tensor_of) for item in content)
-    raise CheckpointDamaged(f"expected a known kind of value, found {kind!r}")

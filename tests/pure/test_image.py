@@ -1,6 +1,7 @@
 """Any reader of safetensors opens an image; anything else is CheckpointDamaged."""
 
 import json
+import math
 
 import pytest
 import safetensors.torch
@@ -37,12 +38,15 @@ HEADER_BYTES = len(IMAGE) - DATA_BYTES
 
 
 def test_an_image_is_read_as_it_was_written():
-    """Values, dtypes, shapes and the document; a transposed tensor is kept in row-major order."""
+    """Values, dtypes, shapes, strides and the document; the bytes of a transposed tensor are in
+    row-major order, as the format wants them.
+    """
     tensors, document = image.read(IMAGE)
     assert document == DOCUMENT
     assert list(tensors) == list(TENSORS)
     for name, tensor in TENSORS.items():
         assert tensors[name].dtype == tensor.dtype and torch.equal(tensors[name], tensor)
+        assert tensors[name].stride() == tensor.stride()
 
 
 def test_the_library_of_the_format_reads_every_dtype():
@@ -179,6 +183,33 @@ def test_an_entry_of_any_values_is_damage_or_harmless(entry):
     except CheckpointDamaged:
         return
     assert is_bounded(tensors)
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.integers(-1, 7) | st.integers(), max_size=3) | wild_json,
+    st.sampled_from([[2, 3], [3, 1, 2], []]),
+)
+def test_strides_of_any_values_are_damage_or_a_permutation(strides, shape):
+    """Negative, with gaps or overlaps: they would take memory that the entry does not have, or read
+    beside it.
+    """
+    entry = {"dtype": "U8", "shape": shape, "data_offsets": [0, math.prod(shape)]}
+    metadata = METADATA | {image.STRIDES: json.dumps({"x": strides})}
+    try:
+        tensors, _ = image.read(with_header({"__metadata__": metadata, "x": entry}))
+    except CheckpointDamaged:
+        return
+    assert tensors["x"].untyped_storage().nbytes() == math.prod(shape)
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_a_view_with_gaps_is_read_row_major(copy):
+    """Every second column of a matrix, and one number that is expanded to four."""
+    views = {"a": torch.arange(12.0).view(3, 4)[:, ::2], "b": torch.ones(1).expand(4)}
+    found, _ = image.read(bytearray(written(views)), copy=copy)
+    assert torch.equal(found["a"], views["a"]) and found["a"].stride() == (2, 1)
+    assert torch.equal(found["b"], views["b"]) and found["b"].stride() == (1,)
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,17 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
+from elastic.errors import StateDoesNotFit
 from elastic.snapshot import image
 from elastic.train.state import FlatState, State, checksum_of
 
 
 def through_bytes(parts):
     """As a checkpoint keeps it: an image, read again."""
-    layout = image.layout(parts.tensors, parts.document)
+    layout = image.layout(parts.tensors, parts.to_json())
     body = bytearray(layout.size_bytes)
     image.copy_into(layout, memoryview(body))
-    tensors, document = image.read(body)
-    return FlatState(tensors=tensors, document=document)
+    return FlatState.read(*image.read(body))
 
 
 def tied():
@@ -146,6 +146,28 @@ def test_a_layer_that_depends_on_its_version_loads():
     assert torch.equal(other[0].weight, net[0].weight)
 
 
+class Converting(nn.Linear):
+    """A layer whose state of version 1 was half of what it is now."""
+
+    _version = 1
+
+    def _load_from_state_dict(self, values, prefix, metadata, *others):
+        if metadata["version"] < self._version:
+            values[f"{prefix}weight"] = 2 * values[f"{prefix}weight"]
+        super()._load_from_state_dict(values, prefix, metadata, *others)
+
+
+def test_a_layer_converts_the_state_of_the_version_that_it_was_saved_by(monkeypatch):
+    """The recipe's layer is newer than its checkpoint. The conversion changes the state, so it is
+    refused; a load under the new version would take the old numbers for new ones.
+    """
+    saved = through_bytes(State(net=nn.Sequential(Converting(2, 2))).flatten())
+    monkeypatch.setattr(Converting, "_version", 2)
+    other = State(net=nn.Sequential(Converting(2, 2)))
+    with pytest.raises(StateDoesNotFit, match=r"net\.0\.weight: other numbers"):
+        other.load(saved)
+
+
 class Average:
     """An average that a recipe keeps by itself, from the state of its module."""
 
@@ -160,10 +182,13 @@ class Average:
 
 
 def test_the_state_of_a_module_inside_another_object_loads():
+    """With the versions of its layers: without them a layer would take it for one of its oldest."""
     saved = through_bytes(State(ema=Average(tied())).flatten())
     other = State(ema=Average(nn.Sequential(*(each.requires_grad_(False) for each in tied()))))
     other.load(saved)
     assert checksum_of(other.flatten()) == checksum_of(saved)
+    versioned = State(ema=Average(nn.Sequential(Versioned(2, 2))))
+    versioned.load(through_bytes(versioned.flatten()))
 
 
 def test_tied_weights_are_kept_once_and_stay_tied():
@@ -175,3 +200,104 @@ def test_tied_weights_are_kept_once_and_stay_tied():
     State(net=other).load(through_bytes(parts))
     assert other[3].weight is other[0].weight
     assert torch.equal(other[3].weight, net[0].weight)
+
+
+EVERY_OPTIMIZER = {
+    "SGD": {"momentum": 0.9},
+    "Adam": {},
+    "AdamW": {"amsgrad": True},
+    "Adamax": {},
+    "NAdam": {},
+    "RAdam": {},
+    "Adagrad": {},
+    "Adadelta": {},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Rprop": {},
+    "ASGD": {"t0": 1.0},
+    "Adafactor": {},
+    "LBFGS": {"max_iter": 2},
+    "Muon": {"weight_decay": 0.1},
+}
+
+
+def fitted(name, dtype):
+    """A net with channels_last weights, where the optimizer takes them, and a step of it."""
+    torch.manual_seed(0)
+    if name in ("Muon", "LBFGS"):
+        net = nn.Sequential(nn.Linear(6, 6, bias=False)).to(dtype)
+    else:
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1)).to(
+            dtype, memory_format=torch.channels_last
+        )
+    optimizer = getattr(torch.optim, name)(net.parameters(), lr=0.01, **EVERY_OPTIMIZER[name])
+
+    def step(number):
+        draw = torch.Generator().manual_seed(number)
+        inputs = torch.randn((2, 3, 6, 6), generator=draw).to(dtype)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = net(inputs).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    return State(net=net, optimizer=optimizer), step
+
+
+@pytest.mark.parametrize("name", EVERY_OPTIMIZER)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_every_optimizer_goes_on_exactly_with_parameters_of_every_dtype(name, dtype):
+    """NAdam and ASGD keep float32 numbers beside bfloat16 and float64 parameters, to which their
+    load_state_dict rounds them. The weights are channels_last: momenta that came back row-major
+    could round otherwise.
+    """
+    state, step = fitted(name, dtype)
+    for number in range(3):
+        step(number)
+    saved = through_bytes(state.flatten())
+    other, other_step = fitted(name, dtype)
+    other.load(saved)
+    kept, found = state.flatten().tensors, other.flatten().tensors
+    assert {entry: (each.dtype, each.stride()) for entry, each in found.items()} == {
+        entry: (each.dtype, each.stride()) for entry, each in kept.items()
+    }
+    for number in range(3, 5):
+        step(number), other_step(number)
+    assert checksum_of(other.flatten()) == checksum_of(state.flatten())
+
+
+class Running(nn.Module):
+    """A module whose forward gave its buffer other strides than it was built with."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2, 3))
+
+
+def test_a_buffer_comes_back_with_the_strides_that_training_gave_it():
+    """A product with it may round otherwise if it is row-major again."""
+    net, other = Running(), Running()
+    net.mean = torch.arange(6.0).view(3, 2).t()
+    State(net=other).load(through_bytes(State(net=net).flatten()))
+    assert other.mean.stride() == (1, 2) and torch.equal(other.mean, net.mean)
+
+
+def test_a_view_is_not_torn_from_its_memory():
+    """The row-major tensor of the save would have to replace one of two that share memory."""
+    net, other = Running(), Running()
+    net.mean = torch.arange(6.0).view(3, 2).t()
+    other.whole = torch.zeros(4, 3)
+    other.mean = other.whole[:2]
+    with pytest.raises(
+        StateDoesNotFit, match=r"net\.mean: saved .* strides \[1, 2\]; now .* strides \[3, 1\]"
+    ):
+        State(net=other).load(through_bytes(State(net=net).flatten()))
+
+
+def test_the_dtype_of_a_module_is_the_recipes_choice():
+    """An edited recipe that has halves now: it is told so, and is not given floats."""
+    saved = through_bytes(State(net=nn.Linear(2, 2)).flatten())
+    with pytest.raises(StateDoesNotFit, match=r"net\.bias: saved torch.float32 .* now torch.bfloat16"):
+        State(net=nn.Linear(2, 2).bfloat16()).load(saved)

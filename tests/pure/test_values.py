@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import elastic
-from elastic.errors import CheckpointDamaged, UsageError
+from elastic.errors import StateDoesNotFit, UsageError
 from elastic.train.state import State
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -67,7 +67,7 @@ def test_values_under_other_names_are_not_loaded():
     """A recipe that got a value more since the run began."""
     saved = State(values=elastic.Values(best=1)).flatten()
     with pytest.raises(
-        CheckpointDamaged, match=r"expected the values \['best', 'patience'\], found \['best'\]"
+        StateDoesNotFit, match=r"expected the values \['best', 'patience'\], found \['best'\]"
     ):
         State(values=elastic.Values(best=1, patience=0)).load(saved)
 
