@@ -1,99 +1,260 @@
-"""Each shard starts from the step's opening buffers; a step ends with the mean over shards.
+"""Each shard starts from the opening buffers; a computation ends with the mean over shards.
 
 The mean is that of what the buffers became on each shard. For BatchNorm's running averages this is
 exactly one update with the mean of the shards' statistics. Integer buffers, such as the number of
-batches seen, are taken from shard 0. A buffer that no forward changed keeps its bits.
+batches seen, must be the same on every shard. A buffer that no forward changed keeps its bits.
+
+A forward may write into a buffer or assign another tensor to it. In both cases the module has its
+opening tensor again before the next shard, and at the end, with the new value in it. A buffer
+outside the state (persistent=False) may be a cache that a forward makes anew in another size, but
+no memory: what it learned would be lost at a resume.
 
 It does not make BatchNorm's forward see the global batch: within a step each shard normalises by
 its own statistics, so that they do not depend on which rank holds it.
 """
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from elastic.errors import UsageError
 from elastic.reduce.bucket import cut
+from elastic.train import structure
+from elastic.train.state import State
 
 HALF_BITS = 32
+# S·Σh² and (Σh)² are exact in float64 if S·h fits into 26 bits.
+HASH_BITS = 26
+MIX = 0x9E3779B97F4A7C15 - 2**64  # odd, from the golden ratio (Knuth's multiplicative hashing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a module has a buffer. Several modules may have the same tensor."""
+
+    holder: dict[str, Tensor | None]
+    name: str
+    opening: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What all buffers are at one moment, after one shard's forward.
+
+    present: what each saved place holds. values, versions: of the opening tensors, copies of what
+    they hold, and autograd's counts of changes in place. assigned: the value of each opening tensor
+    in whose place the forward has put another tensor.
+    """
+
+    present: list[Tensor | None]
+    values: list[Tensor]
+    versions: list[int]
+    assigned: dict[int, Tensor]
 
 
 class Buffers:
-    """The buffers of some modules, from step to step; complex ones as pairs of reals."""
+    """The buffers of a state's modules, from one gradient computation to the next."""
 
-    def __init__(self, modules: Iterable[nn.Module], shards: int, device: torch.device) -> None:
-        unique = {id(b): b for module in modules for b in module.buffers() if b is not None}
-        real = [torch.view_as_real(b) if b.is_complex() else b for b in unique.values()]
-        self._floats = [b for b in real if b.is_floating_point()]
-        self._ints = [b for b in real if not b.is_floating_point()]
+    def __init__(self, state: State, shards: int, device: torch.device) -> None:
+        self._state = state
+        self._shards = shards
+        self._device = device
+        self._places: list[Place] = []  # of buffers that are part of the state
+        self._caches: list[tuple[Place, Tensor, int]] = []  # others: opening content and version
+        self._tensors: list[Tensor] = []  # the opening ones, each once
+        self._data: list[Tensor] = []  # the same memory, past autograd's count of changes
+        self._floats: list[int] = []  # of the saved ones, as indices into `_tensors`
+        self._ints: list[int] = []
+        self._wide: list[int] = []
+        self._opening = Contents(present=[], values=[], versions=[], assigned={})
+
+    def begin(self) -> None:
+        """Take what the buffers hold now as the start of each shard of this computation."""
+        self._places, self._caches = [], []
+        for module in structure.submodules(self._state.modules):
+            # A forward may assign to a buffer, so the place counts and not the tensor.
+            for name, tensor in module._buffers.items():  # noqa: SLF001 - no public name
+                place = Place(holder=module._buffers, name=name, opening=tensor)  # noqa: SLF001
+                if name not in module._non_persistent_buffers_set:  # noqa: SLF001
+                    self._places.append(place)
+                elif tensor is not None:
+                    self._caches.append((place, tensor.detach().clone(), tensor._version))  # noqa: SLF001
+        opening = {id(t): t for place in self._places if (t := place.opening) is not None}
+        self._tensors = list(opening.values())
+        self._data = [tensor.data for tensor in self._tensors]
+        kinds = [t.is_floating_point() or t.is_complex() for t in self._tensors]
+        self._floats = [i for i, is_float in enumerate(kinds) if is_float]
+        self._ints = [i for i, is_float in enumerate(kinds) if not is_float]
         # The sum is float64. There the mean of S equal float32 (or narrower) values is that value,
         # exactly: the product S·x fits into 53 bits. For float64 buffers it may round, so a flag
         # says whether any shard changed one.
-        self._wide = [b for b in self._floats if b.dtype == torch.float64]
-        self._shards = shards
-        self._device = device
-        self._opening: list[Tensor] = []
+        wide = (torch.float64, torch.complex128)
+        self._wide = [i for i in self._floats if self._tensors[i].dtype in wide]
+        self._opening = self.save()
 
     @property
     def length(self) -> int:
         """Numbers that a shard contributes to the end-of-step all-reduce."""
-        return _count(self._floats) + 2 * _count(self._ints) + len(self._wide)
+        hashes = 2 if self._ints else 0
+        return self._count(self._floats) + 2 * self._count(self._ints) + len(self._wide) + hashes
 
-    def begin_step(self) -> None:
-        """Take what the buffers hold now as the start of each of the step's shards."""
-        self._opening = self.save()
+    def save(self) -> Contents:
+        """What the buffers are now.
 
-    def save(self) -> list[Tensor]:
-        return [b.detach().clone() for b in self._all]
+        Raises UsageError where a forward has put into a place what cannot be summed, and where it
+        changed a buffer that is not part of the state.
+        """
+        self._check_caches()
+        present = [place.holder.get(place.name) for place in self._places]
+        assigned = {
+            id(place.opening): tensor
+            for place, tensor in zip(self._places, present, strict=True)
+            if tensor is not place.opening
+        }
+        if assigned:
+            self._check_assigned(assigned)
+        return Contents(
+            present=present,
+            values=[tensor.detach().clone() for tensor in self._tensors],
+            versions=[tensor._version for tensor in self._tensors],  # noqa: SLF001 - autograd's count
+            assigned={name: t.detach().clone() for name, t in assigned.items() if t is not None},
+        )
 
-    def load(self, values: list[Tensor] | None = None) -> None:
-        """Give the buffers these values, by default the opening ones."""
-        for buffer, value in zip(self._all, self._opening if values is None else values, strict=True):
-            # Writing through .data leaves autograd's version counter alone. With a plain copy_ the
-            # backward of an earlier shard would refuse to run, because a buffer that its graph
-            # saved has changed. It is safe: in training mode no backward reads the running
-            # averages.
-            buffer.data.copy_(value)
+    def load(self, contents: Contents | None = None) -> None:
+        """Let the buffers be what they were then, by default at the beginning of the computation.
 
-    def contribution(self, values: list[Tensor], shard: int) -> Tensor:
+        Autograd's counts of changes go back as well. The graph of an earlier shard may be alive,
+        and it finds the buffers as that shard's forward left them, with the same counts: its
+        backward does what it would do if no other shard had been computed.
+        """
+        contents = contents or self._opening
+        for place, tensor in zip(self._places, contents.present, strict=True):
+            place.holder[place.name] = tensor
+        if not self._tensors:
+            return
+        for tensor, data in zip(self._tensors, self._data, strict=True):
+            if tensor.data_ptr() != data.data_ptr():  # `buffer.data = ...` in forward
+                tensor.data = data
+        torch._foreach_copy_(self._data, contents.values)  # one call for all
+        torch._C._autograd._unsafe_set_version_counter(tuple(self._tensors), tuple(contents.versions))  # noqa: SLF001
+
+    def contribution(self, contents: Contents, shard: int) -> Tensor:
         """float64 [length]: what one shard adds to the end-of-step all-reduce.
 
         Floats, then the high halves of shard 0's integers, then their low halves, then 1 for each
-        float64 buffer that this shard changed.
+        float64 buffer that this shard changed, then a hash of all its integers and the square of
+        it.
         """
-        split = len(self._floats)
-        floats, ints = _flat(values[:split], torch.float64), _flat(values[split:], torch.int64)
+        floats, ints = (self._flat(contents, which) for which in (self._floats, self._ints))
         # A float64 does not hold every int64 exactly; its high and low 32 bits do fit.
+        ints = ints.long()
         high = ints >> HALF_BITS
         halves = torch.cat([high, ints - (high << HALF_BITS)]).double() * (shard == 0)
         changed = [
-            (value != opening).any().double().reshape(1)
-            for value, opening in zip(values[:split], self._opening, strict=False)
-            if value.dtype == torch.float64
+            (self._value(contents, i) != self._opening.values[i]).any().double().reshape(1)
+            for i in self._wide
         ]
-        return torch.cat([part.to(self._device) for part in [floats, halves, *changed]])
+        parts = [floats.double(), halves, *changed]
+        if self._ints:
+            parts.append(self._hash(ints))
+        return torch.cat([part.to(self._device) for part in parts])
 
-    def end_step(self, total: Tensor) -> None:
+    def end(self, total: Tensor) -> None:
         """Set every buffer from the sum of all shards' contributions, float64 [length]."""
-        changes = total[total.numel() - len(self._wide) :].tolist()
-        changed = dict(zip(map(id, self._wide), changes, strict=True))
-        num_floats, num_ints = _count(self._floats), _count(self._ints)
-        means = total[:num_floats] / self._shards
-        high, low = total[num_floats : num_floats + 2 * num_ints].long().view(2, -1)
-        values = [*cut(means, self._floats), *cut((high << HALF_BITS) + low, self._ints)]
+        num_floats, num_ints = self._count(self._floats), self._count(self._ints)
+        means, high, low, flags = torch.split(
+            total[: num_floats + 2 * num_ints + len(self._wide)],
+            [num_floats, num_ints, num_ints, len(self._wide)],
+        )
+        is_changed = dict(zip(self._wide, flags.tolist(), strict=True))
+        integers = (high.long() << HALF_BITS) + low.long()
+        self.load()
         with torch.no_grad():
-            for buffer, value, opening in zip(self._all, values, self._opening, strict=True):
-                buffer.copy_(opening if changed.get(id(buffer)) == 0 else value)
+            for which, flat in ((self._floats, means / self._shards), (self._ints, integers)):
+                tensors = [self._real(self._tensors[i]) for i in which]
+                for i, tensor, value in zip(which, tensors, cut(flat, tensors), strict=True):
+                    if is_changed.get(i) != 0:
+                        tensor.copy_(value)
 
-    @property
-    def _all(self) -> list[Tensor]:
-        return [*self._floats, *self._ints]
+    def have_same_integers(self, total: Tensor) -> bool:
+        """Whether the integers of all shards are the same, from the sum of the contributions.
+
+        By the inequality of Cauchy and Schwarz, S·Σh² = (Σh)² only where all h are equal.
+        """
+        return not self._ints or bool(self._differ(total[-2:].view(1, 2)).sum() == 0)
+
+    def hashes(self, contents: Contents) -> Tensor:
+        """float64 [integer buffers, 2]: as the hash in a contribution, but one for each buffer."""
+        rows = [self._hash(self._value(contents, i).reshape(-1).long()) for i in self._ints]
+        return torch.stack(rows).to(self._device)
+
+    def different_integers(self, total: Tensor) -> list[str]:
+        """The names of the buffers whose integers differ, from the sum of all shards' `hashes`."""
+        different = self._differ(total).tolist()
+        tensors = [self._tensors[i] for i in self._ints]
+        return [
+            self._state.name_of(tensor) for tensor, is_so in zip(tensors, different, strict=True) if is_so
+        ]
+
+    def _differ(self, total: Tensor) -> Tensor:
+        sums, squares = total.unbind(1)
+        return self._shards * squares != sums.square()
+
+    def _hash(self, ints: Tensor) -> Tensor:
+        """float64 [2]: h of int64 [n], and h²."""
+        weights = torch.arange(1, ints.numel() + 1, device=ints.device) * MIX
+        bits = HASH_BITS - (self._shards - 1).bit_length()
+        h = ((ints * weights).sum() >> HALF_BITS & ((1 << bits) - 1)).double()
+        return torch.stack([h, h * h])
+
+    def _check_assigned(self, assigned: dict[int, Tensor | None]) -> None:
+        """Forward put other tensors, or none, into the places of these opening ones."""
+        for place in self._places:
+            if id(place.opening) not in assigned:
+                continue
+            found = place.holder.get(place.name)
+            if place.opening is not None and found is not assigned[id(place.opening)]:
+                raise UsageError(
+                    f"forward assigned a tensor to one of several buffers that were one tensor, among them {self._name(place)}; "
+                    "write into the tensor (copy_), or give each module a buffer of its own"
+                )
+            if _described(found) != _described(place.opening):
+                raise UsageError(
+                    f"forward gave buffer {self._name(place)} {_described(found)} where it was {_described(place.opening)} at the step's beginning; "
+                    "a buffer that forward assigns keeps its shape and type: give it these in __init__, or register it with persistent=False if it is a cache"
+                )
+
+    def _check_caches(self) -> None:
+        """Forward did not use a buffer that is no part of the state as a memory."""
+        for place, content, version in self._caches:
+            found = place.holder.get(place.name)
+            if found is None or (found is place.opening and found._version == version):  # noqa: SLF001
+                continue
+            if _described(found) == _described(content) and not torch.equal(found, content):
+                raise UsageError(
+                    f"forward changed buffer {self._name(place)}, which is no part of the state (persistent=False), so that a resume would "
+                    "begin with another value; register it with persistent=True, or keep what lasts for one forward in a plain variable"
+                )
+
+    def _name(self, place: Place) -> str:
+        return self._state.name_of_place(place.holder, place.name)
+
+    def _value(self, contents: Contents, i: int) -> Tensor:
+        return contents.assigned.get(id(self._tensors[i]), contents.values[i])
+
+    def _flat(self, contents: Contents, which: list[int]) -> Tensor:
+        """[numbers]: the values of these buffers one after another; complex ones as pairs."""
+        values = [self._real(self._value(contents, i)).reshape(-1) for i in which]
+        return torch.cat(values) if values else torch.zeros(0)
+
+    def _count(self, which: list[int]) -> int:
+        return sum(self._real(self._tensors[i]).numel() for i in which)
+
+    @staticmethod
+    def _real(tensor: Tensor) -> Tensor:
+        return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _flat(values: list[Tensor], dtype: torch.dtype) -> Tensor:
-    flats = [value.reshape(-1) for value in values] or [torch.zeros(0)]
-    return torch.cat(flats).to(dtype)
-
-
-def _count(tensors: list[Tensor]) -> int:
-    return sum(tensor.numel() for tensor in tensors)
+def _described(tensor: Tensor | None) -> str:
+    return "None" if tensor is None else f"{tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}"

@@ -100,7 +100,7 @@ class Loop:
             exchange=exchange,
             contract=contract,
             gradients=gradients,
-            buffers=Buffers(self.state.modules, order.shards, groups.device),
+            buffers=Buffers(self.state, order.shards, groups.device),
             device=groups.device,
             heartbeat=self.heartbeat,
             order=order,

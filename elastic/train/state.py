@@ -127,13 +127,18 @@ class State:
 
     def name_of(self, parameter: Tensor) -> str:
         """Where a parameter or buffer is found, as `model.layers.0.weight`."""
-        for name, thing in self.objects.items():
-            for part in structure.held(thing):
-                if isinstance(part, nn.Module):
-                    for path, tensor in chain(part.named_parameters(), part.named_buffers()):
-                        if tensor is parameter:
-                            return f"{name}.{path}"
+        for name, module in self._named_modules():
+            for path, tensor in chain(module._parameters.items(), module._buffers.items()):  # noqa: SLF001
+                if tensor is parameter:
+                    return f"{name}.{path}"
         return f"a parameter of shape {list(parameter.shape)} that no module of the State has"
+
+    def name_of_place(self, holder: object, name: str) -> str:
+        """The same, of the place `name` in a module's dict of parameters or of buffers."""
+        for module_name, module in self._named_modules():
+            if holder is module._parameters or holder is module._buffers:  # noqa: SLF001
+                return f"{module_name}.{name}"
+        return name
 
     def updated_addresses(self) -> set[int]:
         """Addresses of the tensors that only `optimizer.step()` changes.
@@ -143,6 +148,12 @@ class State:
         states = [of_parameter for o in self.optimizers for of_parameter in o.state.values()]
         tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
         return {tensor.data_ptr() for tensor in [*self.trained, *tensors]}
+
+    def _named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        for name, thing in self.objects.items():
+            for part in structure.held(thing):
+                if isinstance(part, nn.Module):
+                    yield from part.named_modules(prefix=name)
 
     def _held(self) -> Iterator[Any]:
         for thing in self.objects.values():

@@ -24,7 +24,7 @@ from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.system.phase import Phase
-from elastic.train.buffers import Buffers
+from elastic.train.buffers import Buffers, Contents
 from elastic.train.contract import Contract
 from elastic.worker.heartbeat import HeartbeatSender
 
@@ -91,9 +91,8 @@ class Step:
         self._batches = batches
         self._requests = requests
         self._sums: list[tuple[Tensor, dict[int, Tensor]]] = []
-        self._buffers_after: dict[int, list[Tensor]] = {}
+        self._buffers_after: dict[int, Contents] = {}
         self._passes = 0
-        parts.buffers.begin_step()
         # The recipe's draws before its first sum must not depend on what loading this rank's shards
         # drew.
         random_streams.enter(parts.order.seed, "step", number, 0)
@@ -125,6 +124,8 @@ class Step:
         copies = {shard: output.detach().clone() for shard, output in outputs.items()}
         with self._parts.heartbeat.waiting():
             total = self._parts.exchange.sum_shards(copies, "a sum over shards")
+        # What this rank's last shard left there must not reach the recipe's own code.
+        self._parts.buffers.load()
         total.requires_grad_(True)
         self._sums.append((total, outputs))
         return total
@@ -158,6 +159,8 @@ class Step:
                 (out[batch.shard], total.grad) for total, out in self._sums if out[batch.shard].requires_grad
             ]
             gradients.before_backward(batch.shard)
+            # Activation checkpointing computes the forward again, from what the buffers are.
+            self._parts.buffers.load(self._buffers_after[batch.shard])
             if outputs:  # a sum for the metrics alone may have no graph
                 torch.autograd.backward([out for out, _ in outputs], [gradient for _, gradient in outputs])
             self.fault_point("backward")
@@ -195,11 +198,13 @@ class Step:
     def _forward(self, function: Callable[[Batch], Tensor]) -> Iterator[tuple[Batch, Tensor]]:
         """Each own shard's output, under its own stream, from its own buffers.
 
-        The first pass starts each shard from the step's opening buffers; a second one starts it
-        from what its own first pass left. Afterwards the step's common stream is entered again, so
-        that the recipe's next draws are the same on every rank.
+        The first pass starts each shard from what the buffers are then; a second one, of another
+        sum, starts it from what its own first pass left. Afterwards the step's common stream is
+        entered again, so that the recipe's next draws are the same on every rank.
         """
         self._passes += 1
+        if not self._buffers_after:
+            self._parts.buffers.begin()
         seed, buffers = self._parts.order.seed, self._parts.buffers
         for batch in self._batches:
             self._parts.heartbeat.enter(Phase.STEP)
@@ -237,7 +242,9 @@ class Step:
         head, used, buffers = torch.split(total, [4, of_rank.numel() - 3, parts.buffers.length])
         loss_sum, *asked = head.tolist()
         parts.gradients.assign(flats, used)
-        parts.buffers.end_step(buffers)
+        self._check_integers(buffers)
+        parts.buffers.end(buffers)
+        self._buffers_after = {}
         self.outcome = StepOutcome(
             loss=loss if loss is not None else loss_sum / parts.exchange.shards,
             gradient_norms=tuple(float(torch.linalg.vector_norm(flat)) for flat in flats),
@@ -245,3 +252,16 @@ class Step:
         )
         parts.heartbeat.enter(Phase.BETWEEN)
         return self.outcome
+
+    def _check_integers(self, total: Tensor) -> None:
+        """Every rank has the same sum, so that all ask for the names, or none does."""
+        parts = self._parts
+        if parts.buffers.have_same_integers(total):
+            return
+        of_shard = {shard: parts.buffers.hashes(after) for shard, after in self._buffers_after.items()}
+        names = parts.buffers.different_integers(parts.exchange.sum_shards(of_shard, "hashes of buffers"))
+        raise UsageError(
+            f"step {self.number}: expected the integers in buffer {names[0]} to be the same after every shard of the batch, found others "
+            "(it counts samples, perhaps, or points into a queue), so that none is that of the whole batch; sum them with step.sum(...) "
+            "and add the sum in the loop's body, or make it a buffer of floats, which becomes the mean over shards"
+        )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from elastic.train.buffers import Buffers
+from elastic.train.state import State
 
 CPU = torch.device("cpu")
 
@@ -24,14 +25,16 @@ def holder(**tensors):
 
 def step(module, shards, forward=lambda _shard: None):
     """One step of a world of one: every shard from the opening values, then the sum."""
-    buffers = Buffers([module], shards, CPU)
-    buffers.begin_step()
+    buffers = Buffers(State(module=module), shards, CPU)
+    buffers.begin()
     contributions = []
     for shard in range(shards):
         buffers.load()
         forward(shard)
         contributions.append(buffers.contribution(buffers.save(), shard))
-    buffers.end_step(reduce(torch.add, contributions))
+    total = reduce(torch.add, contributions)
+    assert buffers.have_same_integers(total)
+    buffers.end(total)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -64,11 +67,29 @@ def test_floats_become_the_mean_over_shards(dtype):
     assert tensor.tolist() == [2.5, -0.5]
 
 
-def test_integers_come_from_shard_0():
-    """Each shard counts by another amount; only the first one's count stays."""
+def test_integers_are_those_that_every_shard_has():
+    """Each shard counts by the same amount, as BatchNorm counts batches."""
     count = torch.tensor(7)
-    step(holder(count=count), 4, lambda shard: count.add_(10 + shard))
+    step(holder(count=count), 4, lambda _shard: count.add_(10))
     assert count.item() == 17
+
+
+@pytest.mark.parametrize("shards", [2, 4, 7, 256])
+def test_integers_that_differ_between_shards_are_found_by_name(shards):
+    """One shard alone counts one more, in the second of three buffers."""
+    same, counts, mask = torch.tensor(7), torch.zeros(5, dtype=torch.int32), torch.ones(3, dtype=torch.bool)
+    buffers = Buffers(State(net=holder(same=same, counts=counts, mask=mask)), shards, CPU)
+    buffers.begin()
+    contributions, hashes = [], []
+    for shard in range(shards):
+        buffers.load()
+        same.add_(1)
+        counts[2] += 3 + (shard == shards - 1)
+        after = buffers.save()
+        contributions.append(buffers.contribution(after, shard))
+        hashes.append(buffers.hashes(after))
+    assert not buffers.have_same_integers(reduce(torch.add, contributions))
+    assert buffers.different_integers(reduce(torch.add, hashes)) == ["net.counts"]
 
 
 def test_every_shard_starts_from_the_opening_values():
@@ -88,16 +109,18 @@ def test_a_buffer_of_two_modules_is_one_buffer():
     """
     shared = torch.ones(3)
     one, other = holder(a=shared), holder(b=shared, c=torch.ones(2))
-    assert Buffers([one, other], 2, CPU).length == 5
+    buffers = Buffers(State(one=one, other=other), 2, CPU)
+    buffers.begin()
+    assert buffers.length == 5
 
 
 def test_modules_without_buffers_contribute_nothing():
     """A plain linear model: the sum at the end of a step has no place for buffers."""
-    buffers = Buffers([nn.Linear(2, 2)], 8, CPU)
-    buffers.begin_step()
+    buffers = Buffers(State(net=nn.Linear(2, 2)), 8, CPU)
+    buffers.begin()
     assert buffers.length == 0
     assert buffers.contribution(buffers.save(), 0).shape == (0,)
-    buffers.end_step(torch.zeros(0, dtype=torch.float64))
+    buffers.end(torch.zeros(0, dtype=torch.float64))
 
 
 def test_loading_buffers_keeps_graphs_of_earlier_shards_valid():
@@ -105,8 +128,8 @@ def test_loading_buffers_keeps_graphs_of_earlier_shards_valid():
     autograd must not object.
     """
     norm = nn.BatchNorm1d(3)
-    buffers = Buffers([norm], 2, CPU)
-    buffers.begin_step()
+    buffers = Buffers(State(norm=norm), 2, CPU)
+    buffers.begin()
     outputs = []
     for _ in range(2):
         buffers.load()

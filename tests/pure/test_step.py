@@ -68,12 +68,13 @@ class Loop:
             seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=epochs, tail=Tail.PAD
         )
         exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
-        contract = Contract(State(**{f"net{i}": module for i, module in enumerate(modules)}))
+        state = State(**{f"net{i}": module for i, module in enumerate(modules)})
+        contract = Contract(state)
         self.parts = StepParts(
             exchange=exchange,
             contract=contract,
             gradients=Gradients(contract, exchange),
-            buffers=Buffers(modules, shards, CPU),
+            buffers=Buffers(state, shards, CPU),
             device=CPU,
             heartbeat=HeartbeatSender(NoPage(), 0),
             order=self.order,

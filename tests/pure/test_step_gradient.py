@@ -48,12 +48,13 @@ def steps(net):
     order = SampleOrder(
         seed=5, samples=2 * BATCH, global_batch=BATCH, shards=SHARDS, epochs=1, tail=Tail.DROP
     )
-    contract = Contract(State(net=net))
+    state = State(net=net)
+    contract = Contract(state)
     parts = StepParts(
         exchange=exchange,
         contract=contract,
         gradients=Gradients(contract, exchange),
-        buffers=Buffers([net], SHARDS, CPU),
+        buffers=Buffers(state, SHARDS, CPU),
         device=CPU,
         heartbeat=HeartbeatSender(NoPage(), 0),
         order=order,

@@ -54,14 +54,12 @@ def steps(member: Member, state: State, *, shards: int = 8, epochs: int = 2) -> 
         exchange=exchange,
         contract=contract,
         gradients=Gradients(contract, exchange),
-        buffers=Buffers(state.modules, shards, CPU),
+        buffers=Buffers(state, shards, CPU),
         device=CPU,
         heartbeat=HeartbeatSender(NoPage(), 0),
         order=order,
     )
     loader = Loader(dataset=samples(), order=order, device=CPU)
-    try:
-        for number, batches in enumerate(loader.steps(exchange.own_shards, 1), 1):
-            yield Step(number, parts, batches, lambda _number: NO_REQUESTS)
-    finally:
-        parts.gradients.close()
+    for number, batches in enumerate(loader.steps(exchange.own_shards, 1), 1):
+        yield Step(number, parts, batches, lambda _number: NO_REQUESTS)
+    parts.gradients.close()

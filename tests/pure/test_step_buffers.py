@@ -1,0 +1,284 @@
+"""Buffers that a forward changes: the gradient is that of each shard alone in plain PyTorch, and
+the bits are the same at every world size.
+"""
+
+import copy
+from functools import cache, partial
+
+import pytest
+import torch
+from steps import ALONE, FEATURES, steps
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from elastic.errors import UsageError
+from elastic.train.state import State, checksum_of
+
+
+class Scaled(nn.Module):
+    """A running scale, which forward updates before it divides by it."""
+
+    def __init__(self, update):
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 4)
+        self.register_buffer("scale", torch.ones(4))
+        self.update = update
+
+    def forward(self, x):
+        y = self.layer(x)
+        new = 0.5 * self.scale + 0.5 * (1 + y.detach().abs().mean(0))
+        if self.update == "in place":
+            self.scale.copy_(new)
+        elif self.update == "data":
+            self.scale.data.mul_(new)
+        elif self.update == "data assigned":
+            self.scale.data = new
+        else:
+            self.scale = new
+        return y / self.scale
+
+
+class Checkpointed(nn.Module):
+    """Forward is computed again in backward, from what the buffers are then."""
+
+    def __init__(self, body, *, use_reentrant):
+        super().__init__()
+        self.first = nn.Linear(FEATURES, FEATURES)
+        self.body = body
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x):
+        return checkpoint(self.body, self.first(x), use_reentrant=self.use_reentrant)
+
+
+def spectral():
+    return nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(FEATURES, 5)), nn.Tanh(), nn.Linear(5, 4)
+    )
+
+
+def old_spectral():
+    return nn.Sequential(nn.utils.spectral_norm(nn.Linear(FEATURES, 5)), nn.Tanh(), nn.Linear(5, 4))
+
+
+def normalized():
+    return nn.Sequential(nn.Linear(FEATURES, 5), nn.BatchNorm1d(5, momentum=0.3), nn.Linear(5, 4))
+
+
+MODELS = {
+    "batch norm": normalized,
+    "spectral norm": spectral,
+    "old spectral norm": old_spectral,
+    "in place": lambda: Scaled("in place"),
+    "through data": lambda: Scaled("data"),
+    "data assigned": lambda: Scaled("data assigned"),
+    "assigned": lambda: Scaled("assigned"),
+    "checkpointed spectral norm": lambda: Checkpointed(spectral(), use_reentrant=False),
+    "reentrant spectral norm": lambda: Checkpointed(spectral(), use_reentrant=True),
+    "checkpointed, through data": lambda: Checkpointed(Scaled("data"), use_reentrant=False),
+    "checkpointed, assigned": lambda: Checkpointed(Scaled("assigned"), use_reentrant=True),
+}
+
+
+def model_of(name):
+    torch.manual_seed(0)
+    return MODELS[name]()
+
+
+def energy(net):
+    return lambda batch: net(batch.data[0]).square().sum()
+
+
+def computed(step, net, form):
+    if form == "mean":
+        step.mean_loss(energy(net))
+    else:
+        step.backward(step.sum(energy(net)) / 8)
+
+
+def shard_alone(net, batch):
+    """In plain PyTorch: (gradients, buffers that forward left) of one shard, from these buffers."""
+    alone = copy.deepcopy(net)
+    loss = energy(alone)(batch) / 8
+    left = {name: buffer.clone() for name, buffer in alone.named_buffers()}
+    loss.backward()
+    return [p.grad for p in alone.parameters()], left
+
+
+@pytest.mark.parametrize("form", ["mean", "sum"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_shards_gradient_is_that_of_plain_pytorch_whatever_its_forward_does_to_buffers(name, form):
+    """All graphs of a sum are alive at once: what a later shard writes into a buffer must not reach
+    the backward of an earlier one.
+    """
+    net = model_of(name)
+    opening = copy.deepcopy(net)
+    step = next(steps(ALONE, State(net=net)))
+    alone = [shard_alone(opening, batch) for batch in step._batches]
+    computed(step, net, form)
+    for parameter, *of_shards in zip(net.parameters(), *[gradients for gradients, _ in alone], strict=True):
+        torch.testing.assert_close(parameter.grad, sum(of_shards))
+    for path, buffer in net.named_buffers():
+        values = torch.stack([left[path] for _, left in alone]).double()
+        torch.testing.assert_close(buffer, values.mean(0).to(buffer.dtype))
+
+
+def train(member, name, form):
+    net = model_of(name)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    state = State(net=net, optimizer=optimizer)
+    for step in steps(member, state):
+        computed(step, net, form)
+        optimizer.step()
+    return checksum_of(state.flatten()).entries
+
+
+@pytest.fixture(scope="module")
+def trained(ranks):
+    return cache(partial(_train_together, ranks))
+
+
+def _train_together(ranks, world_size, name, form):
+    return ranks.run(world_size, train, name, form)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("form", ["mean", "sum"])
+@pytest.mark.parametrize("name", MODELS)
+def test_forwards_that_change_buffers_leave_the_same_bits_at_every_world_size(
+    trained, name, form, world_size
+):
+    """A buffer that still holds another shard's value, or is another tensor than the loop writes
+    to, would tell how many ranks there are.
+    """
+    assert trained(world_size, name, form) == trained(1, name, form) * world_size
+
+
+def evaluated_between(member):
+    """The recipe uses its model between sum and backward, as a penalty on a fixed batch does."""
+    net = model_of("batch norm")
+    step = next(steps(member, State(net=net)))
+    total = step.sum(energy(net))
+    penalty = net.eval()(torch.ones(2, FEATURES)).square().sum()
+    net.train()
+    step.backward(total + penalty)
+    return [p.grad.double().sum().item().hex() for p in net.parameters()]
+
+
+def test_the_recipes_code_between_sum_and_backward_sees_the_same_buffers_at_every_world_size(ranks):
+    """After a sum each rank's buffers are what its own last shard left."""
+    assert ranks.run(3, evaluated_between) == ranks.run(1, evaluated_between) * 3
+
+
+@pytest.mark.parametrize("is_second", [False, True])
+def test_a_buffer_that_the_recipe_sets_before_a_computation_keeps_its_value(is_second):
+    """A temperature that follows a schedule: it was thrown away with the opening values."""
+    net = Scaled("in place")
+    net.update = None
+    net.forward = lambda x: net.layer(x) / net.scale
+    step = next(steps(ALONE, State(net=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))))
+    if is_second:
+        step.mean_loss(energy(net))
+        net.zero_grad()
+    net.scale.fill_(4.0)
+    step.mean_loss(energy(net))
+    assert net.scale.tolist() == [4.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (torch.zeros(5), r"net\.mean torch\.float32 of shape \[5\].*it was torch\.float32 of shape \[1\]"),
+        (torch.zeros(1, dtype=torch.float64), r"net\.mean torch\.float64"),
+        (None, r"net\.mean None"),
+    ],
+)
+def test_a_buffer_that_forward_gives_another_form_is_refused_by_name(value, says):
+    """Ranks would sum vectors of different lengths."""
+    net = nn.Linear(FEATURES, 1)
+    net.register_buffer("mean", torch.zeros(1))
+
+    def loss(batch):
+        net.mean = value
+        return energy(net)(batch)
+
+    with pytest.raises(UsageError, match=says):
+        next(steps(ALONE, State(net=net))).mean_loss(loss)
+
+
+def test_a_tied_buffer_that_forward_unties_is_refused_by_name():
+    one, other = nn.BatchNorm1d(FEATURES), nn.BatchNorm1d(FEATURES)
+    other.running_mean = one.running_mean
+
+    def loss(batch):
+        other.running_mean = one.running_mean + 1
+        return energy(one)(batch)
+
+    with pytest.raises(UsageError, match=r"one of several buffers that were one tensor.*running_mean"):
+        next(steps(ALONE, State(net=nn.Sequential(one, other)))).mean_loss(loss)
+
+
+class Outside(nn.Module):
+    """A buffer that is no part of the state."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 4)
+        self.register_buffer("extra", torch.zeros(4), persistent=False)
+        self.use = forward
+
+    def forward(self, x):
+        self.use(self, x)
+        return self.layer(x)
+
+
+def grow(net, x):
+    net.extra = torch.arange(len(x) + 5.0)
+
+
+def remember(net, x):
+    net.extra.lerp_(x.mean(), 0.1)
+
+
+def remember_anew(net, x):
+    net.extra = net.extra + x.mean()
+
+
+def test_a_cache_that_forward_makes_anew_is_its_own_business():
+    """Tables of positions grow with the longest sequence."""
+    net = Outside(grow)
+    for step in steps(ALONE, State(net=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))):
+        step.mean_loss(energy(net))
+        net.zero_grad()
+    assert len(net.extra) == 8
+
+
+@pytest.mark.parametrize("use", [remember, remember_anew])
+def test_a_memory_that_is_no_part_of_the_state_is_refused_by_name(use):
+    """A resume would begin with the value of __init__."""
+    net = Outside(use)
+    with pytest.raises(UsageError, match=r"forward changed buffer net\.extra.*persistent=True"):
+        next(steps(ALONE, State(net=net))).mean_loss(energy(net))
+
+
+def counted_apart(member):
+    """Each shard counts the samples of one class: another number on each."""
+    net = nn.Linear(FEATURES, 4)
+    net.register_buffer("seen", torch.tensor(0))
+
+    def loss(batch):
+        net.seen += (batch.data[1] == 0).sum()
+        return energy(net)(batch)
+
+    try:
+        next(steps(member, State(net=net))).mean_loss(loss)
+    except UsageError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_integers_that_differ_between_shards_are_refused_by_name_on_every_rank(ranks, world_size):
+    """Shard 0's count was taken for that of the whole batch."""
+    for said in ranks.run(world_size, counted_apart):
+        assert "the integers in buffer net.seen to be the same after every shard" in said
