@@ -69,7 +69,8 @@ def launch(options: Options, spawner: Spawner) -> int:
     imports_library = preflight.imports_library(Path(options.recipe))
     preflight.check_faults(options, nproc, is_plain=not imports_library)
     if imports_library:
-        declared = preflight.declared_identity(Path(options.recipe), options.recipe_args, spawner.start)
+        start, must_spawn = spawner.start, spawner.fork_no_more
+        declared = preflight.declared_identity(Path(options.recipe), options.recipe_args, start, must_spawn)
         is_new = preflight.check_run_dir(options, declared, run, nproc)
     config = rendezvous_config(options, run)
     backend = open_backend(config, options, run)

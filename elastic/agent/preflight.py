@@ -109,9 +109,14 @@ def check_faults(options: Options, nproc: int | None, *, is_plain: bool = False)
 
 
 def declared_identity(
-    recipe: Path, arguments: tuple[str, ...], start: Callable[[ProcessStart], Process] = SpawnedProcess
+    recipe: Path,
+    arguments: tuple[str, ...],
+    start: Callable[[ProcessStart], Process] = SpawnedProcess,
+    must_spawn: Callable[[str], None] = lambda _reason: None,
 ) -> Identity:
     """The identity of the run that the recipe declares by calling `elastic.start`.
+
+    must_spawn: is given the reason if workers of this recipe cannot be forked.
 
     Raises UsageError when the recipe fails before that; SystemExit(0) when it ends well without, as
     `-- --help` does.
@@ -131,6 +136,8 @@ def declared_identity(
             raise UsageError(
                 f"{recipe} did not reach elastic.start within {PREFLIGHT_S:.0f} s; call it before loading data"
             )
+        if (reason := answer.with_suffix(environment.SPAWN)).exists():
+            must_spawn(reason.read_text())
         if answer.exists():
             return identity.parse(answer.read_bytes())
         out.seek(0)

@@ -24,11 +24,13 @@ AGENT = "ELASTIC_AGENT"
 PREFLIGHT = "ELASTIC_PREFLIGHT"
 CHECK = "ELASTIC_CHECK"
 RUN_DIR = "ELASTIC_RUN_DIR"
+SPAWN = ".spawn"  # suffix of the file in which a preflight leaves why workers must be spawned
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 HUGETLB = "glibc.malloc.hugetlb"
 HASH_SEED = "PYTHONHASHSEED"
 
 T = TypeVar("T")
+_Text = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,33 @@ def replace(by: Mapping[str, str]) -> None:
     """Exchange the whole environment, as if this process had been started with `by`."""
     os.environ.clear()
     os.environ.update(by)
+
+
+class VariableWatch:
+    """Notes which variables this process changes, between the calls of `start` and `stop`.
+
+    `os.environ` reaches the C library through the two functions that are exchanged here, and a
+    program may call them directly.
+    """
+
+    def __init__(self) -> None:
+        self.changed: dict[str, None] = {}  # names, in the order of the changes
+        self._functions = os.putenv, os.unsetenv
+
+    def start(self) -> None:
+        os.putenv, os.unsetenv = self._putenv, self._unsetenv
+
+    def stop(self) -> None:
+        os.putenv, os.unsetenv = self._functions
+
+    def _putenv(self, name: _Text, value: _Text, /) -> None:
+        if os.environ.get(os.fsdecode(name)) != os.fsdecode(value):
+            self.changed[os.fsdecode(name)] = None
+        self._functions[0](name, value)
+
+    def _unsetenv(self, name: _Text, /) -> None:
+        self.changed[os.fsdecode(name)] = None
+        self._functions[1](name)
 
 
 def _decoded(kind: type[T], name: str, advice: str) -> T | None:

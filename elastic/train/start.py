@@ -28,6 +28,7 @@ from elastic.system.untrusted import printable
 from elastic.train.process_groups import ProcessGroups, open_process_groups
 from elastic.train.run import Run
 from elastic.train.standalone import link_without_agent
+from elastic.worker import import_watch
 
 
 def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None = None) -> Run:
@@ -41,6 +42,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     do not fit, or when the run directory holds another run.
     """
     sys.excepthook = _explain  # an agent catches its workers' errors itself
+    import_watch.finish()
     launch = environment.read()
     if shards < 1 or global_batch < 1 or global_batch % shards:
         nearest = max(1, round(global_batch / max(1, shards))) * max(1, shards)

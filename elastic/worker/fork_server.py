@@ -37,6 +37,7 @@ import socket
 import sys
 import traceback
 import weakref
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,7 +110,7 @@ class ForkServer:
         try:
             die_with_parent(parent)
             self._release()
-            become_worker(request, outputs, self.import_output)
+            become_worker(request, outputs, self.import_output, self.preloaded.brought)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -129,7 +130,9 @@ class ForkServer:
         self.agent.send(encode(FromServer(message=message)), timeout_s=None)
 
 
-def become_worker(request: ForkRequest, outputs: list[int], import_output: bytes) -> NoReturn:
+def become_worker(
+    request: ForkRequest, outputs: list[int], import_output: bytes, brought: Mapping[str, Sequence[str]]
+) -> NoReturn:
     """Set what differs between two workers, and run the recipe."""
     for target, descriptor in zip(OUTPUTS, outputs, strict=True):
         os.dup2(descriptor, target)
@@ -140,7 +143,7 @@ def become_worker(request: ForkRequest, outputs: list[int], import_output: bytes
     environment.replace(request.env)
     reseed()
     recipe, *arguments = request.command
-    run_recipe(recipe, arguments)
+    run_recipe(recipe, arguments, brought)
 
 
 def reseed() -> None:

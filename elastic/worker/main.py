@@ -5,8 +5,9 @@ ARGUMENTS...`, under torchrun's variables and the agent's. Any script runs in it
 none of this library.
 
 The order of the first steps matters. A spawned worker asks to die with its agent before it imports
-torch, because importing takes seconds in which the agent may die. The GPU is chosen before any
-other code can touch one. Standard output is replaced before the first line of the recipe may print.
+anything else, because importing takes seconds in which the agent may die. Nothing here imports
+torch, whose import may depend on settings of the recipe's first lines. Standard output is replaced
+before the first line of the recipe may print.
 
 The end is `os._exit` on every path. An interpreter that shuts down joins threads and finalizes
 objects: threads that wait for a dead peer would keep the process for ever, and gloo's threads abort
@@ -22,6 +23,8 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -31,6 +34,8 @@ from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, PeerLost, S
 from elastic.system.clock import SystemClock
 from elastic.system.processes import die_with_parent
 from elastic.system.worker_error import WorkerError, write_error
+from elastic.worker import import_watch
+from elastic.worker.import_watch import ImportWatch
 
 
 def main() -> None:
@@ -44,8 +49,13 @@ def main() -> None:
     run_recipe(recipe, arguments)
 
 
-def run_recipe(recipe: str, arguments: list[str]) -> NoReturn:
-    """Run the recipe in this process, under its environment as it is now, and end with it."""
+def run_recipe(
+    recipe: str, arguments: list[str], brought: Mapping[str, Sequence[str]] | None = None
+) -> NoReturn:
+    """Run the recipe in this process, under its environment as it is now, and end with it.
+
+    brought: in a forked process, the modules that it has inherited (import_watch.py).
+    """
     launch = environment.read()
     if launch.agent is not None:
         # A terminal's Ctrl-C is for the agent, which asks for a drain.
@@ -57,9 +67,10 @@ def run_recipe(recipe: str, arguments: list[str]) -> NoReturn:
         setattr(sys, name, unbuffered(descriptor, getattr(sys, name)))
     sys.argv = [recipe, *arguments]
     sys.path[0] = str(Path(recipe).resolve().parent)
+    if brought is not None:
+        as_started = [recipe, *arguments], str(Path.cwd()), environment.variables()
+        ImportWatch(brought, partial(begin_again, *as_started)).start()
     try:
-        if launch.preflight is None:
-            select_device(launch.local_rank)
         runpy.run_path(recipe, run_name="__main__")
         exit_cleanly(EXIT_COMPLETE)
     except SystemExit as stop:
@@ -105,12 +116,20 @@ def exit_cleanly(code: int) -> NoReturn:
     exit_now(code, "")
 
 
-def select_device(local_rank: int) -> None:
-    """Make this worker's GPU the current one before any code can touch another."""
-    import torch  # takes seconds, so only once this process is sure to die with its agent
-
-    if torch.cuda.is_available():
-        torch.cuda.set_device(local_rank % torch.cuda.device_count())
+def begin_again(command: list[str], folder: str, variables: dict[str, str], reason: str) -> NoReturn:
+    """Run the recipe in a new interpreter, in this process and as it was started."""
+    environment.replace(variables)
+    os.chdir(folder)
+    launch = environment.read()
+    if launch.preflight is not None:
+        Path(launch.preflight).with_suffix(environment.SPAWN).write_text(reason)  # for the agent to show
+    else:
+        print(f"this worker begins again as a new interpreter: {reason}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The kernel still ends this process when the fork server dies: that outlasts an exec.
+    run = "import sys; from elastic.worker.main import run_recipe; run_recipe(sys.argv[1], sys.argv[2:])"
+    os.execv(sys.executable, [sys.executable, "-u", "-c", run, *command])  # noqa: S606 - itself
 
 
 def traceback_of(error: BaseException) -> str:
@@ -118,7 +137,9 @@ def traceback_of(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace))
+    described = traceback.TracebackException(type(error), error, trace)
+    described.stack[:] = [frame for frame in described.stack if frame.filename != import_watch.__file__]
+    return "".join(described.format())
 
 
 def report_error(agent: AgentLink | None, rank: int, error: BaseException) -> None:

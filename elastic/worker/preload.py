@@ -20,7 +20,7 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
@@ -39,6 +39,9 @@ class Preloaded:
     folder: Path  # the recipe's
     files: Mapping[str, str]  # of all loaded modules, by name, with symbolic links resolved
     uninstalled: tuple[str, ...]  # modules that were loaded here and are neither installed nor this library's
+    brought: Mapping[
+        str, Sequence[str]
+    ]  # by the name of each import, the modules that it was the first to load
 
     def conflict(self) -> str | None:
         """Why a forked worker would see other modules than a spawned one; None if it would not."""
@@ -71,11 +74,18 @@ def preload(recipe: Path) -> Preloaded:
     sys.path[0] = str(folder)
     found = find_imports(recipe.read_bytes(), locate)
     del sys.path[0]
+    brought: dict[str, list[str]] = {}
+    if "torch" in sys.modules:  # the agent imported it; modules stand in the order of their imports
+        loaded = list(sys.modules)
+        brought["torch"] = loaded[loaded.index("torch") :]
     for wanted in [*(Import(module=name) for name in ALWAYS), *found]:
+        earlier = frozenset(sys.modules)
         # An import that fails here fails in the worker too. There its traceback is in the worker's
         # log, or the recipe catches it, as it would for an optional package.
         with suppress(BaseException):
             _import(wanted)
+        deepest = next(name for name in reversed(wanted.modules) if name in sys.modules or "." not in name)
+        brought.setdefault(deepest, []).extend(name for name in sys.modules if name not in earlier)
     sys.path.insert(0, first)
     names = sys.modules.keys() - {"__main__", "__mp_main__"}
     places = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
@@ -87,7 +97,7 @@ def preload(recipe: Path) -> Preloaded:
     }
     installed = [*_installed_folders(), *map(os.path.realpath, elastic.__path__)]
     uninstalled = [name for name in files if name not in before and not is_inside(files[name], installed)]
-    return Preloaded(folder=folder, files=files, uninstalled=tuple(uninstalled))
+    return Preloaded(folder=folder, files=files, uninstalled=tuple(uninstalled), brought=brought)
 
 
 def _import(wanted: Import) -> None:

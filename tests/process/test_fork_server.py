@@ -489,6 +489,40 @@ def test_a_worker_runs_no_finalizers_of_what_the_fork_server_imported(node, monk
     assert node.runs(node.spawner.start)[1].splitlines()[0] == "0"
 
 
+SETS_FIRST = """
+import os, sys
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "2"
+print("once more", os.getcwd(), sys.argv[1:])
+import torch
+print(torch.get_num_threads(), os.environ["RANK"])
+import no_such_module
+"""
+
+
+def test_a_variable_set_before_an_import_has_its_effect_in_a_forked_worker(node, monkeypatch):
+    """OpenMP reads its variable when torch is imported, which the fork server did long ago.
+
+    The worker begins again as a new interpreter, under its own process id and environment. Nothing
+    of the watch shows in its traceback.
+    """
+    script = node.folder / "sets_first.py"
+    script.write_text(SETS_FIRST)
+    monkeypatch.setattr(node, "recipe", script)
+    (code, forked), (_, spawned) = (
+        node.runs(start, "a b", env={"RANK": "5"}) for start in (node.spawner.start, SpawnedProcess)
+    )
+    first, _, rest = forked.partition("this worker begins again as a new interpreter: ")
+    reason, _, again = rest.partition("\n")
+    assert reason.startswith(
+        "line 5 of sets_first.py imports torch after the recipe set OMP_NUM_THREADS, MKL"
+    )
+    assert again.replace(PRINTED, "") == spawned
+    assert spawned.startswith(first)
+    assert "2 5\n" in spawned
+    assert "import_watch" not in spawned
+    assert code == 1
+
+
 @pytest.mark.parametrize("when", ["importing", "ready"])
 def test_fork_server_and_workers_die_with_a_killed_agent(node, when):
     """A stand-in for the agent gets SIGKILL: while its fork server imports, and once it has a

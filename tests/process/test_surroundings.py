@@ -1,5 +1,6 @@
 """What surrounds a recipe, such as string hashing and variables, acts as under plain python."""
 
+import json
 import sys
 
 import pytest
@@ -7,6 +8,16 @@ import pytest
 from elastic.config.environment import HASH_SEED
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+# Marks the installed one, which scikit-learn needs.
+VENDORED = """
+import sys
+here = sys.path.pop(0)
+del sys.modules["joblib"]
+import joblib
+joblib.WHERE = "vendored"
+sys.path.insert(0, here)
+"""
 
 
 def digest(drill):
@@ -26,3 +37,20 @@ def test_groups_built_from_a_set_are_the_same_after_a_resume_by_another_agent(dr
     stormy.execute(command, {HASH_SEED: "1", "SETS_STOPS": "3"}).ends_with(75)
     stormy.start("--nproc-per-node", "2", recipe=recipes / "sets.py").ends_with(0)
     assert digest(stormy) == digest(calm)
+
+
+def test_settings_at_the_top_of_a_recipe_act_as_under_python_and_the_console_says_what_they_cost(
+    drill, recipes, tmp_path
+):
+    """The recipe sets variables that torch and scikit-learn read when they are imported, and puts a
+    folder with another joblib in front. The fork server has imported all three.
+    """
+    (tmp_path / "vendored").mkdir()
+    (tmp_path / "vendored" / "joblib.py").write_text(VENDORED)
+    agent = drill.start(recipe=recipes / "settings.py", arguments=(str(tmp_path / "vendored"),))
+    agent.ends_with(0)
+    (line,) = (line for line in agent.output.splitlines() if "workers are spawned" in line)
+    assert "of settings.py imports joblib after the recipe set OMP_NUM_THREADS, SKLEARN_ASSUME_FINITE" in line
+    assert "begins again" not in agent.output
+    assert "assume_finite True, joblib vendored, threads 2" in agent.output
+    assert json.loads((drill.run.local / "run.json").read_text())["threads"] == 2

@@ -28,6 +28,7 @@ class Spawner:
         self._recipe = recipe
         self._reported = ""
         self._is_hopeless = False  # another fork server would fail as well
+        self._forks = True  # until fork_no_more
         self._code = installed_code()  # which the fork server holds
         self._server = start_first(recipe)
 
@@ -45,6 +46,8 @@ class Spawner:
         Restarts the fork server if it died or if installed code changed on disk, and waits until it
         is ready.
         """
+        if not self._forks:
+            return
         code = installed_code()
         if self._code != code:
             self.report("installed code has changed; the fork server imports it again")
@@ -61,8 +64,14 @@ class Spawner:
         except CannotFork as reason:
             self._report_spawning(str(reason))
 
+    def fork_no_more(self, reason: str) -> None:
+        """Spawn all workers from now on: those of this recipe cannot inherit what was imported."""
+        self._forks = False
+        self._server.close()
+        self._report_spawning(reason)
+
     def start(self, start: ProcessStart) -> Process:
-        if not self._is_hopeless:
+        if self._forks and not self._is_hopeless:
             try:
                 return self._server.fork(start)
             except CannotFork as reason:
