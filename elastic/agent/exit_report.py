@@ -68,7 +68,7 @@ def _print_failure(agent: NodeAgent, run: RunDir, saved_step: int) -> None:
     failure, code, reason = agent.failure, agent.end.exit_code, agent.end.reason
     saved = f"step {saved_step} is the newest that is saved"
     if code == EXIT_NOTHING_LOADS:
-        saved = f"elastic-train verify {run.url} reads the checkpoints"
+        saved = "nothing was changed"
     lines = [f"training failed: {reason}; {saved}; logs are in {run.logs}"]
     if failure is not None:
         # All of it may come from another node.

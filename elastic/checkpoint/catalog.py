@@ -7,7 +7,7 @@ never changes the store.
 import hashlib
 import mmap
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -88,7 +88,7 @@ def read_payload(store: Store, record: CommitRecord, clock: Clock) -> memoryview
         with suppress(OSError):  # raised by a kernel without large pages
             memory.madvise(mmap.MADV_HUGEPAGE)
         image, end = memoryview(memory)[: record.size_bytes], 0
-        for chunk in _chunks(store, record):
+        for chunk in payload_chunks(store, record):
             image[end : end + len(chunk)] = chunk
             end += len(chunk)
         return image
@@ -98,7 +98,7 @@ def read_payload(store: Store, record: CommitRecord, clock: Clock) -> memoryview
 
 def check_payload(store: Store, record: CommitRecord, clock: Clock) -> None:
     """Raises as `read_payload`; keeps no bytes."""
-    reading(lambda: deque(_chunks(store, record), maxlen=0), clock)
+    reading(lambda: deque(payload_chunks(store, record), maxlen=0), clock)
 
 
 def of_run(
@@ -117,19 +117,28 @@ def of_run(
     return [each for each in records if each.run_id == run_id], damages + foreign
 
 
-def verify(store: Store, clock: Clock) -> list[Damage]:
-    """Read every committed payload; the damaged ones, newest first. Raises StoreFailed."""
+PayloadCheck = Callable[[Store, CommitRecord, Clock], None]
+
+
+def verify(store: Store, clock: Clock, check: PayloadCheck = check_payload) -> list[Damage]:
+    """Read every committed payload; the damaged ones, newest first.
+
+    check: raises CheckpointDamaged for a payload that is. Raises StoreFailed.
+    """
     records, damages = list_commits(store, clock)
     for record in records:
         try:
-            check_payload(store, record, clock)
+            check(store, record, clock)
         except CheckpointDamaged as error:
             damages.append(Damage(step=record.step, reason=str(error)))
     return sorted(damages, key=lambda damage: -damage.step)
 
 
-def _chunks(store: Store, record: CommitRecord) -> Iterator[bytes]:
-    """The payload, which is whole and unchanged only if this comes to its end."""
+def payload_chunks(store: Store, record: CommitRecord) -> Iterator[bytes]:
+    """The payload, which is whole and unchanged only if this comes to its end.
+
+    Raises CheckpointDamaged before that.
+    """
     digest, size_bytes = hashlib.sha256(), 0
     try:
         for chunk in store.read(record.payload):

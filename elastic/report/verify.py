@@ -1,13 +1,19 @@
-"""Every committed checkpoint of a run is read whole, and damage is listed; nothing is repaired."""
+"""Every committed checkpoint of a run is read whole, and damage is listed; nothing is repaired.
+
+A checkpoint without damage is one whose bytes a restore accepts: it is the state that its record
+names. Whether that state fits a recipe's objects, only the recipe can tell.
+"""
 
 from dataclasses import dataclass
 
-from elastic.checkpoint.catalog import Damage, list_commits, of_run, verify
+from elastic.checkpoint.catalog import Damage, list_commits, of_run, payload_chunks, verify
+from elastic.checkpoint.record import CommitRecord
 from elastic.config import identity
 from elastic.config.run_dir import RunDir
 from elastic.report.download import check_exists
+from elastic.snapshot.safetensors_header import StateDigest, check_digest
 from elastic.storage.remote import open_store
-from elastic.storage.store import read_small
+from elastic.storage.store import Store, read_small, reading
 from elastic.system.clock import Clock
 
 
@@ -27,5 +33,21 @@ def verify_run(run: RunDir, clock: Clock) -> Verification:
     data = read_small(open_store(run.url), identity.NAME, clock)
     foreign = [] if data is None else of_run((records, []), identity.parse(data).run_id)[1]
     return Verification(
-        committed=sorted({record.step for record in records}), damage=verify(store, clock) + foreign
+        committed=sorted({record.step for record in records}),
+        damage=verify(store, clock, check_state) + foreign,
     )
+
+
+def check_state(store: Store, record: CommitRecord, clock: Clock) -> None:
+    """Read a payload piece by piece, and keep none: it may be larger than this machine's memory.
+
+    Raises CheckpointDamaged for what a restore would not accept; StoreFailed.
+    """
+
+    def digest() -> str:
+        found = StateDigest(record.size_bytes)
+        for chunk in payload_chunks(store, record):
+            found.add(chunk)
+        return found.hexdigest()
+
+    check_digest(reading(digest, clock), record.digest)

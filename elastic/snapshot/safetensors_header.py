@@ -63,9 +63,13 @@ class Header:
     document: Any
 
 
-def parse(image: Buffer) -> Header:
-    """Raises CheckpointDamaged for what is no image, or announces more than there is."""
+def parse(image: Buffer, size_bytes: int | None = None) -> Header:
+    """Raises CheckpointDamaged for what is no image, or announces more than there is.
+
+    size_bytes: of the image, where only its first bytes are given.
+    """
     view = memoryview(image)
+    size_bytes = len(view) if size_bytes is None else size_bytes
     try:
         (length,) = LENGTH.unpack_from(view)
         data_at = LENGTH.size + length
@@ -74,7 +78,7 @@ def parse(image: Buffer) -> Header:
         header = json.loads(bytes(view[LENGTH.size : data_at]))
         metadata = header.pop(METADATA)
         document = json.loads(metadata[DOCUMENT])
-        entries = {name: _entry(fields, data_at, len(view)) for name, fields in header.items()}
+        entries = {name: _entry(fields, data_at, size_bytes) for name, fields in header.items()}
         ties = json.loads(metadata[TIES])
         for name, first in ties.items():
             if name in entries or first not in entries:
@@ -88,30 +92,83 @@ def parse(image: Buffer) -> Header:
     return Header(entries=entries, ties=ties, strides=strides, document=document)
 
 
-def digest(image: Buffer) -> str:
-    """sha256 of the whole state in a canonical order, 64 hexadecimal digits.
+class StateDigest:
+    """sha256 of the whole state in a canonical order, from an image whose bytes come in pieces.
 
     It is computed from the sha256 of each entry, sorted by name: of each tensor (name, dtype, shape
     and bytes, tied ones included), and of the other values of each object. Where the tensors lie in
-    the image does not count. The state is in the document under "state". Raises CheckpointDamaged.
+    the image does not count. The state is in the document under "state".
     """
-    header, view = parse(image), memoryview(image)
-    values = header.document.get("state") if isinstance(header.document, dict) else None
-    if not isinstance(values, dict):
-        raise CheckpointDamaged("the payload is not a training state: its document lacks a state")
-    named = header.entries | {name: header.entries[first] for name, first in header.ties.items()}
-    digests = {name: _digest_of(name, entry, view) for name, entry in named.items()}
-    for name, value in values.items():
-        digests[f"{name} (values)"] = hashlib.sha256(json.dumps(value).encode()).hexdigest()
-    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._at = 0  # bytes of the image so far
+        self._head = b""  # those bytes, until the header is whole
+        self._header: Header | None = None
+        self._begun: list[tuple[TensorEntry, Any]] = []  # of each tensor, tied ones included
+
+    def add(self, piece: Buffer) -> None:
+        """The next bytes of the image. Raises CheckpointDamaged."""
+        view, at = memoryview(piece), self._at
+        self._at += len(view)
+        if self._header is None:
+            if self._head:
+                self._head += view
+                view, at = memoryview(self._head), 0
+            if len(view) < min(_header_bytes(view, self._size_bytes), self._size_bytes):
+                self._head = bytes(view)
+                return
+            self._begin(parse(view, self._size_bytes))
+        for entry, digest in self._begun:
+            # One call for all bytes: hashlib lets other threads run only during a call with a large
+            # piece.
+            start, end = max(0, entry.start - at), max(0, entry.end - at)
+            if part := view[start:end]:
+                digest.update(part)
+
+    def _begin(self, header: Header) -> None:
+        self._header, self._head = header, b""
+        named = header.entries | {name: header.entries[first] for name, first in header.ties.items()}
+        for name, entry in named.items():
+            dtype, _ = DTYPES[entry.dtype]
+            self._begun.append((entry, hashlib.sha256(f"{name} {dtype} {list(entry.shape)}\n".encode())))
+        self._names = list(named)
+
+    def hexdigest(self) -> str:
+        """64 hexadecimal digits, after the last piece. Raises CheckpointDamaged."""
+        if self._header is None:  # too short; this says so
+            self._begin(parse(self._head, self._size_bytes))
+        assert self._header is not None
+        document = self._header.document
+        values = document.get("state") if isinstance(document, dict) else None
+        if not isinstance(values, dict):
+            raise CheckpointDamaged("the payload is not a training state: its document lacks a state")
+        digests = {
+            name: digest.hexdigest() for name, (_, digest) in zip(self._names, self._begun, strict=True)
+        }
+        for name, value in values.items():
+            digests[f"{name} (values)"] = hashlib.sha256(json.dumps(value).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
 
 
-def _digest_of(name: str, entry: TensorEntry, view: memoryview) -> str:
-    dtype, _ = DTYPES[entry.dtype]
-    found = hashlib.sha256(f"{name} {dtype} {list(entry.shape)}\n".encode())
-    # One call for all bytes: hashlib lets other threads run only during a call with a large piece.
-    found.update(view[entry.start : entry.end])
+def digest(image: Buffer) -> str:
+    """`StateDigest` of a whole image. Raises CheckpointDamaged."""
+    found = StateDigest(memoryview(image).nbytes)
+    found.add(image)
     return found.hexdigest()
+
+
+def check_digest(found: str, expected: str) -> None:
+    """Raises CheckpointDamaged where a payload holds another state than its record says."""
+    if found != expected:
+        raise CheckpointDamaged(f"expected a state of the digest {expected[:16]}, found {found[:16]}")
+
+
+def _header_bytes(view: memoryview, size_bytes: int) -> int:
+    """Bytes of the header and its length word, as far as they are known."""
+    if len(view) < LENGTH.size:
+        return min(LENGTH.size, size_bytes)
+    return LENGTH.size + int(LENGTH.unpack_from(view)[0])
 
 
 def _entry(fields: dict[str, Any], data_at: int, image_bytes: int) -> TensorEntry:

@@ -2,8 +2,9 @@
 
 All ranks report what is available, and restore_order.py puts it in order. One rank that has the
 best candidate broadcasts it to those that lack it, each rank loads it onto its own device, and all
-compare checksums of what they loaded. A candidate that fails on any rank is reported, and the next
-one is tried.
+compare checksums of what they loaded. A candidate that is damaged on any rank is reported, and the
+next one is tried. One that is whole and does not fit the recipe's objects ends the restore: nothing
+is gained by an older one of the same objects.
 
 If any state was found, a snapshot or a commit record, and none loads, that is an error: a run never
 starts over silently. A candidate that fails half-way leaves objects with its numbers in them, and
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from elastic.checkpoint.catalog import list_commits, of_run, read_payload
-from elastic.errors import CheckpointDamaged, ElasticError, NothingLoads, StoreFailed
+from elastic.errors import CheckpointDamaged, ElasticError, NothingLoads, StateDoesNotFit, StoreFailed
 from elastic.events import CheckpointRejected, SnapshotRejected
 from elastic.faults.inject import WorkerFaults
 from elastic.observe import step_line
@@ -32,6 +33,7 @@ from elastic.snapshot import checksum, image, safetensors_header
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.storage.store import Answer, Store, retrying
 from elastic.system.clock import Clock
+from elastic.train import refusal
 from elastic.train.consistency import check_same_state
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore_order import AvailableStates, Candidate, RejectedState, order_candidates
@@ -87,11 +89,13 @@ class LocalSnapshot:
 class _Report:
     """What one rank reports of a candidate: what is wrong, and what the others must know.
 
-    size_bytes: of the copy that this rank has to send. state: the checksum of what it loaded. line:
+    misfit: why the state, which is whole, is not that of this rank's objects. size_bytes: of the
+    copy that this rank has to send. state: the checksum of what it loaded. line:
     of the metrics, as JSON.
     """
 
     problem: str
+    misfit: str = ""
     size_bytes: int = 0
     state: str = ""
     line: str | None = None
@@ -101,13 +105,15 @@ class _Report:
 class Restorer:
     """Finds and loads the state that training resumes from.
 
-    run_id: whose checkpoints may be used. failures: as in `AvailableStates`. log: on rank 0 alone.
+    run_id, run_url: of the run whose checkpoints may be used, and where it is. failures: as in
+    `AvailableStates`. log: on rank 0 alone.
     """
 
     groups: ProcessGroups
     store: Store
     local: LocalSnapshot
     run_id: str
+    run_url: str
     failures: int
     log: EventLog | None
     clock: Clock
@@ -116,7 +122,7 @@ class Restorer:
     def restore(self, state: State) -> ResumePoint:
         """Load the newest state that loads.
 
-        Raises NothingLoads, StatesDiffer or PeerLost; StoreFailed on rank 0.
+        Raises NothingLoads, StateDoesNotFit, StatesDiffer or PeerLost; StoreFailed on rank 0.
         """
         available = self.groups.all_gather(self._available())
         candidates, rejected = order_candidates(available)
@@ -127,8 +133,9 @@ class Restorer:
             if isinstance(found, ResumePoint):
                 self.local.discard_newer(found.step)
                 return found
-            self._report(RejectedState(step=candidate.step, reason=found, is_stored=candidate.is_stored))
-        _check_nothing_found(available)
+            rejected.append(RejectedState(step=candidate.step, reason=found, is_stored=candidate.is_stored))
+            self._report(rejected[-1])
+        _check_nothing_found(available, refusal.listed(rejected, self.run_url))
         self._fault_point()
         check_same_state(self.groups, checksum_of(state.flatten()), "before step 1")
         self.local.discard_newer(0)
@@ -160,16 +167,24 @@ class Restorer:
             sender = candidate.ranks[0]
             data = groups.broadcast(data, copies[sender].size_bytes, source=sender)
         assert data is not None or problem
-        chain, found = "", StateChecksum(whole="", entries={})
+        chain, found, misfit = "", StateChecksum(whole="", entries={}), ""
         if data is not None and not problem:
             try:
                 chain, found = _load(data, state)
+            except StateDoesNotFit as error:
+                misfit = str(error)
             except (ElasticError, OSError, LookupError, TypeError) as error:
                 problem = f"{type(error).__name__}: {error}"
         self._fault_point()
-        loaded = groups.all_gather(_Report(problem=problem, state=found.whole, line=self._line(candidate)))
+        loaded = groups.all_gather(
+            _Report(problem=problem, misfit=misfit, state=found.whole, line=self._line(candidate))
+        )
         if problems := [each.problem for each in loaded if each.problem]:
             return problems[0]
+        if misfits := [each.misfit for each in loaded if each.misfit]:
+            # Older states are of the same objects: they would not fit either, and if one did, steps
+            # would be lost without need.
+            raise StateDoesNotFit(refusal.does_not_fit(candidate, misfits[0], self.run_url))
         if len({each.state for each in loaded}) > 1:
             check_same_state(groups, found, f"after loading step {candidate.step}")
         lines = (each.line.encode() for each in loaded if each.line is not None)
@@ -189,11 +204,7 @@ class Restorer:
             return self.local.image, ""
         try:
             payload = self._asked(partial(read_payload, self.store, candidate.record, self.clock))
-            digest = safetensors_header.digest(payload)
-            if digest != candidate.record.digest:
-                raise CheckpointDamaged(
-                    f"expected the digest {candidate.record.digest[:16]}, found {digest[:16]}"
-                )
+            safetensors_header.check_digest(safetensors_header.digest(payload), candidate.record.digest)
         except StoreFailed as error:
             raise StoreFailed(
                 f"the checkpoint of step {candidate.step} is committed and cannot be read ({error}). No older one is used in its place:"
@@ -226,7 +237,7 @@ class Restorer:
         print(f"{kind} step={rejected.step} is not used ({rejected.reason}); trying the next older state")
 
 
-def _check_nothing_found(available: list[AvailableStates]) -> None:
+def _check_nothing_found(available: list[AvailableStates], reasons: str) -> None:
     """Raises NothingLoads if there was a state to load."""
     num_checkpoints = sum(len(each.records) + len(each.damaged) for each in available)
     num_snapshots = sum(each.snapshot_step is not None for each in available)
@@ -234,10 +245,7 @@ def _check_nothing_found(available: list[AvailableStates]) -> None:
     if num_checkpoints:
         found = f"{num_checkpoints} checkpoints are committed"
     if num_checkpoints + num_snapshots:
-        raise NothingLoads(
-            f"{found} and none of them loads; rank 0's log says why, and elastic-train verify lists damaged checkpoints; "
-            "nothing was changed, and --fresh would set the run aside and begin a new one"
-        )
+        raise NothingLoads(f"{found} and none of them loads: {reasons}")
 
 
 def _load(data: Tensor, state: State) -> tuple[str, StateChecksum]:

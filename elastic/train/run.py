@@ -232,6 +232,7 @@ class Run:
             store=open_store(self._dir.checkpoints_url),
             local=LocalSnapshot(SnapshotSlots.open(link.memory) if link.memory else None),
             run_id=self._identity.run_id,
+            run_url=self._dir.url,
             failures=link.failures,
             log=self._log if self.is_first else None,
             clock=clock,

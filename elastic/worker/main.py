@@ -30,7 +30,15 @@ from typing import Any, NoReturn, TextIO
 
 from elastic.config import environment
 from elastic.config.environment import AgentLink
-from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, PeerLost, StatesDiffer, UsageError
+from elastic.errors import (
+    EXIT_COMPLETE,
+    EXIT_FAILED,
+    ElasticError,
+    NothingLoads,
+    PeerLost,
+    StatesDiffer,
+    UsageError,
+)
 from elastic.system.clock import SystemClock
 from elastic.system.processes import die_with_parent
 from elastic.system.worker_error import WorkerError, write_error
@@ -84,7 +92,7 @@ def run_recipe(
     except BaseException as error:
         report_error(launch.agent, launch.rank, error)
         match error:
-            case UsageError():
+            case UsageError() | NothingLoads():
                 last_words = f"error: {error}"
             case PeerLost():
                 last_words = f"{error}\nthis worker is a victim; the agent begins a new generation"

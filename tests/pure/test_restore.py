@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from elastic.checkpoint.catalog import verify
 from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.record import Save
-from elastic.errors import NothingLoads, StoreFailed
+from elastic.errors import NothingLoads, StateDoesNotFit, StoreFailed
+from elastic.report.verify import check_state
 from elastic.snapshot import image, safetensors_header
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.storage.store import Payload, StoreRefused, StoreUnavailable
@@ -54,6 +56,7 @@ def restorer(slots, member=ALONE, failures=0, store=None):
         store=FakeStore() if store is None else store,
         local=LocalSnapshot(slots),
         run_id="run",
+        run_url="runs/a",
         failures=failures,
         log=None,
         clock=FakeClock(),
@@ -91,14 +94,15 @@ def test_a_snapshot_that_loads_half_way_never_starts_the_run_over():
     slots = memory_with(State(model=model(3.0), other=LoadsNothing()), 3)
     state = State(model=(changed := model(0.0)), other=LoadsNothing())
 
-    with pytest.raises(NothingLoads, match="1 of 1 ranks have snapshots"):
+    with pytest.raises(StateDoesNotFit, match=r"snapshot of step 3 is whole .* it is of another version"):
         restorer(slots).restore(state)
     assert changed.weight[0, 0].item() == 3.0
 
 
 def is_refused_where_snapshots_differ(member):
     slots = memory_with(State(model=model(float(member.rank))), 3)
-    with pytest.raises(NothingLoads, match="2 of 2 ranks have snapshots"):
+    reason = r"(?s)2 of 2 ranks have snapshots.*snapshot step=3: the nodes' snapshots of it differ"
+    with pytest.raises(NothingLoads, match=reason):
         restorer(slots, member).restore(State(model=model(0.0)))
     return True
 
@@ -112,8 +116,11 @@ def test_without_any_state_the_run_starts():
     assert (found.step, found.source) == (0, "none")
 
 
-def store_with(*steps):
-    """Checkpoints of these steps; a state is of weights with its step's number."""
+def store_with(*steps, digest=None):
+    """Checkpoints of these steps; a state is of weights with its step's number.
+
+    digest: that the records claim.
+    """
     store, clock = FakeStore(), FakeClock()
     for step in steps:
         slots = memory_with(State(model=model(float(step))), step)
@@ -126,7 +133,7 @@ def store_with(*steps):
                 step=step,
                 epoch=0,
                 generation=1,
-                digest=safetensors_header.digest(slots.body(newest.slot)[: newest.size_bytes]),
+                digest=digest or safetensors_header.digest(slots.body(newest.slot)[: newest.size_bytes]),
                 world_size=1,
                 torch=torch.__version__,
             ),
@@ -170,3 +177,65 @@ def test_what_the_storage_does_not_give_is_not_taken_for_damage(steps, error):
         restoring.restore(state)
     assert "--fresh" not in str(raised.value)
     assert (raised.value.exit_code, untouched.weight[0, 0].item()) == (1, 0.0)
+
+
+OTHERS = {
+    "another entry": (lambda: {"model": model(0.0), "ema": model(0.0)}, "has ema, model"),
+    "another shape": (
+        lambda: {"model": nn.Linear(3, 1, bias=False)},
+        "model does not take it: .*size mismatch for weight",
+    ),
+    "another dtype": (
+        lambda: {"model": model(0.0).double()},
+        r"model\.weight: saved torch.float32 .* now torch.float64",
+    ),
+}
+
+
+@pytest.mark.parametrize("objects", OTHERS)
+def test_a_whole_state_of_other_objects_ends_the_restore_with_the_reason(objects):
+    """An edited recipe. The older checkpoint is not tried: its payload is gone, and nothing says
+    so. No damage is spoken of, and the way on is named.
+    """
+    store = store_with(8, 9)
+    (older,) = (name for name in store.objects if name.endswith("state.safetensors") and "008/" in name)
+    del store.objects[older]
+    make, words = OTHERS[objects]
+    with pytest.raises(
+        StateDoesNotFit, match=f"the checkpoint of step 9 is whole and does not fit .*{words}"
+    ) as raised:
+        restorer(None, store=store).restore(State(**make()))
+    text = str(raised.value)
+    assert "elastic-train RECIPE --from runs/a --run-dir NEW" in text and "\n" not in text
+    assert raised.value.exit_code == 76
+    assert "verify" not in text and "008" not in text and "step=8" not in text
+
+
+def does_not_fit_one_rank(member):
+    store = store_with(9)
+    mine = model(0.0) if member.rank == 0 else nn.Linear(3, 1, bias=False)
+    with pytest.raises(StateDoesNotFit, match="size mismatch"):
+        restorer(None, member, store=store).restore(State(model=mine))
+    return True
+
+
+def test_a_state_that_does_not_fit_one_rank_ends_the_restore_on_all(ranks):
+    assert ranks.run(2, does_not_fit_one_rank) == [True] * 2
+
+
+def test_the_reason_of_each_refusal_is_told_in_order():
+    """Newest first: a payload that is gone, one that was changed, one of another state."""
+    store = store_with(7, digest="0" * 64)
+    store.objects |= store_with(8, 9).objects
+    for name, data in list(store.objects.items()):
+        if name.endswith("state.safetensors") and "009/" in name:
+            del store.objects[name]
+        if name.endswith("state.safetensors") and "008/" in name:
+            store.objects[name] = data[:-1] + bytes([data[-1] ^ 1])
+    words = "3 checkpoints are committed .*step=9: .* is missing.*step=8: .* its bytes were changed.*step=7: .*digest 0000"
+    with pytest.raises(NothingLoads, match=words) as raised:
+        restorer(None, store=store).restore(State(model=model(0.0)))
+    assert "elastic-train verify runs/a" in str(raised.value)
+    damage = verify(store, FakeClock(), check_state)
+    assert [each.step for each in damage] == [9, 8, 7]
+    assert all(each.reason in str(raised.value) for each in damage)

@@ -3,6 +3,7 @@ go.
 """
 
 import hashlib
+import itertools
 import json
 import math
 
@@ -70,6 +71,34 @@ def test_the_digest_from_bytes_is_that_of_the_tensors(tensors, state):
     """Whatever is in the state, NaN and minus zero included, and wherever the image puts it."""
     body = written(tensors, {"state": state, "step": 3})
     assert safetensors_header.digest(body) == digest_of(tensors, state)
+
+
+@given(tensors_of_any_kind(), st.lists(st.integers(0, 9000), max_size=6))
+def test_the_digest_is_the_same_in_pieces(tensors, cuts):
+    """Cut inside the length word, the header, a tensor, or between two; some pieces are empty."""
+    body = bytes(written(tensors, {"state": {}}))
+    found = safetensors_header.StateDigest(len(body))
+    places = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
+    for start, end in itertools.pairwise(places):
+        found.add(body[start:end])
+    assert found.hexdigest() == safetensors_header.digest(body)
+
+
+@given(
+    st.binary(max_size=300) | st.binary(max_size=300).map(lambda data: b"\x10" + bytes(7) + data),
+    st.integers(0, 300),
+)
+def test_pieces_of_no_image_are_damage(data, cut):
+    """The length word may announce more than there is, or less."""
+    found = safetensors_header.StateDigest(len(data))
+
+    def digest():
+        found.add(data[:cut])
+        found.add(data[cut:])
+        return found.hexdigest()
+
+    with pytest.raises(CheckpointDamaged):
+        digest()
 
 
 @given(tensors_of_any_kind(), st.data())

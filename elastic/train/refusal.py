@@ -1,0 +1,38 @@
+"""Why no state of a run is used, and what to do, in sentences for people."""
+
+from collections.abc import Sequence
+
+from elastic.train.restore_order import Candidate, RejectedState
+
+MOST_LISTED = 5
+
+
+def listed(rejected: Sequence[RejectedState], run_url: str) -> str:
+    """The states that are damaged or must not be used, newest first, each with its reason."""
+    ordered = sorted(rejected, key=lambda each: -each.step)
+    reasons = [
+        f"{'checkpoint' if each.is_stored else 'snapshot'} step={each.step}: {_one_line(each.reason)}"
+        for each in ordered[:MOST_LISTED]
+    ]
+    if len(ordered) > MOST_LISTED:
+        reasons.append(f"and {len(ordered) - MOST_LISTED} more")
+    return (
+        f"{'; '.join(reasons)}. Nothing was changed: elastic-train verify {run_url} reads all checkpoints and lists the damage, "
+        "and --fresh would set the run aside and begin a new one"
+    )
+
+
+def does_not_fit(candidate: Candidate, reason: str, run_url: str) -> str:
+    """A state that is whole, of other objects than the recipe builds now."""
+    kind = "checkpoint" if candidate.is_stored else "snapshot"
+    return (
+        f"the {kind} of step {candidate.step} is whole and does not fit the recipe's objects: {_one_line(reason)}. "
+        "Nothing was changed. Build the objects as they were when the run began, and the same command resumes; "
+        f"or begin a new run from this one: elastic-train RECIPE --from {run_url} --run-dir NEW takes the whole state, "
+        f"--from {run_url}:ENTRY,ENTRY the entries of State that fit"
+    )
+
+
+def _one_line(text: str) -> str:
+    """Torch's own messages have a line for each parameter."""
+    return " ".join(text.split())
