@@ -30,7 +30,7 @@ from elastic.agent.snapshot_memory import SLOTS, SLOTS_WITHOUT_SNAPSHOTS, Snapsh
 from elastic.agent.workers.spawner import Spawner
 from elastic.config.options import Options
 from elastic.config.run_dir import RunDir
-from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED
+from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, UsageError
 from elastic.faults.grammar import parse
 from elastic.faults.inject import Claims
 from elastic.observe.console import ConsoleFollower, open_screen
@@ -71,7 +71,11 @@ def launch(options: Options, spawner: Spawner) -> int:
     if imports_library:
         start, must_spawn = spawner.start, spawner.fork_no_more
         declared = preflight.declared_identity(Path(options.recipe), options.recipe_args, start, must_spawn)
-        is_new = preflight.check_run_dir(options, declared, run, nproc)
+        declared, is_new = preflight.check_run_dir(options, declared, run, nproc)
+    elif options.from_ is not None:
+        raise UsageError(
+            f"expected a recipe that imports elastic, found --from with {options.recipe}, whose state is its own responsibility"
+        )
     config = rendezvous_config(options, run)
     backend = open_backend(config, options, run)
     with tempfile.TemporaryDirectory(prefix="elastic-", ignore_cleanup_errors=True) as scratch:

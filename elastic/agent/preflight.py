@@ -5,8 +5,8 @@ neither torch nor a process. `declared_identity` runs the recipe in a process of
 `elastic.start`, which writes down the identity of the run and ends the process. So a recipe that
 does not import, a wrong argument or a broken machine ends here, with exit code 2, and a node that
 was given other arguments never joins. `check_run_dir` compares that identity with the run
-directory. A script that does not import this library is not run twice: nothing is known of it but
-its text.
+directory, and finds the state that --from names. A script that does not import this library is not
+run twice: nothing is known of it but its text.
 """
 
 import ast
@@ -14,10 +14,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from elastic.agent.open_rendezvous import rendezvous_config
 from elastic.agent.workers.process import Process, ProcessStart, SpawnedProcess, kill_session, wait_any_exit
+from elastic.checkpoint.find_parent import parent_of
 from elastic.config import environment, identity
 from elastic.config.identity import Identity
 from elastic.config.options import Options
@@ -75,6 +77,8 @@ def check_command(options: Options) -> None:
         raise UsageError(
             f"expected to write to {parent}, found it read-only; take another --run-dir or change its mode"
         )
+    if options.from_ is not None:
+        check_url(options.from_.run_dir.checkpoints_url)
     check_url(run.checkpoints_url)  # an unknown protocol, or one whose extra is not installed
 
 
@@ -150,11 +154,11 @@ def declared_identity(
         )
 
 
-def check_run_dir(options: Options, declared: Identity, run: RunDir, nproc: int) -> bool:
-    """Whether the run directory holds no run yet.
+def check_run_dir(options: Options, declared: Identity, run: RunDir, nproc: int) -> tuple[Identity, bool]:
+    """(what the recipe declared, with the run's parent; whether the run directory holds no run).
 
-    Raises UsageError when it holds another run, cannot be read, or --min-nodes nodes like this one
-    have more workers than the run has shards.
+    Raises UsageError when it holds another run, cannot be read, --from names no state, or
+    --min-nodes nodes like this one have more workers than the run has shards.
     """
     if options.min_nodes * nproc > declared.shards:
         raise UsageError(
@@ -165,15 +169,20 @@ def check_run_dir(options: Options, declared: Identity, run: RunDir, nproc: int)
         print(
             f"{declared.shards} shards: {declared.shards // nproc} of the nodes train, with {nproc} workers each; more are spares"
         )
-    if options.fresh:
-        return True
+    found = None if options.fresh else _found(run)
+    declared = replace(declared, parent=parent_of(found, options.from_, run, _CLOCK, print))
+    if found is not None:
+        identity.check(found, declared, run.url)
+    return declared, found is None
+
+
+def _found(run: RunDir) -> Identity | None:
+    """The identity of the run in the directory. Raises UsageError."""
     try:
         there = read_small(open_store(run.url), identity.NAME, _CLOCK)
     except StoreFailed as error:
         raise UsageError(f"expected to read {run.url}/{identity.NAME}, found: {error}") from error
-    if there is not None:
-        identity.check(identity.parse(there), declared, run.url)
-    return there is None
+    return None if there is None else identity.parse(there)
 
 
 def _exit_code(child: Process) -> int | None:

@@ -3,9 +3,9 @@
 torchrun's variables say who this worker is. `ELASTIC_AGENT`, one JSON object, is what our own agent
 adds for the workers of a generation. `ELASTIC_PREFLIGHT` is set where an agent only asks what the
 recipe declares, and `ELASTIC_CHECK` where `elastic-train check` tries a recipe. A process that has
-none of them runs under plain python or torchrun. Code outside this package (torch, gloo, OpenMP,
-NCCL) reads its own variables; `variables` hands them on to the processes and clients that need
-them.
+none of them runs under plain python or torchrun, where `ELASTIC_RUN_DIR` and `ELASTIC_FROM` stand
+for the options of the same names. Code outside this package (torch, gloo, OpenMP, NCCL) reads its
+own variables; `variables` hands them on to the processes and clients that need them.
 """
 
 import json
@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from elastic.config.parent import Origin, Parent
 from elastic.divergence import Divergence
 from elastic.errors import UsageError
 from elastic.system.untrusted import decode, parse_number
@@ -24,6 +25,7 @@ AGENT = "ELASTIC_AGENT"
 PREFLIGHT = "ELASTIC_PREFLIGHT"
 CHECK = "ELASTIC_CHECK"
 RUN_DIR = "ELASTIC_RUN_DIR"
+FROM = "ELASTIC_FROM"
 SPAWN = ".spawn"  # suffix of the file in which a preflight leaves why workers must be spawned
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 HUGETLB = "glibc.malloc.hugetlb"
@@ -53,6 +55,7 @@ class AgentLink:
     divergence: Divergence | None  # because of which steps are done again, where this agent knows of one
     error_folder: str  # where workers of this generation leave their errors
     faults: str | None
+    parent: Parent | None = None  # the state of another run that this one begins from
 
     def to_env(self) -> dict[str, str]:
         return {AGENT: json.dumps(asdict(self))}
@@ -88,6 +91,7 @@ class Launch:
     preflight: str | None  # path to write the recipe's declaration to
     run_dir: str | None
     check: CheckRequest | None
+    origin: Origin | None  # what --from would name, where there is no agent
     is_distributed: bool
 
 
@@ -103,6 +107,7 @@ def read() -> Launch:
         preflight=preflight,
         run_dir=os.environ.get(RUN_DIR),
         check=_decoded(CheckRequest, CHECK, "unset it: elastic-train check sets it for its own commands"),
+        origin=Origin.parse(os.environ[FROM]) if FROM in os.environ else None,
         # If torchrun started the agent, the agent's preflight inherits torchrun's MASTER_ADDR.
         is_distributed="MASTER_ADDR" in os.environ and preflight is None,
     )

@@ -1,20 +1,24 @@
 """A run directory belongs to one run; a resume must match everything that its result depends on.
 
 The result is a function of the recipe, its arguments, the seed, the global batch and the shards,
-for one build of torch, one kind of device and one number of threads. Of the build, its version is
-compared (such as 2.9.0+cpu). The recipe's text is recorded but not compared: fixing a bug and
-resuming is the user's decision.
+for one build of torch, one kind of device and one number of threads; and of the state that it began
+from, if that is another run's. Of the build, its version is compared (such as 2.9.0+cpu). The
+recipe's text is recorded but not compared: fixing a bug and resuming is the user's decision.
 """
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
+from elastic.config.parent import Parent
 from elastic.errors import UsageError
-from elastic.system.untrusted import decode
+from elastic.system.untrusted import decode, parse_json
 
 NAME = "run.json"
 FORMAT = 1
+REMEDY = "take another --run-dir, or set this one aside with --fresh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +33,18 @@ class Identity:
     device: str  # cpu or cuda
     threads: int
     format: int = FORMAT
+    parent: Parent | None = None
 
     @property
     def run_id(self) -> str:
         """Equal for two runs exactly if everything that is compared is equal."""
-        compared = [getattr(self, field) for field in _COMPARED]
+        compared = [_compared(self, field) for field in _COMPARED if getattr(self, field) is not None]
         return hashlib.sha256(json.dumps(compared).encode()).hexdigest()[:16]
 
     def to_json(self) -> bytes:
-        return (json.dumps(asdict(self), indent=1) + "\n").encode()
+        """What is None is left out: without it, the text is one that earlier versions read."""
+        values = {field: value for field, value in asdict(self).items() if value is not None}
+        return (json.dumps(values, indent=1) + "\n").encode()
 
 
 # The fields that are compared, and what messages call them.
@@ -51,15 +58,22 @@ _COMPARED = {
     "device": "kind of device",
     "threads": "threads a worker (OMP_NUM_THREADS)",
     "format": "format of the run directory",
+    "parent": "begins from",
 }
+_OPTIONAL = {field.name: None for field in fields(Identity) if field.default is None}
 
 
-def parse(text: bytes) -> Identity:
-    """Raises UsageError if the text is not an identity."""
+def parse(text: bytes, *, remedy: str = REMEDY) -> Identity:
+    """Raises UsageError, which ends with the remedy, if the text is not an identity."""
+    found: Any = text
+    with suppress(ValueError):  # `decode` says what is wrong with the text
+        found = parse_json(text)
+    if isinstance(found, dict):
+        found = _OPTIONAL | found
     try:
-        return decode(Identity, text, what=NAME)
+        return decode(Identity, found, what=NAME)
     except ValueError as error:
-        raise UsageError(f"{error}; take another --run-dir, or set this one aside with --fresh") from error
+        raise UsageError(f"{error}; {remedy}") from error
 
 
 def check(found: Identity, ours: Identity, run_dir: str) -> None:
@@ -67,7 +81,7 @@ def check(found: Identity, ours: Identity, run_dir: str) -> None:
     differences = [
         f"{words}: {_text(getattr(found, field))} there, {_text(getattr(ours, field))} here"
         for field, words in _COMPARED.items()
-        if getattr(found, field) != getattr(ours, field)
+        if _compared(found, field) != _compared(ours, field)
     ]
     if differences:
         raise UsageError(
@@ -76,5 +90,12 @@ def check(found: Identity, ours: Identity, run_dir: str) -> None:
         )
 
 
+def _compared(identity: Identity, field: str) -> object:
+    value = getattr(identity, field)
+    return value.compared if isinstance(value, Parent) else value
+
+
 def _text(value: object) -> str:
-    return " ".join(value) or "none" if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return " ".join(value) or "none"
+    return "none" if value is None else str(value)

@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Annotated, Any, Literal, NoReturn, get_type_hints
 
 from elastic.config.durations import Every, duration_s
+from elastic.config.parent import Origin
 from elastic.errors import UsageError
 
 COMMANDS = ("report", "status", "verify", "diff")
@@ -24,6 +25,9 @@ the run:
   --run-dir URL            a folder that all nodes share, or an fsspec URL such as s3://bucket/run
                            [runs/<recipe name>]
   --fresh                  rename a used run directory and start over; deletes nothing
+  --from RUN[@STEP][:entry,entry]
+                           begin a new run directory from a committed state of another run: its
+                           newest one, or that of STEP; all entries of its State, or these [none]
   --save-every WHEN        checkpoint every 500steps, 30s, 10min, 2h, or auto, by their cost [auto]
   --snapshot-every N       steps between snapshots, auto (for 1 % of the time), or off [auto]
   --keep N                 number of checkpoints to keep, the newest ones [3]
@@ -93,6 +97,13 @@ def _every(text: str, **how: Any) -> Every:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _origin(text: str) -> Origin:
+    try:
+        return Origin.parse(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _backend(text: str) -> str:
     if text not in ("dir", *_ENDPOINTS):
         raise argparse.ArgumentTypeError(f"expected dir, c10d or etcd, found {text!r}")
@@ -118,15 +129,16 @@ _hang_timeout = partial(
 class Options:
     """How to run a recipe: `elastic-train RECIPE [options] [-- recipe arguments]`.
 
-    Each field after the first two is an option: its name without the unit, its type with the
-    function that reads it, and its default. For `rdzv_endpoint`, `rdzv_id` and `local_addr`, None
-    leaves the choice to the agent.
+    Each field after the first two is an option: its name without the unit (and without the `_` that
+    keeps `from_` from being a keyword), its type with the function that reads it, and its default.
+    For `rdzv_endpoint`, `rdzv_id` and `local_addr`, None leaves the choice to the agent.
     """
 
     recipe: str
     recipe_args: tuple[str, ...] = ()
     run_dir: str
     fresh: bool = False
+    from_: Annotated[Origin | None, _origin] = None
     min_nodes: _AtLeastOne = 1
     max_nodes: _AtLeastOne = 1
     nproc_per_node: Annotated[int | Literal["auto"], _workers] = "auto"
@@ -159,7 +171,10 @@ class Options:
         return self.meeting_protocol in _EXCLUSIVE
 
 
-_FLAGS = {each.name: "--" + each.name.removesuffix("_s").replace("_", "-") for each in fields(Options)[2:]}
+_FLAGS = {
+    each.name: "--" + each.name.removesuffix("_s").rstrip("_").replace("_", "-")
+    for each in fields(Options)[2:]
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,15 @@ The runs stay as they are. Nothing here imports torch, which would take longer t
 
 import json
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 
+from elastic.config import identity
 from elastic.config.options import Inspection
+from elastic.config.parent import Parent
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
 from elastic.observe import metrics
@@ -48,8 +50,15 @@ def inspect(inspection: Inspection) -> int:
 
 
 def _report(run: RunDir) -> Answer:
-    found = summarise(read_events(run.events), metrics.read(run.metrics))
+    found = summarise(read_events(run.events), metrics.read(run.metrics), _parent(run))
     return found, tables.report_tables(run.url, found), True
+
+
+def _parent(run: RunDir) -> Parent | None:
+    with suppress(FileNotFoundError):
+        data = (run.local / identity.NAME).read_bytes()
+        return identity.parse(data, remedy="the report reads there what the run descends from").parent
+    return None
 
 
 def _status(run: RunDir) -> Answer:

@@ -52,7 +52,8 @@ def _download(objects: Objects, run: RunDir) -> None:
     # that says what its generation restored is found as well; without it the step could not be
     # placed.
     metrics_parts, events_parts = objects.listed(upload_parts.METRICS), objects.listed(upload_parts.EVENTS)
-    if not events_parts and objects.read(NAME) is None:
+    identity = objects.read(NAME)
+    if not events_parts and identity is None:
         raise UsageError(
             f"expected a run at {run.url}, found nothing there; give what --run-dir named when it began"
         )
@@ -61,6 +62,8 @@ def _download(objects: Objects, run: RunDir) -> None:
     restored = {each.generation: each.event.step for each in of_kind(events, Restored)}
     kept, lost = upload_parts.merge(lines, restored)
     run.events.mkdir(parents=True)
+    if identity is not None:
+        (run.local / NAME).write_bytes(identity)
     _write(run.events / "all.jsonl", upload_parts.with_losses(events, lost))
     _write(run.metrics, kept)
 

@@ -28,6 +28,7 @@ from itertools import pairwise
 from statistics import median
 
 from elastic import events as kinds
+from elastic.config.parent import Ancestor, Parent
 from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, last, of_kind
 from elastic.observe.step_line import StepLine
 
@@ -92,6 +93,7 @@ class Report:
 
     goodput: the share of the run's time that went into steps that count, 0 to 1; None before the
     first generation. snapshots: what `--snapshot-every auto` chose last; None if it chose nothing.
+    lineage: the states of other runs that this one descends from, oldest first.
     """
 
     finished: bool
@@ -105,10 +107,14 @@ class Report:
     snapshots: kinds.SnapshotInterval | None
     generations: list[GenerationSummary]
     recoveries: list[Recovery]
+    lineage: list[Ancestor]
 
 
-def summarise(events: Events, lines: Sequence[StepLine]) -> Report:
-    """`events` in the order of their times, `lines` of metrics in the order of their steps."""
+def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None = None) -> Report:
+    """`events` in the order of their times, `lines` of metrics in the order of their steps.
+
+    parent: what the run began from, if that was another run.
+    """
     finished = last(events, kinds.RunFinished)
     started = last(events, kinds.RunStarted)
     snapshots = last(events, kinds.SnapshotInterval)
@@ -128,6 +134,7 @@ def summarise(events: Events, lines: Sequence[StepLine]) -> Report:
         snapshots=snapshots.event if snapshots else None,
         generations=_generations(events, lines),
         recoveries=_recoveries(events, lines),
+        lineage=[] if parent is None else [*parent.lineage],
     )
 
 

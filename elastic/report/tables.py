@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from elastic.config.parent import Ancestor
 from elastic.events import SnapshotInterval
 from elastic.report.diff import ComparedRun, Difference
 from elastic.report.report import GenerationSummary, Report
@@ -76,7 +77,13 @@ def _report_facts(report: Report) -> dict[str, str]:
         "checkpoints": f"{checkpoints.committed} committed, {checkpoints.failed} failed",
         "snapshots": _snapshots(report.snapshots),
         "final digest": _text(report.final_digest),
-    }
+    } | _lineage(report.lineage)
+
+
+def _lineage(lineage: list[Ancestor]) -> dict[str, str]:
+    """One line for each state that the run descends from, the oldest first."""
+    states = [f"step {each.step} of run {each.run_id} (digest {each.digest[:16]})" for each in lineage]
+    return {"begins from": "\n".join(states)} if states else {}
 
 
 def _snapshots(chosen: SnapshotInterval | None) -> str:

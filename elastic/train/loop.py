@@ -91,6 +91,8 @@ class Loop:
         """
         groups, order = self.groups, self.loader.order
         resumed = self._resume()
+        if resumed.source == "parent":
+            self._commit_start()
         exchange = Exchange(
             shards=order.shards, world_size=groups.world_size, rank=groups.rank, group=groups.gradients
         )
@@ -152,6 +154,16 @@ class Loop:
                 Restored(step=resumed.step, source=resumed.source, lost_steps=lost_steps, seconds=seconds)
             )
         return resumed
+
+    def _commit_start(self) -> None:
+        """Make the state that came from another run this run's own, so that the parent may go."""
+        self.heartbeat.enter(Phase.SAVE)
+        info = self._info(0, 0, None)
+        problem = self._save_and_wait(info, self._take_snapshot(info, wait=True, patient=True))
+        if problem and self.output is not None:
+            print(
+                f"the state that this run begins from is not saved: {problem}; keep the other run until a checkpoint of this one is"
+            )
 
     def _requests(self, number: int) -> Requests:
         output = self.output

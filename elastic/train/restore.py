@@ -35,6 +35,7 @@ from elastic.storage.store import Answer, Store, retrying
 from elastic.system.clock import Clock
 from elastic.train import refusal
 from elastic.train.consistency import check_same_state
+from elastic.train.inherit import Inheritance
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore_order import AvailableStates, Candidate, RejectedState, order_candidates
 from elastic.train.state import FlatState, State, StateChecksum, checksum_of
@@ -47,7 +48,8 @@ class ResumePoint:
     """Where training resumes; step 0 is the start.
 
     source: snapshot (every rank had it in its node's memory), peer (some got it from another
-    node's), checkpoint, or none. line: the step's line of the metrics, if a snapshot kept it.
+    node's), checkpoint, parent (the state of another run), or none. line: the step's line of the
+    metrics, if a snapshot kept it.
     """
 
     step: int
@@ -106,7 +108,7 @@ class Restorer:
     """Finds and loads the state that training resumes from.
 
     run_id, run_url: of the run whose checkpoints may be used, and where it is. failures: as in
-    `AvailableStates`. log: on rank 0 alone.
+    `AvailableStates`. log: on rank 0 alone. inheritance: of a run that begins from another one.
     """
 
     groups: ProcessGroups
@@ -118,6 +120,7 @@ class Restorer:
     log: EventLog | None
     clock: Clock
     faults: WorkerFaults | None
+    inheritance: Inheritance | None = None
 
     def restore(self, state: State) -> ResumePoint:
         """Load the newest state that loads.
@@ -136,10 +139,14 @@ class Restorer:
             rejected.append(RejectedState(step=candidate.step, reason=found, is_stored=candidate.is_stored))
             self._report(rejected[-1])
         _check_nothing_found(available, refusal.listed(rejected, self.run_url))
+        chain, source = "", "none"
+        if self.inheritance is not None:
+            self.inheritance.load(state, self.groups, self.clock)
+            chain, source = self.inheritance.parent.digest, "parent"
         self._fault_point()
         check_same_state(self.groups, checksum_of(state.flatten()), "before step 1")
         self.local.discard_newer(0)
-        return ResumePoint(step=0, chain="", source="none")
+        return ResumePoint(step=0, chain=chain, source=source)
 
     def _available(self) -> AvailableStates:
         for problem in self.local.problems:

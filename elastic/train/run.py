@@ -37,6 +37,7 @@ from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.evaluation import Evaluation
+from elastic.train.inherit import Inheritance
 from elastic.train.loop import Loop, Rank0Output
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import LocalSnapshot, Restorer
@@ -223,7 +224,7 @@ class Run:
 
     def _loop(self, uploader: UploaderClient, loader: Loader, state: State) -> Loop:
         clock, link, is_first_of_node = SystemClock(), self._link, self._groups.local_rank == 0
-        faults = None
+        faults, parent = None, self._identity.parent
         if link.faults:
             injector = FaultInjector(link.faults, self._dir.faults, self._log, clock)
             faults = WorkerFaults(injector, rank=self.rank, generation=link.generation)
@@ -237,6 +238,9 @@ class Run:
             log=self._log if self.is_first else None,
             clock=clock,
             faults=faults,
+            inheritance=None
+            if parent is None
+            else Inheritance(parent=parent, run_store=open_store(self._dir.url)),
         )
         output = Rank0Output(
             log=self._log,

@@ -26,9 +26,13 @@ from elastic.uploader.client import UploaderProcess
 from elastic.uploader.protocol import UploaderConfig
 
 
+def run_without_agent(launch: Launch, ours: Identity) -> RunDir:
+    return RunDir.parse(launch.run_dir or f"runs/{Path(ours.recipe).stem}")
+
+
 def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity) -> AgentLink:
     """The link that an agent would have passed, made of defaults and ELASTIC_RUN_DIR."""
-    run = RunDir.parse(launch.run_dir or f"runs/{Path(ours.recipe).stem}")
+    run = run_without_agent(launch, ours)
     page = ControlPage.create()
     generation, socket_path = 0, ""
     if groups.rank == 0:
@@ -50,6 +54,7 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity) ->
         divergence=None,
         error_folder="",
         faults=None,
+        parent=ours.parent,
     )
 
 

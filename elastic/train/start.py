@@ -9,26 +9,37 @@ import atexit
 import hashlib
 import os
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 import torch
 
+from elastic.checkpoint.find_parent import parent_of
 from elastic.config import environment, identity
 from elastic.config.environment import Launch
 from elastic.config.identity import Identity
+from elastic.config.parent import Parent
 from elastic.config.run_dir import RunDir
 from elastic.data import random_streams
 from elastic.errors import EXIT_DIVERGED, EXIT_FAILED, EXIT_RECIPE, ElasticError, UsageError
 from elastic.observe.log import EventLog
 from elastic.storage.remote import open_store
-from elastic.storage.store import create_or_read
+from elastic.storage.store import create_or_read, read_small
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import printable
 from elastic.train.process_groups import ProcessGroups, open_process_groups
 from elastic.train.run import Run
-from elastic.train.standalone import link_without_agent
+from elastic.train.standalone import link_without_agent, run_without_agent
 from elastic.worker import import_watch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FoundParent:
+    """What rank 0 found of the run's parent, or what is wrong with it."""
+
+    parent: Parent | None = None
+    problem: str = ""
 
 
 def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None = None) -> Run:
@@ -63,6 +74,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
         # Before the interpreter finalizes, which gloo's threads would not survive. An agent's
         # workers end by os._exit, without finalization.
         atexit.register(groups.close)
+    ours = replace(ours, parent=_parent(launch, groups, ours))
     link = launch.agent or link_without_agent(launch, groups, ours)
     _claim_run_dir(groups, ours, link.run_dir)
     events = RunDir.parse(link.run_dir).events / f"{link.node}-{link.generation:06d}-rank{groups.rank}.jsonl"
@@ -99,6 +111,28 @@ def _identity(launch: Launch, seed: int, global_batch: int, shards: int) -> Iden
         device="cuda" if torch.cuda.is_available() else "cpu",
         threads=environment.pin_threads(),
     )
+
+
+def _parent(launch: Launch, groups: ProcessGroups, ours: Identity) -> Parent | None:
+    """The state of another run that this one begins from. An agent has found it already.
+
+    Raises UsageError on every rank.
+    """
+    if launch.agent is not None:
+        return launch.agent.parent
+    found = _FoundParent()
+    if groups.rank == 0:
+        run = run_without_agent(launch, ours)
+        try:
+            there = read_small(open_store(run.url), identity.NAME, SystemClock())
+            recorded = None if there is None else identity.parse(there)
+            found = _FoundParent(parent=parent_of(recorded, launch.origin, run, SystemClock(), print))
+        except UsageError as error:
+            found = _FoundParent(problem=str(error))
+    found = groups.all_gather(found)[0]
+    if found.problem:
+        raise UsageError(found.problem)
+    return found.parent
 
 
 def _be_deterministic(threads: int) -> None:

@@ -1,11 +1,13 @@
 """A run directory that holds another run is refused, and every difference is named."""
 
+import hashlib
+import json
 from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from records import IDENTITY
+from records import IDENTITY, PARENT
 
 from elastic.config.identity import Identity, check, parse
 from elastic.errors import UsageError
@@ -20,6 +22,10 @@ OTHER = {
     "device": ("cuda", "kind of device: cuda there, cpu here"),
     "threads": (4, "threads a worker (OMP_NUM_THREADS): 4 there, 1 here"),
     "format": (2, "format of the run directory: 2 there, 1 here"),
+    "parent": (
+        PARENT,
+        "begins from: step 40 of /runs/first (digest 1212121212121212), entries model there, none here",
+    ),
 }
 
 
@@ -47,6 +53,36 @@ def test_every_field_except_the_hash_of_the_recipe_is_compared():
     assert {field.name for field in fields(Identity)} - OTHER.keys() == {"recipe_sha256"}
 
 
+@pytest.mark.parametrize(
+    "other",
+    [{"run_id": "f" * 16}, {"step": 41}, {"digest": "56" * 32}, {"entries": ()}],
+    ids=lambda other: next(iter(other)),
+)
+def test_another_state_to_begin_from_is_another_run(other):
+    """Each of what makes the state: two runs from states that differ are never taken for one."""
+    ours = replace(IDENTITY, parent=PARENT)
+    there = replace(IDENTITY, parent=replace(PARENT, **other))
+    assert there.run_id != ours.run_id
+    with pytest.raises(UsageError, match=r"begins from: step 4. of /runs/first"):
+        check(there, ours, "runs/x")
+
+
+def test_a_parent_that_was_moved_is_the_same_parent():
+    """Nodes may have it mounted at different places."""
+    moved = replace(IDENTITY, parent=replace(PARENT, url="s3://bucket/first"))
+    assert moved.run_id == replace(IDENTITY, parent=PARENT).run_id
+    check(moved, replace(IDENTITY, parent=PARENT), "runs/x")
+
+
+def test_a_run_without_a_parent_is_written_and_counted_as_by_earlier_versions():
+    """Their run.json has no `parent`; their checkpoints bear the run_id of these nine fields."""
+    values = json.loads(IDENTITY.to_json())
+    assert "parent" not in values
+    del values["recipe_sha256"]
+    expected = hashlib.sha256(json.dumps([*values.values()]).encode()).hexdigest()[:16]
+    assert parse(IDENTITY.to_json()).run_id == expected
+
+
 def test_an_edited_recipe_is_the_same_run():
     """Fixing a bug and resuming is the user's decision."""
     edited = replace(IDENTITY, recipe_sha256="cd" * 32)
@@ -54,10 +90,10 @@ def test_an_edited_recipe_is_the_same_run():
     assert edited.run_id == IDENTITY.run_id
 
 
-@given(st.lists(st.text()).map(tuple), st.integers())
-def test_an_identity_reads_back_as_it_was_written(arguments, seed):
+@given(st.lists(st.text()).map(tuple), st.integers(), st.sampled_from([None, PARENT]))
+def test_an_identity_reads_back_as_it_was_written(arguments, seed, parent):
     """Arguments with spaces, quotes and newlines keep their text and their number."""
-    ours = replace(IDENTITY, arguments=arguments, seed=seed)
+    ours = replace(IDENTITY, arguments=arguments, seed=seed, parent=parent)
     assert parse(ours.to_json()) == ours
 
 

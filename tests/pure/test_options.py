@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from elastic.config.durations import Every
 from elastic.config.options import OPTIONS_HELP, Options, asks_for, parse, parse_inspection
+from elastic.config.parent import Origin
 from elastic.errors import UsageError
 
 words = st.text("abcxyz019./:-_ ", min_size=1).filter(
@@ -29,6 +30,7 @@ def all_options(draw) -> Options:
         recipe_args=tuple(draw(st.lists(st.text(max_size=5), max_size=4))),
         run_dir=draw(words),
         fresh=draw(st.booleans()),
+        from_=draw(st.none() | words.map(Origin.parse)),
         min_nodes=low,
         max_nodes=high,
         nproc_per_node=draw(st.one_of(st.just("auto"), st.integers(1, 64))),
@@ -52,7 +54,7 @@ def all_options(draw) -> Options:
 
 
 def flag(field: str) -> str:
-    return "--" + field.removesuffix("_s").replace("_", "-")
+    return "--" + field.removesuffix("_s").rstrip("_").replace("_", "-")
 
 
 def written(options: Options) -> list[list[str]]:

@@ -131,7 +131,7 @@ def test_a_recipe_declares_its_run_and_goes_no_further(tmp_path, capfd, monkeypa
 def test_nodes_that_find_no_shards_are_spares_and_no_error(tmp_path, capsys, nproc, says):
     """The first command of the README, on a machine with so many GPUs."""
     options = parse(["recipe.py", "--min-nodes", "1", "--max-nodes", "4"])
-    assert check_run_dir(options, DECLARED, RunDir.parse(str(tmp_path)), nproc)
+    assert check_run_dir(options, DECLARED, RunDir.parse(str(tmp_path)), nproc) == (DECLARED, True)
     assert capsys.readouterr().out == says
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
+from records import PARENT
 
 from elastic.events import FaultInjected, Restored, WorkerExited
 from elastic.observe.step_line import StepLine
@@ -15,9 +16,9 @@ from elastic.report import report
 by_time = attrgetter("time")
 
 
-def summarise(events, lines):
+def summarise(events, lines, parent=None):
     """What `report --json` prints: the frozen report as plain JSON."""
-    return asdict(report.summarise(events, lines))
+    return asdict(report.summarise(events, lines, parent))
 
 
 def started(time, generation, cause, world_size=2):
@@ -220,6 +221,7 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "checkpoints": {"committed": 0, "failed": 0},
         "generations": [],
         "recoveries": [],
+        "lineage": [],
     }
 
 
@@ -269,3 +271,10 @@ def test_for_any_history_no_duration_is_negative_and_phases_add_up(history):
             assert recovery["total_s"] >= sum(phase or 0.0 for phase in phases) - 1e-9
             if None not in phases:
                 assert recovery["total_s"] == pytest.approx(sum(phases))
+
+
+def test_a_lineage_is_reported_oldest_first():
+    """Of three runs. The folders of the first two may be gone: the third one's run.json has all."""
+    first, second = summarise([], [], PARENT)["lineage"]
+    assert first == asdict(PARENT.ancestors[0])
+    assert second == {"run_id": PARENT.run_id, "step": PARENT.step, "digest": PARENT.digest}

@@ -2,6 +2,7 @@
 
 from elastic.checkpoint.record import FORMAT, CommitRecord
 from elastic.config.identity import Identity
+from elastic.config.parent import Ancestor, Parent
 
 IDENTITY = Identity(
     recipe="train.py",
@@ -13,6 +14,14 @@ IDENTITY = Identity(
     torch="2.11.0",
     device="cpu",
     threads=1,
+)
+PARENT = Parent(
+    run_id="0123456789abcdef",
+    url="/runs/first",
+    step=40,
+    digest="12" * 32,
+    entries=("model",),
+    ancestors=(Ancestor(run_id="fedcba9876543210", step=7, digest="34" * 32),),
 )
 RECORD = CommitRecord(
     format=FORMAT,

@@ -40,6 +40,7 @@ def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
         divergence=divergence,
         error_folder=str(settings.error_folder(generation)),
         faults=options.faults,
+        parent=None if settings.declared is None else settings.declared.parent,
     )
     return [
         WorkerStart(

@@ -1,0 +1,128 @@
+"""A run begins from a state of its parent that verifies, and keeps to it ever after.
+
+The state is chosen once, before the first write, and run.json records it. From then on the recorded
+one counts: the parent may train on meanwhile, or be gone. It does not promise that the state fits
+the recipe, which is seen where it is loaded (train/inherit.py).
+"""
+
+from collections.abc import Callable
+
+from elastic.checkpoint.catalog import Damage, check_payload, list_commits, of_run
+from elastic.checkpoint.record import CommitRecord
+from elastic.config import identity
+from elastic.config.identity import Identity
+from elastic.config.parent import FORM, Origin, Parent
+from elastic.config.run_dir import RunDir
+from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
+from elastic.storage.remote import open_store
+from elastic.storage.store import Store, read_small
+from elastic.system.clock import Clock
+
+
+def parent_of(
+    recorded: Identity | None, origin: Origin | None, run: RunDir, clock: Clock, report: Callable[[str], None]
+) -> Parent | None:
+    """The parent of a run that is begun or resumed with `--from origin`, or without it.
+
+    recorded: what run.json has, None for a new run. report: takes a line about each state that is
+    passed over. Raises UsageError for a state that cannot be had, and where the run began
+    otherwise.
+    """
+    if origin is not None and origin.run_dir.url == run.url:
+        raise UsageError(
+            f"expected the new run in another directory than the one that it begins from, found {run.url} for both; give --run-dir NEW"
+        )
+    if recorded is None:
+        return None if origin is None else find(origin, clock, report)
+    there = recorded.parent
+    if origin is not None and (there is None or not _is_same(there, origin, clock)):
+        began = "began without --from" if there is None else f"began from {there}"
+        raise UsageError(
+            f"{run.url} holds a run that {began}; found --from {origin}. Resume it without --from, take another --run-dir, "
+            "or set it aside with --fresh"
+        )
+    return there
+
+
+def find(origin: Origin, clock: Clock, report: Callable[[str], None]) -> Parent:
+    """The state that `origin` names. Without a step: the newest one that verifies."""
+    url = origin.run_dir.url
+    try:
+        data = read_small(open_store(url), identity.NAME, clock)
+        if data is None:
+            raise UsageError(
+                f"expected a run at {url}, found none; --from takes {FORM}, with RUN as --run-dir named it"
+            )
+        parent = identity.parse(data, remedy=f"--from cannot begin from {url}")
+        store = open_store(origin.run_dir.checkpoints_url)
+        record = _chosen(store, origin, parent.run_id, clock, report)
+    except StoreFailed as error:
+        raise UsageError(f"expected to read the run at {url}, found: {error}") from error
+    return Parent(
+        run_id=parent.run_id,
+        url=url,
+        step=record.step,
+        digest=record.digest,
+        entries=origin.entries,
+        ancestors=() if parent.parent is None else parent.parent.lineage,
+    )
+
+
+def record_of(parent: Parent, store: Store, clock: Clock) -> CommitRecord:
+    """The commit record of the state that a run began from, in the parent's checkpoints.
+
+    Raises UsageError when it is gone, StoreFailed.
+    """
+    records, _ = of_run(list_commits(store, clock), parent.run_id)
+    found = [each for each in records if (each.step, each.digest) == (parent.step, parent.digest)]
+    if not found:
+        raise UsageError(
+            f"expected {parent}, from which this run begins, found that it is no longer there; "
+            "take another state with --from, and another --run-dir"
+        )
+    return found[0]
+
+
+def _is_same(there: Parent, origin: Origin, clock: Clock) -> bool:
+    """Whether `origin` names the recorded parent, which may be gone, or mounted elsewhere here."""
+    if origin.entries != there.entries or origin.step not in (None, there.step):
+        return False
+    if origin.run_dir.url == there.url:
+        return True
+    try:
+        record_of(there, open_store(origin.run_dir.checkpoints_url), clock)
+    except (StoreFailed, UsageError):
+        return False
+    return True
+
+
+def _chosen(
+    store: Store, origin: Origin, run_id: str, clock: Clock, report: Callable[[str], None]
+) -> CommitRecord:
+    """Raises UsageError, StoreFailed."""
+    url, step = origin.run_dir.url, origin.step
+    records, damages = of_run(list_commits(store, clock), run_id)
+    steps = sorted({each.step for each in records})
+    if step is not None:
+        records = [each for each in records if each.step == step]
+        damages = [each for each in damages if each.step == step]
+    for record in records:
+        try:
+            check_payload(store, record, clock)
+        except CheckpointDamaged as error:
+            damages.append(Damage(step=record.step, reason=str(error)))
+        else:
+            for each in damages:
+                if each.step >= record.step:
+                    report(f"step {each.step} of {url} is not used: {each.reason}")
+            return record
+    if damages:
+        reasons = "; ".join(f"step {each.step}: {each.reason}" for each in damages)
+        raise UsageError(
+            f"expected {'a state' if step is None else f'step {step}'} of {url} that verifies, found damage ({reasons}); "
+            f"elastic-train verify {url} lists which steps are whole"
+        )
+    committed = f"the steps {', '.join(map(str, steps))}" if steps else "none"
+    raise UsageError(
+        f"expected {'a committed state' if step is None else f'step {step}'} of {url}, found {committed}; --from takes {FORM}"
+    )

@@ -1,0 +1,119 @@
+"""Of another run's state an object takes all that fits it, and the recipe's own text holds.
+
+- A module takes exactly its own names, shapes and dtypes.
+- A torch optimizer takes tensors and counts, not hyperparameters (fit_optimizer.py).
+- A scheduler goes on from its saved position. Constants that the recipe builds otherwise now (its
+  length, its base rates) are a misfit, for the saved ones would replace them unseen.
+- Any other object takes what was saved.
+
+It does not promise that objects are as they were where something does not fit: nothing may be
+trained then.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from elastic.errors import CheckpointDamaged
+from elastic.train.fit_optimizer import GROUPS, fit_optimizer, other_shapes, set_by
+from elastic.train.state import FlatState, State, checksum_of
+
+# The entries of a scheduler's state that its steps change.
+_POSITION = {"last_epoch", "_step_count", "_last_lr", "_is_initial", "_get_lr_called_within_step"}
+_POSITION |= {"T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter"}
+
+
+def load_entries(saved: FlatState, state: State, entries: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Load these entries of a saved state, all for none; (what does not fit, notes for people)."""
+    there, here = set(saved.document), set(state.objects)
+    wanted = set(entries) or there | here
+    problems = [f"no entry {name} there" for name in sorted(wanted - there)]
+    problems += [f"no entry {name} here" for name in sorted(wanted - here)]
+    if problems:
+        return problems, []
+    part = State(**{name: thing for name, thing in state.objects.items() if name in wanted})
+    fitted, problems, notes = _fitted(saved, part)
+    return problems or _load(fitted, part), notes
+
+
+def _fitted(saved: FlatState, state: State) -> tuple[FlatState, list[str], list[str]]:
+    """(the saved state as these objects take it, what does not fit, notes)."""
+    built = state.flatten()
+    schedulers = [thing for thing in state.objects.values() if isinstance(thing, LRScheduler)]
+    tensors: dict[str, Tensor] = {}
+    document, problems, notes = {}, list[str](), list[str]()
+    for name, thing in state.objects.items():
+        theirs, ours = _below(name, saved.tensors), _below(name, built.tensors)
+        document[name] = saved.document[name]
+        if isinstance(thing, nn.Module):
+            problems += _other_tensors(theirs, ours)
+        if isinstance(thing, Optimizer) and GROUPS in thing.state_dict():
+            moved = {key for each in schedulers if each.optimizer is thing for key in set_by(each)}
+            fitted = fit_optimizer(name, saved, built, moved)
+            document[name], theirs = fitted.value, fitted.tensors
+            problems += fitted.problems
+            notes += fitted.notes
+        tensors |= theirs
+    return FlatState(tensors=dict(sorted(tensors.items())), document=document), problems, notes
+
+
+def _load(fitted: FlatState, state: State) -> list[str]:
+    """What turns out not to fit."""
+    schedulers = {name: thing for name, thing in state.objects.items() if isinstance(thing, LRScheduler)}
+    built = {name: copy.deepcopy(thing.state_dict()) for name, thing in schedulers.items()}
+    try:
+        state.load(fitted)
+    except CheckpointDamaged as error:
+        return [str(error)]
+    problems = [
+        words
+        for name, thing in schedulers.items()
+        for words in _other_constants(name, built[name], thing.state_dict())
+    ]
+    for name, thing in state.objects.items():
+        problems += other_shapes(name, thing) if isinstance(thing, Optimizer) else []
+    expected, found = checksum_of(fitted).entries, checksum_of(state.flatten()).entries
+    different = [key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)]
+    return problems or [f"{key} is another value once it is loaded" for key in sorted(different)]
+
+
+def _other_tensors(theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> list[str]:
+    words = []
+    for name in sorted(theirs.keys() | ours.keys()):
+        if name not in theirs or name not in ours:
+            words.append(f"no tensor {name} {'here' if name in theirs else 'there'}")
+        elif (there := _form(theirs[name])) != (here := _form(ours[name])):
+            words.append(f"{name} is {there} there and {here} here")
+    return words
+
+
+def _other_constants(name: str, built: Any, loaded: Any) -> list[str]:
+    words = []
+    for key in sorted(built.keys() | loaded.keys()):
+        ours, theirs = built.get(key), loaded.get(key)
+        if key == "_schedulers":
+            for number, pair in enumerate(zip(ours, theirs, strict=False)):
+                words += _other_constants(f"{name}[{number}]", *pair)
+        elif key not in _POSITION and not _is_equal(ours, theirs):
+            words.append(f"{name}.{key} is {theirs} there and {ours} here")
+    return words
+
+
+def _is_equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+        return torch.equal(ours, theirs)
+    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
+        return len(ours) == len(theirs) and all(map(_is_equal, ours, theirs))
+    return bool(ours == theirs)
+
+
+def _below(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {each: tensor for each, tensor in tensors.items() if each.startswith(f"{name}.")}
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

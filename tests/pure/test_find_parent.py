@@ -1,0 +1,181 @@
+"""The state that --from names is one that verifies, and the one that the run keeps to."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from committed import begin_run, commit_in
+from hypothesis import given
+from hypothesis import strategies as st
+from records import IDENTITY, PARENT
+from torch import nn
+
+from elastic.checkpoint.find_parent import find, parent_of
+from elastic.config.parent import Origin
+from elastic.config.run_dir import RunDir
+from elastic.errors import UsageError
+from elastic.system.clock import SystemClock
+from elastic.train.state import State
+
+CLOCK = SystemClock()
+NEW = RunDir.parse("/runs/new")
+
+
+def state_of(value: float) -> State:
+    module = nn.Linear(2, 1)
+    nn.init.constant_(module.weight, value)
+    return State(model=module)
+
+
+@pytest.fixture
+def first(tmp_path) -> Path:
+    """A run whose states of the steps 10, 20 and 30 are committed."""
+    folder = begin_run(tmp_path / "first", IDENTITY)
+    for step in (10, 20, 30):
+        commit_in(folder, IDENTITY, step, state_of(step))
+    return folder
+
+
+def damage(folder: Path, step: int) -> None:
+    (payload,) = folder.glob(f"checkpoints/{step:012d}/*/state.safetensors")
+    data = bytearray(payload.read_bytes())
+    data[-1] ^= 1
+    payload.write_bytes(data)
+
+
+def found_in(text: str, said: list[str]) -> int:
+    return find(Origin.parse(text), CLOCK, said.append).step
+
+
+@given(
+    st.text("ab/:@.0é", min_size=1),
+    st.none() | st.integers(0, 10**12 - 1),
+    st.lists(st.from_regex(r"[a-z_][a-z0-9_]{0,3}", fullmatch=True), max_size=3, unique=True),
+)
+def test_what_from_names_reads_back_from_its_text(run, step, entries):
+    """Also where the run's own name ends like a step or like entries: a slash ends it."""
+    named = Origin(run=f"{run}/", step=step, entries=tuple(sorted(entries)))
+    assert Origin.parse(str(named)) == named
+
+
+@pytest.mark.parametrize(
+    ("text", "run", "step", "entries"),
+    [
+        ("runs/a", "runs/a", None, ()),
+        ("runs/a@40", "runs/a", 40, ()),
+        ("runs/a:model", "runs/a", None, ("model",)),
+        ("s3://bucket/a@40:optimizer,model", "s3://bucket/a", 40, ("model", "optimizer")),
+        ("sftp://me@host/a", "sftp://me@host/a", None, ()),
+        ("runs/a@latest", "runs/a@latest", None, ()),
+        ("runs/a:model,", "runs/a:model,", None, ()),
+    ],
+)
+def test_from_reads_its_published_grammar(text, run, step, entries):
+    """What is no step and no entry belongs to the name, under which no run will be found."""
+    assert Origin.parse(text) == Origin(run=run, step=step, entries=entries)
+
+
+def test_without_a_step_the_newest_state_that_verifies_is_taken(first):
+    """A flipped bit in the newest payload: it is passed over, and a line says so."""
+    said = []
+    assert found_in(str(first), said) == 30
+    assert said == []
+    damage(first, 30)
+    assert found_in(str(first), said) == 20
+    assert said[0].startswith(f"step 30 of {first} is not used: the payload ")
+
+
+def test_a_damaged_state_that_was_named_is_refused_and_no_other_one_taken(first):
+    """The user named it: an older one would be another start."""
+    damage(first, 20)
+    assert found_in(f"{first}@30", []) == 30
+    with pytest.raises(UsageError, match=f"expected step 20 of {first} that verifies, found damage"):
+        found_in(f"{first}@20", [])
+
+
+def test_a_run_of_which_no_state_verifies_is_refused(first):
+    for step in (10, 20, 30):
+        damage(first, step)
+    with pytest.raises(UsageError, match=r"found damage \(step 30: .*; step 20: .*; step 10: "):
+        found_in(str(first), [])
+
+
+def test_a_step_that_is_not_committed_is_refused_with_those_that_are(first):
+    with pytest.raises(UsageError, match=f"expected step 15 of {first}, found the steps 10, 20, 30"):
+        found_in(f"{first}@15", [])
+
+
+def test_a_place_without_a_run_or_without_a_state_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=f"expected a run at {tmp_path}/none, found none"):
+        found_in(f"{tmp_path}/none", [])
+    young = begin_run(tmp_path / "young", IDENTITY)
+    with pytest.raises(UsageError, match=f"expected a committed state of {young}, found none"):
+        found_in(str(young), [])
+
+
+def test_a_run_json_that_cannot_be_read_is_not_guessed_at(first):
+    """Of a later version, perhaps."""
+    (first / "run.json").write_text('{"format": 9}')
+    with pytest.raises(UsageError, match=rf"run\.json.*--from cannot begin from {first}"):
+        found_in(str(first), [])
+
+
+def test_a_checkpoint_of_another_run_in_the_folder_is_no_state_of_it(first):
+    """Copied there by hand: the newest, and whole."""
+    commit_in(first, replace(IDENTITY, seed=99), 40, state_of(0.0))
+    said = []
+    assert found_in(str(first), said) == 30
+    assert said[0].startswith(f"step 40 of {first} is not used: it is of another run")
+
+
+def test_a_lineage_is_kept_over_three_runs_without_the_first_ones(tmp_path):
+    """Each run.json holds all that came before: the folders of the ancestors are not asked."""
+    runs = []
+    parent = None
+    for number in range(3):
+        ours = replace(IDENTITY, seed=number, parent=parent)
+        folder = begin_run(tmp_path / str(number), ours)
+        runs.append((ours.run_id, number + 1, commit_in(folder, ours, number + 1, state_of(number)).digest))
+        parent = find(Origin.parse(str(folder)), CLOCK, print)
+        (folder / "run.json").unlink()
+    assert [(each.run_id, each.step, each.digest) for each in parent.lineage] == runs
+
+
+def test_a_resume_keeps_the_parent_that_was_recorded(first):
+    """The parent trained on, or is gone; the same command, and the one without --from."""
+    origin = Origin.parse(f"{first}:model")
+    begun = parent_of(None, origin, NEW, CLOCK, print)
+    recorded = replace(IDENTITY, parent=begun)
+    commit_in(first, IDENTITY, 50, state_of(0.0))
+    assert parent_of(recorded, origin, NEW, CLOCK, print) == begun
+    assert parent_of(recorded, None, NEW, CLOCK, print) == begun
+    (first / "run.json").unlink()
+    assert parent_of(recorded, replace(origin, step=30), NEW, CLOCK, print) == begun
+
+
+def test_a_parent_that_is_mounted_elsewhere_is_known_by_its_state(first, tmp_path):
+    recorded = replace(IDENTITY, parent=parent_of(None, Origin.parse(str(first)), NEW, CLOCK, print))
+    first.rename(tmp_path / "moved")
+    moved = Origin.parse(str(tmp_path / "moved"))
+    assert parent_of(recorded, moved, NEW, CLOCK, print) == recorded.parent
+
+
+@pytest.mark.parametrize("other", ["/runs/other", "/runs/first@41:model", "/runs/first", "/runs/first:ema"])
+def test_a_resume_from_another_state_is_refused_with_what_the_run_began_from(other):
+    """Another run, another step, other entries than the recorded ones."""
+    recorded = replace(IDENTITY, parent=PARENT)
+    with pytest.raises(UsageError) as caught:
+        parent_of(recorded, Origin.parse(other), NEW, CLOCK, print)
+    began = "/runs/new holds a run that began from step 40 of /runs/first (digest 1212121212121212), entries model"
+    assert str(caught.value).startswith(f"{began}; found --from {other}. Resume it without --from")
+
+
+def test_a_run_that_began_without_a_parent_is_not_given_one(first):
+    with pytest.raises(UsageError, match="/runs/new holds a run that began without --from; found --from"):
+        parent_of(IDENTITY, Origin.parse(str(first)), NEW, CLOCK, print)
+
+
+def test_a_run_does_not_begin_from_itself(tmp_path):
+    """The default run directory is the recipe's, which the parent may have used."""
+    with pytest.raises(UsageError, match="give --run-dir NEW"):
+        parent_of(None, Origin.parse(f"{tmp_path}/x/"), RunDir.parse(f"{tmp_path}/x"), CLOCK, print)

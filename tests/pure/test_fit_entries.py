@@ -1,0 +1,215 @@
+"""What objects take of another run's state: attacks on what would replace the recipe unseen."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, NAdam, RMSprop
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, SequentialLR, StepLR
+
+from elastic.train.fit_entries import load_entries
+from elastic.train.state import FlatState, State, checksum_of
+
+
+def net(seed: int, width: int = 4) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, *schedulers, steps: int = 3) -> None:
+    torch.manual_seed(5)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 3)).square().mean().backward()
+        optimizer.step()
+        for each in schedulers:
+            each.step()
+
+
+def kept(state: State) -> FlatState:
+    """As a checkpoint holds it: later training does not change it."""
+    return copy.deepcopy(state.flatten())
+
+
+def pair(make, *, seed=0):
+    """(a trained parent's state, a fresh State of the same recipe)."""
+    objects = make(net(seed))
+    train(objects["model"], objects["optimizer"], *(v for n, v in objects.items() if n == "scheduler"))
+    return kept(State(**objects)), State(**make(net(seed + 1)))
+
+
+def adam(lr=0.1, **more):
+    return lambda model: {"model": model, "optimizer": AdamW(model.parameters(), lr=lr, **more)}
+
+
+def scheduled(build, lr=0.1, make=AdamW):
+    def objects(model):
+        optimizer = make(model.parameters(), lr=lr)
+        return {"model": model, "optimizer": optimizer, "scheduler": build(optimizer)}
+
+    return objects
+
+
+def test_the_same_recipe_takes_the_whole_state():
+    """Every bit of it: weights, running averages, moments and step counts."""
+    saved, state = pair(adam())
+    assert load_entries(saved, state, ()) == ([], [])
+    assert checksum_of(state.flatten()) == checksum_of(saved)
+
+
+def test_hyperparameters_are_those_of_the_recipe_and_moments_those_of_the_parent():
+    """A user lowers the rate to finetune. A saved one that came back would undo that unseen."""
+    saved, _ = pair(adam(lr=0.1))
+    state = State(**adam(lr=0.001, weight_decay=0.5)(net(1)))
+    problems, notes = load_entries(saved, state, ())
+    assert problems == []
+    assert notes == [
+        "optimizer.param_groups[0]: lr 0.001, as the recipe builds it (0.1 there)",
+        "optimizer.param_groups[0]: weight_decay 0.5, as the recipe builds it (0.01 there)",
+    ]
+    (group,) = state.objects["optimizer"].param_groups
+    assert (group["lr"], group["weight_decay"]) == (0.001, 0.5)
+    moments = state.flatten().tensors
+    assert torch.equal(moments["optimizer.state.0.exp_avg"], saved.tensors["optimizer.state.0.exp_avg"])
+    assert moments["optimizer.state.0.step"] == 3
+
+
+def test_a_rate_that_is_a_tensor_is_the_recipes_too():
+    """It is saved among the tensors, where it would come back with the moments."""
+    saved, _ = pair(adam(lr=torch.tensor(0.1)))
+    state = State(**adam(lr=torch.tensor(0.25))(net(1)))
+    assert load_entries(saved, state, ())[0] == []
+    assert state.objects["optimizer"].param_groups[0]["lr"] == 0.25
+
+
+def test_a_schedule_that_is_taken_goes_on_with_the_rate_that_it_has_set():
+    """A run is made longer by the same recipe: its rate does not jump back to the first one."""
+    saved, state = pair(scheduled(lambda o: CosineAnnealingLR(o, T_max=10)))
+    problems, notes = load_entries(saved, state, ())
+    assert problems == []
+    assert checksum_of(state.flatten()) == checksum_of(saved)
+    assert notes[0].startswith("optimizer.param_groups[0]: lr 0.079")
+    assert notes[0].endswith("where its schedule goes on")
+
+
+def test_a_schedule_that_is_left_out_begins_anew_with_the_recipes_rate():
+    """The optimizer's moments are taken, the rate that the old schedule had set is not."""
+    saved, state = pair(scheduled(lambda o: CosineAnnealingLR(o, T_max=10)))
+    assert load_entries(saved, state, ("model", "optimizer"))[0] == []
+    assert state.objects["optimizer"].param_groups[0]["lr"] == 0.1
+    assert state.objects["scheduler"].last_epoch == 0
+
+
+def test_a_cycle_of_momentum_goes_on_too():
+    """OneCycleLR sets betas as well as the rate."""
+    saved, state = pair(scheduled(lambda o: OneCycleLR(o, max_lr=1.0, total_steps=9)))
+    assert load_entries(saved, state, ())[0] == []
+    assert checksum_of(state.flatten()) == checksum_of(saved)
+
+
+def in_turn(first: int):
+    def build(optimizer):
+        return SequentialLR(optimizer, [StepLR(optimizer, first), StepLR(optimizer, 4)], milestones=[2])
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "says"),
+    [
+        (
+            scheduled(lambda o: CosineAnnealingLR(o, T_max=10)),
+            scheduled(lambda o: CosineAnnealingLR(o, T_max=20)),
+            "scheduler.T_max is 10 there and 20 here",
+        ),
+        (
+            scheduled(lambda o: StepLR(o, 5), lr=0.1),
+            scheduled(lambda o: StepLR(o, 5), lr=0.2),
+            "scheduler.base_lrs is [0.1] there and [0.2] here",
+        ),
+        (
+            scheduled(lambda o: StepLR(o, 5)),
+            scheduled(lambda o: CosineAnnealingLR(o, T_max=20)),
+            "scheduler.gamma is 0.1 there and None here",
+        ),
+        (scheduled(in_turn(3)), scheduled(in_turn(5)), "scheduler[0].step_size is 3 there and 5 here"),
+        (adam(), scheduled(lambda o: StepLR(o, 5)), "no entry scheduler there"),
+        (scheduled(lambda o: StepLR(o, 5)), adam(), "no entry scheduler here"),
+        (adam(), lambda _: adam()(net(1, width=5)), "model.0.bias is float32 [4] there and float32 [5] here"),
+        (
+            adam(),
+            lambda model: adam()(model.double()),
+            "model.0.bias is float32 [4] there and float64 [4] here",
+        ),
+        (
+            adam(),
+            lambda model: adam()(nn.Sequential(*model, nn.Linear(2, 2))),
+            "no tensor model.3.bias there",
+        ),
+        (adam(), lambda model: adam()(model[:2]), "no tensor model.2.bias here"),
+        (
+            adam(),
+            lambda model: {"model": model, "optimizer": AdamW(model[0].parameters(), lr=0.1)},
+            "optimizer.param_groups[0] has 6 parameters there and 2 here",
+        ),
+        (
+            adam(),
+            lambda model: {
+                "model": model,
+                "optimizer": AdamW([{"params": [p]} for p in model.parameters()], lr=0.1),
+            },
+            "optimizer has 1 parameter groups there and 6 here",
+        ),
+        (
+            adam(),
+            lambda model: {"model": model, "optimizer": AdamW([*model.parameters()][::-1], lr=0.1)},
+            "optimizer: exp_avg has shape [4, 3] there, its parameter has [2] here",
+        ),
+        (
+            lambda model: {"model": model, "optimizer": AdamW(model.named_parameters(), lr=0.1)},
+            lambda model: {"model": model, "optimizer": AdamW([*model.named_parameters()][::-1], lr=0.1)},
+            "optimizer.param_groups[0] has parameters of other names or in another order here",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(there, here, says):
+    """One difference between two recipes at a time; none is taken for the other."""
+    objects = there(net(0))
+    train(objects["model"], objects["optimizer"], *(v for n, v in objects.items() if n == "scheduler"))
+    problems, _ = load_entries(kept(State(**objects)), State(**here(net(1))), ())
+    assert says in problems
+
+
+@pytest.mark.parametrize("other", [SGD, RMSprop, NAdam])
+def test_an_optimizer_of_another_class_is_named(other):
+    """It would keep AdamW's moments, and never look at them or take them for its own."""
+    saved, _ = pair(adam())
+    model = net(1)
+    (problem,), _ = load_entries(saved, State(model=model, optimizer=other(model.parameters(), lr=0.1)), ())
+    assert problem.startswith("optimizer.param_groups[0] is that of another optimizer, with amsgrad, ")
+
+
+@pytest.mark.parametrize("scheduler", [None, lambda o: OneCycleLR(o, max_lr=1.0, total_steps=9)])
+@pytest.mark.parametrize("gone", ["decoupled_weight_decay", "fused"])
+def test_an_optimizer_of_another_version_of_torch_fits(scheduler, gone):
+    """An older one had fewer hyperparameters; a scheduler that is left out adds some there."""
+    saved, state = pair(adam() if scheduler is None else scheduled(scheduler))
+    groups = next(each for key, each in saved.document["optimizer"]["dict"] if key == "param_groups")["list"]
+    groups[0]["dict"] = [field for field in groups[0]["dict"] if field[0] != gone]
+    assert load_entries(saved, state, ("model", "optimizer"))[0] == []
+
+
+def test_entries_that_are_not_named_stay_as_the_recipe_built_them():
+    saved, state = pair(adam())
+    before = checksum_of(state.flatten()).entries
+    assert load_entries(saved, state, ("model",)) == ([], [])
+    after = checksum_of(state.flatten()).entries
+    expected = checksum_of(saved).entries
+    assert all(after[key] == expected[key] for key in after if key.startswith("model"))
+    assert all(after[key] == before[key] for key in after if key.startswith("optimizer"))
+
+
+def test_an_entry_that_is_named_and_not_there_is_refused():
+    saved, state = pair(adam())
+    assert load_entries(saved, state, ("ema", "model"))[0] == ["no entry ema there", "no entry ema here"]

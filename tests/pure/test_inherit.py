@@ -1,0 +1,121 @@
+"""Ranks begin from one state of another run, or all refuse it alike."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from committed import begin_run, commit_in
+from records import IDENTITY, PARENT
+from torch import nn
+
+from elastic.config import identity
+from elastic.config.parent import Parent
+from elastic.errors import UsageError
+from elastic.storage.local import LocalStore
+from elastic.system.untrusted import decode, encode
+from elastic.testing.fakes import FakeClock, FakeStore
+from elastic.testing.ranks import Member
+from elastic.train.inherit import Inheritance
+from elastic.train.process_groups import ProcessGroups
+from elastic.train.restore import LocalSnapshot, Restorer
+from elastic.train.state import State
+
+ALONE = Member(rank=0, world_size=1, group=None)
+
+
+def model(value: float, width: int = 2) -> nn.Linear:
+    module = nn.Linear(width, 1, bias=False)
+    nn.init.constant_(module.weight, value)
+    return module
+
+
+@pytest.fixture
+def parent(tmp_path):
+    """The committed state of step 40 of a run in tmp_path/first, with the weight 40."""
+    record = commit_in(begin_run(tmp_path / "first", IDENTITY), IDENTITY, 40, State(model=model(40.0)))
+    return Parent(run_id=IDENTITY.run_id, url=str(tmp_path / "first"), step=40, digest=record.digest)
+
+
+def restore(member, parent, own, state):
+    """Restore a run of the folder `own`, which has no state of its own."""
+    groups = ProcessGroups(
+        rank=member.rank,
+        world_size=member.world_size,
+        local_rank=0,
+        device=torch.device("cpu"),
+        control=member.group,
+    )
+    restorer = Restorer(
+        groups=groups,
+        store=FakeStore(),
+        local=LocalSnapshot(None),
+        run_id="run",
+        run_url="/runs/new",
+        failures=0,
+        log=None,
+        clock=FakeClock(),
+        faults=None,
+        inheritance=Inheritance(parent=parent, run_store=LocalStore(Path(own))),
+    )
+    return restorer.restore(state)
+
+
+def begun(member, written, own):
+    """The weight that a rank begins with, and where its chain begins; each rank built another."""
+    mine = model(-1.0 - member.rank)
+    found = restore(member, decode(Parent, written, what="parent"), own, State(model=mine))
+    return [found.step, found.source, found.chain, mine.weight[0, 0].item()]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_every_rank_begins_with_the_parents_numbers_and_chain(ranks, tmp_path, parent, world_size):
+    """Rank 0 reads them. The chain goes on from the digest: other parents, other chains."""
+    expected = [0, "parent", parent.digest, 40.0]
+    assert ranks.run(world_size, begun, encode(parent), str(tmp_path)) == [expected] * world_size
+
+
+def refusal(member, written, own, width_of_rank):
+    state = State(model=model(0.0, width_of_rank[member.rank]))
+    with pytest.raises(UsageError) as raised:
+        restore(member, decode(Parent, written, what="parent"), own, state)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("width_of_rank", [(3, 3), (2, 3)])
+def test_where_one_rank_cannot_take_it_all_refuse_with_its_reason(ranks, tmp_path, parent, width_of_rank):
+    """On both ranks, or on the second alone: a rank that went on would wait for ever."""
+    first, second = ranks.run(2, refusal, encode(parent), str(tmp_path), width_of_rank)
+    assert first == second
+    assert "model.weight is float32 [1, 2] there and float32 [1, 3] here" in first
+    assert "It has the entries model, and this State has model." in first
+
+
+def test_a_misfit_gives_the_run_directory_back(tmp_path, parent):
+    """It holds run.json and no state. A corrected command must not find another run there."""
+    own = begin_run(tmp_path / "own", IDENTITY)
+    with pytest.raises(UsageError):
+        restore(ALONE, parent, own, State(model=model(0.0, 3)))
+    assert not (own / identity.NAME).exists()
+
+
+def test_a_parent_that_is_gone_or_damaged_is_never_begun_from(tmp_path, parent):
+    """After the command found it: its bytes are flipped, then its run is deleted."""
+    (payload,) = (tmp_path / "first").glob("checkpoints/*/*/state.safetensors")
+    payload.write_bytes(payload.read_bytes()[:-1] + b"!")
+    state = State(model=(untouched := model(0.0)))
+    with pytest.raises(UsageError, match=r"expected step 40 of .*, found it damaged: .*sha256"):
+        restore(ALONE, parent, tmp_path / "own", state)
+    (payload.parents[1] / "COMMIT.json").unlink()
+    with pytest.raises(UsageError, match=r"expected step 40 of .*, found that it is no longer there"):
+        restore(ALONE, parent, tmp_path / "own", state)
+    assert untouched.weight[0, 0].item() == 0.0
+
+
+def test_what_was_taken_is_said_with_its_digest(tmp_path, parent, capsys):
+    """Also what was not: its entry begins as the recipe builds it."""
+    taken = Parent(**{**encode(parent), "entries": ("model",), "ancestors": PARENT.ancestors})
+    restore(ALONE, taken, tmp_path / "own", State(model=model(0.0), head=model(1.0)))
+    assert capsys.readouterr().out == (
+        f"begins from step 40 of {tmp_path}/first (digest {parent.digest[:16]}), entries model; steps count from 1\n"
+        "  head: as the recipe builds it\n"
+    )
