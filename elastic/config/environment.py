@@ -153,8 +153,12 @@ class VariableWatch:
 
 def _decoded(kind: type[T], name: str, advice: str) -> T | None:
     text = os.environ.get(name)
+    return None if text is None else _decode(kind, text, name, advice)
+
+
+def _decode(kind: type[T], text: str, name: str, advice: str) -> T:
     try:
-        return None if text is None else decode(kind, text, what=name)
+        return decode(kind, text, what=name)
     except ValueError as error:
         raise UsageError(f"{error}; {advice}") from error
 

@@ -11,6 +11,7 @@ trained then.
 """
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from elastic.errors import CheckpointDamaged
+from elastic.errors import CheckpointDamaged, StateDoesNotFit
 from elastic.train.fit_optimizer import GROUPS, fit_optimizer, other_shapes, set_by
-from elastic.train.state import FlatState, State, checksum_of
+from elastic.train.state import FlatState, State
 
 # The entries of a scheduler's state that its steps change.
 _POSITION = {"last_epoch", "_step_count", "_last_lr", "_is_initial", "_get_lr_called_within_step"}
@@ -42,7 +43,7 @@ def load_entries(saved: FlatState, state: State, entries: tuple[str, ...]) -> tu
 
 def _fitted(saved: FlatState, state: State) -> tuple[FlatState, list[str], list[str]]:
     """(the saved state as these objects take it, what does not fit, notes)."""
-    built = state.flatten()
+    built = state.flatten(exact=saved.is_exact)
     schedulers = [thing for thing in state.objects.values() if isinstance(thing, LRScheduler)]
     tensors: dict[str, Tensor] = {}
     document, problems, notes = {}, list[str](), list[str]()
@@ -53,22 +54,25 @@ def _fitted(saved: FlatState, state: State) -> tuple[FlatState, list[str], list[
             problems += _other_tensors(theirs, ours)
         if isinstance(thing, Optimizer) and GROUPS in thing.state_dict():
             moved = {key for each in schedulers if each.optimizer is thing for key in set_by(each)}
-            fitted = fit_optimizer(name, saved, built, moved)
-            document[name], theirs = fitted.value, fitted.tensors
-            problems += fitted.problems
-            notes += fitted.notes
+            taken = fit_optimizer(name, saved, built, moved)
+            document[name], theirs = taken.value, taken.tensors
+            problems += taken.problems
+            notes += taken.notes
         tensors |= theirs
-    return FlatState(tensors=dict(sorted(tensors.items())), document=document), problems, notes
+    fitted = replace(saved, tensors=dict(sorted(tensors.items())), document=document)
+    return fitted, problems, notes
 
 
 def _load(fitted: FlatState, state: State) -> list[str]:
     """What turns out not to fit."""
     schedulers = {name: thing for name, thing in state.objects.items() if isinstance(thing, LRScheduler)}
     built = {name: copy.deepcopy(thing.state_dict()) for name, thing in schedulers.items()}
+    refusal = []
     try:
         state.load(fitted)
-    except CheckpointDamaged as error:
-        return [str(error)]
+    except (CheckpointDamaged, StateDoesNotFit) as error:
+        refusal = [str(error)]
+    # What an object refuses is often one of these, which say it in the recipe's words.
     problems = [
         words
         for name, thing in schedulers.items()
@@ -76,9 +80,7 @@ def _load(fitted: FlatState, state: State) -> list[str]:
     ]
     for name, thing in state.objects.items():
         problems += other_shapes(name, thing) if isinstance(thing, Optimizer) else []
-    expected, found = checksum_of(fitted).entries, checksum_of(state.flatten()).entries
-    different = [key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)]
-    return problems or [f"{key} is another value once it is loaded" for key in sorted(different)]
+    return problems or refusal
 
 
 def _other_tensors(theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> list[str]:

@@ -45,7 +45,7 @@ class Inheritance:
         """
         data = self._data(groups, clock)
         tensors, document = image.read(data.numpy().data, copy=False)
-        saved = FlatState(tensors=tensors, document=document["state"])
+        saved = FlatState.read(tensors, document)
         problems, notes = load_entries(saved, state, self.parent.entries)
         misfits = next((of_rank for of_rank in groups.all_gather(problems) if of_rank), None)
         if misfits is not None:

@@ -99,6 +99,10 @@ def offers(data: bytes) -> None:
         parse_request(message)
 
 
+def agent_link(text: str) -> environment.AgentLink:
+    return environment._decode(environment.AgentLink, text, environment.AGENT, "unset it")
+
+
 READERS: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
     "run.json": (identity.parse, UsageError),
     "COMMIT.json": (commit_record.parse, CheckpointDamaged),
@@ -107,7 +111,7 @@ READERS: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
     "group": (Group.parse, GroupDamaged),
     "uploader's socket": (offers, ValueError),
     "c10d": (lambda data: StoredValue.parse(data.decode(errors="replace")), BackendFailed),
-    "ELASTIC_AGENT": (lambda data: environment._agent_link(data.decode(errors="replace")), UsageError),
+    "ELASTIC_AGENT": (lambda data: agent_link(data.decode(errors="replace")), UsageError),
     "etcd": (lambda data: _answer("u", 200, data), BackendFailed),
 }
 
@@ -187,7 +191,7 @@ def test_a_corrupted_offer_is_refused_or_within_its_bounds(message):
 def test_a_corrupted_link_to_the_agent_is_refused_or_complete(record):
     """The one variable that the agent adds for its workers."""
     with suppress(UsageError):
-        link = environment._agent_link(json.dumps(record))
+        link = agent_link(json.dumps(record))
         assert isinstance(link.run_dir, str)
 
 

@@ -28,7 +28,7 @@ def commit_in(folder: Path, ours: Identity, step: int, state: State) -> CommitRe
 
 def commit_state(store: Store, run_id: str, step: int, state: State) -> CommitRecord:
     flat = state.flatten()
-    laid_out = image.layout(flat.tensors, {"state": flat.document, "chain": "12" * 32})
+    laid_out = image.layout(flat.tensors, flat.to_json() | {"chain": "12" * 32})
     slots = SnapshotSlots.create(laid_out.size_bytes, 1)
     slot = slots.begin()
     assert slot is not None
