@@ -196,6 +196,22 @@ class SnapshotRejected(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFailed(Event):
+    """A shard that was computed twice in this step gave different bits; written by rank 0.
+
+    `ranks`: the shard's own rank, and the one that computed it again. `entry`: the first thing that
+    differs. `verdict`: machine or recipe. `culprit`: the node of that machine.
+    """
+
+    step: int
+    shard: int
+    ranks: list[int]
+    entry: str = ""
+    verdict: str = ""
+    culprit: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultInjected(Event):
     """A fault of the plan is about to happen; `fault` is its text.
 

@@ -50,6 +50,7 @@ class AgentLink:
     uploader: str  # path of the uploader's socket
     save_every: str
     snapshot_every: str
+    audit: str
     memory: str  # path of the node's snapshot slots to restore from; empty without a snapshot
     failures: int  # failures in a row, without a new step, that the restored state may have caused
     divergence: Divergence | None  # because of which steps are done again, where this agent knows of one

@@ -30,6 +30,9 @@ the run:
                            newest one, or that of STEP; all entries of its State, or these [none]
   --save-every WHEN        checkpoint every 500steps, 30s, 10min, 2h, or auto, by their cost [auto]
   --snapshot-every N       steps between snapshots, auto (for 1 % of the time), or off [auto]
+  --audit N                steps between audits, in which one shard of each worker is computed again
+                           by another and compared bit for bit; auto (for 1 % of the time), or off
+                           [auto]
   --keep N                 number of checkpoints to keep, the newest ones [3]
 
 nodes and workers:
@@ -114,7 +117,7 @@ def _backend(text: str) -> str:
 _AtLeastOne = Annotated[int, partial(_whole, 1)]
 _Seconds = Annotated[float, _seconds]
 _save_every = partial(_every, kinds=("steps", "seconds", "auto"), expected="500steps, 30s, 10min, 2h or auto")
-_snapshot_every = partial(
+_every_nth = partial(
     _every, kinds=("steps", "auto", "off"), unit="steps", expected="a number of steps, auto or off"
 )
 _hang_timeout = partial(
@@ -148,7 +151,8 @@ class Options:
     max_restarts: Annotated[int, partial(_whole, 0)] = 3
     save_every: Annotated[Every, _save_every] = Every(kind="auto")
     keep: _AtLeastOne = 3
-    snapshot_every: Annotated[Every, _snapshot_every] = Every(kind="auto")
+    snapshot_every: Annotated[Every, _every_nth] = Every(kind="auto")
+    audit: Annotated[Every, _every_nth] = Every(kind="auto")
     hang_timeout: Annotated[Every, _hang_timeout] = Every(kind="auto")
     grace_s: _Seconds = 30.0
     notice_file: str | None = None

@@ -15,8 +15,9 @@ class StepLine:
 
     step: counted from 1; epoch: from 0. loss: a number, null where it was not finite. chain: see
     docs/architecture.md; two runs are equal as far as their chains are. time: seconds since 1970,
-    when the step ended. seconds: how long it took. values: what the recipe logged, by name, any
-    JSON. Any marks what is printed and compared, not computed with.
+    when the step ended. seconds: how long it took. audited: true if the step was (`--audit`).
+    values: what the recipe logged, by name, any JSON. Any marks what is printed and compared, not
+    computed with.
     """
 
     step: int
@@ -27,6 +28,7 @@ class StepLine:
     generation: int = 0
     time: float | None = None
     seconds: float | None = None
+    audited: bool | None = None
     values: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ Vectors are used again in the next computation, unless the recipe has kept a gra
 one: a gradient never changes while something refers to it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -19,6 +19,7 @@ from elastic.errors import UsageError
 from elastic.reduce.tree import Block, Stack
 
 BUCKET_BYTES = 25 * 1024 * 1024  # as DistributedDataParallel's default
+Show = Callable[[nn.Parameter, Tensor], None]  # is given the gradient of each parameter
 
 
 class Trained(Protocol):
@@ -113,9 +114,15 @@ class Bucket:
                 parameter.grad = self._views[parameter].add_(parameter.grad)
         self.missing = set()
 
-    def end_pair(self, pair: tuple[int, ...]) -> None:
-        """The vector holds the sum of these shards: hand it to the stack."""
+    def end_pair(self, pair: tuple[int, ...], show: Show | None = None) -> None:
+        """The vector holds the sum of these shards: hand it to the stack.
+
+        show: is given what the vector holds at the last moment before it joins the sum.
+        """
         assert self._flat is not None
+        if show is not None:
+            for parameter, view in self._views.items():
+                show(parameter, view)
         self.stack.push(Block(pair[0], len(pair)), self._flat)
         self._flat = None
 

@@ -16,15 +16,16 @@ A parameter that no shard on any rank used keeps `.grad = None`, as in plain PyT
 would let weight decay and momentum change it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from elastic.reduce.bucket import Bucket, Trained, cut, groups
+from elastic.reduce.bucket import Bucket, Show, Trained, cut, groups
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.tree import pairs
 
@@ -57,6 +58,9 @@ class Gradients:
         self._trained = trained
         self._exchange = exchange
         self._pairs = pairs(exchange.own_shards)
+        self._shown: tuple[int, ...] = ()  # a shard by itself, whose gradients are given to `_show`
+        self._show: Show | None = None
+        self._is_paused = False
         self._layouts: dict[object, Layout] = {}
         self._layout = Layout([], trained)
         self._computations = 0
@@ -75,8 +79,14 @@ class Gradients:
         """Those of the computation that was begun last: trained ones that require a gradient."""
         return self._layout.parameters
 
-    def begin_step(self) -> None:
-        """Before the first backward of a computation: no parameter has a gradient any more."""
+    def begin_step(self, shown: int | None = None, show: Show | None = None) -> None:
+        """Before the first backward of a computation: no parameter has a gradient any more.
+
+        shown: an own shard whose gradients `show` is given. They are added to those of its partner
+        as vectors, and not in place by autograd, which is the same addition.
+        """
+        self._pairs = pairs(self._exchange.own_shards, shown)
+        self._shown, self._show = () if shown is None else (shown,), show
         self._layout = self._current_layout()
         for parameter in self.parameters:
             parameter.grad = None
@@ -112,7 +122,7 @@ class Gradients:
         for bucket in self._layout.buckets:
             bucket.fill_missing()
             if shard == pair[-1]:
-                bucket.end_pair(pair)
+                self._end_pair(bucket, pair)
 
     def used(self) -> Tensor:
         """float64 [parameters]: 1 where this rank's shards gave a gradient, else 0."""
@@ -134,6 +144,15 @@ class Gradients:
         for bucket, flat in zip(self._layout.buckets, flats, strict=True):
             for parameter, view in zip(bucket.parameters, cut(flat, bucket.parameters), strict=True):
                 parameter.grad = view if counts[parameter] else None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A backward inside it is of no shard in training, and none of the recipe's own either."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     def close(self) -> None:
         """Remove the hooks: a recipe may use these parameters for something else after the run."""
@@ -178,8 +197,13 @@ class Gradients:
     def _pair_of(self, shard: int) -> tuple[int, ...]:
         return next(pair for pair in self._pairs if shard in pair)
 
+    def _end_pair(self, bucket: Bucket, pair: tuple[int, ...]) -> None:
+        bucket.end_pair(pair, self._show if pair == self._shown else None)
+
     def _accumulated(self, parameter: nn.Parameter) -> None:
         """Autograd's hook: `parameter.grad` holds this shard's gradient, or the pair's sum."""
+        if self._is_paused:
+            return
         bucket = self._layout.bucket_of.get(parameter) if self._is_open else None
         if bucket is None:
             self._trained.accumulated_outside(parameter)
@@ -198,7 +222,7 @@ class Gradients:
         bucket = self._layout.buckets[self._next]
         self._next += 1
         bucket.fill_missing()
-        bucket.end_pair(self._pairs[-1])
+        self._end_pair(bucket, self._pairs[-1])
         bucket.is_sent = True
         run = partial(self._exchange.sum, bucket.stack.parts, "the sum of gradients")
         self._sums.append(run() if self._thread is None else self._thread.submit(run))

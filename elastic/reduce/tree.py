@@ -90,11 +90,13 @@ class Stack(Generic[T]):
         self.parts[Block(start, size)] = value
 
 
-def pairs(leaves: range) -> tuple[tuple[int, ...], ...]:
+def pairs(leaves: range, alone: int | None = None) -> tuple[tuple[int, ...], ...]:
     """The span cut into aligned pairs of leaves, and singles whose partner another rank holds.
+
+    alone: a leaf that stays by itself, so that its value can be read before the sum has it.
 
     The two leaves of a pair may be added in place, for instance by autograd in `.grad`: that
     addition is a node of the tree's first level. A third leaf on top would not be, because `.grad`
     would hold (a + b) + c where the tree has (a + b) + (c + d).
     """
-    return tuple(tuple(pair) for _, pair in groupby(leaves, lambda leaf: leaf // 2))
+    return tuple(tuple(pair) for _, pair in groupby(leaves, lambda leaf: (leaf // 2, leaf == alone)))

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from elastic.data.loader import Loader
+from elastic.divergence import Divergence
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, StoreFailed, UsageError
 from elastic.events import Drained, FirstStep, Restored, RunStarted
 from elastic.faults.inject import WorkerFaults
@@ -29,6 +30,8 @@ from elastic.snapshot.slots import SnapshotInfo
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
 from elastic.system.phase import Phase
+from elastic.train.audit import Auditor
+from elastic.train.audit_schedule import AuditSchedule
 from elastic.train.buffers import Buffers
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.consistency import check_same_snapshots
@@ -52,6 +55,7 @@ class Rank0Output:
     log: EventLog
     checkpointing: Checkpointing
     schedule: SnapshotSchedule
+    audits: AuditSchedule
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +72,9 @@ class Loop:
     loader: Loader
     state: State
     groups: ProcessGroups
+    node: str
     generation: int
+    redo: Divergence | None
     clock: Clock
     page: ControlPage
     heartbeat: HeartbeatSender
@@ -107,11 +113,15 @@ class Loop:
             heartbeat=self.heartbeat,
             order=order,
         )
+        auditor = self._auditor(parts)
+        is_audited = self._is_first_audited(resumed.step + 1)
         batches = self.loader.steps(exchange.own_shards, resumed.step + 1)
         self._started_s = self.clock.monotonic()
         last = None
         for number in range(resumed.step + 1, order.steps + 1):
-            step = Step(number, parts, next(batches), self._requests)
+            if is_audited and self.output is not None:
+                self.output.audits.begin(number)
+            step = Step(number, parts, next(batches), self._requests, auditor if is_audited else None)
             if self.faults is not None:
                 step.fault_point = self.faults.at_step(number)
             if self.snapshotting is not None:
@@ -123,6 +133,7 @@ class Loop:
             if number == resumed.step + 1:  # from here on an optimizer has state
                 self.state.check_savable()
             last = self._finish(step)
+            is_audited = step.outcome is not None and step.outcome.requests.audit
             if self.trace is not None and self.trace.is_over(number):
                 raise SystemExit(EXIT_COMPLETE)
         gradients.close()
@@ -134,6 +145,26 @@ class Loop:
         if last is not None:
             self._commit_last(*last)
         self.heartbeat.enter(Phase.AFTER)
+
+    def _auditor(self, parts: StepParts) -> Auditor:
+        return Auditor(
+            groups=self.groups,
+            loader=self.loader,
+            state=self.state,
+            buffers=parts.buffers,
+            gradients=parts.gradients,
+            heartbeat=self.heartbeat,
+            clock=self.clock,
+            node=self.node,
+            generation=self.generation,
+            redo=self.redo,
+            log=None if self.output is None else self.output.log,
+        )
+
+    def _is_first_audited(self, step: int) -> bool:
+        """Later steps learn it from the sum of the step before."""
+        is_due = self.output is not None and self.output.audits.is_due(step, is_first=True)
+        return self.groups.from_rank0(is_due)
 
     def _resume(self) -> ResumePoint:
         output, order = self.output, self.loader.order
@@ -173,7 +204,8 @@ class Loop:
         if output is None or number == self.loader.order.steps:
             return Requests(drain=drain, snapshot=False, save=False)
         snapshot, save = output.schedule.is_due(number), output.checkpointing.is_due(number)
-        return Requests(drain=drain, snapshot=snapshot, save=save)
+        audit = output.audits.is_due(number + 1)
+        return Requests(drain=drain, snapshot=snapshot, save=save, audit=audit)
 
     def _finish(self, step: Step) -> tuple[SnapshotInfo, PublishedSnapshot | None]:
         """After the recipe's optimizer: leave behind what the step leaves behind, in order."""
@@ -215,6 +247,7 @@ class Loop:
             generation=self.generation,
             time=self.clock.wall(),
             seconds=seconds,
+            audited=None if step.audit is None else True,
             values=step.logged,
         )
         if self.metrics is not None:
@@ -224,6 +257,9 @@ class Loop:
             self.trace.add(line, self.state.flatten(), steps=order.steps, shards=order.shards)
         if self.output is not None:
             self.output.schedule.add_step(seconds)
+            self.output.audits.add_step(seconds)
+            if step.audit is not None:
+                self.output.audits.add_audit(step.audit.cost_s)
             if step.number == self._first_new:
                 self.output.log.record(FirstStep(step=step.number))
         self._started_s = self.clock.monotonic()

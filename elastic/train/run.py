@@ -35,6 +35,7 @@ from elastic.snapshot.slots import SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
+from elastic.train.audit_schedule import AuditSchedule
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.evaluation import Evaluation
 from elastic.train.inherit import Inheritance
@@ -246,6 +247,7 @@ class Run:
             log=self._log,
             checkpointing=Checkpointing(uploader, Every.parse(link.save_every), clock),
             schedule=SnapshotSchedule(Every.parse(link.snapshot_every)),
+            audits=AuditSchedule(Every.parse(link.audit)),
         )
         # Nodes that share no folder keep a copy each: rank 0's node may be lost with its lines.
         keeps_metrics = self.is_first or (self._dir.is_remote and is_first_of_node)
@@ -260,7 +262,9 @@ class Run:
             loader=loader,
             state=state,
             groups=self._groups,
+            node=link.node,
             generation=link.generation,
+            redo=link.divergence,
             clock=clock,
             page=self._page,
             heartbeat=self._heartbeat,

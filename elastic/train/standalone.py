@@ -49,6 +49,7 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity) ->
         uploader=socket_path,
         save_every="auto",
         snapshot_every="off",
+        audit="auto",
         memory="",
         failures=0,
         divergence=None,

@@ -340,14 +340,14 @@ def checksum_of(flat: FlatState) -> StateChecksum:
     entries = {}
     for name, tensor in flat.tensors.items():
         head = f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode()
-        entries[name] = hashlib.sha256(head + _sums(tensor)).hexdigest()
+        entries[name] = hashlib.sha256(head + tensor_sums(tensor)).hexdigest()
     for name, value in flat.document.items():
         entries[f"{name} (values)"] = hashlib.sha256(json.dumps(value).encode()).hexdigest()
     whole = hashlib.sha256("".join(f"{k} {v}\n" for k, v in sorted(entries.items())).encode()).hexdigest()
     return StateChecksum(whole=whole, entries=entries)
 
 
-def _sums(tensor: Tensor) -> bytes:
+def tensor_sums(tensor: Tensor) -> bytes:
     """`checksum.tensor_sums` of a tensor's bytes. On a GPU the same sums are computed there."""
     if tensor.device.type == "cpu" or tensor.nbytes <= checksum.SMALL_BYTES:
         return checksum.tensor_sums(tensor_bytes(tensor).numpy().data)

@@ -24,6 +24,7 @@ from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.system.phase import Phase
+from elastic.train.audit import Auditor, Call
 from elastic.train.buffers import Buffers, Contents
 from elastic.train.contract import Contract
 from elastic.worker.heartbeat import HeartbeatSender
@@ -40,6 +41,7 @@ class Requests(NamedTuple):
     drain: bool
     snapshot: bool
     save: bool  # a snapshot that becomes a checkpoint
+    audit: bool = False  # an audit of the next step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +79,12 @@ class Step:
         parts: StepParts,
         batches: list[Batch],
         requests: Callable[[int], Requests],
+        auditor: Auditor | None = None,
     ) -> None:
-        """requests: called once, with the step's number, when the gradients are summed."""
+        """requests: called with the step's number when gradients are summed.
+
+        auditor: None in a step that is not audited.
+        """
         self.number = number
         self.steps = parts.order.steps
         self.epoch, _ = parts.order.position(number)
@@ -90,6 +96,7 @@ class Step:
         self._parts = parts
         self._batches = batches
         self._requests = requests
+        self.audit = None if auditor is None else auditor.begin(number, self._compute)
         self._sums: list[tuple[Tensor, dict[int, Tensor]]] = []
         self._buffers_after: dict[int, Contents] = {}
         self._passes = 0
@@ -128,6 +135,8 @@ class Step:
         self._parts.buffers.load()
         total.requires_grad_(True)
         self._sums.append((total, outputs))
+        if self.audit is not None:
+            self.audit.add_sum(function, self._passes)
         return total
 
     def backward(self, loss: Tensor, scaler: Scaler | None = None) -> None:
@@ -146,7 +155,7 @@ class Step:
                 "expected step.sum(...) before step.backward(loss); for a mean loss use step.mean_loss(...)"
             )
         gradients, heartbeat = self._parts.gradients, self._parts.heartbeat
-        gradients.begin_step()
+        self._begin_gradients()
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         # Those that reach parameters past the sums; d loss / d sum is left in `sum.grad`.
         direct = {p: p.grad for p in gradients.parameters if p.grad is not None}
@@ -155,16 +164,14 @@ class Step:
                 total.grad = torch.zeros_like(total)
         for batch in self._batches:
             heartbeat.enter(Phase.STEP)
-            outputs = [
-                (out[batch.shard], total.grad) for total, out in self._sums if out[batch.shard].requires_grad
-            ]
             gradients.before_backward(batch.shard)
             # Activation checkpointing computes the forward again, from what the buffers are.
             self._parts.buffers.load(self._buffers_after[batch.shard])
-            if outputs:  # a sum for the metrics alone may have no graph
-                torch.autograd.backward([out for out, _ in outputs], [gradient for _, gradient in outputs])
+            self._backward_of_sums([outputs[batch.shard] for _, outputs in self._sums])
             self.fault_point("backward")
             gradients.after_backward(batch.shard)
+        if self.audit is not None:
+            self.audit.check_sums(self._backward_of_sums)
         with heartbeat.waiting():  # with nccl, gradient sums that are under way may come before it
             known = float(loss.detach())
         self._finish(known, dict.fromkeys(self._parts.exchange.own_shards, 0.0))
@@ -181,18 +188,24 @@ class Step:
         PeerLost when another rank is gone.
         """
         gradients, heartbeat, exchange = self._parts.gradients, self._parts.heartbeat, self._parts.exchange
-        gradients.begin_step()
+
+        def backward(loss: Tensor) -> None:
+            scaled = loss if scaler is None else scaler.scale(loss)
+            (scaled / exchange.shards).backward()  # type: ignore[no-untyped-call]
+
+        self._begin_gradients()
         losses: dict[int, float] = {}
         for batch, loss in self._forward(function):
             gradients.before_backward(batch.shard)
-            scaled = loss if scaler is None else scaler.scale(loss)
-            (scaled / exchange.shards).backward()  # type: ignore[no-untyped-call]
+            backward(loss)
             self.fault_point("backward")
             gradients.after_backward(batch.shard)
             # After the last shard the gradient sums are under way, and with nccl the host waits for
             # them where it reads the loss.
             with heartbeat.waiting() if batch.shard == exchange.own_shards[-1] else nullcontext():
                 losses[batch.shard] = float(loss.detach())
+        if self.audit is not None:
+            self.audit.check_loss(function, self._passes, backward)
         return self._finish(None, losses).loss
 
     def _forward(self, function: Callable[[Batch], Tensor]) -> Iterator[tuple[Batch, Tensor]]:
@@ -205,23 +218,53 @@ class Step:
         self._passes += 1
         if not self._buffers_after:
             self._parts.buffers.begin()
-        seed, buffers = self._parts.order.seed, self._parts.buffers
         for batch in self._batches:
             self._parts.heartbeat.enter(Phase.STEP)
-            random_streams.enter(seed, "shard", self.number, batch.shard, self._passes)
-            buffers.load(self._buffers_after.get(batch.shard))
             self.fault_point("forward")
-            output = function(batch)
-            self._buffers_after[batch.shard] = buffers.save()
+            call = Call(function=function, number=self._passes, buffers=self._buffers_after.get(batch.shard))
+            audit = self.audit if self.audit is not None and batch.shard == self.audit.own else None
+            if audit is not None:
+                audit.before(call, batch)
+            output = self._compute(call, batch)
+            self._buffers_after[batch.shard] = self._parts.buffers.save()
+            if audit is not None:
+                audit.after(call.number, output)
             yield batch, output
-        random_streams.enter(seed, "step", self.number, self._passes)
+        random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
+
+    def _compute(self, call: Call, batch: Batch) -> Tensor:
+        """One shard's output, under its own stream, from the buffers that the call begins with."""
+        seed = self._parts.order.seed
+        random_streams.enter(seed, "shard", self.number, batch.shard, call.number)
+        self._parts.buffers.load(call.buffers)
+        return call.function(batch)
+
+    def _begin_gradients(self) -> None:
+        audit = self.audit
+        if audit is None:
+            self._parts.gradients.begin_step()
+        else:
+            self._parts.gradients.begin_step(audit.own, audit.see_gradient)
+
+    def _backward_of_sums(self, outputs: list[Tensor]) -> None:
+        """From d loss / d sum into one shard's graphs.
+
+        outputs: one for each sum. A sum for the metrics alone may have no graph.
+        """
+        reached = [
+            (output, total.grad)
+            for output, (total, _) in zip(outputs, self._sums, strict=True)
+            if output.requires_grad
+        ]
+        if reached:
+            torch.autograd.backward([output for output, _ in reached], [gradient for _, gradient in reached])
 
     def _finish(self, loss: float | None, losses: dict[int, float]) -> StepOutcome:
         """The end-of-step all-reduce, of one vector: loss, requests, used parameters, buffers.
 
         loss: known to every rank already, or None where it is the mean of `losses`, which are those
-        of the own shards. The vector of each shard is float64: [1] its loss, [3] drain, snapshot
-        and save, [parameters] whether a gradient exists, [buffers.length] its buffers.
+        of the own shards. The vector of each shard is float64: [1] its loss, [4] the fields of
+        Requests, [parameters] whether a gradient exists, [buffers.length] its buffers.
         """
         parts = self._parts
         with parts.heartbeat.waiting():
@@ -239,7 +282,9 @@ class Step:
             )
         with parts.heartbeat.waiting():
             total = parts.exchange.sum_shards(contributions, "the end of a step")
-        head, used, buffers = torch.split(total, [4, of_rank.numel() - 3, parts.buffers.length])
+        num_head = 1 + len(Requests._fields)
+        num_used = of_rank.numel() - len(Requests._fields)
+        head, used, buffers = torch.split(total, [num_head, num_used, parts.buffers.length])
         loss_sum, *asked = head.tolist()
         parts.gradients.assign(flats, used)
         self._check_integers(buffers)

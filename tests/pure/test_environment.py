@@ -20,6 +20,7 @@ LINK = AgentLink(
     control_page="/proc/7/fd/3",
     uploader="/run/socket",
     snapshot_every="auto",
+    audit="auto",
     memory="",
     failures=0,
     divergence=DIVERGENCE,

@@ -40,6 +40,7 @@ def all_options(draw) -> Options:
         max_restarts=draw(st.integers(0, 99)),
         save_every=draw(auto | in_steps | in_seconds),
         snapshot_every=draw(auto | off | in_steps),
+        audit=draw(auto | off | in_steps),
         keep=draw(st.integers(1, 99)),
         hang_timeout=draw(auto | off | in_seconds),
         grace_s=draw(seconds),

@@ -57,6 +57,7 @@ LINK = environment.AgentLink(
     uploader="/tmp/u",
     save_every="auto",
     snapshot_every="auto",
+    audit="auto",
     memory="",
     failures=0,
     divergence=DIVERGENCE,

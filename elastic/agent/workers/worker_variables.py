@@ -35,6 +35,7 @@ def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
         uploader=uploader,
         save_every=str(options.save_every),
         snapshot_every=str(options.snapshot_every),
+        audit=str(options.audit),
         memory=memory,
         failures=failures,
         divergence=divergence,

@@ -1,0 +1,311 @@
+"""In an audited step one shard of each rank is computed a second time, and must give the same bits.
+
+Any rank can compute any shard: its data, random streams and opening buffers are functions of
+(seed, step, shard), and the parameters are the same everywhere. So each rank also computes one
+shard of the next rank, all of them at once; a world of one repeats a shard of its own. Compared are
+the data, what the function returned, the buffers after it, and each parameter's gradient as it
+joined the sum. This finds what a comparison of states cannot: a result that all ranks share and
+that another world size would not have given.
+
+It happens before the sums are assigned, so before the parameters are updated, and leaves random
+streams, buffers and `.grad` as they were. It does not look at sums that no backward follows, nor at
+the optimizer. The function is called once more, so what it counts in plain variables is off by that
+call. In the third computation, which only tells a machine from a recipe, functions of earlier sums
+of the step see the variables of the loop as they are by then.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from elastic.data import random_streams
+from elastic.data.loader import Batch, Loader
+from elastic.divergence import Divergence
+from elastic.errors import MachineFault, RecipeNotExact
+from elastic.events import AuditFailed
+from elastic.observe.log import EventLog
+from elastic.reduce.gradients import Gradients
+from elastic.reduce.tree import span
+from elastic.system.clock import Clock
+from elastic.system.phase import Phase
+from elastic.train import structure
+from elastic.train.audit_evidence import ShardRecord
+from elastic.train.audit_verdict import (
+    Culprit,
+    Place,
+    Verdict,
+    audited_by,
+    audited_shard,
+    auditor_of,
+    judge,
+    sentence,
+)
+from elastic.train.buffers import Buffers, Contents
+from elastic.train.process_groups import ProcessGroups
+from elastic.train.state import State
+from elastic.worker.heartbeat import HeartbeatSender
+
+Function = Callable[[Batch], Tensor]
+Backward = Callable[[list[Tensor]], None]  # from the outputs of one shard's calls, in their order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of the recipe's function for one shard.
+
+    number: among the sums and losses of the step, from 1. buffers: those that the call begins with,
+    None for the opening ones.
+    """
+
+    function: Function
+    number: int
+    buffers: Contents | None
+
+
+Compute = Callable[[Call, Batch], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auditor:
+    """Begins the audits of one rank in one generation.
+
+    redo: because of what the first steps of this generation are done again, where this node knows
+    of it. log: on rank 0 alone.
+    """
+
+    groups: ProcessGroups
+    loader: Loader
+    state: State
+    buffers: Buffers
+    gradients: Gradients
+    heartbeat: HeartbeatSender
+    clock: Clock
+    node: str
+    generation: int
+    redo: Divergence | None
+    log: EventLog | None
+
+    def begin(self, step: int, compute: Compute) -> "StepAudit":
+        """compute: runs a call on a batch, as in training."""
+        return StepAudit(self, step, compute)
+
+
+class Computation:
+    """One computation of one shard in one step."""
+
+    def __init__(self, shard: int) -> None:
+        self.shard = shard
+        self.record = ShardRecord()
+        self.begun: dict[int, tuple[Call, int]] = {}  # by number: a call, and its batch's `drawn`
+        self.buffers: Contents | None = None  # what the last call left
+
+    def begin(self, call: Call, batch: Batch) -> None:
+        self.record.add_data(batch.data)
+        self.begun[call.number] = call, batch.drawn
+
+
+class StepAudit:
+    """The audit of one step on one rank.
+
+    own: the shard of this rank that is computed again elsewhere. cost_s: seconds spent so far.
+    """
+
+    def __init__(self, auditor: Auditor, step: int, compute: Compute) -> None:
+        self._auditor = auditor
+        self._step = step
+        self._compute = compute
+        order, world_size = auditor.loader.order, auditor.groups.world_size
+        spans = [span(order.shards, world_size, rank) for rank in range(world_size)]
+        self._shards = [audited_shard(order.seed, step, of_rank) for of_rank in spans]
+        self._owner = audited_by(auditor.groups.rank, world_size)
+        self._first = Computation(self._shards[auditor.groups.rank])
+        self._again = Computation(self._shards[self._owner])
+        self.own = self._first.shard
+        self.cost_s = 0.0
+        self._batch: Batch | None = None  # of the shard that is computed again here
+        self._outputs: dict[int, Tensor] = {}  # its graphs, by number of the call
+        self._sums: list[int] = []  # the calls whose sums wait for their backward
+        self._new: list[int] = []  # the calls since the last comparison
+
+    def before(self, call: Call, batch: Batch) -> None:
+        """In training, a call for the shard `own` begins."""
+        with self._timed():
+            self._first.begin(call, batch)
+
+    def after(self, number: int, output: Tensor) -> None:
+        """It has ended; the modules have the buffers that it left."""
+        with self._timed():
+            self._first.record.add_call(number, output, self._auditor.state)
+
+    def see_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """What the shard `own` adds to the sum."""
+        with self._timed():
+            self._first.record.add_gradient(parameter, gradient)
+
+    def add_sum(self, function: Function, number: int) -> None:
+        """Compute the other shard's part of a sum, whose backward comes later."""
+        with self._timed(), self._undisturbed():
+            self._call_again(function, number)
+        self._sums.append(number)
+
+    def check_sums(self, backward: Backward) -> None:
+        """Compare the sums that wait for this backward, and the gradients.
+
+        Raises MachineFault, RecipeNotExact, PeerLost.
+        """
+        with self._timed(), self._undisturbed():
+            self._check(self._sums, backward)
+        self._sums = []
+
+    def check_loss(self, function: Function, number: int, backward: Callable[[Tensor], None]) -> None:
+        """Compare one loss, the gradients, and the sums since the last comparison.
+
+        Raises as `check_sums`.
+        """
+        with self._timed(), self._undisturbed():
+            self._call_again(function, number)
+            self._check(self._new, lambda outputs: backward(outputs[-1]))
+
+    def _call_again(self, function: Function, number: int) -> None:
+        if self._batch is None:
+            self._batch = self._auditor.loader.shard(self._step, self._again.shard)
+        call = Call(function=function, number=number, buffers=self._again.buffers)
+        self._outputs[number] = self._run(self._again, call, self._batch)
+        self._new.append(number)
+
+    def _run(self, computation: Computation, call: Call, batch: Batch) -> Tensor:
+        self._auditor.heartbeat.enter(Phase.STEP)
+        computation.begin(call, batch)
+        output = self._compute(call, batch)
+        computation.buffers = self._auditor.buffers.save()
+        computation.record.add_call(call.number, output, self._auditor.state)
+        return output
+
+    def _differentiate(self, computation: Computation, outputs: list[Tensor], backward: Backward) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._auditor.heartbeat.enter(Phase.STEP)
+        # Activation checkpointing runs the forward again, and needs the buffers that it left.
+        self._auditor.buffers.load(computation.buffers)
+        backward(outputs)
+        for parameter in self._first.record.gradients:
+            # A gradient that a shard does not give counts as +0.0 in the sum.
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            computation.record.add_gradient(parameter, gradient)
+
+    def _check(self, calls: list[int], backward: Backward) -> None:
+        self._differentiate(self._again, [self._outputs[number] for number in calls], backward)
+        groups = self._auditor.groups
+        records = self._first.record, self._again.record
+        with self._auditor.heartbeat.waiting():
+            # The sums of gradients are under way, perhaps in the same process group, and every rank
+            # must start the operations of a group in the same order.
+            self._auditor.gradients.wait()
+        told = groups.all_gather([record.fingerprint(calls) for record in records])
+        world_size = groups.world_size
+        failed = [o for o in range(world_size) if told[o][0] != told[auditor_of(o, world_size)][1]]
+        if failed:
+            self._fail(failed, calls, backward)
+        self._new = []
+        self._again.buffers = None  # the next computation begins with the mean over shards
+        for record in records:
+            record.gradients.clear()
+
+    def _fail(self, failed: list[int], calls: list[int], backward: Backward) -> None:
+        """Compute the shards of these ranks once more, judge, and raise the same on every rank."""
+        groups, state = self._auditor.groups, self._auditor.state
+        found: list[Computation | None] = [None] * 4
+        if groups.rank in failed:
+            found[0], found[2] = self._first, self._repeat(self._first, calls, backward)
+        if self._owner in failed:
+            found[1], found[3] = self._again, self._repeat(self._again, calls, backward)
+        evidence = [{} if each is None else each.record.evidence(calls, state) for each in found]
+        nodes, told = groups.all_gather(self._auditor.node), groups.all_gather(evidence)
+        redo = self._auditor.redo
+        is_redo = any(groups.all_gather(redo is not None and redo.step == self._step))
+        judged: list[tuple[Place, Verdict]] = []
+        for owner in failed:
+            auditor = auditor_of(owner, groups.world_size)
+            verdict = judge(
+                first=told[owner][0],
+                again=told[auditor][1],
+                owners_second=told[owner][2],
+                auditors_second=told[auditor][3],
+                is_redo=is_redo,
+            )
+            place = Place(
+                step=self._step,
+                shard=self._shards[owner],
+                owner=owner,
+                auditor=auditor,
+                owner_node=nodes[owner],
+                auditor_node=nodes[auditor],
+            )
+            judged.append((place, verdict))
+            self._record(place, verdict)
+        # Of several failures a recipe's comes first: it would only come back.
+        place, verdict = next((each for each in judged if each[1].culprit is Culprit.RECIPE), judged[0])
+        if verdict.culprit is Culprit.RECIPE:
+            raise RecipeNotExact(sentence(place, verdict))
+        divergence = Divergence(
+            generation=self._auditor.generation,
+            step=self._step,
+            agreed=self._step - 1,
+            entry=verdict.first,
+            at_fault=(place.node_of(verdict.culprit),),
+        )
+        raise MachineFault(sentence(place, verdict), divergence)
+
+    def _repeat(self, computation: Computation, calls: list[int], backward: Backward) -> Computation:
+        """The same computation again, from its data on."""
+        again, outputs = Computation(computation.shard), []
+        batch = self._auditor.loader.shard(self._step, again.shard)
+        for number in calls:
+            call, batch.drawn = computation.begun[number]
+            outputs.append(self._run(again, call, batch))
+        self._differentiate(again, outputs, backward)
+        return again
+
+    def _record(self, place: Place, verdict: Verdict) -> None:
+        if self._auditor.log is not None:
+            is_recipe = verdict.culprit is Culprit.RECIPE
+            self._auditor.log.record(
+                AuditFailed(
+                    step=place.step,
+                    shard=place.shard,
+                    ranks=[place.owner, place.auditor],
+                    entry=verdict.first,
+                    verdict="recipe" if is_recipe else "machine",
+                    culprit=None if is_recipe else place.node_of(verdict.culprit),
+                )
+            )
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        """All that a backward may give a gradient."""
+        state = self._auditor.state
+        owned = structure.parameters(structure.submodules(state.modules))
+        return list((owned | {id(p): p for p in state.trained}).values())
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """Training goes on afterwards as if nothing had been computed meanwhile."""
+        buffers, gradients = self._auditor.buffers.save(), [(p, p.grad) for p in self._parameters]
+        with random_streams.kept(), self._auditor.gradients.paused():
+            try:
+                yield
+            finally:
+                self._auditor.buffers.load(buffers)
+                for parameter, gradient in gradients:
+                    parameter.grad = gradient
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began_s = self._auditor.clock.monotonic()
+        try:
+            yield
+        finally:
+            self.cost_s += self._auditor.clock.monotonic() - began_s

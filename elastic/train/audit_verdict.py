@@ -1,0 +1,142 @@
+"""What an audit finds is the recipe's or a machine's, and a third computation tells them apart.
+
+Each audited shard has an owner, whose gradient joins the sum, and an auditor, a rank that computes
+the shard again. If the two differ, each computes it once more. A machine errs once: then three of
+the four computations agree, and the rank of the fourth is named. A recipe that remembers something
+between two calls, or that depends on the rank, goes on doing so, and no three agree.
+
+It cannot tell a recipe from a machine that errs at every computation alike: that one looks like
+code that depends on the rank, and the sentence says so. And what a recipe does only at its very
+first call looks like a machine's error, until the step is done again and differs again.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from elastic.data.random_keys import key
+
+# The checksum of all that a computation takes and gives, by name, in the order of computing: the
+# data, what the function returned, the buffers after it, the gradient of each parameter.
+Evidence = dict[str, str]
+DATA = "the data of the shard"
+
+
+class Culprit(Enum):
+    OWNER = "owner"
+    AUDITOR = "auditor"
+    RECIPE = "recipe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """first: the first entry that differs; different: how many do, of `entries`."""
+
+    culprit: Culprit
+    first: str
+    different: int
+    entries: int
+    owner_repeats: bool  # the owner's two computations agree
+    auditor_repeats: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which computation was audited. Nodes by name; owner and auditor are ranks."""
+
+    step: int
+    shard: int
+    owner: int
+    auditor: int
+    owner_node: str
+    auditor_node: str
+
+    def node_of(self, culprit: Culprit) -> str:
+        return self.owner_node if culprit is Culprit.OWNER else self.auditor_node
+
+
+def audited_shard(seed: int, step: int, own_shards: range) -> int:
+    """The one of a rank's shards that is computed again in this step."""
+    return own_shards[key(seed, "audit", step, own_shards.start) % len(own_shards)]
+
+
+def auditor_of(owner: int, world_size: int) -> int:
+    """The rank that computes a shard of `owner` again; itself in a world of one."""
+    return (owner - 1) % world_size
+
+
+def audited_by(auditor: int, world_size: int) -> int:
+    """The rank one of whose shards `auditor` computes again."""
+    return (auditor + 1) % world_size
+
+
+def judge(
+    *, first: Evidence, again: Evidence, owners_second: Evidence, auditors_second: Evidence, is_redo: bool
+) -> Verdict:
+    """Whose fault it is that `first`, the owner's, and `again`, the auditor's, differ.
+
+    is_redo: an audit failed in this step before, and the step is done again because of it.
+    """
+    assert first != again
+    names = list(dict.fromkeys([*first, *again]))
+    different = [name for name in names if first.get(name) != again.get(name)]
+    if is_redo:
+        culprit = Culprit.RECIPE
+    elif again == owners_second == auditors_second:
+        culprit = Culprit.OWNER
+    elif first == owners_second == auditors_second:
+        culprit = Culprit.AUDITOR
+    else:
+        culprit = Culprit.RECIPE
+    return Verdict(
+        culprit=culprit,
+        first=different[0],
+        different=len(different),
+        entries=len(names),
+        owner_repeats=first == owners_second,
+        auditor_repeats=again == auditors_second,
+    )
+
+
+def sentence(place: Place, verdict: Verdict) -> str:
+    """What was expected, what was found, and what to do."""
+    where = f"step {place.step}, shard {place.shard}"
+    differs = f"the first that differs is {verdict.first}, {verdict.different} of {verdict.entries} in all"
+    match verdict.culprit:
+        case Culprit.OWNER:
+            return (
+                f"{where}: rank {place.owner} (node {place.owner_node}) computed it once in a way that three other"
+                f" computations of it do not confirm: {differs}. That was the machine; the step is done again"
+            )
+        case Culprit.AUDITOR:
+            return (
+                f"{where}: rank {place.auditor} (node {place.auditor_node}) computed it again once in a way that three"
+                f" other computations of it do not confirm: {differs}. That was the machine; the step is done again"
+            )
+        case Culprit.RECIPE:
+            ranks = "again on the same rank"
+            if place.owner != place.auditor:
+                ranks = f"by rank {place.owner} and again by rank {place.auditor}"
+            return (
+                f"{where}: computed {ranks}, from the same parameters, buffers and random streams, it must give the same"
+                f" bits, and does not: {differs}. {_cause(verdict)}"
+            )
+
+
+def _cause(verdict: Verdict) -> str:
+    if verdict.first == DATA:
+        return (
+            "The data set returned something else for the same samples. A random generator, a counter or a cache of its"
+            " own usually does that: draw from the global generators of torch, Python or NumPy in __getitem__, which are"
+            " keyed for each sample, and leave nothing behind there"
+        )
+    if verdict.owner_repeats and verdict.auditor_repeats:
+        return (
+            "Each rank repeats its own result, so the ranks differ: in what they did before (an initialisation by the"
+            " first data that a rank sees: do it before the loop, on fixed samples), in the recipe's use of run.rank, or"
+            " as machines: other kinds of processors, or one that computes wrongly every time"
+        )
+    return (
+        "The function remembers something from call to call. Usually that is a counter of calls in a forward (write"
+        " step.number into the model before the call), a queue or a momentum update inside forward (do it in the loop,"
+        " after the optimizer), or an initialisation by the first data (do it before the loop, on fixed samples)"
+    )

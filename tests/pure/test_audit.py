@@ -1,0 +1,488 @@
+"""An audit finds what is not exact, blames the right side, and leaves training as it was."""
+
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import Dataset, TensorDataset
+
+from elastic.data.loader import Loader
+from elastic.data.order import SampleOrder, Tail
+from elastic.errors import MachineFault, RecipeNotExact
+from elastic.reduce.exchange import Exchange
+from elastic.reduce.gradients import Gradients
+from elastic.system.clock import SystemClock
+from elastic.testing.ranks import Member
+from elastic.train.audit import Auditor
+from elastic.train.buffers import Buffers
+from elastic.train.contract import Contract
+from elastic.train.process_groups import ProcessGroups
+from elastic.train.state import State, checksum_of
+from elastic.train.step import Requests, Step, StepParts
+from elastic.worker.heartbeat import HeartbeatSender
+
+CPU = torch.device("cpu")
+SAMPLES, BATCH, CLASSES = 48, 24, 3
+ALONE = Member(rank=0, world_size=1, group=None)
+
+
+class NoPage:
+    """A control page that no agent reads."""
+
+    def beat(self, local_rank, place):
+        pass
+
+
+class Log:
+    """Keeps the events that rank 0 records."""
+
+    def __init__(self):
+        self.events = []
+
+    def record(self, event):
+        self.events.append(event)
+
+
+def tensors():
+    draw = torch.Generator().manual_seed(3)
+    return torch.randn(SAMPLES, 6, generator=draw), torch.randint(CLASSES, (SAMPLES,), generator=draw)
+
+
+class Training:
+    """The trainer's loop without restores, snapshots and saves; every step is audited."""
+
+    def __init__(self, member, objects, *, shards=6, dataset=None, workers=0, audits=True):
+        order = SampleOrder(
+            seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=3, tail=Tail.PAD
+        )
+        state = State(**objects)
+        exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
+        contract = Contract(state)
+        self.parts = StepParts(
+            exchange=exchange,
+            contract=contract,
+            gradients=Gradients(contract, exchange),
+            buffers=Buffers(state, shards, CPU),
+            device=CPU,
+            heartbeat=HeartbeatSender(NoPage(), 0),
+            order=order,
+        )
+        self.loader = Loader(
+            dataset=TensorDataset(*tensors()) if dataset is None else dataset,
+            order=order,
+            device=CPU,
+            workers=workers,
+        )
+        self.log = Log()
+        self.auditor = Auditor(
+            groups=ProcessGroups(
+                rank=member.rank,
+                world_size=member.world_size,
+                local_rank=0,
+                device=CPU,
+                gradients=member.group,
+                control=member.group,
+            ),
+            loader=self.loader,
+            state=state,
+            buffers=self.parts.buffers,
+            gradients=self.parts.gradients,
+            heartbeat=self.parts.heartbeat,
+            clock=SystemClock(),
+            node=f"node{member.rank}",
+            generation=1,
+            redo=None,
+            log=self.log if member.rank == 0 else None,
+        )
+        self.audits = audits
+
+    def steps(self):
+        batches = self.loader.steps(self.parts.exchange.own_shards, 1)
+        nothing = Requests(drain=False, snapshot=False, save=False)
+        for number in range(1, self.parts.order.steps + 1):
+            auditor = self.auditor if self.audits else None
+            yield Step(number, self.parts, next(batches), lambda _number: nothing, auditor)
+        self.parts.gradients.close()
+
+
+def classify(net, batch):
+    return F.cross_entropy(net(batch.data[0]), batch.data[1])
+
+
+def plain_net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 17), nn.BatchNorm1d(17), nn.ReLU(), nn.Dropout(0.3), nn.Linear(17, CLASSES)
+    )
+
+
+# Exact recipes: each trains to its end and returns (objects of the state, numbers that it drew).
+
+
+def mean_recipe(training_of):
+    """BatchNorm, Dropout, AdamW, and draws of the recipe's own between the calls."""
+    net = plain_net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    objects, drawn = {"net": net, "optimizer": optimizer}, []
+    for step in training_of(objects).steps():
+        drawn.append(float(torch.rand(())))
+        step.mean_loss(lambda batch: classify(net, batch))
+        drawn += [float(torch.rand(())), random.random(), float(np.random.rand())]  # noqa: NPY002
+        drawn.append(float(net[0].weight.grad.sum()))
+        optimizer.step()
+    return objects, drawn
+
+
+def sum_recipe(training_of):
+    """Two sums, a late variable of the loop, a penalty, a sum for the metrics, checkpointing."""
+    net = plain_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9)
+    objects, drawn = {"net": net, "optimizer": optimizer}, []
+    for step in training_of(objects).steps():
+        totals = []
+        for scale in (1.0, 2.0):
+            function = lambda batch: (  # noqa: E731
+                scale * checkpoint(net, batch.data[0], use_reentrant=False).double().square().sum(0)  # noqa: B023
+                + torch.rand(CLASSES)
+                + batch.uniform(1).sum()
+            )
+            totals.append(step.sum(function))
+            drawn.append(float(torch.rand(())))
+        step.sum(
+            lambda batch: (net(batch.data[0]).argmax(1) == batch.data[1]).double().sum().requires_grad_()
+        )
+        loss = sum((total / BATCH).square().mean() for total in totals) + net[0].weight.square().sum()
+        step.backward(loss)
+        drawn += [float(torch.rand(())), float(net[0].weight.grad.sum())]
+        optimizer.step()
+    return objects, drawn
+
+
+def adversarial_recipe(training_of):
+    """Two models that take turns, three computations a step, one network frozen in each."""
+    torch.manual_seed(0)
+    maker = nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 6))
+    judge = nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(6, 9)), nn.ReLU(), nn.Linear(9, 1)
+    )
+    makers, judges = (torch.optim.Adam(each.parameters(), lr=1e-2) for each in (maker, judge))
+    objects = {"maker": maker, "judge": judge, "makers": makers, "judges": judges}
+
+    def judged(batch):
+        fake = maker(torch.randn(len(batch.indices), 4)).detach()
+        return F.softplus(-judge(batch.data[0])).mean() + F.softplus(judge(fake)).mean()
+
+    def made(batch):
+        return F.softplus(-judge(maker(torch.randn(len(batch.indices), 4)))).mean()
+
+    for step in training_of(objects).steps():
+        judge.requires_grad_(True)
+        for _ in range(2):
+            step.mean_loss(judged)
+            judges.step()
+            judges.zero_grad()
+        judge.requires_grad_(False)
+        step.mean_loss(made)
+        makers.step()
+        makers.zero_grad()
+    return objects, []
+
+
+def closure_recipe(training_of):
+    """LBFGS calls the loss as often as it likes, with other parameters each time."""
+    torch.manual_seed(0)
+    net = nn.Linear(6, CLASSES)
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3, line_search_fn="strong_wolfe")
+    objects, losses = {"net": net, "optimizer": optimizer}, []
+    for step in training_of(objects).steps():
+
+        def closure(step=step):
+            optimizer.zero_grad()
+            return torch.tensor(step.mean_loss(lambda batch: classify(net, batch)))
+
+        losses.append(float(optimizer.step(closure)))
+    return objects, losses
+
+
+def scaled_recipe(training_of):
+    """bfloat16 autocast around the call, a GradScaler, and a loss that overflows in one shard."""
+    net = plain_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    objects, scales = {"net": net, "optimizer": optimizer, "scaler": scaler}, []
+    for step in training_of(objects).steps():
+
+        def loss(batch, number=step.number):
+            return classify(net, batch) * (1e38 if number == 2 and batch.shard == 1 else 1)
+
+        with torch.autocast("cpu", torch.bfloat16):
+            step.mean_loss(loss, scaler)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+    return objects, scales
+
+
+class Augmented(Dataset):
+    """Draws from the global generators, which are keyed for each sample."""
+
+    def __init__(self):
+        self.x, self.y = tensors()
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        noise = torch.rand(6) + random.random() + np.random.rand()  # noqa: NPY002
+        return self.x[index] + noise, self.y[index]
+
+
+EXACT = {
+    "mean": mean_recipe,
+    "sum": sum_recipe,
+    "adversarial": adversarial_recipe,
+    "closure": closure_recipe,
+    "scaled": scaled_recipe,
+}
+
+
+def train_exactly(member, name, audits, workers):
+    torch.set_num_threads(1)
+    made = []
+
+    def training_of(objects):
+        dataset = Augmented() if workers is not None else None
+        made.append(Training(member, objects, audits=audits, dataset=dataset, workers=workers or 0))
+        return made[0]
+
+    objects, drawn = EXACT[name](training_of)
+    return [checksum_of(State(**objects).flatten()).whole, [number.hex() for number in drawn]]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_an_exact_recipe_passes_and_is_not_disturbed(ranks, name):
+    """An audit of every computation, against no audit: what is left over of one (a stream that went
+    on, a buffer, a gradient) would change the digest, or the numbers that the recipe draws itself.
+    """
+    undisturbed = train_exactly(ALONE, name, False, None)
+    for world_size in (1, 2, 3):
+        assert ranks.run(world_size, train_exactly, name, True, None) == [undisturbed] * world_size
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_loaded_elsewhere_is_loaded_again_alike(workers):
+    """The audited shard is loaded in the training process, also where another process loaded it for
+    the training; its augmentation is keyed by sample.
+    """
+    undisturbed = train_exactly(ALONE, "mean", False, 0)
+    assert train_exactly(ALONE, "mean", True, workers) == undisturbed
+
+
+# Recipes that are not exact.
+
+
+class Counting(nn.Linear):
+    """A temperature that falls from call to call."""
+
+    def __init__(self):
+        super().__init__(6, CLASSES)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * (1 + 0.01 * self.calls)
+
+
+class Queue(nn.Linear):
+    """A memory bank in a plain attribute, as MoCo's queue would be without register_buffer."""
+
+    def __init__(self):
+        super().__init__(6, CLASSES)
+        self.queue = torch.zeros(BATCH, CLASSES)
+
+    def forward(self, x):
+        y = super().forward(x)
+        self.queue = torch.cat([y.detach(), self.queue])[:BATCH]
+        return y @ self.queue.T @ self.queue
+
+
+class ActNorm(nn.Linear):
+    """Scaled by the statistics of the first data that this process sees."""
+
+    def __init__(self):
+        super().__init__(6, CLASSES)
+        self.scale = None
+
+    def forward(self, x):
+        if self.scale is None:
+            self.scale = 1 / x.detach().std()
+        return super().forward(x * self.scale)
+
+
+class OwnGenerator(Augmented):
+    def __init__(self):
+        super().__init__()
+        self.draw = np.random.default_rng(0)
+
+    def __getitem__(self, index):
+        return self.x[index] + self.draw.random(dtype=np.float32), self.y[index]
+
+
+def fails(member, kind):
+    """What a rank raises at the first audit, and what rank 0 records."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dataset = OwnGenerator() if kind == "generator" else None
+    net = {"counter": Counting, "queue": Queue, "actnorm": ActNorm}.get(
+        kind, partial(nn.Linear, 6, CLASSES)
+    )()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+    training = Training(member, {"net": net, "optimizer": optimizer}, dataset=dataset)
+    for step in training.steps():
+        try:
+            if kind == "own sum":
+                total = step.sum(lambda batch: net(batch.data[0]).sum() * (1 + member.rank))
+                step.backward(total)
+            else:
+                step.mean_loss(lambda batch: classify(net, batch))
+        except RecipeNotExact as error:
+            events = [(e.step, e.ranks, e.entry, e.verdict, e.culprit) for e in training.log.events]
+            return [step.number, str(error), events]
+        optimizer.step()
+    return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "world_size", "first", "advice"),
+    [
+        ("counter", 1, "what call 1 of the step returned", "a counter of calls in a forward"),
+        ("counter", 2, "what call 1 of the step returned", "a counter of calls in a forward"),
+        ("queue", 1, "what call 1 of the step returned", "a queue or a momentum update inside forward"),
+        ("generator", 1, "the data of the shard", "A random generator, a counter or a cache of its own"),
+        ("generator", 2, "the data of the shard", "A random generator, a counter or a cache of its own"),
+        ("actnorm", 2, "what call 1 of the step returned", "an initialisation by the first data"),
+        ("own sum", 2, "what call 1 of the step returned", "the recipe's use of run.rank"),
+    ],
+)
+def test_a_recipe_that_remembers_is_named_in_the_first_step(ranks, kind, world_size, first, advice):
+    """All ranks agree on the result, or there is one rank alone: no comparison of states would find
+    it. Every rank must raise the same, or some would wait for the others.
+    """
+    found = ranks.run(world_size, fails, kind)
+    (number, text, events), *_ = found
+    assert number == 1
+    assert f"the first that differs is {first}" in text
+    assert advice in text
+    assert [each[:2] for each in found] == [[number, text]] * world_size
+    assert {tuple(each[2:]) for each in events} == {(first, "recipe", None)}
+
+
+# Machines that err once.
+
+
+def flip(tensor):
+    tensor.data.view(-1)[:1].view(torch.int32).bitwise_xor_(1)
+
+
+def errs(member, who, where, world_size):
+    """One bit of one computation on one rank is flipped in step 2; what the rank raises."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+    training = Training(member, {"net": net, "optimizer": optimizer})
+    own_shards = training.parts.exchange.own_shards
+    for step in training.steps():
+        calls = []
+
+        def function(batch, step=step, calls=calls):
+            calls.append(batch.shard)
+            of_owner = len(calls) <= len(own_shards) and batch.shard == step.audit.own
+            of_auditor = len(calls) == len(own_shards) + 1
+            loss = classify(net, batch)
+            errs_now = of_owner if who == "owner" else of_auditor
+            if errs_now and step.number == 2 and member.rank == world_size - 1:
+                flip(loss if where == "loss" else net[1].running_mean)
+            return loss
+
+        try:
+            step.mean_loss(function)
+        except MachineFault as error:
+            return [error.divergence.step, error.divergence.entry, list(error.divergence.at_fault)]
+        optimizer.step()
+    return None
+
+
+@pytest.mark.parametrize("who", ["owner", "auditor"])
+@pytest.mark.parametrize("where", ["loss", "buffer"])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_one_flipped_bit_is_the_machines_of_the_rank_where_it_flipped(ranks, world_size, who, where):
+    """In the training's computation, and in the audit's; the last rank errs."""
+    first = "what call 1 of the step returned" if where == "loss" else "the buffer net.1.running_mean"
+    expected = [2, first, [f"node{world_size - 1}"]]
+    assert ranks.run(world_size, errs, who, where, world_size) == [expected] * world_size
+
+
+def flips_a_vector(member, shards, world_size):
+    """As a bit that flips in the gradient's own memory, after backward and before the sum."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    net = nn.Linear(6, CLASSES)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+    training = Training(member, {"net": net, "optimizer": optimizer}, shards=shards)
+    send = training.parts.gradients._end_pair
+
+    def flip_and_send(bucket, pair):
+        if step.number == 2 and member.rank == world_size - 1 and step.audit.own in pair:
+            flip(bucket._flat)
+        send(bucket, pair)
+
+    training.parts.gradients._end_pair = flip_and_send
+    for step in training.steps():
+        try:
+            step.mean_loss(lambda batch: classify(net, batch))
+        except MachineFault as error:
+            return [step.number, error.divergence.entry, list(error.divergence.at_fault)]
+        optimizer.step()
+    return None
+
+
+@pytest.mark.parametrize(("world_size", "shards"), [(1, 1), (1, 6), (2, 2), (2, 6), (3, 4)])
+def test_a_bit_that_flips_in_a_gradient_before_the_sum_is_found(ranks, world_size, shards):
+    """With one shard on a rank its vector is sent while backward still runs; with several it waits
+    for its partner.
+    """
+    expected = [2, "the gradient of net.bias", [f"node{world_size - 1}"]]
+    assert ranks.run(world_size, flips_a_vector, shards, world_size) == [expected] * world_size
+
+
+def test_a_redo_that_fails_again_is_the_recipe():
+    """A layer that does something else at its very first call: three of four computations agree,
+    and after a restart it is at its first call again.
+    """
+
+    class Cold(nn.Linear):
+        is_warm = False
+
+        def forward(self, x):
+            y = super().forward(x)
+            if not self.is_warm:
+                self.is_warm, y = True, y * 2
+            return y
+
+    def first_step(redo):
+        torch.manual_seed(0)
+        training = Training(ALONE, {"net": (net := Cold(6, CLASSES))}, shards=1)
+        object.__setattr__(training.auditor, "redo", redo)
+        next(training.steps()).mean_loss(lambda batch: classify(net, batch))
+
+    with pytest.raises(MachineFault) as first:
+        first_step(None)
+    with pytest.raises(RecipeNotExact):
+        first_step(first.value.divergence)

@@ -1,0 +1,110 @@
+"""Four computations of one shard tell a machine that erred once from a recipe that is not exact."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.reduce.tree import span
+from elastic.train.audit_verdict import (
+    DATA,
+    Culprit,
+    Evidence,
+    Place,
+    audited_by,
+    audited_shard,
+    auditor_of,
+    judge,
+    sentence,
+)
+
+NAMES = [DATA, "what call 1 of the step returned", "the buffer m.mean", "the gradient of m.weight"]
+evidence = st.tuples(*[st.sampled_from(["a", "b"])] * len(NAMES)).map(
+    lambda found: dict(zip(NAMES, found, strict=True))
+)
+four = st.tuples(evidence, evidence, evidence, evidence).filter(lambda found: found[0] != found[1])
+
+
+def verdict_of(found: tuple[Evidence, ...], *, is_redo: bool = False):
+    first, again, owners_second, auditors_second = found
+    return judge(
+        first=first,
+        again=again,
+        owners_second=owners_second,
+        auditors_second=auditors_second,
+        is_redo=is_redo,
+    )
+
+
+@given(four)
+def test_a_machine_is_blamed_only_where_three_of_four_computations_agree(found):
+    """Beside a dumb twin: sort the four by what they found, and look for one against three."""
+    alone = [i for i in range(4) if [other == found[i] for other in found].count(True) == 1]
+    agree = len({repr(each) for each in found}) == 2 and len(alone) == 1
+    expected = {0: Culprit.OWNER, 1: Culprit.AUDITOR}.get(alone[0]) if agree else None
+    assert verdict_of(found).culprit is (expected or Culprit.RECIPE)
+
+
+@given(four)
+def test_what_fails_again_at_the_redo_of_its_step_is_the_recipe(found):
+    """A recipe that does something at its very first call alone looks like a machine's error; after
+    the step was done again it is at its first call again.
+    """
+    assert verdict_of(found, is_redo=True).culprit is Culprit.RECIPE
+
+
+@given(four)
+def test_the_first_entry_in_the_order_of_computing_is_named(found):
+    """The data come first: a forward that got other samples gives other gradients too."""
+    first, again, *_ = found
+    different = [name for name in NAMES if first[name] != again[name]]
+    verdict = verdict_of(found)
+    assert (verdict.first, verdict.different, verdict.entries) == (different[0], len(different), len(NAMES))
+
+
+def test_an_entry_that_one_of_the_two_lacks_differs():
+    """As a gradient that a layer gives at one call and not at the next."""
+    verdict = verdict_of(({"a": "1"}, {"a": "1", "b": "2"}, {"a": "1"}, {"a": "1"}))
+    assert (verdict.culprit, verdict.first) == (Culprit.AUDITOR, "b")
+
+
+@given(st.integers(1, 9), st.integers(1, 12))
+def test_every_rank_audits_one_rank_and_is_audited_by_one(world_size, spare):
+    """A ring: the two functions are each other's inverse, at every world size."""
+    assert sorted(audited_by(rank, world_size) for rank in range(world_size)) == list(range(world_size))
+    assert all(auditor_of(audited_by(rank, world_size), world_size) == rank for rank in range(world_size))
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 9), st.integers(0, 12))
+def test_each_shard_of_a_rank_is_audited_in_some_step(seed, world_size, spare):
+    """Whatever the seed: a fault of one shard would else never be found."""
+    shards = world_size + spare
+    for rank in range(world_size):
+        own = span(shards, world_size, rank)
+        assert {audited_shard(seed, step, own) for step in range(1, 60 * len(own) + 60)} == set(own)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ("abcd", "rank 2 and again by rank 1"),
+        ("abcd", "remembers something from call to call"),
+        ("abab", "an initialisation by the first data that a rank sees"),
+        ("abbb", "rank 2 (node n2) computed it once in a way that three other computations"),
+        ("abaa", "rank 1 (node n1) computed it again once in a way that three other computations"),
+    ],
+)
+def test_the_sentence_says_who_and_what_usually_does_it(found, expected):
+    """Each letter is what one of the computations gave: owner, auditor, owner, auditor."""
+    place = Place(step=40, shard=5, owner=2, auditor=1, owner_node="n2", auditor_node="n1")
+    text = sentence(place, verdict_of(tuple({"the gradient of m.weight": each} for each in found)))
+    assert text.startswith("step 40, shard 5")
+    assert "the gradient of m.weight" in text
+    assert expected in text
+
+
+def test_other_data_are_the_data_sets_fault():
+    """Here no advice about the forward would help."""
+    place = Place(step=4, shard=0, owner=0, auditor=0, owner_node="n", auditor_node="n")
+    text = sentence(place, verdict_of(tuple({DATA: each} for each in "abcd")))
+    assert "again on the same rank" in text
+    assert "The data set returned something else for the same samples" in text
