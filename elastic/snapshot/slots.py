@@ -46,7 +46,8 @@ class SnapshotInfo:
     """What stands in a slot's header about the state in its body.
 
     chain: of all steps so far. checksum: of the image, hexadecimal; empty if it is not known. line:
-    the step's line of the metrics, None if it did not fit.
+    the step's line of the metrics, None if it did not fit. data: what the run is trained on, as the
+    JSON of data/record.py; empty before that was recorded.
     """
 
     step: int
@@ -57,6 +58,7 @@ class SnapshotInfo:
     chain: str = ""
     checksum: str = ""
     line: dict[str, Any] | None = None
+    data: str = ""
 
     def to_json(self) -> bytes:
         """With its line if that fits into a header, else without."""

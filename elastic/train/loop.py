@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from elastic.data.loader import Loader
+from elastic.data.record import check_ranks, check_resume, record_of
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, StoreFailed, UsageError
 from elastic.events import Drained, FirstStep, Restored, RunStarted
@@ -173,7 +174,11 @@ class Loop:
         if output is not None:
             sizes = {"global_batch": order.global_batch, "shards": order.shards}
             output.log.record(RunStarted(steps=order.steps, epochs=order.epochs, seed=order.seed, **sizes))
+        check_ranks(self.groups.all_gather(record_of(order, 0)))
         resumed = self.restorer.restore(self.state)
+        said = "" if resumed.data is None else check_resume(resumed.data, order, resumed.step)
+        if said and output is not None:
+            print(said)
         self._chain = resumed.chain
         self.page.set_step(self.groups.local_rank, resumed.step)
         highest = 0 if self.metrics is None else _rewind(self.metrics, resumed)
@@ -274,6 +279,7 @@ class Loop:
             torch=torch.__version__,
             chain=self._chain,
             line=None if line is None else line.to_json(),
+            data=record_of(self.loader.order, epoch).to_json(),
         )
 
     def _take_snapshot(self, info: SnapshotInfo, *, wait: bool, patient: bool) -> PublishedSnapshot | None:

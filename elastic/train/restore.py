@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 
 from elastic.checkpoint.catalog import list_commits, of_run, read_payload
+from elastic.data import record
+from elastic.data.record import DataRecord
 from elastic.errors import CheckpointDamaged, ElasticError, NothingLoads, StateDoesNotFit, StoreFailed
 from elastic.events import CheckpointRejected, SnapshotRejected
 from elastic.faults.inject import WorkerFaults
@@ -49,13 +51,14 @@ class ResumePoint:
 
     source: snapshot (every rank had it in its node's memory), peer (some got it from another
     node's), checkpoint, parent (the state of another run), or none. line: the step's line of the
-    metrics, if a snapshot kept it.
+    metrics, if a snapshot kept it. data: what it was trained on, None where earlier code saved it.
     """
 
     step: int
     chain: str
     source: str
     line: StepLine | None = None
+    data: DataRecord | None = None
 
 
 class LocalSnapshot:
@@ -174,10 +177,10 @@ class Restorer:
             sender = candidate.ranks[0]
             data = groups.broadcast(data, copies[sender].size_bytes, source=sender)
         assert data is not None or problem
-        chain, found, misfit = "", StateChecksum(whole="", entries={}), ""
+        chain, trained_on, found, misfit = "", None, StateChecksum(whole="", entries={}), ""
         if data is not None and not problem:
             try:
-                chain, found = _load(data, state)
+                chain, trained_on, found = _load(data, state)
             except StateDoesNotFit as error:
                 misfit = str(error)
             except (ElasticError, OSError, LookupError, TypeError) as error:
@@ -198,7 +201,7 @@ class Restorer:
         line = next(parse_lines(lines, step_line.parse), None)
         from_memory = "snapshot" if len(candidate.ranks) == groups.world_size else "peer"
         source = "checkpoint" if candidate.is_stored else from_memory
-        return ResumePoint(step=candidate.step, chain=chain, source=source, line=line)
+        return ResumePoint(step=candidate.step, chain=chain, source=source, line=line, data=trained_on)
 
     def _own_copy(self, candidate: Candidate) -> tuple[Tensor | None, str]:
         """The copy that this rank has, uint8 [n] in host memory, or None; and what is wrong.
@@ -255,9 +258,16 @@ def _check_nothing_found(available: list[AvailableStates], reasons: str) -> None
         raise NothingLoads(f"{found} and none of them loads: {reasons}")
 
 
-def _load(data: Tensor, state: State) -> tuple[str, StateChecksum]:
-    """(chain, checksum) of the state that the objects now have. Raises CheckpointDamaged."""
+def _load(data: Tensor, state: State) -> tuple[str, DataRecord | None, StateChecksum]:
+    """(chain, data, checksum) of the state that the objects now have. Raises CheckpointDamaged."""
     tensors, document = image.read(data.numpy().data, copy=False)
     saved = FlatState.read(tensors, document)
     state.load(saved)
-    return str(document["chain"]), checksum_of(saved)
+    return str(document["chain"]), _trained_on(document.get("data", "")), checksum_of(saved)
+
+
+def _trained_on(text: str) -> DataRecord | None:
+    try:
+        return record.parse(text) if text else None
+    except ValueError as error:
+        raise CheckpointDamaged(str(error)) from error

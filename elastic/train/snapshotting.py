@@ -109,6 +109,7 @@ class Snapshotting:
         """
         assert self._pending is None, "the one before is finished first"
         document = state.to_json() | {"step": info.step, "epoch": info.epoch, "chain": info.chain}
+        document["data"] = info.data
         began_s = self._clock.monotonic()
         layout = image.layout(state.tensors, document)
         layout_s = self._clock.monotonic() - began_s
