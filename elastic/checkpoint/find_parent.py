@@ -17,6 +17,7 @@ from elastic.errors import CheckpointDamaged, StoreFailed, UsageError
 from elastic.storage.remote import open_store
 from elastic.storage.store import Store, read_small
 from elastic.system.clock import Clock
+from elastic.system.untrusted import printable
 
 
 def parent_of(
@@ -114,7 +115,7 @@ def _chosen(
         else:
             for each in damages:
                 if each.step >= record.step:
-                    report(f"step {each.step} of {url} is not used: {each.reason}")
+                    report(printable(f"step {each.step} of {url} is not used: {each.reason}"))
             return record
     if damages:
         reasons = "; ".join(f"step {each.step}: {each.reason}" for each in damages)

@@ -195,10 +195,11 @@ class Loop:
         """Make the state that came from another run this run's own, so that the parent may go."""
         self.heartbeat.enter(Phase.SAVE)
         info = self._info(0, 0, None)
-        problem = self._save_and_wait(info, self._take_snapshot(info, wait=True, patient=True))
+        published = self._take_snapshot(info, wait=True, patient=True)
+        problem = self._save_and_wait(info, published, tries=1)
         if problem and self.output is not None:
             print(
-                f"the state that this run begins from is not saved: {problem}; keep the other run until a checkpoint of this one is"
+                f"the state that this run begins from is not saved: {problem}; keep the other run until this one has a checkpoint"
             )
 
     def _requests(self, number: int) -> Requests:
@@ -338,13 +339,15 @@ class Loop:
         self.page.drain = True
         raise SystemExit(EXIT_INTERRUPTED)
 
-    def _save_and_wait(self, info: SnapshotInfo, published: PublishedSnapshot | None) -> str:
-        """Save a state after which no other follows, and wait until it is committed.
+    def _save_and_wait(
+        self, info: SnapshotInfo, published: PublishedSnapshot | None, tries: int = FINAL_TRIES
+    ) -> str:
+        """Save a state before which or after which there is no other; wait until it is committed.
 
         Returns what went wrong, or nothing; the same on every rank.
         """
         output, problem = self.output, ""
-        for _ in range(FINAL_TRIES):
+        for _ in range(tries):
             self._save(info, published, final=True)
             found = "" if output is None else output.checkpointing.wait(info.step)
             problem = self.groups.from_rank0(found)

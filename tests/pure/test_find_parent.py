@@ -1,10 +1,11 @@
 """The state that --from names is one that verifies, and the one that the run keeps to."""
 
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from committed import begin_run, commit_in
+from committed import begin_run, commit_in, commit_state
 from hypothesis import given
 from hypothesis import strategies as st
 from records import IDENTITY, PARENT
@@ -14,6 +15,7 @@ from elastic.checkpoint.find_parent import find, parent_of
 from elastic.config.parent import Origin
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
+from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 from elastic.train.state import State
 
@@ -83,6 +85,17 @@ def test_without_a_step_the_newest_state_that_verifies_is_taken(first):
     damage(first, 30)
     assert found_in(str(first), said) == 20
     assert said[0].startswith(f"step 30 of {first} is not used: the payload ")
+
+
+def test_a_parent_may_be_at_a_url():
+    """Of any store that fsspec knows; with a step and entries behind its name."""
+    url = f"memory://{uuid.uuid4().hex}/first"
+    open_store(url).create("run.json", IDENTITY.to_json())
+    for step in (10, 20):
+        commit_state(open_store(f"{url}/checkpoints"), IDENTITY.run_id, step, state_of(step))
+    parent = find(Origin.parse(f"{url}@10:model"), CLOCK, print)
+    assert (parent.url, parent.step, parent.entries) == (url, 10, ("model",))
+    assert find(Origin.parse(url), CLOCK, print).step == 20
 
 
 def test_a_damaged_state_that_was_named_is_refused_and_no_other_one_taken(first):
