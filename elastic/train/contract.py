@@ -1,18 +1,36 @@
 """A step does what the recipe means, or ends the run with a sentence that names what is wrong.
 
-Everything here is asked in every step, and must be cheap: benchmarks/steady.py shows its share.
+A computation is what gives gradients: one `mean_loss`, or the sums of a step with their `backward`.
+Everything here happens in every step, and must be cheap: benchmarks/steady.py shows its share.
 """
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import nn
 
+from elastic.errors import UsageError
+from elastic.train.forward_changes import ForwardChanges
 from elastic.train.state import State
+from elastic.train.unused_gradients import UnusedGradients
 
 
 class Contract:
-    """What is followed and checked in the steps of one generation."""
+    """What is followed and checked in the steps of one generation.
 
-    def __init__(self, state: State) -> None:
+    Call `begin_step` in each step; in each computation `begin_computation`, `forward` around the
+    shards, `function` around each call of the recipe's function, and `end_computation`.
+    """
+
+    def __init__(self, state: State, *, global_batch: int, shards: int) -> None:
         self._state = state
+        self._global_batch = global_batch
+        self._shards = shards
+        self._unused = UnusedGradients()
+        self._first_step: int | None = None  # of this generation
+        self._is_computing = False
+        self._is_in_function = False
 
     def trained(self) -> list[nn.Parameter]:
         return self._state.trained
@@ -20,5 +38,56 @@ class Contract:
     def name_of(self, parameter: nn.Parameter) -> str:
         return self._state.name_of(parameter)
 
+    def begin_step(self, number: int) -> None:
+        self._unused.step = number
+        if self._first_step is None:
+            self._first_step = number
+
+    def begin_computation(self) -> None:
+        """Raises UsageError where gradients would be thrown away that no update has used."""
+        self._is_computing = True
+        parameter = self._unused.replace(self.trained())
+        if parameter is not None:
+            batch, shards = self._global_batch, self._shards
+            raise UsageError(
+                f"step {self._unused.step}: {self.name_of(parameter)} has a gradient that no optimizer has used yet, and this computation would "
+                f"replace it. A step already accumulates: for k batches of {batch} in one update start with k times the batch, as "
+                f"elastic.start(global_batch={2 * batch}, shards={2 * shards}) for k = 2; return the sum of two losses from one function; "
+                "and to drop gradients on purpose, call optimizer.zero_grad()"
+            )
+
+    def end_computation(self, parameters: Sequence[nn.Parameter], gradient_norms: Sequence[float]) -> None:
+        """These parameters have the gradients of all shards in `.grad`."""
+        self._is_computing = False
+        self._unused.computed(parameters, is_finite=all(map(math.isfinite, gradient_norms)))
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Around the shards of a pass. Raises UsageError for a forward that changes parameters."""
+        is_first_step = self._unused.step == self._first_step
+        changes = ForwardChanges(self._state, compares_contents=is_first_step)
+        yield
+        changes.check()
+
+    @contextmanager
+    def function(self) -> Iterator[None]:
+        """Around a call of the function that the recipe gave. Raises UsageError for a backward."""
+        self._is_in_function = True
+        try:
+            yield
+        finally:
+            self._is_in_function = False
+
     def accumulated_outside(self, parameter: nn.Parameter) -> None:
-        """A backward of the recipe's own."""
+        """A backward of the recipe's own, or that of a loss past its sums."""
+        if self._is_in_function:
+            raise UsageError(
+                f"backward() was called inside the function given to step.mean_loss or step.sum, and gave {self.name_of(parameter)} a "
+                "gradient of one shard, which is not summed. Return the loss: the step computes its gradients; add a penalty to the loss that "
+                "is returned; for gradients as numbers use torch.autograd.grad(...)"
+            )
+        if not self._is_computing:
+            self._unused.gained(parameter)
+
+    def close(self) -> None:
+        self._unused.close()

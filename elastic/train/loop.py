@@ -103,7 +103,7 @@ class Loop:
         exchange = Exchange(
             shards=order.shards, world_size=groups.world_size, rank=groups.rank, group=groups.gradients
         )
-        contract = Contract(self.state)
+        contract = Contract(self.state, global_batch=order.global_batch, shards=order.shards)
         gradients = Gradients(contract, exchange)
         parts = StepParts(
             exchange=exchange,
@@ -138,6 +138,7 @@ class Loop:
             if self.trace is not None and self.trace.is_over(number):
                 raise SystemExit(EXIT_COMPLETE)
         gradients.close()
+        contract.close()
         self.heartbeat.enter(Phase.SAVE)
         if last is None and resumed.source != "checkpoint":  # the last step's state was in memory
             epoch, _ = order.position(resumed.step)

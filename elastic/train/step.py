@@ -100,6 +100,7 @@ class Step:
         self._sums: list[tuple[Tensor, dict[int, Tensor]]] = []
         self._buffers_after: dict[int, Contents] = {}
         self._passes = 0
+        parts.contract.begin_step(number)
         # The recipe's draws before its first sum must not depend on what loading this rank's shards
         # drew.
         random_streams.enter(parts.order.seed, "step", number, 0)
@@ -174,11 +175,12 @@ class Step:
             self.audit.check_sums(self._backward_of_sums)
         with heartbeat.waiting():  # with nccl, gradient sums that are under way may come before it
             known = float(loss.detach())
-        self._finish(known, dict.fromkeys(self._parts.exchange.own_shards, 0.0))
+        outcome = self._finish(known, dict.fromkeys(self._parts.exchange.own_shards, 0.0))
         # Equal on every rank: added once, after the sum over shards.
         for parameter, gradient in direct.items():
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         self._sums = []
+        self._parts.contract.end_computation(gradients.parameters, outcome.gradient_norms)
 
     def mean_loss(self, function: Callable[[Batch], Tensor], scaler: Scaler | None = None) -> float:
         """One call for losses that are means over samples: forward and backward shard by shard.
@@ -206,7 +208,9 @@ class Step:
                 losses[batch.shard] = float(loss.detach())
         if self.audit is not None:
             self.audit.check_loss(function, self._passes, backward)
-        return self._finish(None, losses).loss
+        outcome = self._finish(None, losses)
+        self._parts.contract.end_computation(gradients.parameters, outcome.gradient_norms)
+        return outcome.loss
 
     def _forward(self, function: Callable[[Batch], Tensor]) -> Iterator[tuple[Batch, Tensor]]:
         """Each own shard's output, under its own stream, from its own buffers.
@@ -218,18 +222,20 @@ class Step:
         self._passes += 1
         if not self._buffers_after:
             self._parts.buffers.begin()
-        for batch in self._batches:
-            self._parts.heartbeat.enter(Phase.STEP)
-            self.fault_point("forward")
-            call = Call(function=function, number=self._passes, buffers=self._buffers_after.get(batch.shard))
-            audit = self.audit if self.audit is not None and batch.shard == self.audit.own else None
-            if audit is not None:
-                audit.before(call, batch)
-            output = self._compute(call, batch)
-            self._buffers_after[batch.shard] = self._parts.buffers.save()
-            if audit is not None:
-                audit.after(call.number, output)
-            yield batch, output
+        with self._parts.contract.forward():
+            for batch in self._batches:
+                self._parts.heartbeat.enter(Phase.STEP)
+                self.fault_point("forward")
+                before = self._buffers_after.get(batch.shard)
+                call = Call(function=function, number=self._passes, buffers=before)
+                audit = self.audit if self.audit is not None and batch.shard == self.audit.own else None
+                if audit is not None:
+                    audit.before(call, batch)
+                output = self._compute(call, batch)
+                self._buffers_after[batch.shard] = self._parts.buffers.save()
+                if audit is not None:
+                    audit.after(call.number, output)
+                yield batch, output
         random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
 
     def _compute(self, call: Call, batch: Batch) -> Tensor:
@@ -237,9 +243,11 @@ class Step:
         seed = self._parts.order.seed
         random_streams.enter(seed, "shard", self.number, batch.shard, call.number)
         self._parts.buffers.load(call.buffers)
-        return call.function(batch)
+        with self._parts.contract.function():
+            return call.function(batch)
 
     def _begin_gradients(self) -> None:
+        self._parts.contract.begin_computation()
         audit = self.audit
         if audit is None:
             self._parts.gradients.begin_step()

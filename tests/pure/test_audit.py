@@ -62,7 +62,7 @@ class Training:
         )
         state = State(**objects)
         exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
-        contract = Contract(state)
+        contract = Contract(state, global_batch=BATCH, shards=shards)
         self.parts = StepParts(
             exchange=exchange,
             contract=contract,

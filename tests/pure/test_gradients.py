@@ -21,7 +21,7 @@ def alone():
 
 
 def trained(parameters):
-    return Contract(State(p=nn.ParameterList(parameters)))
+    return Contract(State(p=nn.ParameterList(parameters)), global_batch=SHARDS, shards=SHARDS)
 
 
 def one_step(gradients, backward):

@@ -69,7 +69,7 @@ class Loop:
         )
         exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
         state = State(**{f"net{i}": module for i, module in enumerate(modules)})
-        contract = Contract(state)
+        contract = Contract(state, global_batch=BATCH, shards=shards)
         self.parts = StepParts(
             exchange=exchange,
             contract=contract,
@@ -99,6 +99,7 @@ class Loop:
         for number in range(1, self.order.steps + 1):
             yield self.step(number)
         self.parts.gradients.close()
+        self.parts.contract.close()
 
 
 def mean_form(step, net, scaler):

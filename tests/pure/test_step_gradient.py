@@ -49,7 +49,7 @@ def steps(net):
         seed=5, samples=2 * BATCH, global_batch=BATCH, shards=SHARDS, epochs=1, tail=Tail.DROP
     )
     state = State(net=net)
-    contract = Contract(state)
+    contract = Contract(state, global_batch=BATCH, shards=SHARDS)
     parts = StepParts(
         exchange=exchange,
         contract=contract,
@@ -139,8 +139,10 @@ def test_a_scaler_scales_the_gradient_and_not_the_loss(form):
 def test_second_step_starts_from_no_gradient():
     """A recipe need not call zero_grad: what the last step left in `.grad` must not be added to."""
     net = linear()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     for step in steps(net):
         step.mean_loss(lambda batch: net(batch.data[0]).square().mean())
+        optimizer.step()
     found = gradient(net.parameters()).clone()
     net.zero_grad()
     net(whole_batch(step)[0]).square().mean().backward()

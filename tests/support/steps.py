@@ -49,7 +49,7 @@ def steps(member: Member, state: State, *, shards: int = 8, epochs: int = 2) -> 
     order = SampleOrder(
         seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=epochs, tail=Tail.DROP
     )
-    contract = Contract(state)
+    contract = Contract(state, global_batch=BATCH, shards=shards)
     parts = StepParts(
         exchange=exchange,
         contract=contract,
@@ -63,3 +63,4 @@ def steps(member: Member, state: State, *, shards: int = 8, epochs: int = 2) -> 
     for number, batches in enumerate(loader.steps(exchange.own_shards, 1), 1):
         yield Step(number, parts, batches, lambda _number: NO_REQUESTS)
     parts.gradients.close()
+    contract.close()

@@ -1,0 +1,76 @@
+"""Forward changes no parameter: every shard of a batch starts from the same weights.
+
+A parameter that a forward changes would have another value for the next shard of the same rank, and
+the result would depend on which shards a rank has. Buffers are put back for each shard
+(buffers.py); parameters are not, so a change is refused.
+
+Changes in place, and parameters that are replaced, are found in every computation. Writes through
+`.data`, which autograd does not count, are found in the first step of each generation alone, by
+comparing contents: that costs two passes over the parameters.
+"""
+
+from torch import nn
+
+from elastic.errors import UsageError
+from elastic.train import structure
+from elastic.train.state import FlatState, State, checksum_of
+
+
+class ForwardChanges:
+    """What the parameters of a state's modules were before the shards of one computation."""
+
+    def __init__(self, state: State, *, compares_contents: bool) -> None:
+        self._state = state
+        self._modules = structure.submodules(state.modules)
+        self._places = [
+            (module._parameters, name, parameter)  # noqa: SLF001 - forward may replace it there
+            for module in self._modules
+            for name, parameter in module._parameters.items()  # noqa: SLF001
+            if parameter is not None
+        ]
+        self._size = self._number_of_parts()
+        self._versions = self._find_versions()
+        self._contents = self._find_contents() if compares_contents else None
+
+    def check(self) -> None:
+        """After the shards. Raises UsageError with the name of what forward changed."""
+        for holder, name, parameter in self._places:
+            if holder.get(name) is not parameter:
+                self._refuse(self._state.name_of_place(holder, name))
+        versions = self._find_versions()
+        if versions != self._versions:
+            pairs = zip(self._places, versions, self._versions, strict=True)
+            changed = next(parameter for (_, _, parameter), now, before in pairs if now != before)
+            self._refuse(self._state.name_of(changed))
+        if self._contents is not None:
+            contents = self._find_contents()
+            for index, (_, _, parameter) in enumerate(self._places):
+                if contents[str(index)] != self._contents[str(index)]:
+                    self._refuse(self._state.name_of(parameter))
+        if self._number_of_parts() != self._size:
+            raise UsageError(
+                "forward added or removed a module, a parameter or a buffer; a process that resumes builds the objects anew and would not have it: "
+                "make all of them in __init__ (a buffer that is a cache may be registered with persistent=False)"
+            )
+
+    def _refuse(self, name: str) -> None:
+        raise UsageError(
+            f"forward changed the parameter {name}, so that the next shard of the batch begins with other weights, and the result depends on "
+            "which worker computes which shard. Initialise from data before the loop, on fixed samples; update a momentum encoder in the loop's "
+            "body, after optimizer.step(); in place of nn.Embedding(max_norm=...) renormalise the weights after optimizer.step()"
+        )
+
+    def _find_versions(self) -> list[tuple[int, int]]:
+        return [(p._version, p.data_ptr()) for _, _, p in self._places]  # noqa: SLF001 - autograd's count of changes
+
+    def _find_contents(self) -> dict[str, str]:
+        tensors = {str(index): parameter for index, (_, _, parameter) in enumerate(self._places)}
+        return checksum_of(FlatState(tensors=dict(tensors), document={})).entries
+
+    def _number_of_parts(self) -> int:
+        return sum(map(_number_of_parts, self._modules))
+
+
+def _number_of_parts(module: nn.Module) -> int:
+    saved = len(module._buffers) - len(module._non_persistent_buffers_set)  # noqa: SLF001
+    return len(module._modules) + len(module._parameters) + saved  # noqa: SLF001

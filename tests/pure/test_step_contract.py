@@ -1,0 +1,310 @@
+"""A recipe whose step cannot be exact is refused at that step, by name; others are left alone."""
+
+import copy
+
+import pytest
+import torch
+from steps import ALONE, CLASSES, FEATURES, samples, steps
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+
+from elastic.errors import UsageError
+from elastic.train.state import State
+
+
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+def loss_of(net):
+    return lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1])
+
+
+def recipe(**options):
+    net = layers()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, **options)
+    return net, optimizer, steps(ALONE, State(net=net, optimizer=optimizer))
+
+
+def test_gradients_that_are_accumulated_over_steps_are_refused_with_the_sizes_to_start_with():
+    """Accumulation by hand: only the last batch before each update would count."""
+    net, optimizer, coming = recipe()
+    said = ""
+    try:
+        for step in coming:
+            step.mean_loss(loss_of(net))
+            if step.number % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    except UsageError as error:
+        said = str(error)
+    assert "step 2: net.0.weight has a gradient that no optimizer has used yet" in said
+    assert "elastic.start(global_batch=48, shards=16) for k = 2" in said
+
+
+@pytest.mark.parametrize("form", ["mean", "sum"])
+def test_a_second_loss_in_one_step_is_refused(form):
+    """In plain PyTorch its gradients would be added to the first one's."""
+    net, _, coming = recipe()
+    step = next(coming)
+    step.mean_loss(loss_of(net))
+    with pytest.raises(UsageError, match="return the sum of two losses from one function"):
+        step.mean_loss(loss_of(net)) if form == "mean" else step.backward(step.sum(loss_of(net)))
+
+
+def test_a_backward_of_the_recipes_own_before_the_steps_is_refused():
+    """A penalty's gradients were thrown away; after the step's they are added, as always."""
+    net, optimizer, coming = recipe()
+    step = next(coming)
+    step.mean_loss(loss_of(net))
+    without = net[0].weight.grad.clone()
+    net[0].weight.square().sum().backward()
+    torch.testing.assert_close(net[0].weight.grad, without + 2 * net[0].weight)
+    optimizer.step()
+    step = next(coming)
+    optimizer.zero_grad()
+    net[0].weight.square().sum().backward()
+    with pytest.raises(UsageError, match=r"net\.0\.weight has a gradient that no optimizer has used"):
+        step.mean_loss(loss_of(net))
+
+
+def test_a_gradient_from_before_the_loop_is_refused():
+    """A search for the learning rate leaves it; in plain PyTorch it would be added to."""
+    net, _, coming = recipe()
+    net(torch.ones(2, FEATURES)).sum().backward()
+    with pytest.raises(UsageError, match="zero_grad"):
+        next(coming).mean_loss(loss_of(net))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_are_dropped_on_purpose_are_not_refused(set_to_none):
+    """A recipe that skips the update of a bad batch."""
+    net, optimizer, coming = recipe()
+    for step in coming:
+        optimizer.zero_grad(set_to_none=set_to_none)
+        step.mean_loss(loss_of(net))
+        if step.number != 2:
+            optimizer.step()
+    assert step.number == 4
+
+
+class OwnUpdate:
+    """An optimizer of the recipe's own, without torch's hooks."""
+
+    def __init__(self, parameters):
+        self.parameters = list(parameters)
+
+    def step(self):
+        with torch.no_grad():
+            for parameter in self.parameters:
+                parameter.sub_(0.1 * parameter.grad)
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["torch", "own", "fused", "assigned"])
+def test_a_recipe_that_updates_in_every_step_needs_no_zero_grad(kind):
+    net = layers()
+    if kind == "own":
+        optimizer = OwnUpdate(net.parameters())
+    else:
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, fused=kind == "fused")
+    update = optimizer.step
+    if kind == "assigned":
+
+        def update():
+            for parameter in net.parameters():
+                parameter.data = parameter.data - 0.1 * parameter.grad
+
+    for step in steps(ALONE, State(net=net, optimizer=optimizer)):
+        step.mean_loss(loss_of(net))
+        update()
+    assert step.number == 4
+
+
+def test_an_update_that_a_scaler_skips_is_not_refused():
+    """Its gradients were not finite, and nobody misses them."""
+    net = layers()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for step in steps(ALONE, State(net=net, optimizer=optimizer, scaler=scaler)):
+        factor = 1e38 if step.number == 2 else 1.0
+        step.mean_loss(lambda batch, factor=factor: factor * loss_of(net)(batch), scaler)
+        scaler.step(optimizer)
+        scaler.update()
+    assert step.number == 4
+
+
+def test_sam_lbfgs_and_several_optimizers_are_left_alone():
+    """Each updates between its computations: SAM climbs in place, LBFGS calls a closure."""
+    net, head = layers(), nn.Linear(CLASSES, CLASSES)
+    first = torch.optim.SGD(net.parameters(), lr=0.1)
+    second = torch.optim.LBFGS(head.parameters(), lr=0.1, max_iter=3, line_search_fn="strong_wolfe")
+    for step in steps(ALONE, State(net=net, head=head, first=first, second=second)):
+        first.zero_grad()  # of the closure's last computation, as plain PyTorch needs it
+        step.mean_loss(loss_of(nn.Sequential(net, head)))
+        climbed = []
+        with torch.no_grad():
+            for parameter in [*net.parameters(), *head.parameters()]:
+                climbed.append((parameter, 0.05 * parameter.grad))
+                parameter.add_(climbed[-1][1])
+        step.mean_loss(loss_of(nn.Sequential(net, head)))
+        with torch.no_grad():
+            for parameter, by in climbed:
+                parameter.sub_(by)
+        first.step()
+
+        def closure(step=step):
+            first.zero_grad()
+            second.zero_grad()
+            return torch.tensor(step.mean_loss(loss_of(nn.Sequential(net, head))))
+
+        second.step(closure)
+    assert step.number == 4
+
+
+def test_a_layer_that_is_frozen_loses_its_last_gradient_as_with_zero_grad():
+    """Else the optimizer would apply it in every later step, until a resume forgets it."""
+
+    def freeze(net, number):
+        if number == 2:
+            net[0].requires_grad_(requires_grad=False)
+
+    ours, optimizer, coming = recipe(momentum=0.9)
+    plain = copy.deepcopy(ours)
+    twin = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    x, y = samples().tensors
+    for step in coming:
+        indices = torch.cat([batch.indices for batch in step._batches])
+        freeze(ours, step.number)
+        step.mean_loss(loss_of(ours))
+        optimizer.step()
+        freeze(plain, step.number)
+        twin.zero_grad()
+        F.cross_entropy(plain(x[indices]), y[indices]).backward()
+        twin.step()
+    for mine, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_gradients_of_a_frozen_player_wait_for_its_optimizer():
+    """Both players' gradients first, then both updates: the second computation freezes the first
+    player.
+    """
+    one, other = nn.Linear(FEATURES, 1), nn.Linear(FEATURES, 1)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (one, other)]
+    state = State(one=one, other=other, first=optimizers[0], second=optimizers[1])
+    for step in steps(ALONE, state):
+        one.requires_grad_(requires_grad=True)
+        step.mean_loss(lambda batch: one(batch.data[0]).square().mean())
+        one.requires_grad_(requires_grad=False)
+        kept = one.weight.grad.clone()
+        step.mean_loss(lambda batch: other(batch.data[0]).square().mean())
+        assert torch.equal(one.weight.grad, kept)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def test_an_update_with_gradients_of_the_step_before_is_refused():
+    """Gradients are no part of the state: a resume between the two steps would lose them."""
+    net, optimizer, coming = recipe()
+    next(coming).mean_loss(loss_of(net))
+    next(coming)
+    with pytest.raises(UsageError, match="step 2: SGD made an update with gradients of step 1"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("form", ["mean", "sum"])
+def test_a_backward_inside_the_function_is_refused(form):
+    """It gives a parameter one shard's gradient, on the rank that has the shard."""
+    net, _, coming = recipe()
+
+    def loss(batch):
+        found = loss_of(net)(batch)
+        found.backward(retain_graph=True)
+        return found
+
+    step = next(coming)
+    with pytest.raises(
+        UsageError, match=r"inside the function given.*net\.\d\.\w+ a gradient.*Return the loss"
+    ):
+        step.mean_loss(loss) if form == "mean" else step.sum(loss)
+
+
+class Forward(nn.Module):
+    """A layer, and something that its forward does besides."""
+
+    def __init__(self, besides):
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+        self.key = nn.Linear(FEATURES, CLASSES)  # as a momentum encoder: no gradient, no optimizer
+        self.key.requires_grad_(requires_grad=False)
+        self.register_buffer("initialized", torch.tensor(0))
+        self.besides = besides
+
+    def forward(self, x):
+        self.besides(self, x)
+        return self.layer(x)
+
+
+def initialise(net, x):
+    """ActNorm: the first batch that it sees gives the values, through `.data`."""
+    if net.initialized == 0:
+        net.layer.bias.data.copy_(-net.layer(x).detach().mean(0))
+        net.initialized.fill_(1)
+
+
+def momentum(net, _x):
+    """MoCo as published."""
+    net.key.weight.data = net.key.weight.data * 0.9 + net.layer.weight.data * 0.1
+
+
+def momentum_in_place(net, _x):
+    with torch.no_grad():
+        net.key.weight.lerp_(net.layer.weight, 0.1)
+
+
+def replace(net, _x):
+    net.key.weight = nn.Parameter(net.layer.weight.detach() + 1, requires_grad=False)
+
+
+@pytest.mark.parametrize(
+    ("besides", "name"),
+    [
+        (initialise, "net.layer.bias"),
+        (momentum, "net.key.weight"),
+        (momentum_in_place, "net.key.weight"),
+        (replace, "net.key.weight"),
+    ],
+)
+@pytest.mark.parametrize("form", ["mean", "sum"])
+def test_a_forward_that_changes_a_parameter_is_refused_by_name(besides, name, form):
+    """The next shard of the same rank would begin with other weights."""
+    net = Forward(besides)
+    step = next(steps(ALONE, State(net=net, optimizer=torch.optim.SGD(net.layer.parameters(), lr=0.1))))
+    with pytest.raises(UsageError, match=f"forward changed the parameter {name}"):
+        step.mean_loss(loss_of(net)) if form == "mean" else step.sum(loss_of(net))
+
+
+def test_an_embedding_that_renormalises_itself_is_refused_by_name():
+    """max_norm writes into the weight of the tokens that a shard has."""
+    table = nn.Embedding(CLASSES, 2, max_norm=0.5)
+    step = next(steps(ALONE, State(table=table)))
+    with pytest.raises(UsageError, match=r"parameter table\.weight.*max_norm"):
+        step.mean_loss(lambda batch: table(batch.data[1]).sum())
+
+
+def test_a_buffer_that_forward_registers_is_refused():
+    """A process that resumes has built its objects anew, without it, and cannot load it."""
+
+    def register(net, x):
+        net.register_buffer("mask", torch.ones(3))
+
+    net = Forward(register)
+    with pytest.raises(UsageError, match="forward added or removed"):
+        next(steps(ALONE, State(net=net))).mean_loss(loss_of(net))
