@@ -62,6 +62,14 @@ class CheckpointCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditCounts:
+    """done: audited steps that count, all without a difference. failed: shards that differed."""
+
+    done: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSummary:
     """The steps include those that were lost later; None if the generation trained no step."""
 
@@ -104,6 +112,7 @@ class Report:
     goodput: float | None
     step_time_s: StepTime
     checkpoints: CheckpointCounts
+    audits: AuditCounts
     snapshots: kinds.SnapshotInterval | None
     generations: list[GenerationSummary]
     recoveries: list[Recovery]
@@ -130,6 +139,10 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
         checkpoints=CheckpointCounts(
             committed=len(of_kind(events, kinds.CheckpointCommitted)),
             failed=len(of_kind(events, kinds.CheckpointFailed)),
+        ),
+        audits=AuditCounts(
+            done=sum(line.audited is True for line in lines),
+            failed=len(of_kind(events, kinds.AuditFailed)),
         ),
         snapshots=snapshots.event if snapshots else None,
         generations=_generations(events, lines),

@@ -75,6 +75,7 @@ def _report_facts(report: Report) -> dict[str, str]:
         "goodput": "unknown" if report.goodput is None else f"{report.goodput:.1%}",
         "step time": f"median {_text(step_time.median, ' s')}, p99 {_text(step_time.p99, ' s')}",
         "checkpoints": f"{checkpoints.committed} committed, {checkpoints.failed} failed",
+        "audits": f"{report.audits.done} done, {report.audits.failed} failed",
         "snapshots": _snapshots(report.snapshots),
         "final digest": _text(report.final_digest),
     } | _lineage(report.lineage)

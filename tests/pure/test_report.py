@@ -208,6 +208,15 @@ def test_step_times_are_the_median_and_the_slowest_of_a_hundred():
     assert summarise([], metrics)["step_time_s"] == {"median": pytest.approx(0.505), "p99": 0.99}
 
 
+def test_audits_are_counted_by_the_steps_that_count_and_by_their_failures():
+    """A step that was lost and audited again has one line in the metrics, so it counts once. A
+    failed audit leaves an event, and the step has no line.
+    """
+    lines = [replace(line, audited=True if line.step % 3 == 0 else None) for line in KILLED_STEPS]
+    failure = logged("audit_failed", 109.0, step=9, shard=5, ranks=[0, 1])
+    assert summarise([*KILLED, failure], lines)["audits"] == {"done": 3, "failed": 1}
+
+
 def test_the_report_of_a_run_without_events_has_every_key():
     assert summarise([], []) == {
         "finished": False,
@@ -219,6 +228,7 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "snapshots": None,
         "step_time_s": {"median": None, "p99": None},
         "checkpoints": {"committed": 0, "failed": 0},
+        "audits": {"done": 0, "failed": 0},
         "generations": [],
         "recoveries": [],
         "lineage": [],

@@ -12,6 +12,8 @@ TINY_GATES      Folder. While it holds the file `gate-<n>`, each rank makes the 
                 `load-<g>`: while they load it. Where it holds `starve-rank<r>`, this rank removes
                 that file and takes all memory that it can get.
 TINY_RAISE      "STEP RANK": this rank raises in this step, every time.
+TINY_FLIP       "STEP RANK": in the first generation, one bit of a gradient flips on this rank.
+TINY_REMEMBER   Any text: the model counts its own forwards, and multiplies what it gives by that.
 TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards of a step has,
                 before it uses them.
 """
@@ -72,6 +74,29 @@ def generation_now() -> int:
 def raise_if_asked(number: int, rank: int) -> None:
     if os.environ.get("TINY_RAISE") == f"{number} {rank}":
         raise RuntimeError(f"the recipe's own mistake on rank {rank}")
+
+
+def flip_if_asked(number: int, rank: int, parameter: nn.Parameter) -> None:
+    """In the first backward of the step, and no other."""
+    if os.environ.get("TINY_FLIP") == f"{number} {rank}" and generation_now() == 1:
+
+        def flipped(gradient: Tensor) -> Tensor:
+            handle.remove()
+            wrong = gradient.clone()
+            wrong.view(-1)[:1].view(torch.int32).bitwise_xor_(1)
+            return wrong
+
+        handle = parameter.register_hook(flipped)
+
+
+class Counter(nn.Module):
+    """What a forward that remembers its calls does to a run."""
+
+    calls = 0
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        self.calls += 1
+        return outputs * (1 + 0.01 * self.calls)
 
 
 class Momentum:
@@ -143,6 +168,8 @@ def main() -> None:
     model = nn.Sequential(
         nn.Linear(16, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Dropout(0.2), nn.Linear(96, 96), nn.Linear(96, 8)
     )
+    if "TINY_REMEMBER" in os.environ:
+        model.append(Counter())
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     if settings.form == "sum":
         optimizer = AdamWithSchedule(list(model.parameters()))
@@ -160,6 +187,7 @@ def main() -> None:
         wait_at_gate(gates, step.number, run.rank)
         starve_if_asked(gates, run.rank)
         raise_if_asked(step.number, run.rank)
+        flip_if_asked(step.number, run.rank, model[0].weight)
         if settings.form == "mean":
 
             def loss(batch: elastic.Batch, number: int = step.number) -> Tensor:
