@@ -7,6 +7,11 @@ other load on the machine hits both. The figure of a turn is its median step; th
 medians over all turns, and the median of the ratios of the turns. Two cases: shards = world size;
 and shards = four times the world size, beside DDP with gradient accumulation over four
 micro-batches.
+
+python benchmarks/steady.py --audit [--steps 400]
+
+The same model with `--audit auto` beside `--audit off`, in turns. Here the figure of a turn is the
+mean step, since few steps are audited.
 """
 
 import argparse
@@ -18,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -33,7 +39,13 @@ def median_step_s(times: list[float]) -> float:
     return statistics.median(steps[WARM_UP:])
 
 
-def ours(args: argparse.Namespace, shards: int, folder: Path) -> float:
+def mean_step_s(times: list[float]) -> float:
+    """times: as in `median_step_s`."""
+    return (times[-1] - times[WARM_UP]) / (len(times) - 1 - WARM_UP)
+
+
+def ours(args: argparse.Namespace, shards: int, folder: Path, *options: str) -> list[dict[str, Any]]:
+    """The lines of the metrics."""
     command = [
         BIN / "elastic-train",
         HERE / "resnet_ours.py",
@@ -42,17 +54,21 @@ def ours(args: argparse.Namespace, shards: int, folder: Path) -> float:
         "--nproc-per-node",
         args.world,
     ]
-    command += ["--save-every", args.save_every, "--", shards, args.samples, args.steps]
+    command += ["--save-every", args.save_every, *options, "--", shards, args.samples, args.steps]
     run(command)
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    return median_step_s([json.loads(line)["time"] for line in lines])
+    return [json.loads(line) for line in lines]
+
+
+def times(lines: list[dict[str, Any]]) -> list[float]:
+    return [line["time"] for line in lines]
 
 
 def theirs(args: argparse.Namespace, shards: int, folder: Path) -> float:
-    times = folder / "times.json"
+    written = folder / "times.json"
     command = [BIN / "torchrun", "--standalone", f"--nproc-per-node={args.world}", HERE / "resnet_ddp.py"]
-    run([*command, shards // args.world, args.samples, args.steps, times])
-    return median_step_s(json.loads(times.read_text()))
+    run([*command, shards // args.world, args.samples, args.steps, written])
+    return median_step_s(json.loads(written.read_text()))
 
 
 def run(command: list[object]) -> None:
@@ -62,6 +78,27 @@ def run(command: list[object]) -> None:
     )
     if done.returncode:
         sys.exit(f"{command[0]} failed:\n{done.stdout}\n{done.stderr}")
+
+
+def audits(args: argparse.Namespace) -> Table:
+    columns = ("shards", "off s/step", "auto s/step", "ratio", "audited steps", "ratios of the turns")
+    table = Table(*columns, title=f"--audit auto beside off, world {args.world}")
+    for shards in (args.world, 4 * args.world):
+        turns, audited = [], 0
+        for _ in range(args.repeats):
+            with tempfile.TemporaryDirectory() as folder:
+                off = ours(args, shards, Path(folder) / "off", "--audit", "off")
+                auto = ours(args, shards, Path(folder) / "auto")
+            turns.append((mean_step_s(times(off)), mean_step_s(times(auto))))
+            audited += sum("audited" in line for line in auto)
+        ratios = [auto_s / off_s for off_s, auto_s in turns]
+        off_s, auto_s = (statistics.median(side) for side in zip(*turns, strict=True))
+        share = f"{audited} of {args.repeats * args.steps}"
+        each = " ".join(f"{ratio:.3f}" for ratio in ratios)
+        table.add_row(
+            str(shards), f"{off_s:.4f}", f"{auto_s:.4f}", f"{statistics.median(ratios):.3f}", share, each
+        )
+    return table
 
 
 def main() -> None:
@@ -75,7 +112,11 @@ def main() -> None:
     parser.add_argument(
         "--save-every", default="100000steps", help="of our runs; the last state is saved in any case"
     )
+    parser.add_argument("--audit", action="store_true", help="measure --audit auto beside off instead")
     args = parser.parse_args()
+    if args.audit:
+        Console().print(audits(args))
+        return
     table = Table(
         "shards",
         "ours s/step",
@@ -88,7 +129,8 @@ def main() -> None:
         turns = []
         for _ in range(args.repeats):
             with tempfile.TemporaryDirectory() as folder:
-                turns.append((ours(args, shards, Path(folder)), theirs(args, shards, Path(folder))))
+                own = median_step_s(times(ours(args, shards, Path(folder))))
+                turns.append((own, theirs(args, shards, Path(folder))))
         ratios = [a / b for a, b in turns]
         a, b = (statistics.median(side) for side in zip(*turns, strict=True))
         each = " ".join(f"{ratio:.2f}" for ratio in ratios)
