@@ -4,13 +4,15 @@
 - A torch optimizer takes tensors and counts, not hyperparameters (fit_optimizer.py).
 - A scheduler goes on from its saved position. Constants that the recipe builds otherwise now (its
   length, its base rates) are a misfit, for the saved ones would replace them unseen.
-- Any other object takes what was saved.
+- Any other object takes what was saved, and it is said which of its numbers the recipe builds
+  otherwise: nothing tells a counter from a setting.
 
 It does not promise that objects are as they were where something does not fit: nothing may be
 trained then.
 """
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +24,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from elastic.errors import CheckpointDamaged, StateDoesNotFit
 from elastic.train.fit_optimizer import GROUPS, fit_optimizer, other_shapes, set_by
 from elastic.train.state import FlatState, State
+from elastic.train.state_document import entries_of
 
+MOST_NOTED = 4  # numbers of one entry
 # The entries of a scheduler's state that its steps change.
 _POSITION = {"last_epoch", "_step_count", "_last_lr", "_is_initial", "_get_lr_called_within_step"}
 _POSITION |= {"T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter"}
@@ -58,6 +62,8 @@ def _fitted(saved: FlatState, state: State) -> tuple[FlatState, list[str], list[
             document[name], theirs = taken.value, taken.tensors
             problems += taken.problems
             notes += taken.notes
+        elif not isinstance(thing, nn.Module | LRScheduler):
+            notes += _replaced(name, document[name], built.document[name])
         tensors |= theirs
     fitted = replace(saved, tensors=dict(sorted(tensors.items())), document=document)
     return fitted, problems, notes
@@ -91,6 +97,31 @@ def _other_tensors(theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> list[s
         elif (there := _form(theirs[name])) != (here := _form(ours[name])):
             words.append(f"{name} is {there} there and {here} here")
     return words
+
+
+def _replaced(name: str, theirs: Any, ours: Any) -> list[str]:
+    """What an object holds otherwise once it has taken what was saved, in one note."""
+    there, here = dict(_numbers(theirs)), dict(_numbers(ours))
+    words = [
+        f"{path} {there[path]} (the recipe builds {here[path]})"
+        for path in there.keys() & here.keys()
+        if there[path] != here[path]
+    ]
+    more = [f"and {len(words) - MOST_NOTED} more"] if len(words) > MOST_NOTED else []
+    return [f"{name}, as it was saved: {', '.join([*sorted(words)[:MOST_NOTED], *more])}"] if words else []
+
+
+def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, value) of the numbers and texts in a value that is written down."""
+    items = entries_of(value)
+    if items is not None:
+        for name, item in items:
+            yield from _numbers(item, f"{path}.{name}" if path else str(name))
+    elif not isinstance(value, dict):
+        yield path, value
+    elif "tensor" not in value:
+        ((_, number),) = value.items()
+        yield path, number
 
 
 def _other_constants(name: str, built: Any, loaded: Any) -> list[str]:

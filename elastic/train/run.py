@@ -72,6 +72,7 @@ class Run:
         self.is_first = groups.rank == 0
         self._link = link
         self._identity = ours
+        self._parent = ours.parent  # of the first loop; a later one goes on with what that has trained
         self._log = log
         self._check = check
         self._dir = RunDir.parse(link.run_dir)
@@ -225,7 +226,7 @@ class Run:
 
     def _loop(self, uploader: UploaderClient, loader: Loader, state: State) -> Loop:
         clock, link, is_first_of_node = SystemClock(), self._link, self._groups.local_rank == 0
-        faults, parent = None, self._identity.parent
+        faults, parent, self._parent = None, self._parent, None
         if link.faults:
             injector = FaultInjector(link.faults, self._dir.faults, self._log, clock)
             faults = WorkerFaults(injector, rank=self.rank, generation=link.generation)

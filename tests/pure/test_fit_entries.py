@@ -1,6 +1,7 @@
 """What objects take of another run's state: attacks on what would replace the recipe unseen."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -198,6 +199,51 @@ def test_an_optimizer_of_another_version_of_torch_fits(scheduler, gone):
     groups = next(each for key, each in saved.document["optimizer"]["dict"] if key == "param_groups")["list"]
     groups[0]["dict"] = [field for field in groups[0]["dict"] if field[0] != gone]
     assert load_entries(saved, state, ("model", "optimizer"))[0] == []
+
+
+class OwnOptimizer:
+    """Neither torch's nor built from it: nothing says which of its numbers are settings."""
+
+    def __init__(self, lr: float, steps: int = 0) -> None:
+        self.state = {"lr": lr, "steps": steps, "best": math.inf, "momenta": [torch.zeros(2)], "by": {0: "a"}}
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def test_an_object_of_the_recipes_own_says_which_numbers_it_took():
+    """A new rate has no effect there: the run must not go on without a word of it."""
+    saved = kept(State(optimizer=OwnOptimizer(0.1, 24)))
+    state = State(optimizer=OwnOptimizer(0.001))
+    assert load_entries(saved, state, ()) == (
+        [],
+        ["optimizer, as it was saved: lr 0.1 (the recipe builds 0.001), steps 24 (the recipe builds 0)"],
+    )
+    assert load_entries(saved, state, ()) == ([], [])
+
+
+def test_an_optimizer_inside_another_object_says_so_too():
+    class Pair:
+        def __init__(self, *optimizers):
+            self.optimizers = optimizers
+
+        def state_dict(self):
+            return {"optimizers": [each.state_dict() for each in self.optimizers]}
+
+        def load_state_dict(self, state):
+            for each, its in zip(self.optimizers, state["optimizers"], strict=True):
+                each.load_state_dict(its)
+
+    def pair_of(lr):
+        model = net(0)
+        return State(model=model, both=Pair(SGD(model.parameters(), lr=0.5), SGD(model.parameters(), lr=lr)))
+
+    problems, notes = load_entries(kept(pair_of(0.1)), pair_of(0.2), ())
+    assert problems == []
+    assert notes == ["both, as it was saved: optimizers.1.param_groups.0.lr 0.1 (the recipe builds 0.2)"]
 
 
 def test_entries_that_are_not_named_stay_as_the_recipe_built_them():
