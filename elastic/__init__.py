@@ -2,10 +2,13 @@
 
 A recipe calls `start`, names its training state in a `State`, and loops over `run.steps`. The names
 below are imported on first use: a command that only reads a run directory must not wait for torch.
+In a recipe the import also seeds the global generators (elastic/system/global_random.py).
 """
 
 import importlib
 from typing import Any
+
+from elastic.system.global_random import seed_at_import
 
 __version__ = "0.1.0"
 __all__ = ["Batch", "Run", "State", "Step", "UsageError", "Values", "start"]
@@ -25,3 +28,6 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'elastic' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+seed_at_import()

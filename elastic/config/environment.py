@@ -57,6 +57,7 @@ class AgentLink:
     error_folder: str  # where workers of this generation leave their errors
     faults: str | None
     parent: Parent | None = None  # the state of another run that this one begins from
+    imports_library: bool = True  # false for a script that uses none of this library
 
     def to_env(self) -> dict[str, str]:
         return {AGENT: json.dumps(asdict(self))}

@@ -3,6 +3,12 @@
 Entering a stream seeds torch (the CPU and, if CUDA is initialised, the current GPU), Python's
 `random` and NumPy's global generator. It does not reach generators that a recipe makes for itself:
 those need a key of their own.
+
+Two purposes may have the same numbers: torch's CPU generator and NumPy's take 32 bits of a stream's
+64 (torch.manual_seed(5) and torch.manual_seed(5 + 2**32) are one stream). Among 100 000 streams, of
+say 12 500 steps of 8 shards, one such pair is to be expected, with the same dropout masks. That is
+harmless as long as few streams coincide, and the result remains a function of the seed. More bits
+would be other numbers than in runs that have begun. Python's and CUDA's generators take all bits.
 """
 
 import random

@@ -31,6 +31,7 @@ from elastic.snapshot.slots import SnapshotInfo
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
 from elastic.system.phase import Phase
+from elastic.train import refuse
 from elastic.train.audit import Auditor
 from elastic.train.audit_schedule import AuditSchedule
 from elastic.train.buffers import Buffers
@@ -97,6 +98,7 @@ class Loop:
         Raises SystemExit at a drain; StoreFailed when the last state cannot be saved.
         """
         groups, order = self.groups, self.loader.order
+        refuse.modules(self.state, groups.device)
         resumed = self._resume()
         if resumed.source == "parent":
             self._commit_start()

@@ -28,6 +28,7 @@ from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read, read_small
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import printable
+from elastic.train import refuse
 from elastic.train.process_groups import ProcessGroups, open_process_groups
 from elastic.train.run import Run
 from elastic.train.standalone import link_without_agent, run_without_agent
@@ -50,10 +51,14 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     (another number is another trajectory). backend: nccl or gloo for gradients; None takes nccl
     where every worker has its own GPU. Deterministic kernels are switched on. A recipe that needs
     an operation without one may switch them off after this call. Raises UsageError when the numbers
-    do not fit, or when the run directory holds another run.
+    do not fit, when the run directory holds another run, when it is called twice, and where the
+    recipe has drawn from torch's unseeded generator or opened a process group before.
     """
     sys.excepthook = _explain  # an agent catches its workers' errors itself
     import_watch.finish()
+    refuse.second_start()
+    refuse.own_group()
+    refuse.early_draws()
     launch = environment.read()
     if shards < 1 or global_batch < 1 or global_batch % shards:
         nearest = max(1, round(global_batch / max(1, shards))) * max(1, shards)
@@ -81,6 +86,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     log = EventLog(events, node=link.node, clock=SystemClock())
     log.generation = link.generation
     random_streams.enter(seed, "start")
+    refuse.wrappers()
     return Run(groups, link, ours, log, launch.check)
 
 

@@ -18,8 +18,8 @@ What may be in a process that is forked from, and what may not:
 - The user's own modules may not. Such a module may read RANK, open a file or start a thread when it
   is imported, and it may be edited between two generations. So this process never runs a line of
   them: preload.py reads them for the names of installed modules, and each worker runs them itself.
-- State that should differ between workers may not stay as it is: random generators are seeded again
-  in each child.
+- State that should differ between workers may not stay as it is: each child seeds its random
+  generators itself (main.py).
 
 Threads, CUDA, process groups and the user's modules are checked before every fork, because any
 installed package may bring them in when it is imported. If a check fails, the agent spawns its
@@ -141,19 +141,8 @@ def become_worker(
     with suppress(OSError):  # a preflight's terminal may be gone
         os.write(2, import_output)  # as if this process had done the importing
     environment.replace(request.env)
-    reseed()
     recipe, *arguments = request.command
     run_recipe(recipe, arguments, brought)
-
-
-def reseed() -> None:
-    """Seed the global generators from the system's entropy, as a new interpreter does.
-
-    Python's own `random` does so by itself after a fork.
-    """
-    sys.modules["torch"].default_generator.seed()
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
 
 
 def fork_obstacle(preloaded: Preloaded) -> str | None:

@@ -39,6 +39,7 @@ from elastic.errors import (
     StatesDiffer,
     UsageError,
 )
+from elastic.system import global_random
 from elastic.system.clock import SystemClock
 from elastic.system.processes import die_with_parent
 from elastic.system.worker_error import WorkerError, write_error
@@ -75,6 +76,10 @@ def run_recipe(
         setattr(sys, name, unbuffered(descriptor, getattr(sys, name)))
     sys.argv = [recipe, *arguments]
     sys.path[0] = str(Path(recipe).resolve().parent)
+    if launch.preflight is not None or (launch.agent is not None and launch.agent.imports_library):
+        global_random.seed_alike()
+    elif brought is not None:
+        global_random.seed_from_entropy()
     if brought is not None:
         as_started = [recipe, *arguments], str(Path.cwd()), environment.variables()
         ImportWatch(brought, partial(begin_again, *as_started)).start()

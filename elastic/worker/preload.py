@@ -30,8 +30,9 @@ import elastic
 from elastic.worker.find_imports import Import, LocalModule, find_imports
 
 # torch.optim imports torch._dynamo when the first optimizer is made, which takes longer than torch
-# itself. elastic.train.start leads to all that a worker needs of this library.
-ALWAYS = ("torch", "torch.distributed", "torch._dynamo", "torchvision", "elastic.train.start")
+# itself. elastic.train.start leads to all that a worker needs of this library, except numpy.random,
+# which numpy imports when it is first used.
+ALWAYS = ("torch", "torch.distributed", "torch._dynamo", "torchvision", "elastic.train.start", "numpy.random")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,3 +54,34 @@ def test_settings_at_the_top_of_a_recipe_act_as_under_python_and_the_console_say
     assert "begins again" not in agent.output
     assert "assume_finite True, joblib vendored, threads 2" in agent.output
     assert json.loads((drill.run.local / "run.json").read_text())["threads"] == 2
+
+
+def drawn(text):
+    return {line[line.index("drawn") :] for line in text.splitlines() if "drawn 0." in line}
+
+
+def test_a_model_from_an_unseeded_generator_is_refused_and_other_draws_are_alike_in_all_processes(
+    drill, recipes
+):
+    """Plain python, two workers and a preflight draw from the global generators before
+    elastic.start. The model is built there as well: with a seed of the recipe's, and without.
+    """
+    early = recipes / "early.py"
+    alone = drill.execute([sys.executable, str(early), "unseeded"], {"ELASTIC_RUN_DIR": drill.run.url})
+    node = drill.start(recipe=early, arguments=("unseeded",))
+    for process in (alone, node):
+        process.ends_with(2)
+        assert "drawn from torch's generator before elastic.start, and it was not seeded" in process.output
+    assert not drill.run.local.exists()
+    both = drill.start("--nproc-per-node", "2", recipe=early, arguments=("seeded",))
+    both.ends_with(0)
+    assert len(drawn(both.output)) == 1
+    assert drawn(both.output) == drawn(alone.output) == drawn(node.output)
+
+
+def test_a_wrapper_that_exchanges_gradients_is_refused_and_not_waited_for(drill, recipes):
+    """Two workers with DistributedDataParallel would wait for each other for ever."""
+    agent = drill.start("--nproc-per-node", "2", recipe=recipes / "early.py", arguments=("wrapped",))
+    agent.ends_with(2)
+    assert "expected a model without DistributedDataParallel" in agent.output
+    assert len(drill.events("generation_started")) == 1

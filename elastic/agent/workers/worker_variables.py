@@ -42,6 +42,7 @@ def worker_starts(  # noqa: PLR0913 - what changes from generation to generation
         error_folder=str(settings.error_folder(generation)),
         faults=options.faults,
         parent=None if settings.declared is None else settings.declared.parent,
+        imports_library=settings.imports_library,
     )
     return [
         WorkerStart(

@@ -1,0 +1,114 @@
+"""What cannot be exact is refused before the first step, with what to write instead.
+
+Each check raises UsageError, which says what was expected, what was found and what to do. What only
+shows in a step is checked there (contract.py).
+"""
+
+import sys
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from elastic.errors import UsageError
+from elastic.system.global_random import RECIPE_SEEDS, was_drawn_from
+from elastic.train.state import State
+
+_EMBEDDINGS = nn.Embedding, nn.EmbeddingBag
+_EXCHANGES = (
+    "exchanges gradients itself, and waits for ever where ranks compute different numbers of shards; use the model "
+    "as it is: this library sums the gradients of all shards"
+)
+
+_started: list[bool] = []
+
+
+def second_start() -> None:
+    if _started:
+        raise UsageError(
+            "expected one call of elastic.start, found a second one; a script holds one run: call it once and hand on what it returns"
+        )
+    _started.append(True)
+
+
+def early_draws() -> None:
+    """Before elastic.start each process and each start would draw other numbers."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        generators += torch.cuda.default_generators
+    for generator in generators:
+        if generator.initial_seed() >= RECIPE_SEEDS and was_drawn_from(torch, generator):
+            raise UsageError(
+                "random numbers were drawn from torch's generator before elastic.start, and it was not seeded: each process would draw others; "
+                f"build the model and split the data after elastic.start, or call torch.manual_seed (with a number below {RECIPE_SEEDS}) first"
+            )
+
+
+def own_group() -> None:
+    if dist.is_available() and dist.is_initialized():
+        raise UsageError(
+            "expected no process group before elastic.start, found one that the recipe has opened; leave init_process_group out: "
+            "elastic.start opens the groups that it needs"
+        )
+
+
+def wrappers() -> None:
+    """From here on the constructors of wrappers that exchange gradients refuse."""
+    classes: list[Any] = [nn.parallel.DistributedDataParallel, nn.DataParallel]
+    if fsdp := sys.modules.get("torch.distributed.fsdp"):  # its import would take a while
+        classes.append(fsdp.FullyShardedDataParallel)
+    for each in classes:
+        each.__init__ = _refusing(each.__name__)
+
+
+def _refusing(name: str) -> Any:
+    def __init__(self: object, *_: object, **__: object) -> NoReturn:  # noqa: N807
+        raise UsageError(f"expected a model without {name}, which {_EXCHANGES}")
+
+    return __init__
+
+
+def modules(state: State, device: torch.device) -> None:
+    """Before the first step. device: the run's."""
+    for name, thing in state.objects.items():
+        if isinstance(thing, nn.Module):
+            for path, module in thing.named_modules(prefix=name):
+                _module(path, module)
+    for parameter in state.trained:
+        where = parameter.device
+        if where.type != device.type or where.index not in (None, device.index):
+            raise UsageError(
+                f"expected trained parameters on {device}, found {state.name_of(parameter)} on {where}; "
+                "move the model with .to(run.device) before its optimizer is made"
+            )
+        if type(parameter).__name__ == "DTensor":
+            raise UsageError(
+                f"expected whole parameters, found {state.name_of(parameter)} as a DTensor (fully_shard), which {_EXCHANGES}"
+            )
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise UsageError(
+                f"expected gradients that stay in .grad until the step's sum, found a post-accumulate hook at {state.name_of(parameter)}: "
+                "it would see the gradient of one shard; call the optimizer in the loop, after step.mean_loss or step.backward"
+            )
+
+
+def _module(path: str, module: nn.Module) -> None:
+    kinds = {kind.__name__ for kind in type(module).__mro__}
+    for name in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"):
+        if name in kinds:
+            raise UsageError(f"expected a model without {name}, found one at {path}, which {_EXCHANGES}")
+    if isinstance(module, nn.SyncBatchNorm):
+        raise UsageError(
+            f"expected layers that compute alike at every number of workers, found a SyncBatchNorm at {path}; "
+            "use BatchNorm: it normalises within a shard, and its running averages are the mean over shards"
+        )
+    if isinstance(module, _EMBEDDINGS) and module.sparse:
+        raise UsageError(f"expected dense gradients, found {path} with sparse=True; leave that out")
+    for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+        if is_lazy(tensor):
+            raise UsageError(
+                f"expected initialised parameters, found {path}.{name} of a lazy layer; call the model once on a sample "
+                "before its optimizer is made"
+            )

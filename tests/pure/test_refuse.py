@@ -1,0 +1,134 @@
+"""What cannot be exact is refused before the first step, with what to write instead."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from elastic.errors import UsageError
+from elastic.system import global_random
+from elastic.train import refuse
+from elastic.train.state import State
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def generator(monkeypatch):
+    """Stands for torch's default generator; seeded from entropy, as in a new interpreter."""
+    found = torch.Generator()
+    found.seed()
+    monkeypatch.setattr(torch, "default_generator", found)
+    return found
+
+
+def with_hook():
+    layer = nn.Linear(2, 2)
+    layer.weight.register_post_accumulate_grad_hook(lambda _parameter: None)
+    return layer
+
+
+def of_class(name):
+    """A module of a class that is called so, whose own constructor needs a process group."""
+    return type(name, (nn.Linear,), {})(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (lambda: nn.SyncBatchNorm(2), r"found a SyncBatchNorm at model\.layer; use BatchNorm"),
+        (lambda: nn.Embedding(3, 2, sparse=True), r"found model\.layer with sparse=True; leave that out"),
+        (lambda: nn.EmbeddingBag(3, 2, sparse=True), r"dense gradients, found model\.layer with sparse=True"),
+        (
+            lambda: nn.LazyLinear(3),
+            r"found model\.layer\.weight of a lazy layer; call the model once on a sample",
+        ),
+        (nn.LazyBatchNorm1d, r"found model\.layer\.\w+ of a lazy layer; call the model once"),
+        (with_hook, r"a post-accumulate hook at model\.layer\.weight: .* call the optimizer in the loop"),
+        (
+            lambda: nn.Linear(2, 2, device="meta"),
+            r"trained parameters on cpu, found model\.layer\.weight on meta",
+        ),
+        (
+            lambda: of_class("DistributedDataParallel"),
+            r"without DistributedDataParallel, found one at model\.layer",
+        ),
+        (lambda: of_class("FSDPModule"), r"without FSDPModule, found one at model\.layer"),
+    ],
+)
+def test_a_module_that_cannot_be_exact_is_refused_by_name(module, says):
+    """Each stands as a layer of a model whose other layer is an ordinary one."""
+    model = nn.Sequential()
+    model.add_module("first", nn.Linear(2, 2))
+    model.add_module("layer", module())
+    with pytest.raises(UsageError, match=says):
+        refuse.modules(State(model=model), CPU)
+
+
+def test_ordinary_modules_are_not_refused():
+    """Among them a compiled one, an embedding, BatchNorm, and a copy that is not trained and stays
+    on another device.
+    """
+    model = nn.Sequential(nn.Embedding(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+    copy = torch.optim.swa_utils.AveragedModel(model, device="meta")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled = torch.compile(model, backend="eager")
+    refuse.modules(State(model=compiled, optimizer=optimizer, copy=copy), CPU)
+
+
+@pytest.mark.parametrize(
+    "kind", [nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel]
+)
+def test_wrappers_that_exchange_gradients_are_refused_when_they_are_made(monkeypatch, kind):
+    """With two workers their exchange would wait for ever, because ranks have different shards."""
+    for each in (nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel):
+        monkeypatch.setattr(each, "__init__", each.__init__)  # put back after the test
+    refuse.wrappers()
+    with pytest.raises(UsageError, match=f"without {kind.__name__}, .*use the model as it is"):
+        kind(nn.Linear(2, 2), device_ids=[0])
+
+
+def test_a_process_group_of_the_recipes_own_is_refused(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with pytest.raises(UsageError, match="leave init_process_group out"):
+            refuse.own_group()
+    finally:
+        dist.destroy_process_group()
+    refuse.own_group()
+
+
+def test_a_second_run_in_one_script_is_refused(monkeypatch):
+    monkeypatch.setattr(refuse, "_started", [])
+    refuse.second_start()
+    with pytest.raises(UsageError, match=r"one call of elastic\.start, found a second one"):
+        refuse.second_start()
+
+
+def test_draws_of_an_unseeded_generator_are_refused(generator):
+    """A model that is built before elastic.start has other weights in each process."""
+    refuse.early_draws()
+    torch.rand(1, generator=generator)
+    with pytest.raises(UsageError, match=r"before elastic\.start, and it was not seeded.*torch\.manual_seed"):
+        refuse.early_draws()
+
+
+def test_draws_of_a_generator_that_the_recipe_seeded_are_not_refused(generator):
+    """Before and after what a worker does at its first line."""
+    global_random._seed_torch(torch)
+    generator.manual_seed(2**32 - 1)
+    torch.rand(1, generator=generator)
+    refuse.early_draws()
+
+
+def test_a_seed_that_the_recipe_set_before_it_imported_the_library_is_kept(generator):
+    """Plain python: torch is there already. What was drawn from entropy stays refused."""
+    generator.manual_seed(5)
+    global_random._seed_torch(torch)
+    assert generator.initial_seed() == 5
+    generator.seed()
+    torch.rand(1, generator=generator)
+    global_random._seed_torch(torch)
+    with pytest.raises(UsageError, match=r"torch\.manual_seed"):
+        refuse.early_draws()
