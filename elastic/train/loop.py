@@ -41,6 +41,7 @@ from elastic.train.contract import Contract
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import Restorer, ResumePoint
 from elastic.train.schedule import SnapshotSchedule
+from elastic.train.shard_outputs import AgreedForms
 from elastic.train.snapshotting import PublishedSnapshot, Snapshotting
 from elastic.train.state import State
 from elastic.train.step import Requests, Step, StepOutcome, StepParts
@@ -111,6 +112,7 @@ class Loop:
             exchange=exchange,
             contract=contract,
             gradients=gradients,
+            forms=AgreedForms(exchange, groups.device),
             buffers=Buffers(self.state, order.shards, groups.device),
             device=groups.device,
             heartbeat=self.heartbeat,

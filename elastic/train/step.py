@@ -27,6 +27,7 @@ from elastic.system.phase import Phase
 from elastic.train.audit import Auditor, Call
 from elastic.train.buffers import Buffers, Contents
 from elastic.train.contract import Contract
+from elastic.train.shard_outputs import INTEGERS, AgreedForms, check_loss, check_summand, described
 from elastic.worker.heartbeat import HeartbeatSender
 
 Scaler = torch.amp.GradScaler
@@ -61,6 +62,7 @@ class StepParts:
     contract: Contract
     gradients: Gradients
     buffers: Buffers
+    forms: AgreedForms
     device: torch.device
     heartbeat: HeartbeatSender
     order: SampleOrder
@@ -116,25 +118,39 @@ class Step:
         return (self.number - 1) / self.steps
 
     def log(self, **values: float | str) -> None:
-        """Numbers for this step's line in metrics.jsonl; tensors of one element are fine."""
+        """Numbers for this step's line in metrics.jsonl; tensors of one element are fine.
+
+        Raises UsageError for a tensor of more.
+        """
         for name, value in values.items():
+            if isinstance(value, Tensor) and value.numel() != 1:
+                raise UsageError(
+                    f"step.log({name}=...): expected one number, found {described(value)}; log its mean, or its elements under names of their own"
+                )
             self.logged[name] = value.item() if isinstance(value, Tensor) else value
 
     def sum(self, function: Callable[[Batch], Tensor]) -> Tensor:
         """The exact sum over all shards of function(batch), called once per own shard.
 
-        function returns a tensor of the same shape and floating dtype for every shard (float64 is
-        worth its price for statistics). The result is a leaf that requires grad, the same on every
-        rank. The graphs of all own shards are kept until `backward`. Raises PeerLost when another
-        rank is gone.
+        function returns a tensor of the same shape and dtype for every shard (float64 is worth its
+        price for statistics). The result is a leaf that requires grad, the same on every rank. The
+        graphs of all own shards are kept until `backward`. Whole numbers and truth values become an
+        exact int64 sum, without gradients. Raises UsageError for other outputs, or where their form
+        differs between shards or steps; PeerLost when another rank is gone.
         """
-        outputs = {batch.shard: output for batch, output in self._forward(function)}
-        copies = {shard: output.detach().clone() for shard, output in outputs.items()}
+        outputs = {batch.shard: output for batch, output in self._forward(function, check_summand)}
+        with self._parts.heartbeat.waiting():
+            self._parts.forms.check(self._passes, function, outputs)
+        is_counted = next(iter(outputs.values())).dtype in INTEGERS
+        copies = {
+            shard: output.detach().to(torch.int64 if is_counted else output.dtype, copy=True).contiguous()
+            for shard, output in outputs.items()
+        }
         with self._parts.heartbeat.waiting():
             total = self._parts.exchange.sum_shards(copies, "a sum over shards")
         # What this rank's last shard left there must not reach the recipe's own code.
         self._parts.buffers.load()
-        total.requires_grad_(True)
+        total.requires_grad_(not is_counted)
         self._sums.append((total, outputs))
         if self.audit is not None:
             self.audit.add_sum(function, self._passes)
@@ -155,13 +171,18 @@ class Step:
             raise UsageError(
                 "expected step.sum(...) before step.backward(loss); for a mean loss use step.mean_loss(...)"
             )
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise UsageError(
+                f"step.backward: expected a scalar tensor that was computed from the tensor of step.sum, found {described(loss)}"
+                f"{'' if not isinstance(loss, Tensor) or loss.requires_grad else ' without a graph'}"
+            )
         gradients, heartbeat = self._parts.gradients, self._parts.heartbeat
         self._begin_gradients()
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         # Those that reach parameters past the sums; d loss / d sum is left in `sum.grad`.
         direct = {p: p.grad for p in gradients.parameters if p.grad is not None}
         for total, _ in self._sums:
-            if total.grad is None:
+            if total.requires_grad and total.grad is None:
                 total.grad = torch.zeros_like(total)
         for batch in self._batches:
             heartbeat.enter(Phase.STEP)
@@ -187,7 +208,7 @@ class Step:
 
         function(batch) returns the mean loss of one shard, a scalar. Only one shard's graph is
         alive at a time. Returns the global mean; its gradient is in `.grad` afterwards. Raises
-        PeerLost when another rank is gone.
+        UsageError for anything else than a scalar with a graph; PeerLost when another rank is gone.
         """
         gradients, heartbeat, exchange = self._parts.gradients, self._parts.heartbeat, self._parts.exchange
 
@@ -197,7 +218,7 @@ class Step:
 
         self._begin_gradients()
         losses: dict[int, float] = {}
-        for batch, loss in self._forward(function):
+        for batch, loss in self._forward(function, check_loss):
             gradients.before_backward(batch.shard)
             backward(loss)
             self.fault_point("backward")
@@ -212,8 +233,12 @@ class Step:
         self._parts.contract.end_computation(gradients.parameters, outcome.gradient_norms)
         return outcome.loss
 
-    def _forward(self, function: Callable[[Batch], Tensor]) -> Iterator[tuple[Batch, Tensor]]:
+    def _forward(
+        self, function: Callable[[Batch], Tensor], check: Callable[[Any], Tensor]
+    ) -> Iterator[tuple[Batch, Tensor]]:
         """Each own shard's output, under its own stream, from its own buffers.
+
+        check: raises UsageError for an output that is not as expected.
 
         The first pass starts each shard from what the buffers are then; a second one, of another
         sum, starts it from what its own first pass left. Afterwards the step's common stream is
@@ -231,7 +256,7 @@ class Step:
                 audit = self.audit if self.audit is not None and batch.shard == self.audit.own else None
                 if audit is not None:
                     audit.before(call, batch)
-                output = self._compute(call, batch)
+                output = check(self._compute(call, batch))
                 self._buffers_after[batch.shard] = self._parts.buffers.save()
                 if audit is not None:
                     audit.after(call.number, output)

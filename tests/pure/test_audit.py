@@ -22,6 +22,7 @@ from elastic.train.audit import Auditor
 from elastic.train.buffers import Buffers
 from elastic.train.contract import Contract
 from elastic.train.process_groups import ProcessGroups
+from elastic.train.shard_outputs import AgreedForms
 from elastic.train.state import State, checksum_of
 from elastic.train.step import Requests, Step, StepParts
 from elastic.worker.heartbeat import HeartbeatSender
@@ -67,6 +68,7 @@ class Training:
             exchange=exchange,
             contract=contract,
             gradients=Gradients(contract, exchange),
+            forms=AgreedForms(exchange, CPU),
             buffers=Buffers(state, shards, CPU),
             device=CPU,
             heartbeat=HeartbeatSender(NoPage(), 0),

@@ -16,6 +16,7 @@ from elastic.reduce.gradients import Gradients
 from elastic.testing.ranks import Member
 from elastic.train.buffers import Buffers
 from elastic.train.contract import Contract
+from elastic.train.shard_outputs import AgreedForms
 from elastic.train.state import State, checksum_of
 from elastic.train.step import Requests, Step, StepParts
 from elastic.worker.heartbeat import HeartbeatSender
@@ -74,6 +75,7 @@ class Loop:
             exchange=exchange,
             contract=contract,
             gradients=Gradients(contract, exchange),
+            forms=AgreedForms(exchange, CPU),
             buffers=Buffers(state, shards, CPU),
             device=CPU,
             heartbeat=HeartbeatSender(NoPage(), 0),

@@ -17,6 +17,7 @@ from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.train.buffers import Buffers
 from elastic.train.contract import Contract
+from elastic.train.shard_outputs import AgreedForms
 from elastic.train.state import State
 from elastic.train.step import Requests, Step, StepParts
 from elastic.worker.heartbeat import HeartbeatSender
@@ -54,6 +55,7 @@ def steps(net):
         exchange=exchange,
         contract=contract,
         gradients=Gradients(contract, exchange),
+        forms=AgreedForms(exchange, CPU),
         buffers=Buffers(state, SHARDS, CPU),
         device=CPU,
         heartbeat=HeartbeatSender(NoPage(), 0),

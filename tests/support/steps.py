@@ -14,6 +14,7 @@ from elastic.system.control_page import ControlPage
 from elastic.testing.ranks import Member
 from elastic.train.buffers import Buffers
 from elastic.train.contract import Contract
+from elastic.train.shard_outputs import AgreedForms
 from elastic.train.state import State
 from elastic.train.step import Requests, Step, StepParts
 from elastic.worker.heartbeat import HeartbeatSender
@@ -54,6 +55,7 @@ def steps(member: Member, state: State, *, shards: int = 8, epochs: int = 2) -> 
         exchange=exchange,
         contract=contract,
         gradients=Gradients(contract, exchange),
+        forms=AgreedForms(exchange, CPU),
         buffers=Buffers(state, shards, CPU),
         device=CPU,
         heartbeat=HeartbeatSender(NoPage(), 0),

@@ -1,0 +1,138 @@
+"""A sum over shards takes what can be summed, and refuses the rest on every rank."""
+
+import pytest
+import torch
+from steps import ALONE, BATCH, CLASSES, FEATURES, steps
+from torch import nn
+
+from elastic.errors import UsageError
+from elastic.train.state import State
+
+
+def net_of():
+    torch.manual_seed(0)
+    return nn.Linear(FEATURES, CLASSES)
+
+
+def step_of(member=ALONE):
+    net = net_of()
+    return net, next(steps(member, State(net=net)))
+
+
+def counted(member):
+    """Correct answers of each class, and a truth value, beside a loss."""
+    net, step = step_of(member)
+    total = step.sum(lambda batch: net(batch.data[0]).square().sum())
+    hits = step.sum(
+        lambda batch: torch.bincount(
+            batch.data[1][net(batch.data[0]).argmax(1) == batch.data[1]], minlength=3
+        )
+    )
+    some = step.sum(lambda batch: (net(batch.data[0]) > 0).any())
+    huge = step.sum(lambda batch: torch.tensor(2**53 + 1 + batch.shard))
+    step.backward(total / BATCH)
+    types = {str(tensor.dtype) for tensor in (hits, some, huge)} | {str(hits.requires_grad)}
+    return [hits.tolist(), some.item(), huge.item(), sorted(types), net.weight.grad.sum().item().hex()]
+
+
+def test_whole_numbers_are_summed_exactly_at_every_world_size(ranks):
+    """Counting correct answers; above 2^53 a sum in float64 would not be exact."""
+    (alone,) = ranks.run(1, counted)
+    assert alone[2] == 8 * (2**53 + 1) + sum(range(8))
+    assert alone[3] == ["False", "torch.int64"]
+    for world_size in (2, 3):
+        assert ranks.run(world_size, counted) == [alone] * world_size
+
+
+def said_of(member, kind):
+    """What a rank raises, in a step in which a form depends on the shard, or on the step."""
+    net = net_of()
+    try:
+        for step in steps(member, State(net=net)):
+
+            def output(batch, number=step.number):
+                values = net(batch.data[0])
+                if kind == "shape of a shard":
+                    return values[: 1 + (batch.shard == 5)]
+                if kind == "type of a shard":
+                    return values.double() if batch.shard == 7 else values
+                return values[:number]
+
+            step.sum(output)
+    except UsageError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("shape of a shard", "found [1, 3] torch.float32 for shard 0 and [2, 3] torch.float32 for shard 5"),
+        ("type of a shard", "found [3, 3] torch.float32 for shard 0 and [3, 3] torch.float64 for shard 7"),
+        (
+            "shape of a step",
+            "expected a tensor of shape [1, 3] and type torch.float32, as in the steps before",
+        ),
+    ],
+)
+def test_a_sum_whose_form_depends_on_shard_or_step_is_refused_on_every_rank(ranks, kind, says, world_size):
+    """gloo ends the process where two ranks send different sizes."""
+    for said in ranks.run(world_size, said_of, kind):
+        assert says in said
+
+
+def test_two_sums_of_other_forms_may_take_turns():
+    """An actor's and a critic's losses, say, each in every second step."""
+    net = net_of()
+    for step in steps(ALONE, State(net=net)):
+        if step.number % 2:
+            step.sum(lambda batch: net(batch.data[0]).sum(0))
+        else:
+            step.sum(lambda batch: net(batch.data[0]).sum())
+    assert step.number == 4
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        (lambda outputs: (outputs.sum(), outputs.mean()), "found a tuple; call step.sum once for each"),
+        (lambda outputs: outputs.sum().item(), "found a float"),
+        (
+            lambda outputs: outputs.to_sparse(),
+            r"found a sparse \(torch.sparse_coo\) tensor of shape \[3, 3\]",
+        ),
+    ],
+)
+def test_what_cannot_be_summed_is_refused_by_its_type(output, says):
+    net, step = step_of()
+    with pytest.raises(UsageError, match=says):
+        step.sum(lambda batch: output(net(batch.data[0])))
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        (lambda outputs: outputs.square().mean(1), r"found a tensor of shape \[3\] .*call \.mean\(\)"),
+        (lambda outputs: outputs.sum().item(), "found a float"),
+        (lambda outputs: outputs.detach().sum(), "found one without a graph"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_with_a_graph_is_refused(output, says):
+    """`reduction="none"` gives a vector; torch's own message does not say what to do."""
+    net, step = step_of()
+    with pytest.raises(UsageError, match=says):
+        step.mean_loss(lambda batch: output(net(batch.data[0])))
+
+
+def test_a_loss_that_does_not_depend_on_the_sums_is_refused():
+    net, step = step_of()
+    total = step.sum(lambda batch: net(batch.data[0]).sum())
+    with pytest.raises(UsageError, match=r"computed from the tensor of step.sum, found .* without a graph"):
+        step.backward(total.detach())
+
+
+def test_a_logged_tensor_of_several_elements_is_refused_by_its_name():
+    _, step = step_of()
+    with pytest.raises(UsageError, match=r"step\.log\(accuracy=\.\.\.\): expected one number.*shape \[3\]"):
+        step.log(accuracy=torch.ones(3))
