@@ -90,6 +90,7 @@ class Loop:
     trace: StateTrace | None = None
     digest: str = ""
     _chain: str = ""
+    _data: tuple[int, str] = (-1, "")  # an epoch, and what stands beside a state of it
     _started_s: float = 0.0
     _first_new: int = 0  # the first step that no generation has trained before; rank 0 knows it
 
@@ -285,8 +286,13 @@ class Loop:
             torch=torch.__version__,
             chain=self._chain,
             line=None if line is None else line.to_json(),
-            data=record_of(self.loader.order, epoch).to_json(),
+            data=self._data_of(epoch),
         )
+
+    def _data_of(self, epoch: int) -> str:
+        if self._data[0] != epoch:  # once in an epoch, and not in each step
+            self._data = epoch, record_of(self.loader.order, epoch).to_json()
+        return self._data[1]
 
     def _take_snapshot(self, info: SnapshotInfo, *, wait: bool, patient: bool) -> PublishedSnapshot | None:
         if self.output is not None:

@@ -207,7 +207,9 @@ class Step:
         """One call for losses that are means over samples: forward and backward shard by shard.
 
         function(batch) returns the mean loss of one shard, a scalar. Only one shard's graph is
-        alive at a time. Returns the global mean; its gradient is in `.grad` afterwards. Raises
+        alive at a time. Returns the mean over shards; its gradient is in `.grad` afterwards. Shards
+        count alike: where they have different numbers of terms (boxes, words, samples that a
+        collate leaves out), the exact mean is a ratio of two sums, by `sum` and `backward`. Raises
         UsageError for anything else than a scalar with a graph; PeerLost when another rank is gone.
         """
         gradients, heartbeat, exchange = self._parts.gradients, self._parts.heartbeat, self._parts.exchange

@@ -6,6 +6,7 @@ import struct
 import numpy as np
 import pytest
 import torch
+from steps import steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import TensorDataset
@@ -16,6 +17,7 @@ from elastic.system.phase import Phase
 from elastic.testing.ranks import Member
 from elastic.train.evaluation import Evaluation
 from elastic.train.process_groups import ProcessGroups
+from elastic.train.state import State, checksum_of
 from elastic.worker.heartbeat import HeartbeatSender
 
 CPU = torch.device("cpu")
@@ -45,7 +47,7 @@ class Noisy(torch.utils.data.Dataset):
         return torch.randn(6, generator=draw) * 10.0 ** (sample % 7) + noise, sample % CLASSES
 
 
-def evaluation(member, dataset, modules=(), size=SIZE, **options):
+def evaluation(member, dataset, modules=(), size=SIZE, heartbeat=None, **options):
     groups = ProcessGroups(
         rank=member.rank,
         world_size=member.world_size,
@@ -61,7 +63,7 @@ def evaluation(member, dataset, modules=(), size=SIZE, **options):
         batch_size=size,
         modules=list(modules),
         groups=groups,
-        heartbeat=HeartbeatSender(NoPage(), 0),
+        heartbeat=heartbeat or HeartbeatSender(NoPage(), 0),
     )
 
 
@@ -237,3 +239,32 @@ def test_each_block_starts_from_the_buffers_of_the_beginning():
     found = evaluation(ALONE, TensorDataset(torch.ones(7)), [module]).sum(lambda batch: module(batch.data[0]))
     assert found == 7.0
     assert module.seen is first and first == 0.0
+
+
+def train(member, evaluates):
+    """A small run; with an evaluation before the sums of each step, and one after its update."""
+    net = network()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    state, seen = State(net=net, optimizer=optimizer), []
+
+    def evaluate(step):
+        if evaluates:
+            amid = evaluation(member, Noisy(19), [net], heartbeat=step._parts.heartbeat)
+            seen.append(amid.sum(lambda batch: net(batch.data[0]).sum()).hex())
+
+    for step in steps(member, state):
+        evaluate(step)
+        step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1] % CLASSES))
+        optimizer.step()
+        evaluate(step)
+        optimizer.zero_grad()
+    return {"digest": checksum_of(state.flatten()).whole, "seen": seen}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_evaluations_in_the_loop_do_not_disturb_training(ranks, world_size):
+    """The model stays in training mode, with dropout and BatchNorm, and the evaluation draws."""
+    (undisturbed,) = ranks.run(1, train, False)
+    found = ranks.run(world_size, train, True)
+    assert [each["digest"] for each in found] == [undisturbed["digest"]] * world_size
+    assert [each["seen"] for each in found] == [ranks.run(1, train, True)[0]["seen"]] * world_size

@@ -11,6 +11,7 @@ from elastic.data.data import Data, check_dataset
 from elastic.data.loader import Loader
 from elastic.data.sampling import Sampling
 from elastic.errors import UsageError
+from elastic.train.run import Run
 
 SAMPLES = 20
 
@@ -141,3 +142,26 @@ def test_data_say_how_many_steps_an_epoch_has_where_all_have_as_many():
     assert data(order_of(steps=5)).steps == 5
     with pytest.raises(UsageError, match=r"found 1 to 2; use step\.ends_epoch"):
         _ = data(order_of(epochs=2, order=lambda e: range(8 * (e + 1)))).steps_per_epoch
+
+
+@pytest.mark.parametrize(
+    ("data", "state", "says"),
+    [
+        (
+            DataLoader([1, 2]),
+            None,
+            "expected data=run.data(dataset, ...), found DataLoader; give run.data the",
+        ),
+        ([1, 2], None, "expected data=run.data(dataset, ...), found list"),
+        (None, {"model": 1}, "found dict; elastic.State(**that_dict) makes one of it"),
+        (None, torch.nn.Linear(1, 1), "expected state=elastic.State(model=..., optimizer=...), found Linear"),
+    ],
+)
+def test_run_steps_names_what_it_was_given_in_place_of_data_and_state(data, state, says):
+    """Before anything else is looked at, so that no run is begun with it."""
+    order = order_of(epochs=1)
+    if data is None:
+        data = Data(loader=Loader(dataset=range(SAMPLES), order=order, device=torch.device("cpu")))
+    with pytest.raises(UsageError) as refused:
+        next(Run.steps(object.__new__(Run), data, state))
+    assert says in str(refused.value)

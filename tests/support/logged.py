@@ -22,4 +22,6 @@ def example(kind: Any) -> Any:
     """A value of a field's type; None where that may be."""
     if kind in _EXAMPLES:
         return _EXAMPLES[kind]
+    if kind == list[int]:
+        return [1]
     return ["x"] if kind == list[str] else None if type(None) in get_args(kind) else _EXAMPLES[str]

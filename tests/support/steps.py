@@ -43,8 +43,16 @@ def samples() -> TensorDataset:
     )
 
 
-def steps(member: Member, state: State, *, shards: int = 8, epochs: int = 2) -> Iterator[Step]:
-    """Two steps an epoch."""
+def steps(
+    member: Member,
+    state: State,
+    *,
+    shards: int = 8,
+    epochs: int = 2,
+    dataset: Any = None,
+    collate: Any = None,
+) -> Iterator[Step]:
+    """Two steps an epoch. dataset: of SAMPLES samples, by default `samples`."""
     torch.set_num_threads(1)
     exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
     order = SampleOrder(
@@ -61,7 +69,7 @@ def steps(member: Member, state: State, *, shards: int = 8, epochs: int = 2) -> 
         heartbeat=HeartbeatSender(NoPage(), 0),
         order=order,
     )
-    loader = Loader(dataset=samples(), order=order, device=CPU)
+    loader = Loader(dataset=dataset or samples(), order=order, device=CPU, collate=collate)
     for number, batches in enumerate(loader.steps(exchange.own_shards, 1), 1):
         yield Step(number, parts, batches, lambda _number: NO_REQUESTS)
     parts.gradients.close()
