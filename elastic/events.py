@@ -139,6 +139,17 @@ class Restored(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsIgnored(Event):
+    """The recipe builds objects with other settings than when the state of `step` was saved.
+
+    Those that were saved are in force. `settings`: each with its place and both values.
+    """
+
+    step: int
+    settings: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStep(Event):
     """Rank 0 finished a step that no generation had finished before, the first of its own."""
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from elastic.errors import CheckpointDamaged, StateDoesNotFit
+from elastic.errors import CheckpointDamaged, StateDoesNotFit, UsageError
+from elastic.train.as_built import as_built, check_order
 from elastic.train.fit_optimizer import GROUPS, fit_optimizer, other_shapes, set_by
 from elastic.train.state import FlatState, State
 from elastic.train.state_document import entries_of
@@ -42,7 +43,19 @@ def load_entries(saved: FlatState, state: State, entries: tuple[str, ...]) -> tu
         return problems, []
     part = State(**{name: thing for name, thing in state.objects.items() if name in wanted})
     fitted, problems, notes = _fitted(saved, part)
-    return problems or _load(fitted, part), notes
+    return problems or _other_order(saved, state, wanted) or _load(fitted, part), notes
+
+
+def _other_order(saved: FlatState, state: State, wanted: set[str]) -> list[str]:
+    """What an optimizer's groups have in another place than there."""
+    if saved.built is not None:  # else earlier code saved it, without names
+        groups = as_built(state.objects).groups
+        ours = {name: groups[name] for name in groups if name in wanted}
+        try:
+            check_order(saved.structure.groups, ours, "there")
+        except UsageError as error:
+            return [str(error)]
+    return []
 
 
 def _fitted(saved: FlatState, state: State) -> tuple[FlatState, list[str], list[str]]:

@@ -20,7 +20,7 @@ from elastic.data.loader import Loader
 from elastic.data.record import check_ranks, check_resume, record_of
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, StoreFailed, UsageError
-from elastic.events import Drained, FirstStep, Restored, RunStarted
+from elastic.events import Drained, FirstStep, Restored, RunStarted, SettingsIgnored
 from elastic.faults.inject import WorkerFaults
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
@@ -31,7 +31,7 @@ from elastic.snapshot.slots import SnapshotInfo
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
 from elastic.system.phase import Phase
-from elastic.train import refuse
+from elastic.train import as_built, refuse, restore_reasons
 from elastic.train.audit import Auditor
 from elastic.train.audit_schedule import AuditSchedule
 from elastic.train.buffers import Buffers
@@ -175,7 +175,8 @@ class Loop:
 
     def _resume(self) -> ResumePoint:
         output, order = self.output, self.loader.order
-        self.state.check_savable()  # before anything is trained or written
+        built = self.state.begin()  # refuses before anything is trained or written
+        as_built.check_alike(self.groups.all_gather(built))
         began_s = self.clock.monotonic()
         if output is not None:
             sizes = {"global_batch": order.global_batch, "shards": order.shards}
@@ -195,6 +196,9 @@ class Loop:
             output.log.record(
                 Restored(step=resumed.step, source=resumed.source, lost_steps=lost_steps, seconds=seconds)
             )
+            if self.state.ignored:
+                output.log.record(SettingsIgnored(step=resumed.step, settings=self.state.ignored))
+                print(restore_reasons.ignored(self.state.ignored, self.restorer.run_url))
         return resumed
 
     def _commit_start(self) -> None:

@@ -25,7 +25,14 @@ from torch import Tensor
 from elastic.checkpoint.catalog import list_commits, of_run, read_payload
 from elastic.data import record
 from elastic.data.record import DataRecord
-from elastic.errors import CheckpointDamaged, ElasticError, NothingLoads, StateDoesNotFit, StoreFailed
+from elastic.errors import (
+    CheckpointDamaged,
+    ElasticError,
+    NothingLoads,
+    StateDoesNotFit,
+    StoreFailed,
+    UsageError,
+)
 from elastic.events import CheckpointRejected, SnapshotRejected
 from elastic.faults.inject import WorkerFaults
 from elastic.observe import step_line
@@ -35,7 +42,7 @@ from elastic.snapshot import checksum, image, safetensors_header
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.storage.store import Answer, Store, retrying
 from elastic.system.clock import Clock
-from elastic.train import refusal
+from elastic.train import restore_reasons
 from elastic.train.consistency import check_same_state
 from elastic.train.inherit import Inheritance
 from elastic.train.process_groups import ProcessGroups
@@ -94,13 +101,14 @@ class LocalSnapshot:
 class _Report:
     """What one rank reports of a candidate: what is wrong, and what the others must know.
 
-    misfit: why the state, which is whole, is not that of this rank's objects. size_bytes: of the
-    copy that this rank has to send. state: the checksum of what it loaded. line:
-    of the metrics, as JSON.
+    misfit: why the state, which is whole, is not that of this rank's objects. is_recipes: because
+    of a mistake of the recipe. size_bytes: of the copy that this rank has to send. state: the
+    checksum of what it loaded. line: of the metrics, as JSON.
     """
 
     problem: str
     misfit: str = ""
+    is_recipes: bool = False
     size_bytes: int = 0
     state: str = ""
     line: str | None = None
@@ -128,7 +136,8 @@ class Restorer:
     def restore(self, state: State) -> ResumePoint:
         """Load the newest state that loads.
 
-        Raises NothingLoads, StateDoesNotFit, StatesDiffer or PeerLost; StoreFailed on rank 0.
+        Raises NothingLoads, StateDoesNotFit, UsageError, StatesDiffer or PeerLost; StoreFailed on
+        rank 0.
         """
         available = self.groups.all_gather(self._available())
         candidates, rejected = order_candidates(available)
@@ -141,7 +150,7 @@ class Restorer:
                 return found
             rejected.append(RejectedState(step=candidate.step, reason=found, is_stored=candidate.is_stored))
             self._report(rejected[-1])
-        _check_nothing_found(available, refusal.listed(rejected, self.run_url))
+        _check_nothing_found(available, restore_reasons.listed(rejected, self.run_url))
         chain, source = "", "none"
         if self.inheritance is not None:
             self.inheritance.load(state, self.groups, self.clock)
@@ -177,24 +186,26 @@ class Restorer:
             sender = candidate.ranks[0]
             data = groups.broadcast(data, copies[sender].size_bytes, source=sender)
         assert data is not None or problem
-        chain, trained_on, found, misfit = "", None, StateChecksum(whole="", entries={}), ""
+        chain, trained_on, found = "", None, StateChecksum(whole="", entries={})
+        refused = _Report(problem="")
         if data is not None and not problem:
             try:
                 chain, trained_on, found = _load(data, state)
-            except StateDoesNotFit as error:
-                misfit = str(error)
+            except (StateDoesNotFit, UsageError) as error:
+                refused = _Report(problem="", misfit=str(error), is_recipes=isinstance(error, UsageError))
             except (ElasticError, OSError, LookupError, TypeError) as error:
                 problem = f"{type(error).__name__}: {error}"
         self._fault_point()
         loaded = groups.all_gather(
-            _Report(problem=problem, misfit=misfit, state=found.whole, line=self._line(candidate))
+            replace(refused, problem=problem, state=found.whole, line=self._line(candidate))
         )
         if problems := [each.problem for each in loaded if each.problem]:
             return problems[0]
-        if misfits := [each.misfit for each in loaded if each.misfit]:
+        if misfits := [each for each in loaded if each.misfit]:
             # Older states are of the same objects: they would not fit either, and if one did, steps
             # would be lost without need.
-            raise StateDoesNotFit(refusal.does_not_fit(candidate, misfits[0], self.run_url))
+            words = restore_reasons.does_not_fit(candidate, misfits[0].misfit, self.run_url)
+            raise UsageError(words) if misfits[0].is_recipes else StateDoesNotFit(words)
         if len({each.state for each in loaded}) > 1:
             check_same_state(groups, found, f"after loading step {candidate.step}")
         lines = (each.line.encode() for each in loaded if each.line is not None)

@@ -11,18 +11,19 @@ same state: they compare checksums (consistency.py).
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, UsageError
 from elastic.snapshot import checksum
 from elastic.snapshot.image import dense_strides, device_bytes, layout, tensor_bytes
-from elastic.train import structure
+from elastic.system.untrusted import decode as decode_fields
+from elastic.train import as_built, structure
+from elastic.train.as_built import WITH_SETTINGS, Built, Structure, StructureReader
 from elastic.train.state_document import (
     Order,
     decode,
@@ -31,13 +32,12 @@ from elastic.train.state_document import (
     layer_versions,
     with_layer_versions,
 )
-from elastic.train.values import Values
 
 VERSION = 2  # 1 had neither the order of dicts nor strides, and not the versions of layers
 # How an object's load_state_dict may say that a state is not its own.
 LOAD_ERRORS = RuntimeError, LookupError, ArithmeticError, AttributeError, ValueError, TypeError
-# Their dicts are read by name: parameters, attributes, settings.
-_WITHOUT_ORDER = (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, Values)
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -52,7 +52,8 @@ class FlatState:
     """A flattened state: tensors by name, and the rest as one JSON value that refers to them.
 
     about: what stands beside the state and does not count in its digest. `version` is that of the
-    document, `layers` has for each module the versions of its layers.
+    document, `layers` has for each module the versions of its layers, `built` what the recipe built
+    before the loop, and `now` its structure in the loop (as_built.py).
     """
 
     tensors: dict[str, Tensor]
@@ -76,6 +77,24 @@ class FlatState:
     def is_exact(self) -> bool:
         return self.about.get("version") == VERSION
 
+    @property
+    def built(self) -> Built | None:
+        """None of a state that earlier code saved. Raises CheckpointDamaged."""
+        return self._read(Built, "built") if "built" in self.about else None
+
+    @property
+    def structure(self) -> Structure:
+        """Raises CheckpointDamaged."""
+        return self._read(Structure, "now")
+
+    def _read(self, kind: type[T], key: str) -> T:
+        try:
+            return decode_fields(
+                kind, self.about.get(key), what=f"the structure {key!r} of a state", exact=False
+            )
+        except ValueError as error:
+            raise CheckpointDamaged(str(error)) from error
+
 
 class State:
     """The objects whose state is saved, restored and compared, each under its keyword's name.
@@ -93,6 +112,10 @@ class State:
                     f"State({name}=...): expected an object with state_dict and load_state_dict, found {type(thing).__name__}"
                 )
         self.objects = objects
+        # Settings of the recipe without effect, because those that were saved are in force.
+        self.ignored: list[str] = []
+        self._built: Built | None = None  # None until the loop begins
+        self._structure = StructureReader(objects)
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -171,8 +194,19 @@ class State:
             document[name] = encode(value, name, tensors, _order_of(thing) if exact else Order.FREE)
             if isinstance(thing, nn.Module):
                 layers[name] = layer_versions(value)
-        about = {"version": VERSION, "layers": layers} if exact else {}
+        about: dict[str, Any] = {"version": VERSION, "layers": layers} if exact else {}
+        if exact and self._built is not None:
+            about |= {"built": asdict(self._built), "now": asdict(self._structure.read())}
         return FlatState(tensors=dict(sorted(tensors.items())), document=document, about=about)
+
+    def begin(self) -> Built:
+        """To be called before anything is restored; returns what the recipe has built.
+
+        Raises StateNotSavable.
+        """
+        self.check_savable()
+        self._built = as_built.as_built(self.objects)
+        return self._built
 
     def check_savable(self) -> None:
         """Raises StateNotSavable with the name of an entry that cannot be kept."""
@@ -182,16 +216,30 @@ class State:
         """Load every object, and make sure that each then has the state that was saved.
 
         Each one's load_state_dict copies onto the object's own device. Raises StateDoesNotFit when
-        the state is that of other objects, CheckpointDamaged when it is none.
+        the state is that of other objects, UsageError when an optimizer's parameters stand in
+        another order than when it was saved, CheckpointDamaged when it is no state.
         """
         if flat.document.keys() != self.objects.keys():
             raise StateDoesNotFit(
                 f"it has the entries {_listed(flat.document)}, and the recipe's State has {_listed(self.objects)}"
             )
+        self._take_structure(flat)
         for name, thing in self.objects.items():
             _load(name, thing, flat)
             _put_back(name, thing, flat)
         self._check_loaded(flat)
+
+    def _take_structure(self, saved: FlatState) -> None:
+        """The groups and frozen parameters that the recipe's loop had made of what was built."""
+        built = saved.built
+        if self._built is None or built is None:
+            return
+        as_built.check_order(built.groups, self._built.groups, "when the state was saved")
+        now = saved.structure
+        as_built.add_groups(self.objects, self._built.groups, now.groups)
+        if built.frozen == self._built.frozen:  # else the recipe was edited, and means it
+            as_built.freeze(self.objects, now.frozen)
+        self.ignored = as_built.changes(built.settings, self._built.settings)
 
     def _check_loaded(self, saved: FlatState) -> None:
         """Raises StateDoesNotFit with the first entry that is not as it was saved."""
@@ -212,7 +260,7 @@ class State:
 def _order_of(thing: Stateful) -> Order:
     if isinstance(thing, nn.Module):
         return Order.MODULE
-    return Order.FREE if isinstance(thing, _WITHOUT_ORDER) else Order.KEPT
+    return Order.FREE if isinstance(thing, WITH_SETTINGS) else Order.KEPT
 
 
 def _load(name: str, thing: Stateful, flat: FlatState) -> None:

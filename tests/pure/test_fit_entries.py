@@ -259,3 +259,18 @@ def test_entries_that_are_not_named_stay_as_the_recipe_built_them():
 def test_an_entry_that_is_named_and_not_there_is_refused():
     saved, state = pair(adam())
     assert load_entries(saved, state, ("ema", "model"))[0] == ["no entry ema there", "no entry ema here"]
+
+
+def test_parameters_in_another_order_are_named():
+    """A set of names that this process iterates otherwise; the two layers are of one shape."""
+
+    def objects(order):
+        model = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)])
+        state = State(model=model, optimizer=SGD([model[number].weight for number in order], lr=0.1))
+        state.begin()
+        return state
+
+    saved = kept(objects([0, 1]))
+    (words,), _ = load_entries(saved, objects([1, 0]), ())
+    assert "optimizer.param_groups[0] has model.1.weight in place 0, where model.0.weight was there" in words
+    assert load_entries(saved, objects([1, 0]), ("model",)) == ([], [])

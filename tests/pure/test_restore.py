@@ -7,7 +7,7 @@ from torch import nn
 from elastic.checkpoint.catalog import verify
 from elastic.checkpoint.commit import WriteLimits, commit
 from elastic.checkpoint.record import Save
-from elastic.errors import NothingLoads, StateDoesNotFit, StoreFailed
+from elastic.errors import NothingLoads, StateDoesNotFit, StoreFailed, UsageError
 from elastic.report.verify import check_state
 from elastic.snapshot import image, safetensors_header
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
@@ -31,7 +31,7 @@ def model(value):
 def memory_with(state, step):
     """The memory of a node that has a snapshot of this state."""
     flat = state.flatten()
-    laid_out = image.layout(flat.tensors, {"state": flat.document, "chain": "chain"})
+    laid_out = image.layout(flat.tensors, flat.to_json() | {"chain": "chain"})
     slots = SnapshotSlots.create(laid_out.size_bytes, 1)
     slot = slots.begin()
     checksum = image.copy_into(laid_out, slots.body(slot))
@@ -209,6 +209,24 @@ def test_a_whole_state_of_other_objects_ends_the_restore_with_the_reason(objects
     assert "elastic-train RECIPE --from runs/a --run-dir NEW" in text and "\n" not in text
     assert raised.value.exit_code == 76
     assert "verify" not in text and "008" not in text and "step=8" not in text
+
+
+def in_order(*names):
+    """Two parameters of one shape, and an optimizer that has them in this order."""
+    layers = nn.ModuleDict({"a": model(1.0), "b": model(2.0)})
+    optimizer = torch.optim.SGD([layers[name].weight for name in names], lr=0.1)
+    state = State(model=layers, optimizer=optimizer)
+    state.begin()
+    return state
+
+
+def test_parameters_in_another_order_end_the_restore_as_a_mistake_of_the_recipe():
+    """A set of names that another process iterates otherwise: exit 2, and no restart."""
+    with pytest.raises(
+        UsageError, match=r"model\.b\.weight in place 0, where model\.a\.weight was"
+    ) as raised:
+        restorer(memory_with(in_order("a", "b"), 3)).restore(in_order("b", "a"))
+    assert raised.value.exit_code == 2
 
 
 def does_not_fit_one_rank(member):

@@ -1,4 +1,4 @@
-"""Why no state of a run is used, and what to do, in sentences for people."""
+"""What a restore does not take, why, and what to do, in sentences for people."""
 
 from collections.abc import Sequence
 
@@ -30,6 +30,17 @@ def does_not_fit(candidate: Candidate, reason: str, run_url: str) -> str:
         "Nothing was changed. Build the objects as they were when the run began, and the same command resumes; "
         f"or begin a new run from this one: elastic-train RECIPE --from {run_url} --run-dir NEW takes the whole state, "
         f"--from {run_url}:ENTRY,ENTRY the entries of State that fit"
+    )
+
+
+def ignored(settings: Sequence[str], run_url: str) -> str:
+    """Settings of an edited recipe, or of a file that it reads, that a resume does not take."""
+    shown = ", ".join(settings[:MOST_LISTED])
+    more = f", and {len(settings) - MOST_LISTED} more" if len(settings) > MOST_LISTED else ""
+    return (
+        f"warning: the recipe now builds other settings than when the state was saved, and a resume keeps those that were saved: "
+        f"{shown}{more}. To train on with the new ones, begin a new run from this one: "
+        f"elastic-train RECIPE --from {run_url} --run-dir NEW"
     )
 
 

@@ -1,0 +1,88 @@
+"""A recipe that builds other objects than when its state was saved is told so, and what to do."""
+
+import json
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+# Values in place of an optimizer: torch's own import a compiler, which takes seconds.
+RECIPE = """
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.data import TensorDataset
+
+import elastic
+
+chosen = json.loads(Path(__file__).with_name("chosen.json").read_text())
+run = elastic.start(seed=0, global_batch=4, shards=2)
+net = torch.nn.Linear(2, chosen["width"], bias=False)
+values = elastic.Values(rate=chosen["rate"])
+data = run.data(TensorDataset(torch.arange(16.0).reshape(8, 2) / 16), epochs=4)
+kept = elastic.State(net=net, values=values)
+for step in run.steps(data, kept):
+    if step.number == chosen["stop"]:
+        os.kill(run._link.pid, signal.SIGTERM)  # the agent's
+        while not run._page.drain:
+            time.sleep(0.01)
+    step.mean_loss(lambda batch: net(batch.data[0]).square().mean())
+    with torch.no_grad():
+        net.weight -= values.rate * net.weight.grad
+"""
+WARNING = "warning: the recipe now builds other settings than when the state was saved"
+
+
+@pytest.fixture
+def edits(drill):
+    """Starts the recipe under chosen settings, with a plan of faults."""
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(RECIPE)
+
+    def start(faults="", **chosen):
+        (drill.folder / "chosen.json").write_text(
+            json.dumps({"width": 1, "rate": 0.1, "stop": None} | chosen)
+        )
+        plan = ("--faults", faults) if faults else ()
+        return drill.start("--snapshot-every", "1", "--save-every", "1steps", *plan, recipe=recipe)
+
+    return start
+
+
+def test_settings_that_were_edited_are_told_once_and_the_saved_ones_stay_in_force(edits, drill):
+    """Interrupted after step 2, a file of settings edited, a worker killed in step 5."""
+    edits(stop=2).ends_with(75)
+    agent = edits("step 5 rank 0 backward: kill", rate=0.5)
+    agent.ends_with(0)
+
+    assert agent.output.count(WARNING) == 1
+    assert "values.rate 0.1, not 0.5" in agent.output
+    assert f"elastic-train RECIPE --from {drill.run.url} --run-dir NEW" in agent.output
+    assert drill.values("settings_ignored", "step", "settings") == [(2, ["values.rate 0.1, not 0.5"])]
+
+
+def test_a_state_that_does_not_fit_says_what_does_not_and_verify_finds_no_damage(edits, drill):
+    """A wider layer. Nothing is changed: the recipe as it was goes on."""
+    edits(stop=2).ends_with(75)
+    agent = edits(width=3)
+    agent.ends_with(76)
+
+    assert "is whole and does not fit the recipe's objects: net does not take it" in agent.output
+    assert "size mismatch for weight" in agent.output
+    assert drill.inspects("verify", drill.run.url)[0] == 0
+    edits().ends_with(0)
+
+
+def test_a_state_that_cannot_be_kept_is_refused_before_anything_is_written(edits, drill):
+    """complex128, which no checkpoint can hold: exit 2 before step 1, and no metrics."""
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(RECIPE.replace("bias=False)", "bias=False, dtype=torch.complex128)"))
+    agent = edits()
+    agent.ends_with(2)
+
+    assert "state entry net.weight: expected a dense tensor of a plain dtype, found" in agent.output
+    assert not drill.run.metrics.exists() and not list(drill.run.local.glob("checkpoints/*/*"))

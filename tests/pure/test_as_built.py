@@ -1,0 +1,241 @@
+"""A state is not loaded into parameters of another order, and what was built otherwise is told."""
+
+import itertools
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+import elastic
+from elastic.errors import CheckpointDamaged, UsageError
+from elastic.snapshot import image, safetensors_header
+from elastic.train.as_built import Built, as_built, check_alike
+from elastic.train.state import FlatState, State, checksum_of
+
+
+def saved(state):
+    """As a checkpoint keeps it: an image, read again."""
+    flat = state.flatten()
+    laid_out = image.layout(flat.tensors, flat.to_json())
+    body = bytearray(laid_out.size_bytes)
+    image.copy_into(laid_out, memoryview(body))
+    return FlatState.read(*image.read(body))
+
+
+def net():
+    """Four parameters of one shape, which no check of shapes can tell apart."""
+    torch.manual_seed(0)
+    return nn.ParameterDict({name: nn.Parameter(torch.randn(2)) for name in "abcd"})
+
+
+def begun(model, **objects):
+    state = State(model=model, **objects)
+    state.begin()
+    return state
+
+
+def grouped(order, cuts=()):
+    """The model, and Adam with groups of its parameters in this order, cut at these places."""
+    model = net()
+    places = [0, *cuts, len(order)]
+    groups = [{"params": [model[name] for name in order[a:b]]} for a, b in itertools.pairwise(places)]
+    return begun(model, optimizer=torch.optim.Adam(groups, lr=0.1))
+
+
+def test_groups_in_another_order_are_refused_with_the_first_two_parameters_that_differ():
+    """A set of names iterates otherwise in another process; the shapes are all the same."""
+    state = grouped("abcd", cuts=[2])
+    with pytest.raises(UsageError) as caught:
+        grouped("abdc", cuts=[2]).load(saved(state))
+    words = str(caught.value)
+    assert (
+        "optimizer.param_groups[1] has model.d in place 0, where model.c was when the state was saved"
+        in words
+    )
+    assert "never from a set" in words
+
+
+@given(st.permutations("abcd"), st.permutations("abcd"), st.sampled_from([[], [1], [2], [1, 3]]))
+def test_a_state_loads_exactly_where_the_order_is_that_of_the_save(before, now, cuts):
+    kept = saved(grouped(before, cuts))
+    if before == now:
+        grouped(now, cuts).load(kept)
+    else:
+        with pytest.raises(UsageError, match="never from a set"):
+            grouped(now, cuts).load(kept)
+
+
+def test_groups_of_other_sizes_are_refused():
+    with pytest.raises(
+        UsageError, match=r"optimizer has groups of \[1, 3\] parameters, and had groups of \[2, 2\]"
+    ):
+        grouped("abcd", cuts=[1]).load(saved(grouped("abcd", cuts=[2])))
+
+
+def test_names_are_stable_for_tied_parameters_and_for_those_without_a_module():
+    """A tied one has its first name. One of no module has its own, if the recipe gave names."""
+    model = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
+    model["b"].weight = model["a"].weight
+    scale, shift = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([model["b"].weight, scale])
+    named = torch.optim.SGD([("shift", shift)])
+    found = as_built({"model": model, "optimizer": optimizer, "zz": named}).groups
+    assert found == {"optimizer": [["model.a.weight", "a parameter of shape [1]"]], "zz": [["shift"]]}
+
+
+class Trainer:
+    """An object of the recipe's own that holds the others."""
+
+    def __init__(self, order):
+        self.model = net()
+        self.optimizer = torch.optim.Adam([self.model[name] for name in order])
+
+    def state_dict(self):
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state_dict):
+        self.model.load_state_dict(state_dict["model"])
+        self.optimizer.load_state_dict(state_dict["optimizer"])
+
+
+def test_optimizers_inside_other_objects_are_compared_too():
+    one, other = State(trainer=Trainer("abcd")), State(trainer=Trainer("badc"))
+    one.begin(), other.begin()
+    with pytest.raises(
+        UsageError, match=r"trainer.param_groups\[0\] has trainer\.b in place 0, where trainer\.a was"
+    ):
+        other.load(saved(one))
+
+
+def unfrozen_in_the_loop(order="abcd"):
+    """Only the first two are trained at first. `grow` is what the loop does in one step alone."""
+    model = net()
+    for name in order[2:]:
+        model[name].requires_grad_(False)
+    optimizer = torch.optim.Adam([model[name] for name in order[:2]], lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        sum((p**2).sum() for p in model.parameters() if p.requires_grad).backward()
+        optimizer.step()
+
+    def grow():
+        model["c"].requires_grad_(True)
+        optimizer.add_param_group({"params": [model["c"]], "lr": 0.01})
+
+    return begun(model, optimizer=optimizer), step, grow
+
+
+def test_what_one_step_of_the_loop_unfroze_and_added_is_there_after_a_restart():
+    """`if step.number == 4: unfreeze()` is not run again by a loop that goes on at step 6."""
+    state, step, grow = unfrozen_in_the_loop()
+    step(), grow(), step()
+    kept = saved(state)
+    other, other_step, _ = unfrozen_in_the_loop()
+    other.load(kept)
+    model = other.objects["model"]
+    assert [model[name].requires_grad for name in "abcd"] == [True, True, True, False]
+    assert len(other.objects["optimizer"].param_groups) == 2
+    step(), other_step()
+    assert checksum_of(other.flatten()) == checksum_of(state.flatten())
+
+
+def test_a_recipe_that_was_edited_to_freeze_others_means_it():
+    state, _, grow = unfrozen_in_the_loop("abcd")
+    grow()
+    other, _, _ = unfrozen_in_the_loop("abcd")
+    other.objects["model"]["a"].requires_grad_(False)
+    other.begin()
+    other.load(saved(state))
+    assert [other.objects["model"][name].requires_grad for name in "abcd"] == [False, True, False, False]
+
+
+def with_settings(lr=0.1, patience=3, steps=9):
+    model = net()
+    optimizer = torch.optim.SGD(model.values(), lr=lr)
+    schedule = CosineAnnealingLR(optimizer, T_max=steps)
+    return begun(model, optimizer=optimizer, schedule=schedule, values=elastic.Values(patience=patience))
+
+
+def test_settings_that_the_recipe_builds_otherwise_now_are_told_and_have_no_effect():
+    """An optimizer, a schedule and plain values; nothing is told at an ordinary restart, nor again
+    once the state was saved under the edited recipe.
+    """
+    state = with_settings()
+    same = with_settings()
+    same.load(saved(state))
+    assert same.ignored == []
+    edited = with_settings(lr=0.001, patience=5, steps=20)
+    edited.load(saved(state))
+    assert edited.ignored == [
+        "optimizer.param_groups[0].lr 0.1, not 0.001",
+        "optimizer.param_groups[0].initial_lr 0.1, not 0.001",
+        "schedule.T_max 9, not 20",
+        "schedule.base_lrs [0.1], not [0.001]",
+        "values.patience 3, not 5",
+    ]
+    assert edited.objects["optimizer"].param_groups[0]["lr"] == 0.1
+    again = with_settings(lr=0.001, patience=5, steps=20)
+    again.load(saved(edited))
+    assert again.ignored == []
+
+
+def test_settings_that_training_itself_changes_are_not_told():
+    """The schedule lowers the rate in each step; a restart builds the first one again."""
+    state = with_settings()
+    state.objects["optimizer"].step()
+    state.objects["schedule"].step()
+    state.objects["values"].patience = 1
+    other = with_settings()
+    other.load(saved(state))
+    assert other.ignored == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"groups": {"o": [["m.b", "m.a"]]}},
+            r"o\.param_groups\[0\] has m\.b in place 0, where m\.a was on rank 0",
+        ),
+        ({"frozen": ["m.a"]}, "m.a is frozen on one of the ranks 0 and 1"),
+        ({"settings": {"o.lr": "0.2"}}, "rank 1 builds other settings than rank 0: o.lr 0.1, not 0.2"),
+    ],
+)
+def test_ranks_that_build_differently_are_refused_before_the_first_step(change, words):
+    first = {"groups": {"o": [["m.a", "m.b"]]}, "frozen": [], "settings": {"o.lr": "0.1"}}
+    check_alike([Built(**first)] * 3)
+    with pytest.raises(UsageError, match=words):
+        check_alike([Built(**first), Built(**(first | change))])
+
+
+def test_what_stands_beside_the_state_is_no_part_of_its_digest():
+    """The digests of earlier code stay what they are."""
+    digests = set()
+    for state in (grouped("abcd"), State(**grouped("abcd").objects)):
+        flat = state.flatten()
+        laid_out = image.layout(flat.tensors, flat.to_json())
+        body = bytearray(laid_out.size_bytes)
+        image.copy_into(laid_out, body)
+        digests.add(safetensors_header.digest(body))
+    assert len(digests) == 1
+
+
+def test_what_stands_beside_the_state_is_plain_json():
+    state = with_settings(lr=float("inf"))
+    assert json.loads(json.dumps(state.flatten().about, allow_nan=False))["built"] == asdict(state.begin())
+
+
+@pytest.mark.parametrize(
+    "about", [{"built": 3}, {"built": {}, "now": {"groups": 3}}, {"built": {"frozen": [1]}}]
+)
+def test_a_structure_that_makes_no_sense_is_damage(about):
+    flat = saved(grouped("abcd"))
+    odd = FlatState(tensors=flat.tensors, document=flat.document, about=flat.about | about)
+    with pytest.raises(CheckpointDamaged):
+        grouped("abcd").load(odd)
