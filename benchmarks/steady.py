@@ -8,10 +8,10 @@ medians over all turns, and the median of the ratios of the turns. Two cases: sh
 and shards = four times the world size, beside DDP with gradient accumulation over four
 micro-batches.
 
-python benchmarks/steady.py --audit [--steps 400]
+python benchmarks/steady.py --audit auto|Nsteps [--steps 400]
 
-The same model with `--audit auto` beside `--audit off`, in turns. Here the figure of a turn is the
-mean step, since few steps are audited.
+The same model alone. Audited steps are compared with the others of the same run, so that other load
+hits both: the table shows the medians, and which share of the run's time the audits cost.
 """
 
 import argparse
@@ -37,11 +37,6 @@ def median_step_s(times: list[float]) -> float:
     """times: when each step ended. The first steps are left out: they allocate and connect."""
     steps = [after - before for before, after in itertools.pairwise(times)]
     return statistics.median(steps[WARM_UP:])
-
-
-def mean_step_s(times: list[float]) -> float:
-    """times: as in `median_step_s`."""
-    return (times[-1] - times[WARM_UP]) / (len(times) - 1 - WARM_UP)
 
 
 def ours(args: argparse.Namespace, shards: int, folder: Path, *options: str) -> list[dict[str, Any]]:
@@ -81,22 +76,18 @@ def run(command: list[object]) -> None:
 
 
 def audits(args: argparse.Namespace) -> Table:
-    columns = ("shards", "off s/step", "auto s/step", "ratio", "audited steps", "ratios of the turns")
-    table = Table(*columns, title=f"--audit auto beside off, world {args.world}")
+    columns = ("shards", "s/step", "s/audited step", "audited steps", "share of the time")
+    table = Table(*columns, title=f"--audit {args.audit}, {args.samples} samples a shard, world {args.world}")
     for shards in (args.world, 4 * args.world):
-        turns, audited = [], 0
-        for _ in range(args.repeats):
-            with tempfile.TemporaryDirectory() as folder:
-                off = ours(args, shards, Path(folder) / "off", "--audit", "off")
-                auto = ours(args, shards, Path(folder) / "auto")
-            turns.append((mean_step_s(times(off)), mean_step_s(times(auto))))
-            audited += sum("audited" in line for line in auto)
-        ratios = [auto_s / off_s for off_s, auto_s in turns]
-        off_s, auto_s = (statistics.median(side) for side in zip(*turns, strict=True))
-        share = f"{audited} of {args.repeats * args.steps}"
-        each = " ".join(f"{ratio:.3f}" for ratio in ratios)
+        with tempfile.TemporaryDirectory() as folder:
+            lines = ours(args, shards, Path(folder), "--audit", args.audit)[WARM_UP:]
+        audited = [line["seconds"] for line in lines if "audited" in line]
+        others = [line["seconds"] for line in lines if "audited" not in line]
+        step_s = statistics.median(others)
+        share = sum(seconds - step_s for seconds in audited) / (sum(audited) + sum(others))
+        audited_s = f"{statistics.median(audited):.4f}" if audited else "-"
         table.add_row(
-            str(shards), f"{off_s:.4f}", f"{auto_s:.4f}", f"{statistics.median(ratios):.3f}", share, each
+            str(shards), f"{step_s:.4f}", audited_s, f"{len(audited)} of {len(lines)}", f"{share:.2%}"
         )
     return table
 
@@ -112,9 +103,9 @@ def main() -> None:
     parser.add_argument(
         "--save-every", default="100000steps", help="of our runs; the last state is saved in any case"
     )
-    parser.add_argument("--audit", action="store_true", help="measure --audit auto beside off instead")
+    parser.add_argument("--audit", help="measure audits instead: auto or Nsteps")
     args = parser.parse_args()
-    if args.audit:
+    if args.audit is not None:
         Console().print(audits(args))
         return
     table = Table(

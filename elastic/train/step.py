@@ -102,6 +102,7 @@ class Step:
         self._sums: list[tuple[Tensor, dict[int, Tensor]]] = []
         self._buffers_after: dict[int, Contents] = {}
         self._passes = 0
+        self._is_in_shard = False  # inside the backward of one shard's sums
         parts.contract.begin_step(number)
         # The recipe's draws before its first sum must not depend on what loading this rank's shards
         # drew.
@@ -151,6 +152,8 @@ class Step:
         # What this rank's last shard left there must not reach the recipe's own code.
         self._parts.buffers.load()
         total.requires_grad_(not is_counted)
+        if not is_counted:
+            total.register_hook(self._reach_sum)  # type: ignore[no-untyped-call]
         self._sums.append((total, outputs))
         if self.audit is not None:
             self.audit.add_sum(function, self._passes)
@@ -291,8 +294,18 @@ class Step:
             for output, (total, _) in zip(outputs, self._sums, strict=True)
             if output.requires_grad
         ]
+        self._is_in_shard = True
         if reached:
             torch.autograd.backward([output for output, _ in reached], [gradient for _, gradient in reached])
+        self._is_in_shard = False
+
+    def _reach_sum(self, _gradient: Tensor) -> None:
+        """A backward has reached the result of a sum; only that of the loss may."""
+        if self._is_in_shard:
+            raise UsageError(
+                f"step {self.number}: the function of a step.sum uses the result of an earlier one, and its gradient would have to go through "
+                "all shards of that one again; add up in one sum what both need (a variance follows from Σx and Σx²), or use the result's .detach()"
+            )
 
     def _finish(self, loss: float | None, losses: dict[int, float]) -> StepOutcome:
         """The end-of-step all-reduce, of one vector: loss, requests, used parameters, buffers.

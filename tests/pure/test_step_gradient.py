@@ -250,3 +250,28 @@ def test_logged_tensors_become_numbers_and_the_fraction_of_the_run_grows():
     step.log(loss=torch.tensor(0.5), kind="warm", lr=0.1)
     assert step.logged == {"loss": 0.5, "kind": "warm", "lr": 0.1}
     assert step.fraction == 1 / STEPS
+
+
+@pytest.mark.parametrize("count", [None, BATCH])
+def test_a_sum_that_needs_the_gradient_of_an_earlier_one_is_refused(count):
+    """The centre is itself a sum over shards: what the second sum adds to its gradient came after
+    each shard's turn, and was lost. One form keeps a graph in common, which torch itself refuses
+    at the second shard with words about retain_graph.
+    """
+    net = linear()
+    step = next(iter(steps(net)))
+    total = step.sum(lambda batch: net(batch.data[0]).sum(0))
+    centre = total if count is None else total / count
+    spread = step.sum(lambda batch: (net(batch.data[0]) - centre).square().sum())
+    with pytest.raises(UsageError, match="uses the result of an earlier one"):
+        step.backward(spread)
+
+
+def test_a_sum_may_use_the_number_that_an_earlier_one_gave():
+    """Without its gradient it is a number like any other."""
+    net = linear()
+    step = next(iter(steps(net)))
+    centre = step.sum(lambda batch: net(batch.data[0]).sum(0)).detach() / BATCH
+    spread = step.sum(lambda batch: (net(batch.data[0]) - centre).square().sum())
+    step.backward(spread)
+    assert net[0].weight.grad.abs().sum() > 0
