@@ -45,13 +45,13 @@ class Evaluation:
     def sum(self, function: Callable[[Batch], Any]) -> Any:
         """The sum over all blocks of function(batch), the same on every rank.
 
-        Raises UsageError for values that cannot be added, and between a step's sum and its
-        gradients; PeerLost when another rank is gone.
+        Raises UsageError for values that cannot be added, and inside the function of a step's sum;
+        PeerLost when another rank is gone.
         """
         if self.heartbeat.phase is Phase.STEP:
             raise UsageError(
-                "run.evaluate: expected a call before the step's first sum or after its gradients, found one between step.sum and "
-                "step.backward, or inside the function given to one, where buffers hold those of one shard; call it after the optimizer's step"
+                "run.evaluate: expected a call outside of the function that step.mean_loss or step.sum is given, found one inside it, "
+                "where each rank computes its own shards; call it in the body of the loop, where all ranks call it together"
             )
         num_blocks, world_size = -(-self.samples // self.batch_size), self.groups.world_size
         exchange = Exchange(

@@ -157,6 +157,7 @@ class Step:
         self._sums.append((total, outputs))
         if self.audit is not None:
             self.audit.add_sum(function, self._passes)
+        self._parts.heartbeat.enter(Phase.BETWEEN)
         return total
 
     def backward(self, loss: Tensor, scaler: Scaler | None = None) -> None:

@@ -13,7 +13,6 @@ from torch.utils.data import TensorDataset
 
 from elastic.data.loader import BatchLoader
 from elastic.errors import UsageError
-from elastic.system.phase import Phase
 from elastic.testing.ranks import Member
 from elastic.train.evaluation import Evaluation
 from elastic.train.process_groups import ProcessGroups
@@ -212,12 +211,15 @@ def test_ranks_that_pass_parts_of_the_data_are_told_so(ranks):
         assert "found 7 samples in blocks of 5 | 8 samples in blocks of 5; give each rank the whole" in said
 
 
-def test_an_evaluation_amid_a_step_is_refused():
-    """Between a step's sum and its gradients the buffers are those of a rank's last shard."""
-    amid = evaluation(ALONE, TensorDataset(torch.zeros(7)))
-    amid.heartbeat.enter(Phase.STEP)
-    with pytest.raises(UsageError, match=r"found one between step\.sum and step\.backward"):
-        amid.sum(lambda _batch: 1)
+def test_an_evaluation_inside_the_function_of_a_sum_is_refused():
+    """There each rank is alone with its shards: ranks with other numbers of them would wait for
+    each other in vain.
+    """
+    net = network()
+    step = next(steps(ALONE, State(net=net)))
+    inside = evaluation(ALONE, TensorDataset(torch.zeros(7)), heartbeat=step._parts.heartbeat)
+    with pytest.raises(UsageError, match=r"found one inside it.*call it in the body of the loop"):
+        step.mean_loss(lambda _batch: inside.sum(lambda _block: 1))
 
 
 class Counting(nn.Module):
@@ -242,7 +244,9 @@ def test_each_block_starts_from_the_buffers_of_the_beginning():
 
 
 def train(member, evaluates):
-    """A small run; with an evaluation before the sums of each step, and one after its update."""
+    """A small run; with evaluations before each step's sum, before its gradients, and after its
+    update.
+    """
     net = network()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     state, seen = State(net=net, optimizer=optimizer), []
@@ -254,7 +258,9 @@ def train(member, evaluates):
 
     for step in steps(member, state):
         evaluate(step)
-        step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1] % CLASSES))
+        total = step.sum(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1], reduction="sum"))
+        evaluate(step)
+        step.backward(total / step.global_batch)
         optimizer.step()
         evaluate(step)
         optimizer.zero_grad()
