@@ -28,17 +28,21 @@ from elastic.train.state import FlatState, State
 from elastic.train.state_document import entries_of
 
 MOST_NOTED = 4  # numbers of one entry
+# What does not fit, in words, by the name of its entry; under "" where that is not known.
+Problems = dict[str, list[str]]
 # The entries of a scheduler's state that its steps change.
 _POSITION = {"last_epoch", "_step_count", "_last_lr", "_is_initial", "_get_lr_called_within_step"}
 _POSITION |= {"T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter"}
 
 
-def load_entries(saved: FlatState, state: State, entries: tuple[str, ...]) -> tuple[list[str], list[str]]:
+def load_entries(saved: FlatState, state: State, entries: tuple[str, ...]) -> tuple[Problems, list[str]]:
     """Load these entries of a saved state, all for none; (what does not fit, notes for people)."""
     there, here = set(saved.document), set(state.objects)
     wanted = set(entries) or there | here
-    problems = [f"no entry {name} there" for name in sorted(wanted - there)]
-    problems += [f"no entry {name} here" for name in sorted(wanted - here)]
+    problems = {
+        name: [f"no entry {name} {'here' if name in there else 'there'}"]
+        for name in sorted(wanted - (there & here))
+    }
     if problems:
         return problems, []
     part = State(**{name: thing for name, thing in state.objects.items() if name in wanted})
@@ -46,7 +50,7 @@ def load_entries(saved: FlatState, state: State, entries: tuple[str, ...]) -> tu
     return problems or _other_order(saved, state, wanted) or _load(fitted, part), notes
 
 
-def _other_order(saved: FlatState, state: State, wanted: set[str]) -> list[str]:
+def _other_order(saved: FlatState, state: State, wanted: set[str]) -> Problems:
     """What an optimizer's groups have in another place than there."""
     if saved.built is not None:  # else earlier code saved it, without names
         groups = as_built(state.objects).groups
@@ -54,52 +58,55 @@ def _other_order(saved: FlatState, state: State, wanted: set[str]) -> list[str]:
         try:
             check_order(saved.structure.groups, ours, "there")
         except UsageError as error:
-            return [str(error)]
-    return []
+            return {"": [str(error)]}
+    return {}
 
 
-def _fitted(saved: FlatState, state: State) -> tuple[FlatState, list[str], list[str]]:
+def _fitted(saved: FlatState, state: State) -> tuple[FlatState, Problems, list[str]]:
     """(the saved state as these objects take it, what does not fit, notes)."""
     built = state.flatten(exact=saved.is_exact)
     schedulers = [thing for thing in state.objects.values() if isinstance(thing, LRScheduler)]
     tensors: dict[str, Tensor] = {}
-    document, problems, notes = {}, list[str](), list[str]()
+    document, notes, problems = {}, list[str](), Problems()
     for name, thing in state.objects.items():
         theirs, ours = _below(name, saved.tensors), _below(name, built.tensors)
         document[name] = saved.document[name]
         if isinstance(thing, nn.Module):
-            problems += _other_tensors(theirs, ours)
+            problems[name] = _other_tensors(theirs, ours)
         if isinstance(thing, Optimizer) and GROUPS in thing.state_dict():
             moved = {key for each in schedulers if each.optimizer is thing for key in set_by(each)}
             taken = fit_optimizer(name, saved, built, moved)
             document[name], theirs = taken.value, taken.tensors
-            problems += taken.problems
+            problems[name] = taken.problems
             notes += taken.notes
         elif not isinstance(thing, nn.Module | LRScheduler):
             notes += _replaced(name, document[name], built.document[name])
         tensors |= theirs
     fitted = replace(saved, tensors=dict(sorted(tensors.items())), document=document)
-    return fitted, problems, notes
+    return fitted, _only_found(problems), notes
 
 
-def _load(fitted: FlatState, state: State) -> list[str]:
+def _load(fitted: FlatState, state: State) -> Problems:
     """What turns out not to fit."""
     schedulers = {name: thing for name, thing in state.objects.items() if isinstance(thing, LRScheduler)}
     built = {name: copy.deepcopy(thing.state_dict()) for name, thing in schedulers.items()}
-    refusal = []
+    refusal = Problems()
     try:
         state.load(fitted)
     except (CheckpointDamaged, StateDoesNotFit) as error:
-        refusal = [str(error)]
+        refusal = {"": [str(error)]}
     # What an object refuses is often one of these, which say it in the recipe's words.
-    problems = [
-        words
-        for name, thing in schedulers.items()
-        for words in _other_constants(name, built[name], thing.state_dict())
-    ]
+    problems = {
+        name: _other_constants(name, built[name], thing.state_dict()) for name, thing in schedulers.items()
+    }
     for name, thing in state.objects.items():
-        problems += other_shapes(name, thing) if isinstance(thing, Optimizer) else []
-    return problems or refusal
+        if isinstance(thing, Optimizer):
+            problems[name] = other_shapes(name, thing)
+    return _only_found(problems) or refusal
+
+
+def _only_found(problems: Problems) -> Problems:
+    return {name: words for name, words in problems.items() if words}
 
 
 def _other_tensors(theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> list[str]:

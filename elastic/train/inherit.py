@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from elastic.checkpoint.catalog import read_payload
 from elastic.checkpoint.find_parent import record_of
@@ -22,7 +22,7 @@ from elastic.snapshot import image, safetensors_header
 from elastic.storage.remote import open_store
 from elastic.storage.store import Store, retrying
 from elastic.system.clock import Clock
-from elastic.train.fit_entries import load_entries
+from elastic.train.fit_entries import Problems, load_entries
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.state import FlatState, State
 
@@ -86,11 +86,16 @@ class Inheritance:
             ) from error
         return torch.frombuffer(payload, dtype=torch.uint8)
 
-    def _sentence(self, misfits: list[str], saved: FlatState, state: State) -> str:
-        named, more = "; ".join(misfits[:MOST_NAMED]), len(misfits) - MOST_NAMED
+    def _sentence(self, misfits: Problems, saved: FlatState, state: State) -> str:
+        words = [each for of_entry in misfits.values() for each in of_entry]
+        named, more = "; ".join(words[:MOST_NAMED]), len(words) - MOST_NAMED
+        fitting = sorted((saved.document.keys() & state.objects.keys()) - misfits.keys())
+        # What goes with a module, such as its optimizer's moments, is of no use without it.
+        if "" in misfits or any(isinstance(state.objects.get(name), nn.Module) for name in misfits):
+            fitting = []
         return (
             f"expected {self.parent} to fit this recipe, found: {named}{f'; and {more} more' if more > 0 else ''}. "
             f"It has the entries {', '.join(sorted(saved.document))}, and this State has {', '.join(sorted(state.objects))}. "
-            f"Correct the recipe, or name the entries to take, as in --from {self.parent.url}@{self.parent.step}:ENTRY,ENTRY; "
+            f"Correct the recipe, or name the entries to take: --from {self.parent.url}@{self.parent.step}:{','.join(fitting) or 'ENTRY,ENTRY'}; "
             "the others begin as the recipe builds them"
         )

@@ -59,6 +59,13 @@ def refused(drill):
         (["--run-dir", "a-file/run"], "take another --run-dir"),
         # Root fails where the folder is made, others where their access is checked: two messages.
         (["--run-dir", "/proc/elastic/run"], "--run-dir or"),
+        (
+            ["--from", ""],
+            "--from: expected RUN[@STEP][:entry,entry], such as runs/barlow@200:model, found ''",
+        ),
+        (["--from", "no-run@3"], "no-run, found none; --from takes RUN[@STEP][:entry,entry]"),
+        (["--from", "new:model", "--run-dir", "new/"], "give --run-dir NEW"),
+        (["--from", "nope://bucket/run"], "expected a path or a URL that fsspec knows"),
         (["--", "--global-batch", "30"], "expected a global batch that 4 shards divide, found 30; try 32"),
         (["--", "--no-such-setting"], "ended with exit code 2 in elastic.start or before it"),
     ],
@@ -117,6 +124,12 @@ def test_fresh_sets_no_run_aside_where_the_address_is_wrong(
 ):
     copy_run(undisturbed.run.local)
     assert says in refused(recipes / "tiny.py", "--run-dir", drill.run.url, "--fresh", *options, env=env)
+
+
+def test_a_parent_in_the_environment_is_not_passed_over(refused, recipes):
+    """The variable is for other launchers. To ignore it would train from the first weights."""
+    said = refused(recipes / "tiny.py", env={"ELASTIC_FROM": "runs/first"})
+    assert "expected --from, found the variable ELASTIC_FROM" in said
 
 
 def test_fresh_leaves_a_folder_alone_that_holds_no_run(refused, drill, recipes):

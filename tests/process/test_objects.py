@@ -270,9 +270,17 @@ def test_fresh_sets_aside_a_run_in_an_object_store_unless_an_agent_is_in_it(mach
 
 
 def test_a_recipe_without_an_agent_writes_its_metrics_to_the_store_too(machines, undisturbed, recipes):
-    """Plain python on one machine; elastic-train reads the run from elsewhere."""
+    """Plain python on one machine; elastic-train reads the run from elsewhere, and begins another
+    one from it.
+    """
     env = {"ELASTIC_RUN_DIR": machines.url}
     machines.all.start_script(recipes / "tiny.py", env=env).ends_with(0)
     code, report = machines.inspects("report", machines.url)
     assert (code, report["finished"], report["steps"]) == (0, True, STEPS)
     assert report["final_digest"] == undisturbed.digest
+
+    second, recipe = f"{machines.url}-second", str(recipes / "tiny.py")
+    begins = ["--from", f"{machines.url}@{STEPS}:ema,model", "--run-dir", second]
+    machines.all.command([recipe, *begins, "--", "--global-batch", "64"]).ends_with(0)
+    (ancestor,) = machines.inspects("report", second)[1]["lineage"]
+    assert (ancestor["step"], ancestor["digest"]) == (STEPS, undisturbed.digest)

@@ -8,6 +8,7 @@ from committed import begin_run, commit_in
 from records import IDENTITY, PARENT
 from torch import nn
 
+import elastic
 from elastic.config import identity
 from elastic.config.parent import Parent
 from elastic.errors import UsageError
@@ -119,3 +120,16 @@ def test_what_was_taken_is_said_with_its_digest(tmp_path, parent, capsys):
         f"begins from step 40 of {tmp_path}/first (digest {parent.digest[:16]}), entries model; steps count from 1\n"
         "  head: as the recipe builds it\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "advice"),
+    [
+        (lambda: {"model": model(0.0), "ema": model(0.0)}, ":ENTRY,ENTRY;"),
+        (lambda: {"model": model(0.0), "values": elastic.Values(best=0.0)}, ":model;"),
+    ],
+)
+def test_a_refusal_names_the_entries_that_fit(tmp_path, parent, recipe, advice):
+    """The command that a user would give next; none where a module is among what does not fit."""
+    with pytest.raises(UsageError, match=rf"--from {tmp_path}/first@40{advice}"):
+        restore(ALONE, parent, tmp_path, State(**recipe()))
