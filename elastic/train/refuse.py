@@ -54,6 +54,16 @@ def own_group() -> None:
         )
 
 
+def threads(pinned: int) -> None:
+    """CPU kernels split their sums by threads. pinned: what elastic.start has set."""
+    found = torch.get_num_threads()
+    if found != pinned:
+        raise UsageError(
+            f"expected {pinned} threads a worker, as elastic.start has set, found {found}: the result depends on them; "
+            f"leave torch.set_num_threads out, and set OMP_NUM_THREADS={found} for the command"
+        )
+
+
 def wrappers() -> None:
     """From here on the constructors of wrappers that exchange gradients refuse."""
     classes: list[Any] = [nn.parallel.DistributedDataParallel, nn.DataParallel]

@@ -35,6 +35,7 @@ from elastic.snapshot.slots import SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
+from elastic.train import refuse
 from elastic.train.audit_schedule import AuditSchedule
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.evaluation import Evaluation
@@ -137,6 +138,7 @@ class Run:
                 f"run.steps: expected state=elastic.State(model=..., optimizer=...), found {type(state).__name__}"
                 + ("; elastic.State(**that_dict) makes one of it" if isinstance(state, dict) else "")
             )
+        refuse.threads(self._identity.threads)
         self._state = state
         # It connects at the first offer, which is rank 0's.
         with closing(UploaderClient(self._link.uploader)) as uploader:

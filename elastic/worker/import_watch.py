@@ -31,6 +31,7 @@ from elastic.config.environment import VariableWatch
 # Settings of the compiler begin with these letters.
 LAZY, LAZY_SETTINGS = "torch._dynamo", ("TORCH", "PYTORCH", "TRITON", "INDUCTOR")
 
+INDEPENDENT = sys.stdlib_module_names | {"elastic"}
 _watches: list["ImportWatch"] = []  # the one of this process, from its start until it has finished
 
 
@@ -104,7 +105,7 @@ class ImportWatch:
 
     def _look_at(self, modules: list[str], place: str) -> None:
         """The first import of inherited modules, at this place."""
-        if modules[0].partition(".")[0] not in {*sys.stdlib_module_names, "elastic"}:
+        if modules[0].partition(".")[0] not in INDEPENDENT:
             change = self._change()
             if change and self._may_begin_again():
                 self._begin_again(f"{place} imports {modules[0]} after the recipe {change}")

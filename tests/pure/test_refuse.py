@@ -99,6 +99,14 @@ def test_a_process_group_of_the_recipes_own_is_refused(tmp_path):
     refuse.own_group()
 
 
+def test_another_number_of_threads_than_was_pinned_is_refused():
+    """torch.set_num_threads(os.cpu_count()) after elastic.start: another number on each machine."""
+    found = torch.get_num_threads()
+    refuse.threads(found)
+    with pytest.raises(UsageError, match=f"expected {found + 1} threads .* set OMP_NUM_THREADS={found} for"):
+        refuse.threads(found + 1)
+
+
 def test_a_second_run_in_one_script_is_refused(monkeypatch):
     monkeypatch.setattr(refuse, "_started", [])
     refuse.second_start()
