@@ -52,8 +52,10 @@ def seed_at_import() -> None:
     frame: Any = sys._getframe(2)  # noqa: SLF001 - of the import's own
     while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
-    is_command = sys.argv[:1] and sys.argv[0].endswith("elastic-train")
-    if frame is not None and frame.f_globals.get("__name__") == "__main__" and not is_command:
+    names = {} if frame is None else frame.f_globals
+    # Neither `python -c` nor the command, which are no recipes.
+    is_script = "__file__" in names and not names["__file__"].endswith("elastic-train")
+    if names.get("__name__") == "__main__" and is_script:
         seed_alike()
 
 
