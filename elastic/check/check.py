@@ -15,14 +15,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.check.compare import CAUSES, first_difference, unsteady_values
-from elastic.check.plan import AGAIN, CALM_SECONDS, LEAST_STEPS, Launch, launches
+from elastic.check.plan import (
+    AGAIN,
+    CALM,
+    CALM_SECONDS,
+    GRADIENT,
+    GRADIENT_LIMIT,
+    LEAST_STEPS,
+    Launch,
+    launches,
+)
 from elastic.config import environment
 from elastic.config.environment import CheckRequest
 from elastic.config.options import CheckOptions
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, ElasticError, UsageError
 from elastic.observe.log import parse_lines
 from elastic.system.clock import SystemClock
-from elastic.system.trace_line import TraceLine
+from elastic.system.trace_line import FirstGradient, TraceLine
 from elastic.system.untrusted import decode
 
 AT_ONCE = 2  # launches; more would only wait for each other's processors
@@ -35,7 +44,7 @@ class Proof:
     """What the steps of one launch showed.
 
     step, entry: of the first difference from the calm run. failure: how the launch ended, where it
-    did not end as it should.
+    did not end as it should. note: what a proof shows or leaves open that found no difference.
     """
 
     proof: str
@@ -45,6 +54,7 @@ class Proof:
     step: int | None = None
     entry: str | None = None
     failure: str | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +100,7 @@ def check(options: CheckOptions) -> Checked:
     with tempfile.TemporaryDirectory(prefix="elastic-check-", ignore_cleanup_errors=True) as folder:
         root = Path(folder)
         least, seconds = (LEAST_STEPS, CALM_SECONDS) if options.steps is None else (options.steps, 0.0)
-        calm = _run(options, root / "calm", Launch(proof="calm", workers=1), least, seconds)
+        calm = _run(options, root / "calm", Launch(proof=CALM, workers=1), least, seconds)
         if calm.code == EXIT_USAGE:
             raise UsageError(calm.last_words.removeprefix("elastic-train: "))
         if calm.code != EXIT_COMPLETE or not calm.lines:
@@ -113,7 +123,7 @@ def _prove(options: CheckOptions, root: Path, calm: list[TraceLine]) -> Checked:
         found = [each for chain in ended for each in chain]
     again = [line for launch, end in found if launch.proof == AGAIN for line in end.lines]
     ignored = unsteady_values(expected, again)
-    proofs = []
+    proofs = [gradient_proof(calm[0].gradient)]
     for launch, end in found:
         difference = first_difference(expected, end.lines, ignored)
         failure = None
@@ -142,6 +152,17 @@ def _prove(options: CheckOptions, root: Path, calm: list[TraceLine]) -> Checked:
     )
 
 
+def gradient_proof(found: FirstGradient | None) -> Proof:
+    """What the first gradient of the calm run shows, which was compared beside it."""
+    if found is None or found.difference is None:
+        obstacle = "the run did not begin at step 1" if found is None else found.obstacle
+        return Proof(proof=GRADIENT, workers=1, same=True, seconds=0.0, note=f"not compared: {obstacle}")
+    note = f"{found.difference:.1e} of its norm from that of the whole batch"
+    if found.difference <= GRADIENT_LIMIT:
+        return Proof(proof=GRADIENT, workers=1, same=True, seconds=0.0, note=note)
+    return Proof(proof=GRADIENT, workers=1, same=False, seconds=0.0, step=1, entry=found.parameter, note=note)
+
+
 def _run_chain(
     options: CheckOptions, folder: Path, chain: Sequence[Launch], steps: int
 ) -> list[tuple[Launch, _Ended]]:
@@ -159,7 +180,11 @@ def _run(options: CheckOptions, folder: Path, launch: Launch, least_steps: int, 
     began_s = clock.monotonic()
     trace = folder.with_suffix(f".{launch.workers}.trace")
     request = CheckRequest(
-        trace=str(trace), least_steps=least_steps, seconds=seconds, leave_at=launch.leave_at
+        trace=str(trace),
+        least_steps=least_steps,
+        seconds=seconds,
+        leave_at=launch.leave_at,
+        gradient=launch.proof == CALM,
     )
     command = [sys.executable, "-m", "elastic.cli", options.recipe, "--run-dir", str(folder)]
     command += ["--nproc-per-node", str(launch.workers), *launch.options, "--", *options.recipe_args]

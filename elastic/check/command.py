@@ -44,16 +44,18 @@ def _table(found: Checked) -> Table:
     for column in ("run", "workers", "seconds", "result"):
         table.add_column(column)
     for each in found.proofs:
-        table.add_row(each.proof, str(each.workers), f"{each.seconds:.1f}", Text(printable(_result(each))))
+        seconds = f"{each.seconds:.1f}" if each.seconds else ""
+        table.add_row(each.proof, str(each.workers), seconds, Text(printable(_result(each))))
     return table
 
 
 def _result(proof: Proof) -> str:
     if proof.step is not None:
-        return f"differs at step {proof.step}: {proof.entry}"
+        differs = f"differs at step {proof.step}: {proof.entry}"
+        return differs if proof.note is None else f"{differs}, {proof.note}"
     if proof.failure is not None:
         return proof.failure.splitlines()[0]
-    return "the same"
+    return proof.note or "the same"
 
 
 def _verdict(found: Checked) -> str:

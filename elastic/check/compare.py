@@ -8,6 +8,11 @@ from elastic.system.trace_line import TraceLine
 
 # What usually makes the runs of a proof differ, where those of the proofs before it agree.
 CAUSES = {
+    plan.GRADIENT: (
+        "the gradient is not that of the whole batch, though it is the same for every number of workers. Usual causes: the loss is no "
+        "mean over samples (a sum; a mean over words where shards have different numbers of them), or it couples samples (a contrastive "
+        "loss sees those of one shard): build it from step.sum"
+    ),
     plan.AGAIN: (
         "two equal commands differ: something does not come from the run's seed. Usual causes: a generator of the recipe's or the "
         "dataset's own, the clock, a model that is built before elastic.start, objects in the order of a set"

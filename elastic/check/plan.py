@@ -27,6 +27,10 @@ class Launch:
     ends: tuple[int, ...] = (0,)
 
 
+CALM = "calm"
+GRADIENT = "the first gradient"
+# How far it may lie from that of the whole batch, as a share of its norm: bfloat16 has 8 bits.
+GRADIENT_LIMIT = 0.01
 AGAIN = "the same once more"
 MORE_WORKERS = "more workers"
 KILLED = "a killed worker"

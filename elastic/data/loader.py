@@ -151,6 +151,11 @@ class Loader:
         (batch,) = next(replace(self, workers=0).steps(range(shard, shard + 1), step))
         return batch
 
+    def whole(self, step: int) -> Batch:
+        """All samples of one step in one batch, as if there were one shard."""
+        order = replace(self.order, shards=1)
+        return replace(self, order=order).shard(step, 0)
+
     def _slices(self, shards: range, first_step: int) -> Iterator[Slice]:
         order = self.order
 

@@ -141,9 +141,12 @@ class Gradients:
         used: [parameters], the sum of all ranks' `used()`; where it is 0, `.grad` becomes None.
         """
         counts = dict(zip(self.parameters, used.tolist(), strict=True))
-        for bucket, flat in zip(self._layout.buckets, flats, strict=True):
-            for parameter, view in zip(bucket.parameters, cut(flat, bucket.parameters), strict=True):
-                parameter.grad = view if counts[parameter] else None
+        for parameter, view in self._of_parameters(flats):
+            parameter.grad = view if counts[parameter] else None
+
+    def sums(self) -> dict[nn.Parameter, Tensor]:
+        """The summed gradient of each parameter, before it is in `.grad`. Raises PeerLost."""
+        return dict(self._of_parameters(self.wait()))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -161,6 +164,10 @@ class Gradients:
         self._hooks = {}
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _of_parameters(self, flats: list[Tensor]) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        for bucket, flat in zip(self._layout.buckets, flats, strict=True):
+            yield from zip(bucket.parameters, cut(flat, bucket.parameters), strict=True)
 
     def _current_layout(self) -> Layout:
         """That of the parameters which are trained now."""

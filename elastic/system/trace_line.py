@@ -7,11 +7,24 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirstGradient:
+    """How far the first gradient lies from that of the whole batch, as a share of its norm.
+
+    difference: None where they could not be compared, because of `obstacle`. parameter: the one
+    that contributes most to it.
+    """
+
+    difference: float | None
+    parameter: str
+    obstacle: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceLine:
     """A step as one generation trained it.
 
     steps, shards: of the whole run. chain, loss: those of the step. logged: what the recipe logged,
-    as text. entries: the checksum of each entry of the state.
+    as text. entries: the checksum of each entry of the state. gradient: of the first step alone.
     """
 
     step: int
@@ -23,3 +36,4 @@ class TraceLine:
     loss: str
     logged: dict[str, str]
     entries: dict[str, str]
+    gradient: FirstGradient | None = None

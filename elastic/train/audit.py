@@ -92,6 +92,24 @@ class Auditor:
         """compute: runs a call on a batch, as in training."""
         return StepAudit(self, step, compute)
 
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Training goes on afterwards as if nothing had been computed meanwhile."""
+        buffers, gradients = self.buffers.save(), [(p, p.grad) for p in self.parameters]
+        with random_streams.kept(), self.gradients.paused():
+            try:
+                yield
+            finally:
+                self.buffers.load(buffers)
+                for parameter, gradient in gradients:
+                    parameter.grad = gradient
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All that a backward may give a gradient."""
+        owned = structure.parameters(structure.submodules(self.state.modules))
+        return list((owned | {id(p): p for p in self.state.trained}).values())
+
 
 class Computation:
     """One computation of one shard in one step."""
@@ -147,7 +165,7 @@ class StepAudit:
 
     def add_sum(self, function: Function, number: int) -> None:
         """Compute the other shard's part of a sum, whose backward comes later."""
-        with self._timed(), self._undisturbed():
+        with self._timed(), self._auditor.undisturbed():
             self._call_again(function, number)
         self._sums.append(number)
 
@@ -156,7 +174,7 @@ class StepAudit:
 
         Raises MachineFault, RecipeNotExact, PeerLost.
         """
-        with self._timed(), self._undisturbed():
+        with self._timed(), self._auditor.undisturbed():
             self._check(self._sums, backward)
         self._sums = []
 
@@ -165,7 +183,7 @@ class StepAudit:
 
         Raises as `check_sums`.
         """
-        with self._timed(), self._undisturbed():
+        with self._timed(), self._auditor.undisturbed():
             self._call_again(function, number)
             self._check(self._new, lambda outputs: backward(outputs[-1]))
 
@@ -185,7 +203,7 @@ class StepAudit:
         return output
 
     def _differentiate(self, computation: Computation, outputs: list[Tensor], backward: Backward) -> None:
-        for parameter in self._parameters:
+        for parameter in self._auditor.parameters:
             parameter.grad = None
         self._auditor.heartbeat.enter(Phase.STEP)
         # Activation checkpointing runs the forward again, and needs the buffers that it left.
@@ -282,25 +300,6 @@ class StepAudit:
                     culprit=None if is_recipe else place.node_of(verdict.culprit),
                 )
             )
-
-    @property
-    def _parameters(self) -> list[nn.Parameter]:
-        """All that a backward may give a gradient."""
-        state = self._auditor.state
-        owned = structure.parameters(structure.submodules(state.modules))
-        return list((owned | {id(p): p for p in state.trained}).values())
-
-    @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
-        """Training goes on afterwards as if nothing had been computed meanwhile."""
-        buffers, gradients = self._auditor.buffers.save(), [(p, p.grad) for p in self._parameters]
-        with random_streams.kept(), self._auditor.gradients.paused():
-            try:
-                yield
-            finally:
-                self._auditor.buffers.load(buffers)
-                for parameter, gradient in gradients:
-                    parameter.grad = gradient
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -46,6 +46,7 @@ from elastic.train.snapshotting import PublishedSnapshot, Snapshotting
 from elastic.train.state import State
 from elastic.train.step import Requests, Step, StepOutcome, StepParts
 from elastic.train.trace import StateTrace
+from elastic.train.whole_batch import FirstGradientCheck
 from elastic.worker.heartbeat import HeartbeatSender
 
 FINAL_TRIES = 3
@@ -99,35 +100,22 @@ class Loop:
 
         Raises SystemExit at a drain; StoreFailed when the last state cannot be saved.
         """
-        groups, order = self.groups, self.loader.order
-        refuse.modules(self.state, groups.device)
+        order = self.loader.order
+        refuse.modules(self.state, self.groups.device)
         resumed = self._resume()
         if resumed.source == "parent":
             self._commit_start()
-        exchange = Exchange(
-            shards=order.shards, world_size=groups.world_size, rank=groups.rank, group=groups.gradients
-        )
-        contract = Contract(self.state, global_batch=order.global_batch, shards=order.shards)
-        gradients = Gradients(contract, exchange)
-        parts = StepParts(
-            exchange=exchange,
-            contract=contract,
-            gradients=gradients,
-            forms=AgreedForms(exchange, groups.device),
-            buffers=Buffers(self.state, order.shards, groups.device),
-            device=groups.device,
-            heartbeat=self.heartbeat,
-            order=order,
-        )
+        parts = self._step_parts()
         auditor = self._auditor(parts)
         is_audited = self._is_first_audited(resumed.step + 1)
-        batches = self.loader.steps(exchange.own_shards, resumed.step + 1)
+        batches = self.loader.steps(parts.exchange.own_shards, resumed.step + 1)
         self._started_s = self.clock.monotonic()
         last = None
         for number in range(resumed.step + 1, order.steps + 1):
             if is_audited and self.output is not None:
                 self.output.audits.begin(number)
-            step = Step(number, parts, next(batches), self._requests, auditor if is_audited else None)
+            watched_by = self._watched_by(number, auditor if is_audited else None, auditor)
+            step = Step(number, parts, next(batches), self._requests, watched_by)
             if self.faults is not None:
                 step.fault_point = self.faults.at_step(number)
             if self.snapshotting is not None:
@@ -142,8 +130,8 @@ class Loop:
             is_audited = step.outcome is not None and step.outcome.requests.audit
             if self.trace is not None and self.trace.is_over(number):
                 raise SystemExit(EXIT_COMPLETE)
-        gradients.close()
-        contract.close()
+        parts.gradients.close()
+        parts.contract.close()
         self.heartbeat.enter(Phase.SAVE)
         if last is None and resumed.source != "checkpoint":  # the last step's state was in memory
             epoch, _ = order.position(resumed.step)
@@ -152,6 +140,29 @@ class Loop:
         if last is not None:
             self._commit_last(*last)
         self.heartbeat.enter(Phase.AFTER)
+
+    def _step_parts(self) -> StepParts:
+        groups, order = self.groups, self.loader.order
+        exchange = Exchange(
+            shards=order.shards, world_size=groups.world_size, rank=groups.rank, group=groups.gradients
+        )
+        contract = Contract(self.state, global_batch=order.global_batch, shards=order.shards)
+        gradients = Gradients(contract, exchange)
+        return StepParts(
+            exchange=exchange,
+            contract=contract,
+            gradients=gradients,
+            forms=AgreedForms(exchange, groups.device),
+            buffers=Buffers(self.state, order.shards, groups.device),
+            device=groups.device,
+            heartbeat=self.heartbeat,
+            order=order,
+        )
+
+    def _watched_by(
+        self, step: int, audit: Auditor | None, auditor: Auditor
+    ) -> Auditor | FirstGradientCheck | None:
+        return (None if self.trace is None else self.trace.witness_of(step, auditor)) or audit
 
     def _auditor(self, parts: StepParts) -> Auditor:
         return Auditor(
@@ -269,8 +280,7 @@ class Loop:
         if self.metrics is not None:
             self.metrics.append(line)
         if self.trace is not None:
-            order = self.loader.order
-            self.trace.add(line, self.state.flatten(), steps=order.steps, shards=order.shards)
+            self.trace.add(line, self.state.flatten(), step)
         if self.output is not None:
             self.output.schedule.add_step(seconds)
             self.output.audits.add_step(seconds)

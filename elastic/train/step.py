@@ -24,10 +24,11 @@ from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.system.phase import Phase
-from elastic.train.audit import Auditor, Call
+from elastic.train.audit import Auditor, Call, StepAudit
 from elastic.train.buffers import Buffers, Contents
 from elastic.train.contract import Contract
 from elastic.train.shard_outputs import INTEGERS, AgreedForms, check_loss, check_summand, described
+from elastic.train.whole_batch import FirstGradientCheck, WholeBatchGradient
 from elastic.worker.heartbeat import HeartbeatSender
 
 Scaler = torch.amp.GradScaler
@@ -72,7 +73,7 @@ class Step:
     """A step of the loop. Call `sum` and `backward`, or `mean_loss`; the optimizer; `log`.
 
     number: from 1. steps: of the whole run. epoch: from 0. global_batch: samples of this step, over
-    all ranks.
+    all ranks. shards: how many slices they are cut into.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Step:
         parts: StepParts,
         batches: list[Batch],
         requests: Callable[[int], Requests],
-        auditor: Auditor | None = None,
+        auditor: Auditor | FirstGradientCheck | None = None,
     ) -> None:
         """requests: called with the step's number when gradients are summed.
 
@@ -91,6 +92,7 @@ class Step:
         self.steps = parts.order.steps
         self.epoch, _ = parts.order.position(number)
         self.global_batch = parts.order.global_batch
+        self.shards = parts.order.shards
         self.logged: dict[str, Any] = {}
         self.outcome: StepOutcome | None = None
         # Called with the name of each point of the step at which a fault plan can strike.
@@ -98,7 +100,9 @@ class Step:
         self._parts = parts
         self._batches = batches
         self._requests = requests
-        self.audit = None if auditor is None else auditor.begin(number, self._compute)
+        self.audit: StepAudit | WholeBatchGradient | None = None
+        if auditor is not None:
+            self.audit = auditor.begin(number, self._compute)
         self._sums: list[tuple[Tensor, dict[int, Tensor]]] = []
         self._buffers_after: dict[int, Contents] = {}
         self._passes = 0

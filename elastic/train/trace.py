@@ -15,7 +15,10 @@ from elastic.config.environment import CheckRequest
 from elastic.observe.step_line import StepLine
 from elastic.system.clock import Clock
 from elastic.system.trace_line import TraceLine
+from elastic.train.audit import Auditor
 from elastic.train.state import FlatState, checksum_of
+from elastic.train.step import Step
+from elastic.train.whole_batch import FirstGradientCheck, WholeBatchGradient
 
 
 class StateTrace:
@@ -35,20 +38,25 @@ class StateTrace:
             os.kill(self._agent_pid, signal.SIGTERM)
         return True
 
-    def add(self, line: StepLine, state: FlatState, *, steps: int, shards: int) -> None:
-        """Write a step down. steps, shards: of the whole run."""
+    def witness_of(self, step: int, auditor: Auditor) -> FirstGradientCheck | None:
+        """What watches this step in the place of an audit, if the check wants that."""
+        return FirstGradientCheck(parts=auditor) if self._request.gradient and step == 1 else None
+
+    def add(self, line: StepLine, state: FlatState, step: Step) -> None:
+        """Write a step down."""
         if self._path is None:
             return
         written = TraceLine(
             step=line.step,
             generation=line.generation,
             world_size=line.world_size,
-            steps=steps,
-            shards=shards,
+            steps=step.steps,
+            shards=step.shards,
             chain=str(line.chain),
             loss=repr(line.loss),
             logged={name: repr(value) for name, value in line.values.items()},
             entries=checksum_of(state).entries,
+            gradient=step.audit.found if isinstance(step.audit, WholeBatchGradient) else None,
         )
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(written)) + "\n")

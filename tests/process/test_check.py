@@ -54,7 +54,8 @@ def test_a_check_finds_a_variable_that_no_restart_restores(tmp_path):
     assert not found["same"]
     assert (found["steps"], found["steps_of_run"]) == (8, 32)
     by_proof = {each["proof"]: each for each in found["proofs"]}
-    assert all(by_proof[proof]["same"] for proof in (plan.AGAIN, plan.MORE_WORKERS)), found
+    assert all(by_proof[proof]["same"] for proof in (plan.GRADIENT, plan.AGAIN, plan.MORE_WORKERS)), found
+    assert by_proof[plan.GRADIENT]["note"].endswith("of its norm from that of the whole batch")
     for proof in (plan.KILLED, plan.DRAINED, plan.CHECKPOINT):
         assert by_proof[proof]["failure"] is None
         assert by_proof[proof]["entry"].startswith("model."), found

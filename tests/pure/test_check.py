@@ -2,15 +2,17 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.check import plan
+from elastic.check.check import gradient_proof
 from elastic.check.compare import CAUSES, first_difference, unsteady_values
 from elastic.check.plan import launches
 from elastic.faults.grammar import parse
 from elastic.faults.plan import check_fits
-from elastic.system.trace_line import TraceLine
+from elastic.system.trace_line import FirstGradient, TraceLine
 
 
 def line(step, **changes):
@@ -94,4 +96,22 @@ def test_every_launch_fits_the_steps_and_shards_of_the_recipe(steps, shards):
 def test_a_check_of_a_few_steps_holds_every_proof():
     proofs = {each.proof for chain in launches(plan.LEAST_STEPS, 8) for each in chain}
 
-    assert proofs == set(CAUSES)
+    assert proofs | {plan.GRADIENT} == set(CAUSES)
+
+
+@pytest.mark.parametrize(
+    ("difference", "obstacle", "same", "says"),
+    [
+        (1e-7, "", True, "1.0e-07 of its norm"),
+        (0.2, "", False, "2.0e-01 of its norm"),
+        (None, "BatchNorm normalises within a shard", True, "not compared: BatchNorm"),
+    ],
+)
+def test_the_first_gradient_is_that_of_the_whole_batch_within_rounding(difference, obstacle, same, says):
+    found = FirstGradient(difference=difference, parameter="model.a", obstacle=obstacle)
+
+    proof = gradient_proof(found)
+
+    assert proof.same == same
+    assert says in proof.note
+    assert proof.entry == (None if same else "model.a")

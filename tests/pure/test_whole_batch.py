@@ -1,0 +1,161 @@
+"""The first gradient is as far from that of the whole batch as the loss is from a mean."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+from torch.utils.data import TensorDataset
+
+from elastic.data.loader import Loader
+from elastic.data.order import SampleOrder, Tail
+from elastic.reduce.exchange import Exchange
+from elastic.reduce.gradients import Gradients
+from elastic.system.clock import SystemClock
+from elastic.train.audit import Auditor
+from elastic.train.buffers import Buffers
+from elastic.train.contract import Contract
+from elastic.train.process_groups import ProcessGroups
+from elastic.train.shard_outputs import AgreedForms
+from elastic.train.state import State, checksum_of
+from elastic.train.step import Requests, Step, StepParts
+from elastic.train.whole_batch import FirstGradientCheck
+from elastic.worker.heartbeat import HeartbeatSender
+
+CPU = torch.device("cpu")
+
+
+class NoPage:
+    """A control page that no agent reads."""
+
+    def beat(self, local_rank, place):
+        pass
+
+
+def first_step(net, *, watched=True):
+    """The first step of a run of 24 samples in 4 shards, and what it needs."""
+    order = SampleOrder(seed=5, samples=24, global_batch=24, shards=4, epochs=1, tail=Tail.DROP)
+    draw = torch.Generator().manual_seed(3)
+    tensors = torch.randn(24, 6, generator=draw), torch.randint(3, (24,), generator=draw)
+    state = State(net=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
+    exchange = Exchange(shards=4, world_size=1, rank=0, group=None)
+    contract = Contract(state, global_batch=24, shards=4)
+    parts = StepParts(
+        exchange=exchange,
+        contract=contract,
+        gradients=Gradients(contract, exchange),
+        forms=AgreedForms(exchange, CPU),
+        buffers=Buffers(state, 4, CPU),
+        device=CPU,
+        heartbeat=HeartbeatSender(NoPage(), 0),
+        order=order,
+    )
+    loader = Loader(dataset=TensorDataset(*tensors), order=order, device=CPU)
+    auditor = Auditor(
+        groups=ProcessGroups(rank=0, world_size=1, local_rank=0, device=CPU),
+        loader=loader,
+        state=state,
+        buffers=parts.buffers,
+        gradients=parts.gradients,
+        heartbeat=parts.heartbeat,
+        clock=SystemClock(),
+        node="node",
+        generation=1,
+        redo=None,
+        log=None,
+    )
+    batches = next(loader.steps(range(4), 1))
+    check = FirstGradientCheck(parts=auditor) if watched else None
+    return Step(1, parts, batches, lambda _: Requests(drain=False, snapshot=False, save=False), check)
+
+
+def net(*more):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), *more, nn.Tanh(), nn.Linear(8, 3))
+
+
+def mean(model, batch):
+    return F.cross_entropy(model(batch.data[0]), batch.data[1])
+
+
+@pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu")])
+def test_a_mean_over_samples_gives_the_gradient_of_the_whole_batch(scaler):
+    model = net()
+    step = first_step(model)
+
+    step.mean_loss(lambda batch: mean(model, batch), scaler=scaler)
+
+    assert step.audit.found.obstacle == ""
+    assert step.audit.found.difference < 1e-6
+
+
+def test_sums_over_samples_give_the_gradient_of_the_whole_batch():
+    model = net()
+    step = first_step(model)
+
+    total = step.sum(lambda batch: model(batch.data[0]).double().square().sum(0))
+    step.backward((total / 24 - 1).square().sum())
+
+    assert step.audit.found.difference < 1e-6
+
+
+def test_a_sum_in_the_place_of_a_mean_is_found():
+    """The mean of the shards' sums is a fourth of the sum over the batch."""
+    model = net()
+    step = first_step(model)
+
+    step.mean_loss(lambda batch: F.cross_entropy(model(batch.data[0]), batch.data[1], reduction="sum"))
+
+    assert step.audit.found.difference == pytest.approx(0.75)
+    assert step.audit.found.parameter.startswith("net.")
+
+
+def test_a_loss_that_couples_samples_is_found():
+    """The variance within a shard is not that within the batch."""
+    model = net()
+    step = first_step(model)
+
+    step.mean_loss(lambda batch: model(batch.data[0]).var(0).sum())
+
+    assert step.audit.found.difference > 0.01
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        (nn.Dropout(0.5), "random numbers"),
+        (nn.BatchNorm1d(8), "BatchNorm"),
+        (None, "does not take the whole batch"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(layer, says):
+    model = net() if layer is None else net(layer)
+    step = first_step(model)
+
+    def loss(batch):
+        assert layer is not None or len(batch.data[0]) == 6
+        return mean(model, batch)
+
+    step.mean_loss(loss)
+
+    assert says in step.audit.found.obstacle
+    assert step.audit.found.difference is None
+
+
+@pytest.mark.parametrize("layer", [nn.Identity, nn.Dropout, partial(nn.BatchNorm1d, 8)])
+def test_the_comparison_disturbs_nothing(layer):
+    """The same loss, gradients, buffers and random numbers with and without it."""
+    left = []
+    for watched in (False, True):
+        model = net(layer())
+        step = first_step(model, watched=watched)
+        loss = step.mean_loss(lambda batch, model=model: mean(model, batch))
+        state = State(net=model)
+        gradients = [p.grad.clone() for p in model.parameters()]
+        left.append((loss, checksum_of(state.flatten()).whole, gradients, torch.rand(3)))
+
+    (calm, watched) = left
+    assert calm[:2] == watched[:2]
+    assert all(map(torch.equal, calm[2], watched[2]))
+    assert torch.equal(calm[3], watched[3])
