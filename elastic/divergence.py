@@ -32,6 +32,11 @@ class Divergence:
     at_fault: tuple[str, ...] = ()
 
 
+def vote_of(checksum: str) -> int:
+    """63 bits of a checksum in hexadecimal: a word of shared memory, and exact as two floats."""
+    return int(checksum[:16], 16) >> 1
+
+
 def nodes_at_fault(found: Divergence, redo: int | None) -> tuple[str, ...]:
     """The nodes that were wrong, now that the ranks agree on `redo` after the same step.
 

@@ -223,6 +223,33 @@ class AuditFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DivergenceDetected(Event):
+    """The ranks' states differ after this step; written by rank 0.
+
+    `entry`: the first entry of the state that differs; empty if none was found. `ranks`: those that
+    have the same state together.
+    """
+
+    step: int
+    entry: str
+    ranks: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivergenceJudged(Event):
+    """Whose fault a difference was, once the steps were done again; written by rank 0.
+
+    `verdict`: machine (the ranks agreed then; the run goes on) or recipe (they differed again; the
+    run has failed). `nodes`: those that were wrong; where one of several must have been, all these.
+    """
+
+    step: int
+    entry: str
+    nodes: list[str]
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultInjected(Event):
     """A fault of the plan is about to happen; `fault` is its text.
 

@@ -71,6 +71,7 @@ class NodeGeneration:
         self.drain_requested = False
         self.is_done = False  # the group knows that all workers of this node finished
         self.failure: WorkerFailure | None = None  # set by `fail` and `end_run`
+        self.has_diverged = False  # workers of some node found that the ranks' states differ
         self._parts = parts
         self._are_killed = False
 
@@ -135,6 +136,7 @@ class NodeGeneration:
     def redo(self, reason: str) -> None:
         """Workers differed: close the generation for all nodes, which counts no restart."""
         parts = self._parts
+        self.has_diverged = True
         self.failure = self._first_failure(reason)
         group = parts.group.close(DIVERGED, step=parts.step, counts=False, failure=self.failure)
         self.kill_workers()
@@ -181,6 +183,15 @@ class NodeGeneration:
                 self.workers.terminate(parts.settings.options.grace_s / 2, lambda: parts.shutdown.skips_drain)
             # A hung worker whose stacks were dumped is to blame, whatever the others report.
             self.workers.kill(parts.watchdog.error)
+            self._keep_agreed_snapshots()
+
+    def _keep_agreed_snapshots(self) -> None:
+        """Before a snapshot is restored or committed: it must be one that the ranks agreed on."""
+        parts = self._parts
+        # Where ranks were found to differ, they agree on what the sums said and on nothing later.
+        has_diverged = self.has_diverged or self.divergence is not None
+        workers = [] if has_diverged else range(parts.settings.nproc)
+        parts.memory.keep_agreed([parts.page.votes(i) for i in workers])
 
     @property
     def divergence(self) -> Divergence | None:

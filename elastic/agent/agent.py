@@ -25,6 +25,7 @@ from elastic.divergence import Divergence
 from elastic.errors import (
     EXIT_COMPLETE,
     EXIT_DIVERGED,
+    EXIT_FAILED,
     EXIT_INTERRUPTED,
     ElasticError,
     Interrupted,
@@ -35,9 +36,11 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import RunEnd, WorkerFailure
 from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
-from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
+from elastic.rendezvous.transitions import DIVERGED, NODE_JOINED, NODE_LEFT
+from elastic.system.control_page import Settled
 
 WORKER_POLL_S = 0.02
+WRONG_TIMES_TO_LEAVE = 2
 # Before the group's first answer in a generation.
 NOTHING_KNOWN = GroupView(open=True, fenced=False, newcomers=(), lost=(), ended=None, cause="", failure=None)
 
@@ -80,6 +83,7 @@ class NodeAgent(LocalElasticAgent):
         self._suspect_failures = 0
         # Because of which the next workers do steps again; their agreement settles it.
         self._divergence: Divergence | None = None
+        self._wrong_steps: list[int] = []  # after which this node was found to have been wrong
 
     @property
     def last_step(self) -> int:
@@ -106,7 +110,7 @@ class NodeAgent(LocalElasticAgent):
             except Interrupted as interrupted:
                 parts.final_checkpoint.ensure_committed(others=interrupted.others)
                 reason = f"{parts.shutdown.reason} while it waited for the group"
-                end = RunEnd(exit_code=EXIT_INTERRUPTED, reason=reason)
+                end = RunEnd(exit_code=self._leaving_code, reason=reason)
             except (RendezvousTimeout, BackendFailed) as error:
                 # Too few nodes came, or the backend did not answer, for --rdzv-timeout. The same
                 # command goes on when that has changed.
@@ -138,6 +142,7 @@ class NodeAgent(LocalElasticAgent):
             if clock.monotonic() - polled_s >= GROUP_POLL_S or generation.workers.poll():
                 view = self._poll(generation) or view
                 polled_s = clock.monotonic()
+            generation.has_diverged |= not view.open and view.cause == DIVERGED
             decision = decide(self._observe(generation, view))
             match decision.action:
                 case Action.CONTINUE:
@@ -168,7 +173,7 @@ class NodeAgent(LocalElasticAgent):
                     return end
                 case Action.LEAVE:
                     generation.leave(decision.reason)
-                    return RunEnd(exit_code=EXIT_INTERRUPTED, reason=decision.reason)
+                    return RunEnd(exit_code=self._leaving_code, reason=decision.reason)
                 case Action.STOP:
                     assert view.ended is not None
                     self.failure = view.failure
@@ -178,6 +183,7 @@ class NodeAgent(LocalElasticAgent):
         """Serve what surrounds the workers; None when the rendezvous backend does not answer."""
         parts, workers = self._parts, generation.workers
         parts.memory.poll()
+        self._settle_divergence()
         # A plain script sends no heartbeats.
         if parts.settings.imports_library and parts.settings.options.hang_timeout.kind != "off":
             parts.watchdog.poll(workers)
@@ -218,6 +224,34 @@ class NodeAgent(LocalElasticAgent):
             has_drain=parts.page.drain,
             skips_drain=shutdown.skips_drain,
         )
+
+    def _settle_divergence(self) -> None:
+        """The workers agree again: forget the difference, and count it if it was this node's.
+
+        A machine that is wrong for the second time leaves for good, as on a request.
+        """
+        parts, known = self._parts, self._divergence
+        settled, parts.page.settled = parts.page.settled, Settled.NOT
+        if settled is Settled.NOT or known is None:
+            return
+        self._divergence = None
+        if settled is Settled.ELSEWHERE:
+            return
+        self._wrong_steps.append(known.step)
+        if len(self._wrong_steps) < WRONG_TIMES_TO_LEAVE:
+            parts.console.print_line(
+                f"this node was wrong at step {known.step}; if it is once more, it leaves the group for good"
+            )
+            return
+        steps = " and ".join(map(str, self._wrong_steps))
+        parts.shutdown.request(
+            f"this node was wrong at steps {steps} and leaves the group for good: test its memory and processors, or replace it"
+        )
+
+    @property
+    def _leaving_code(self) -> int:
+        is_faulty = len(self._wrong_steps) >= WRONG_TIMES_TO_LEAVE
+        return EXIT_FAILED if is_faulty else EXIT_INTERRUPTED
 
     def _count(self, failure: WorkerFailure | None) -> None:
         if failure is not None and not failure.from_outside:
@@ -283,6 +317,7 @@ class NodeAgent(LocalElasticAgent):
         if self._generation is None:
             return
         self._generation.kill_workers()
+        self._settle_divergence()
         self._divergence = self._generation.divergence or self._divergence
         self.cut_short = self._generation.workers.was_cut_short
         self._generation = None

@@ -8,8 +8,9 @@ checkpoint could be made.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
+from elastic.divergence import vote_of
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.system.control_page import ControlPage
 
@@ -37,7 +38,28 @@ class SnapshotMemory:
 
     @property
     def newest(self) -> Snapshot | None:
-        return None if self.slots is None else self.slots.newest()
+        """The newest snapshot whose state all ranks are known to have had."""
+        whole = [] if self.slots is None else self.slots.whole()
+        return next((snapshot for snapshot in whole if snapshot.is_agreed), None)
+
+    def keep_agreed(self, votes: Sequence[Mapping[int, int]]) -> None:
+        """Once the workers are gone: keep the snapshots that count, and void the others.
+
+        votes: of each worker of this node, by step; none where votes do not count. Most snapshots
+        were agreed on by all ranks. Where the workers died before their votes were exchanged, those
+        of this node must be equal; nodes compare their snapshots when they restore one.
+        """
+        slots = self.slots
+        if slots is None:
+            return
+        for snapshot in slots.whole():
+            step, vote = snapshot.info.step, vote_of(snapshot.info.checksum)
+            if snapshot.is_agreed:
+                continue
+            if votes and all(of_worker.get(step) == vote for of_worker in votes):
+                slots.agree(snapshot.slot, snapshot.seq)
+            else:
+                slots.invalidate(snapshot.slot)
 
     def publish(self) -> None:
         """Write the memory's descriptor on the control page; what was refused is tried again."""

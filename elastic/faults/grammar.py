@@ -6,6 +6,7 @@ each:
 
     step 40 rank 1: kill                    in a worker; default: rank 0, point forward
     step 40 rank 1 mid-sum: raise | exit C | hang | pause 5s | slow 3x [for 10 steps]
+    step 40 rank 1: flip | flip parameters | flip optimizer | flip gradient
     step 60 node 2: kill | pause 5s | terminate    in an agent
     checkpoint 40 before-commit: kill uploader | pause 5s    in an uploader
     generation 2 rank 1 restore: kill | raise | exit C | hang | pause 5s
@@ -21,7 +22,18 @@ from typing import TypeVar
 
 from elastic.errors import UsageError
 from elastic.faults import plan
-from elastic.faults.plan import SAVE_POINTS, STEP_POINTS, VICTIMS, AtIntervals, AtSave, Fault, Kill
+from elastic.faults.plan import (
+    FLIP_TARGETS,
+    SAVE_POINTS,
+    STEP_POINTS,
+    VICTIMS,
+    AtIntervals,
+    AtSave,
+    AtStep,
+    Fault,
+    Flip,
+    Kill,
+)
 
 T = TypeVar("T")
 
@@ -95,9 +107,19 @@ def _fault(line: str) -> Fault:
     actions = plan.ACTIONS[type(trigger)]
     action = _read(actions, action_text)
     if action is None:
-        names = [form.format(code="C", seconds="N", factor="K", steps="M") for form in actions]
+        names = [form.format(code="C", seconds="N", factor="K", steps="M", target="T") for form in actions]
         raise _Wrong(_join_or(names), action_text)
+    if isinstance(trigger, AtStep) and isinstance(action, Flip):
+        trigger = _place_of_flip(trigger, action, head)
     return Fault(text=line, trigger=trigger, action=action)
+
+
+def _place_of_flip(trigger: AtStep, action: Flip, head: str) -> AtStep:
+    """What is flipped says where: a gradient as it is computed, other memory after the update."""
+    point = "forward" if action.target == "gradient" else "optimizer"
+    if trigger.point != point and trigger.point in head.split():
+        raise _Wrong(f"no point, or {point}, where {action.target} are flipped", trigger.point)
+    return replace(trigger, point=point)
 
 
 def _read(forms: Mapping[str, type[T]], text: str) -> T | None:
@@ -114,6 +136,10 @@ def _value(kind: type, name: str, word: str) -> float | str:
         points = SAVE_POINTS if kind is AtSave else STEP_POINTS
         if word not in points:
             raise _Wrong(_join_or(points), word)
+        return word
+    if name == "target":
+        if word not in FLIP_TARGETS:
+            raise _Wrong(_join_or(FLIP_TARGETS), word)
         return word
     number = _NUMBERS[name]
     found = re.fullmatch(f"({_DECIMAL}){number.unit}" if number.unit else "([0-9]{1,12})", word)

@@ -104,6 +104,8 @@ class FaultInjector:
         self._claims = Claims(folder)
         self._log = log
         self._slowdown = Slowdown(clock)
+        # Flips a bit of parameters, optimizer or gradient: only a worker has them.
+        self.flip: Callable[[str], None] = lambda _target: None
 
     def reach(self, trigger: Trigger) -> None:
         """Inject what the plan has for this trigger. May raise InjectedFault, or never return."""
@@ -130,6 +132,8 @@ class FaultInjector:
                     signal.pause()
             case plan.Pause(seconds=seconds):
                 pause_for(seconds, with_children=False)
+            case plan.Flip(target=target):
+                self.flip(target)
             case Slow():
                 self._slowdown.slow_down(fault.action)
             case plan.Terminate():

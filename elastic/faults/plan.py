@@ -17,6 +17,7 @@ from elastic.errors import UsageError
 
 STEP_POINTS = ("forward", "backward", "mid-sum", "optimizer", "snapshot", "after-snapshot")
 SAVE_POINTS = ("upload", "before-commit", "after-commit")
+FLIP_TARGETS = ("parameters", "optimizer", "gradient")
 VICTIMS = ("worker", "node", "uploader", "warm parent")
 
 
@@ -133,11 +134,18 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
+class Flip:
+    """One bit changes in the memory of this rank, in the largest tensor of what is named."""
+
+    target: str = FLIP_TARGETS[0]
+
+
+@dataclass(frozen=True, slots=True)
 class Terminate:
     """SIGTERM to an agent."""
 
 
-FaultAction = Kill | Raise | Exit | Hang | Pause | Slow | Terminate
+FaultAction = Kill | Raise | Exit | Hang | Pause | Slow | Flip | Terminate
 Forms = dict[str, type[FaultAction]]
 
 # How triggers and actions are written; `grammar.parse` reads what `str` of a fault prints. A field
@@ -155,7 +163,9 @@ TRIGGERS: dict[str, type[Trigger]] = {
 _WORKERS: Forms = {"kill": Kill, "raise": Raise, "exit {code}": Exit, "hang": Hang, "pause {seconds}s": Pause}
 _NODES: Forms = {"kill": Kill, "pause {seconds}s": Pause, "terminate": Terminate}
 ACTIONS: dict[type[Trigger], Forms] = {
-    AtStep: _WORKERS | {"slow {factor}x": Slow, "slow {factor}x for {steps} steps": Slow},
+    AtStep: _WORKERS
+    | {"slow {factor}x": Slow, "slow {factor}x for {steps} steps": Slow}
+    | {"flip {target}": Flip, "flip": Flip},
     AtRestore: _WORKERS,
     AtNode: _NODES,
     AtRendezvous: _NODES,

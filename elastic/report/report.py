@@ -96,6 +96,20 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """The ranks' states differed after a step.
+
+    node: the one that was wrong, or one of several of which one was; None if it is not known or no
+    machine was. verdict: machine or recipe; None while the step was not done again.
+    """
+
+    step: int
+    node: str | None
+    entry: str
+    verdict: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The fields are the keys of `report --json`, in this order.
 
@@ -117,6 +131,7 @@ class Report:
     generations: list[GenerationSummary]
     recoveries: list[Recovery]
     lineage: list[Ancestor]
+    divergences: list[Divergence]
 
 
 def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None = None) -> Report:
@@ -148,7 +163,26 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
         generations=_generations(events, lines),
         recoveries=_recoveries(events, lines),
         lineage=[] if parent is None else [*parent.lineage],
+        divergences=_divergences(events),
     )
+
+
+def _divergences(events: Events) -> list[Divergence]:
+    """One for each node that was wrong; differences that nobody has judged yet come last."""
+    found, judged = [], set()
+    for each in of_kind(events, kinds.DivergenceJudged):
+        event = each.event
+        judged.add(event.step)
+        nodes: list[str | None] = [*event.nodes] or [None]
+        found += [
+            Divergence(step=event.step, node=node, entry=event.entry, verdict=event.verdict) for node in nodes
+        ]
+    found += [
+        Divergence(step=each.event.step, node=None, entry=each.event.entry, verdict=None)
+        for each in of_kind(events, kinds.DivergenceDetected)
+        if each.event.step not in judged
+    ]
+    return found
 
 
 def _epochs_done(steps: int, started: LoggedEvent[kinds.RunStarted] | None) -> int:

@@ -23,9 +23,22 @@ from elastic.system.untrusted import printable
 def report_tables(name: str, report: Report) -> RenderableType:
     parts: list[RenderableType] = [_facts(name, _report_facts(report)), _generations(report.generations)]
     if report.recoveries:
-        columns = ("cause", "lost", "source", "detect", "rendezvous", "restore", "first step", "total")
+        columns: tuple[str, ...] = (
+            "cause",
+            "lost",
+            "source",
+            "detect",
+            "rendezvous",
+            "restore",
+            "first step",
+            "total",
+        )
         rows = map(astuple, report.recoveries)
         parts.append(_table("recoveries: lost steps, phases in seconds", columns, rows))
+    if report.divergences:
+        columns = ("step", "node", "entry", "verdict")
+        rows = map(astuple, report.divergences)
+        parts.append(_table("steps after which the ranks' states differed: who was wrong", columns, rows))
     return Group(*parts)
 
 

@@ -23,6 +23,7 @@ noticed. It imports no torch: the uploader uses it too.
 
 import hashlib
 from collections.abc import Iterator
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,16 @@ _WORDS = 1 << 64
 Bytes = NDArray[np.uint8]
 
 
+class Sliceable(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+    def __getitem__(self, index: slice, /) -> Any: ...
+
+
+Piece = TypeVar("Piece", bound=Sliceable)
+
+
 class ImageChecksum:
     """The checksum of an image whose pieces are added in any order, each once."""
 
@@ -47,8 +58,11 @@ class ImageChecksum:
         self._block_bytes = min(max(share, SMALL_BYTES), LARGEST_BLOCK_BYTES)
         self._sums = [0] * (size_bytes // self._block_bytes + 1)
 
-    def pieces(self, offset: int, data: Bytes) -> Iterator[tuple[int, Bytes]]:
-        """`data`, which belongs at `offset`, as (offset, piece), cut where image blocks begin."""
+    def pieces(self, offset: int, data: Piece) -> Iterator[tuple[int, Piece]]:
+        """`data`, which belongs at `offset`, as (offset, piece), cut where image blocks begin.
+
+        data: bytes, in an array of this or another library.
+        """
         at = 0
         while at < data.nbytes:
             end = at + self._block_bytes - (offset + at) % self._block_bytes
@@ -63,8 +77,12 @@ class ImageChecksum:
         end = piece.nbytes // WORD_BYTES * WORD_BYTES
         words = int(np.add.reduce(piece[:end].view(np.uint64)))  # wraps around
         rest = int.from_bytes(piece[end:].tobytes(), "little")
+        self.add_sum(offset, words + rest)
+
+    def add_sum(self, offset: int, words: int) -> None:
+        """Add one of `pieces` whose 64-bit words were summed elsewhere."""
         block = offset // self._block_bytes
-        self._sums[block] = (self._sums[block] + words + rest) % _WORDS
+        self._sums[block] = (self._sums[block] + words) % _WORDS
 
     def hexdigest(self) -> str:
         """64 hexadecimal digits."""

@@ -88,6 +88,62 @@ def copy_into(laid_out: Layout, body: bytearray | memoryview) -> str:
     return found.hexdigest()
 
 
+class LiveChecksum:
+    """The checksum that `copy_into` would return now, without the copy.
+
+    Tensors of a GPU are summed there, behind the kernels that compute them, and `hexdigest` waits
+    for the sums. What changes the tensors in between changes nothing here.
+    """
+
+    def __init__(self, laid_out: Layout) -> None:
+        self._found = found = ImageChecksum(laid_out.size_bytes)
+        self._sums: list[tuple[int, Tensor]] = []  # of pieces on a GPU: offset, int64 []
+        # From here on tensors are no whole words; (offset, uint8 [n]) of those on a GPU.
+        self._partial_at = laid_out.partial_words_at
+        self._partial = np.zeros(laid_out.size_bytes - self._partial_at, dtype=np.uint8)
+        self._partial_there: list[tuple[int, Tensor]] = []
+        for offset, piece in found.pieces(0, np.frombuffer(laid_out.head, dtype=np.uint8)):
+            found.add(offset, piece)
+        for offset, tensor in laid_out.places:
+            if tensor.device.type == "cpu":
+                self._add_here(offset, tensor_bytes(tensor).numpy())
+            elif offset >= self._partial_at:
+                self._partial_there.append((offset, device_bytes(tensor).clone()))
+            else:
+                pieces = found.pieces(offset, _words_there(tensor))
+                self._sums += [(at, piece.view(torch.int64).sum()) for at, piece in pieces]
+
+    def hexdigest(self) -> str:
+        """Call once."""
+        found, partial = self._found, self._partial_there
+        if self._sums:
+            sums = torch.stack([each for _, each in self._sums]).tolist()
+            for (offset, _), words in zip(self._sums, sums, strict=True):
+                found.add_sum(offset, words)
+        if partial:
+            data = torch.cat([each for _, each in partial]).cpu().numpy()
+            ends = np.cumsum([each.nbytes for _, each in partial])
+            for (offset, _), part in zip(partial, np.split(data, ends[:-1]), strict=True):
+                self._add_here(offset, part)
+        for offset, piece in found.pieces(self._partial_at, self._partial):
+            found.add(offset, piece)
+        return found.hexdigest()
+
+    def _add_here(self, offset: int, data: Bytes) -> None:
+        if offset >= self._partial_at:
+            start = offset - self._partial_at
+            self._partial[start : start + data.nbytes] = data
+            return
+        for at, piece in self._found.pieces(offset, data):
+            self._found.add(at, piece)
+
+
+def _words_there(tensor: Tensor) -> Tensor:
+    """The same, in memory that can be seen as 64-bit words."""
+    found = device_bytes(tensor)
+    return found.clone() if found.storage_offset() % WORD_BYTES else found
+
+
 def _copy(found: ImageChecksum, target: Bytes, offset: int, data: Bytes) -> None:
     """Sum and copy, a piece at a time, by one thread.
 

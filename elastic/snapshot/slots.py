@@ -13,7 +13,8 @@ an even number is given once in the life of the memory, and (slot, seq) names on
 A writer that is killed leaves an odd number, and with it a slot that no reader finds.
 
 It does not promise that a body holds what its writer meant (its checksum is in `SnapshotInfo`), nor
-that what is read without a lease stays. It needs Linux (memfd, /proc).
+that other ranks had the same state (`is_agreed` says it), nor that what is read without a lease
+stays. It needs Linux (memfd, /proc).
 """
 
 import errno
@@ -32,10 +33,10 @@ PAGE = 4096
 MADV_POPULATE_READ = 22  # not in Python's mmap before 3.14
 WORD_BYTES = 8
 MAGIC = int.from_bytes(b"elastic", "little")
-FORMAT = 1
+FORMAT = 2
 MOST_SLOTS = 64
 _MAGIC, _FORMAT, _SLOTS, _CAPACITY = range(4)
-_SEQ, _LEASES, _SIZE, _INFO, _HEADER_WORDS = range(5)
+_SEQ, _LEASES, _SIZE, _INFO, _AGREED, _HEADER_WORDS = range(6)
 INFO_LIMIT_BYTES = PAGE - _HEADER_WORDS * WORD_BYTES
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _READS = 100
@@ -79,13 +80,17 @@ class SnapshotInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A whole image in a slot: `size_bytes` bytes from `offset` on in the memory's file."""
+    """A whole image in a slot: `size_bytes` bytes from `offset` on in the memory's file.
+
+    is_agreed: all ranks were found to have had this state.
+    """
 
     slot: int
     seq: int
     offset: int
     size_bytes: int
     info: SnapshotInfo
+    is_agreed: bool = False
 
 
 class SnapshotSlots:
@@ -237,12 +242,23 @@ class SnapshotSlots:
             slot=slot, seq=seq + 1, offset=self._header(slot) + PAGE, size_bytes=size_bytes, info=info
         )
 
+    def agree(self, slot: int, seq: int) -> None:
+        """All ranks had the state that was published as `seq`."""
+        # The number instead of a flag: it is void for what is published into this slot later.
+        self._set(slot, _AGREED, seq)
+
     def invalidate(self, slot: int) -> None:
         """The snapshot must never be loaded again. It may be leased: the holder finds out."""
         seq = self._word(slot, _SEQ)
         # To the next odd number, not to the one before: seq - 1 would let the next writer publish
         # its bytes under the same even number.
         self._set(slot, _SEQ, seq + 1 if _is_whole(seq) else seq)
+
+    def discard_newer(self, step: int) -> None:
+        """No snapshot of a later step must ever be loaded."""
+        for snapshot in self.whole():
+            if snapshot.info.step > step:
+                self.invalidate(snapshot.slot)
 
     # The one process that takes leases
 
@@ -293,7 +309,12 @@ class SnapshotSlots:
             except ValueError:
                 return None  # its memory was changed: as good as torn
             return Snapshot(
-                slot=slot, seq=seq, offset=self._header(slot) + PAGE, size_bytes=size_bytes, info=info
+                slot=slot,
+                seq=seq,
+                offset=self._header(slot) + PAGE,
+                size_bytes=size_bytes,
+                info=info,
+                is_agreed=self._word(slot, _AGREED) == seq,
             )
         return None
 

@@ -1,24 +1,36 @@
-"""An agent and its workers share one page of memory; each word of it is read whole, old or new.
+"""An agent and its workers share a little memory; each word of it is read whole, old or new.
 
 Words are aligned and have 64 bits, so no lock is needed. Several words are not read at one instant.
 The agent writes the drain request and where the memory for snapshots is. Workers write how much of
-that memory they want, and each worker its own heartbeat. The page vanishes with the agent. It needs
-Linux (memfd, /proc).
+that memory they want and how a difference between ranks was settled, and each worker its own
+heartbeat and votes. The memory vanishes with the agent. It needs Linux (memfd, /proc).
 """
 
 import mmap
 import os
 from dataclasses import dataclass
+from enum import IntEnum
 
 from elastic.system.phase import Phase
 
-SIZE_BYTES = 4096
-# The page is a table of words, four in a row. Row 0 belongs to the node; from row 2 on, each worker
-# has one of its own.
-ROWS, WORDS_IN_ROW, FIRST_OF_WORKERS = 128, 4, 2
+SIZE_BYTES = 8192
+# The page is a table of words, eight in a row. Row 0 belongs to the node; from row 2 on, each
+# worker has one of its own.
+ROWS, WORDS_IN_ROW, FIRST_OF_WORKERS = 128, 8, 2
 MAX_WORKERS = ROWS - FIRST_OF_WORKERS
-DRAIN, WANTED_BYTES, SLOTS_FD = (0, 0), (0, 1), (0, 2)
+DRAIN, WANTED_BYTES, SLOTS_FD, SETTLED = (0, 0), (0, 1), (0, 2), (0, 3)
 STEP, PHASE, BEATS = 0, 1, 2
+# A vote takes two words: the step, and the checksum of the worker's state after it. Two votes are
+# enough: by the time of the second one, all ranks' sums have told about the first.
+VOTES = (4, 6)
+
+
+class Settled(IntEnum):
+    """How the difference between ranks that the agent handed to its workers was settled."""
+
+    NOT = 0
+    ELSEWHERE = 1  # this node was not at fault
+    HERE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +105,31 @@ class ControlPage:
 
     def set_step(self, local_rank: int, step: int) -> None:
         self._words[FIRST_OF_WORKERS + local_rank, STEP] = step
+
+    @property
+    def settled(self) -> Settled:
+        return Settled(self._words[SETTLED])
+
+    @settled.setter
+    def settled(self, how: Settled) -> None:
+        self._words[SETTLED] = how
+
+    def vote(self, local_rank: int, step: int, checksum: int) -> None:
+        """A worker's state after `step` has this checksum, of 63 bits.
+
+        The older of its two votes makes way.
+        """
+        row = FIRST_OF_WORKERS + local_rank
+        at = min(VOTES, key=lambda at: self._words[row, at])
+        # A worker that is killed between the lines has not voted.
+        self._words[row, at] = 0
+        self._words[row, at + 1] = checksum
+        self._words[row, at] = step
+
+    def votes(self, local_rank: int) -> dict[int, int]:
+        """The checksums that a worker voted for in this generation, by step."""
+        row = FIRST_OF_WORKERS + local_rank
+        return {self._words[row, at]: self._words[row, at + 1] for at in VOTES if self._words[row, at]}
 
     def beat(self, local_rank: int, phase: Phase) -> None:
         """Show that this worker moves, and in which phase it is."""

@@ -9,7 +9,7 @@ from collections import deque
 from statistics import median
 
 from elastic.config.durations import Every
-from elastic.train.schedule import MEASUREMENTS, snapshot_interval
+from elastic.train.schedule import MEASUREMENTS, affordable_interval
 
 
 class AuditSchedule:
@@ -46,4 +46,4 @@ class AuditSchedule:
         self._costs.append(cost_s)
         current = self._interval if len(self._costs) > 1 else None
         # The shares are the same, one percent.
-        self._interval = snapshot_interval(median(self._costs), median(self._steps), current)
+        self._interval = affordable_interval(median(self._costs), median(self._steps), current)

@@ -1,9 +1,9 @@
 """A snapshot becomes a checkpoint without stopping training.
 
-Rank 0 offers it to the uploader and goes on. One save is under way at a time, and a later one that
-is due waits for its result: a save keeps its slot from being written, and of three slots only one
-can be spared. A failed save is reported and never stops training. It does not retry: the uploader
-does.
+Once all ranks are known to have had its state, rank 0 offers it to the uploader and goes on. One
+save is under way at a time, and a later one that is due waits for its result: a save keeps its slot
+from being written, and of three slots only one can be spared. A failed save is reported and never
+stops training. It does not retry: the uploader does.
 """
 
 import os

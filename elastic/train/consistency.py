@@ -1,42 +1,114 @@
-"""Ranks compare their states before they save, drain or begin, and name the first difference.
+"""Ranks that hold different states are stopped, all of them, with the name of the first difference.
 
-A difference raises on every rank. That is a failure like any other: a new generation restores one
-state on all ranks, perhaps one of those that differed. It does not find a difference earlier than
-the next comparison, nor one that all ranks share, such as a wrong kernel: they agree on its result.
+What follows is decided by what the steps, done again, bring (divergence.py). The first time, the
+workers end for their agents to begin again from the last agreed state. If the ranks differ again in
+steps that are done again, it is the recipe, and the run ends. It does not find a difference that
+all ranks share, such as a wrong sum of gradients.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
 
-from elastic.errors import StatesDiffer
+from elastic.divergence import Divergence, is_repeated, vote_of
+from elastic.errors import RecipeNotExact, StatesDiffer
+from elastic.events import DivergenceDetected, DivergenceJudged
+from elastic.observe.log import EventLog
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.state import FlatState, StateChecksum, checksum_of
+from elastic.train.state import StateChecksum
 
 
-def check_same_snapshots(
-    groups: ProcessGroups, checksum: str | None, flatten: Callable[[], FlatState], when: str
-) -> None:
-    """As `check_same_state`, without a pass over the state if every rank has a snapshot of it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Compares the ranks of one generation. node: this rank's. log: on rank 0 alone."""
 
-    checksum: that of the snapshot of this state, None where this rank took none. If the snapshots'
-    checksums differ, the states themselves decide, and name the entry: only a copy may be wrong.
-    """
-    checksums = groups.all_gather(checksum)
-    if None in checksums or len(set(checksums)) > 1:
-        check_same_state(groups, checksum_of(flatten()), when)
+    groups: ProcessGroups
+    node: str
+    generation: int
+    log: EventLog | None
+
+    def check_same_state(
+        self, checksum: StateChecksum, when: str, *, step: int, known: Divergence | None
+    ) -> None:
+        """Every rank passes the checksum of the state of `step` that it begins with.
+
+        known: the difference because of which this step is begun with again. Raises StatesDiffer or
+        RecipeNotExact on every rank unless they are equal.
+        """
+        votes = self.groups.all_gather(vote_of(checksum.whole))
+        if len(set(votes)) > 1:
+            self.raise_difference(checksum, votes, when, step=step, agreed=step, known=known)
+
+    def raise_difference(
+        self,
+        checksum: StateChecksum,
+        votes: Sequence[int],
+        when: str,
+        *,
+        step: int,
+        agreed: int,
+        known: Divergence | None,
+    ) -> NoReturn:
+        """Every rank knows by the votes, in rank order, that they differ after `step`.
+
+        checksum: of this rank's state, to find the entry.
+        """
+        details = self.groups.all_gather(checksum.entries)
+        nodes = tuple(self.groups.all_gather(self.node))
+        names = sorted({name for of_rank in details for name in of_rank})
+        different = [name for name in names if len({of_rank.get(name) for of_rank in details}) > 1]
+        entry = different[0] if different else ""
+        alike = [
+            [rank for rank, of_rank in enumerate(votes) if of_rank == vote] for vote in dict.fromkeys(votes)
+        ]
+        is_recipe = is_repeated(known, step)
+        if self.log is not None:
+            self.log.record(DivergenceDetected(step=step, entry=entry, ranks=alike))
+            if is_recipe:
+                self.log.record(DivergenceJudged(step=step, entry=entry, nodes=[], verdict="recipe"))
+        found = (
+            f"{when}: expected the same training state on every rank, found {len(alike)} different ones "
+            f"(ranks {' | '.join(map(str, alike))}); {_entry_text(entry, len(different))}"
+        )
+        if known is not None and is_recipe:
+            raise RecipeNotExact(f"{found}. {_recipe_text(known)}")
+        raise StatesDiffer(
+            f"{found}. {_redo_text(step, agreed)}",
+            Divergence(
+                generation=self.generation,
+                step=step,
+                agreed=agreed,
+                entry=entry,
+                votes=tuple(votes),
+                nodes=nodes,
+            ),
+        )
 
 
-def check_same_state(groups: ProcessGroups, checksum: StateChecksum, when: str) -> None:
-    """Raises StatesDiffer on every rank unless all ranks pass the checksum of the same state."""
-    checksums = groups.all_gather(checksum.whole)
-    if len(set(checksums)) == 1:
-        return
-    details = groups.all_gather(checksum.entries)
-    different = [name for name in sorted(details[0]) if len({of_rank.get(name) for of_rank in details}) > 1]
-    ranks_with: dict[str, list[int]] = {}
-    for rank, of_rank in enumerate(checksums):
-        ranks_with.setdefault(of_rank, []).append(rank)
-    raise StatesDiffer(
-        f"{when}: expected the same training state on every rank, found {len(ranks_with)} different ones "
-        f"(ranks {' | '.join(str(ranks) for ranks in ranks_with.values())}); the first entry that differs is {different[0] if different else '?'} "
-        f"({len(different)} in all). Every rank must build its objects alike, from the run's seed or the same files"
+def _entry_text(entry: str, count: int) -> str:
+    if not entry:
+        return "no entry differs any more"
+    return f"the first entry that differs is {entry} ({count} in all)"
+
+
+def _redo_text(step: int, agreed: int) -> str:
+    if step == 0:
+        return "Every rank must build its objects alike, from the run's seed or the same files; they are built once more"
+    if step == agreed:
+        return "It is loaded once more"
+    return f"The last state that all ranks agreed on is that of step {agreed}; from there the steps are done again"
+
+
+def _recipe_text(known: Divergence) -> str:
+    if known.step == 0:
+        return (
+            "So it was the time before: every rank must build its objects alike, from the run's seed (build them after "
+            "elastic.start) or from the same files"
+        )
+    return (
+        f"Ranks differed after step {known.step} as well, and the steps since {known.agreed} were done again from one state: "
+        "this recipe's result depends on more than its state, its data and the run's seed. Such recipes draw random numbers "
+        "from a generator of their own or from the time, branch on the rank or the process, change parameters or Python "
+        "values in forward, or go through a set; draw from torch's or Python's global generators, keep what lives "
+        "from step to step in an object of the State, and sort sets. (A machine that is wrong every time looks the same.)"
     )

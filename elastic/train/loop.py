@@ -12,7 +12,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -27,22 +27,24 @@ from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
+from elastic.snapshot.image import LiveChecksum
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
 from elastic.system.phase import Phase
 from elastic.train import as_built, refuse, restore_reasons
+from elastic.train.agreement import Agreement
 from elastic.train.audit import Auditor
 from elastic.train.audit_schedule import AuditSchedule
 from elastic.train.buffers import Buffers
 from elastic.train.checkpointing import Checkpointing
-from elastic.train.consistency import check_same_snapshots
+from elastic.train.consistency import Comparison
 from elastic.train.contract import Contract
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import Restorer, ResumePoint
-from elastic.train.schedule import SnapshotSchedule
+from elastic.train.schedule import ComparisonSchedule, SnapshotSchedule
 from elastic.train.shard_outputs import AgreedForms
-from elastic.train.snapshotting import PublishedSnapshot, Snapshotting
+from elastic.train.snapshotting import PublishedSnapshot, Snapshotting, layout_of
 from elastic.train.state import State
 from elastic.train.step import Requests, Step, StepOutcome, StepParts
 from elastic.train.trace import StateTrace
@@ -60,6 +62,7 @@ class Rank0Output:
     checkpointing: Checkpointing
     schedule: SnapshotSchedule
     audits: AuditSchedule
+    comparing: ComparisonSchedule
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +86,7 @@ class Loop:
     page: ControlPage
     heartbeat: HeartbeatSender
     restorer: Restorer
+    comparison: Comparison
     output: Rank0Output | None
     metrics: Metrics | None
     snapshotting: Snapshotting | None
@@ -90,6 +94,7 @@ class Loop:
     commits_drains: bool
     trace: StateTrace | None = None
     digest: str = ""
+    _agreement: Agreement = field(init=False)
     _chain: str = ""
     _data: tuple[int, str] = (-1, "")  # an epoch, and what stands beside a state of it
     _started_s: float = 0.0
@@ -135,8 +140,7 @@ class Loop:
         self.heartbeat.enter(Phase.SAVE)
         if last is None and resumed.source != "checkpoint":  # the last step's state was in memory
             epoch, _ = order.position(resumed.step)
-            info = self._info(resumed.step, epoch, resumed.line)
-            last = info, self._take_snapshot(info, wait=True, patient=True)
+            last = self._begin_to_save(self._info(resumed.step, epoch, resumed.line))
         if last is not None:
             self._commit_last(*last)
         self.heartbeat.enter(Phase.AFTER)
@@ -157,6 +161,7 @@ class Loop:
             device=groups.device,
             heartbeat=self.heartbeat,
             order=order,
+            agreement=self._agreement,
         )
 
     def _watched_by(
@@ -210,13 +215,22 @@ class Loop:
             if self.state.ignored:
                 output.log.record(SettingsIgnored(step=resumed.step, settings=self.state.ignored))
                 print(restore_reasons.ignored(self.state.ignored, self.restorer.run_url))
+        self._agreement = Agreement(
+            comparison=self.comparison,
+            page=self.page,
+            snapshotting=self.snapshotting,
+            flatten=self.state.flatten,
+            step=resumed.step,
+            known=resumed.divergence,
+        )
+        self._agreement.begin()
         return resumed
 
     def _commit_start(self) -> None:
         """Make the state that came from another run this run's own, so that the parent may go."""
         self.heartbeat.enter(Phase.SAVE)
-        info = self._info(0, 0, None)
-        published = self._take_snapshot(info, wait=True, patient=True)
+        info, published = self._begin_to_save(self._info(0, 0, None))
+        self._agree()
         problem = self._save_and_wait(info, published, tries=1)
         if problem and self.output is not None:
             print(
@@ -229,10 +243,12 @@ class Loop:
             self.snapshotting.copy.before_update()
         drain = self.page.drain or (self.trace is not None and self.trace.wants_drain(number))
         if output is None or number == self.loader.order.steps:
-            return Requests(drain=drain, snapshot=False, save=False)
+            return Requests(drain=drain, snapshot=False, save=False, compare=False)
         snapshot, save = output.schedule.is_due(number), output.checkpointing.is_due(number)
+        is_due = self.groups.world_size > 1 and output.comparing.is_due(number)
+        compare = snapshot or save or is_due or self._agreement.is_wanted(number)
         audit = output.audits.is_due(number + 1)
-        return Requests(drain=drain, snapshot=snapshot, save=save, audit=audit)
+        return Requests(drain=drain, snapshot=snapshot, save=save, compare=compare, audit=audit)
 
     def _finish(self, step: Step) -> tuple[SnapshotInfo, PublishedSnapshot | None]:
         """After the recipe's optimizer: leave behind what the step leaves behind, in order."""
@@ -250,13 +266,20 @@ class Loop:
         if is_last or any(requests):
             self.heartbeat.enter(Phase.SAVE)
             ends = requests.drain or is_last
-            published = self._take_snapshot(info, wait=ends or requests.save, patient=ends)
-            step.fault_point("after-snapshot")
+            takes_snapshot = ends or requests.snapshot or requests.save
+            if takes_snapshot:
+                published = self._take_snapshot(info, wait=ends or requests.save, patient=ends)
+            self._vote(info, published)
+            if takes_snapshot:
+                step.fault_point("after-snapshot")
         self.page.set_step(self.groups.local_rank, step.number)
         if requests.drain and not is_last:
             self._drain(info, published)
         elif requests.save:
-            self._save(info, published, final=False)
+            began_s = self.clock.monotonic()
+            self._agree()
+            if self.output is not None:
+                self.output.checkpointing.save(published, info.step, began_s=began_s)
         self.heartbeat.finish_step()
         self.heartbeat.enter(Phase.BETWEEN)
         return info, published
@@ -335,25 +358,32 @@ class Loop:
                 output.log.record(changed)
         return published
 
-    def _save(self, info: SnapshotInfo, published: PublishedSnapshot | None, *, final: bool) -> None:
-        began_s = self.clock.monotonic()
-        self._check_same(info, published)
-        if self.output is not None:
-            self.output.checkpointing.save(published, info.step, began_s=began_s, final=final)
+    def _begin_to_save(self, info: SnapshotInfo) -> tuple[SnapshotInfo, PublishedSnapshot | None]:
+        """Of a state with which this process began."""
+        published = self._take_snapshot(info, wait=True, patient=True)
+        self._vote(info, published)
+        return info, published
 
-    def _check_same(self, info: SnapshotInfo, published: PublishedSnapshot | None) -> None:
+    def _vote(self, info: SnapshotInfo, published: PublishedSnapshot | None) -> None:
+        """Have this rank's state compared with the others', from its copy if there is one."""
+        began_s, cost_s = self.clock.monotonic(), None
+        if published is not None:
+            self._agreement.add(info.step, published.snapshot.info.checksum)
+        else:
+            self._agreement.add(info.step, LiveChecksum(layout_of(self.state.flatten(), info)))
+            cost_s = self.clock.monotonic() - began_s
+        if self.output is not None:
+            self.output.comparing.compared(info.step, cost_s, self.output.schedule.step_s)
+
+    def _agree(self) -> None:
         """Before a state becomes a checkpoint: all ranks have it, and the metrics have its step."""
-        checksum = None if published is None else published.snapshot.info.checksum
-        check_same_snapshots(self.groups, checksum, self.state.flatten, f"after step {info.step}")
+        self._agreement.compare()
         if self.output is not None and self.metrics is not None:
             self.metrics.sync()
 
     def _drain(self, info: SnapshotInfo, published: PublishedSnapshot | None) -> None:
-        problem = ""
-        if self.commits_drains:
-            problem = self._save_and_wait(info, published)
-        else:
-            self._check_same(info, published)
+        self._agree()
+        problem = self._save_and_wait(info, published) if self.commits_drains else ""
         if self.output is not None:
             committed = self.commits_drains and not problem
             self.output.log.record(Drained(step=info.step, committed=committed))
@@ -373,14 +403,17 @@ class Loop:
         """
         output, problem = self.output, ""
         for _ in range(tries):
-            self._save(info, published, final=True)
-            found = "" if output is None else output.checkpointing.wait(info.step)
+            found = ""
+            if output is not None:
+                output.checkpointing.save(published, info.step, began_s=self.clock.monotonic(), final=True)
+                found = output.checkpointing.wait(info.step)
             problem = self.groups.from_rank0(found)
             if not problem:
                 break
         return problem
 
     def _commit_last(self, info: SnapshotInfo, published: PublishedSnapshot | None) -> None:
+        self._agree()
         problem = self._save_and_wait(info, published)
         if problem:
             raise StoreFailed(f"trained to the last step, {info.step}, which could not be saved: {problem}")

@@ -18,6 +18,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from torch import Tensor
 from elastic.checkpoint.catalog import list_commits, of_run, read_payload
 from elastic.data import record
 from elastic.data.record import DataRecord
+from elastic.divergence import Divergence
 from elastic.errors import (
     CheckpointDamaged,
     ElasticError,
@@ -39,14 +41,22 @@ from elastic.observe import step_line
 from elastic.observe.log import EventLog, parse_lines
 from elastic.observe.step_line import StepLine
 from elastic.snapshot import checksum, image, safetensors_header
-from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
+from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.storage.store import Answer, Store, retrying
 from elastic.system.clock import Clock
 from elastic.train import restore_reasons
-from elastic.train.consistency import check_same_state
+from elastic.train.consistency import Comparison
 from elastic.train.inherit import Inheritance
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.restore_order import AvailableStates, Candidate, RejectedState, order_candidates
+from elastic.train.restore_order import (
+    AvailableStates,
+    Candidate,
+    OfferedSnapshot,
+    RejectedState,
+    is_void,
+    newest_divergence,
+    order_candidates,
+)
 from elastic.train.state import FlatState, State, StateChecksum, checksum_of
 
 STORAGE_PATIENCE_S = 60.0
@@ -59,6 +69,7 @@ class ResumePoint:
     source: snapshot (every rank had it in its node's memory), peer (some got it from another
     node's), checkpoint, parent (the state of another run), or none. line: the step's line of the
     metrics, if a snapshot kept it. data: what it was trained on, None where earlier code saved it.
+    divergence: the difference between ranks because of which steps are done again.
     """
 
     step: int
@@ -66,35 +77,65 @@ class ResumePoint:
     source: str
     line: StepLine | None = None
     data: DataRecord | None = None
+    divergence: Divergence | None = None
 
 
-class LocalSnapshot:
-    """The newest snapshot in this node's memory whose bytes are still those that were written."""
+class LocalSnapshots:
+    """The snapshots in this node's memory on which all ranks agreed, newest first.
+
+    The bytes of the newest one are still those that were written; those of an older one are looked
+    at when it is needed.
+    """
 
     def __init__(self, slots: SnapshotSlots | None) -> None:
         self._slots = slots
-        self.info: SnapshotInfo | None = None  # None without a snapshot
-        # uint8 [n], a view of the slot: valid until the next snapshot is written.
-        self.image = torch.empty(0, dtype=torch.uint8)
+        self._by_step: dict[int, Snapshot] = {}
         self.problems: list[str] = []
-        if slots is None:
-            return
-        for snapshot in slots.whole():
-            body = slots.body(snapshot.slot)[: snapshot.size_bytes]
-            if checksum.of_image(body) == snapshot.info.checksum:
-                self.info, self.image = snapshot.info, torch.frombuffer(body, dtype=torch.uint8)
-                break
-            self.problems.append(
-                f"the snapshot of step {snapshot.info.step} changed in memory after it was written; it is not used"
-            )
-            slots.invalidate(snapshot.slot)
+        for snapshot in [] if slots is None else slots.whole():
+            if snapshot.is_agreed and (self._by_step or self._is_intact(snapshot)):
+                self._by_step.setdefault(snapshot.info.step, snapshot)
+
+    @property
+    def offers(self) -> tuple[OfferedSnapshot, ...]:
+        infos = [snapshot.info for snapshot in self._by_step.values()]
+        return tuple(
+            OfferedSnapshot(step=info.step, checksum=info.checksum, generation=info.generation)
+            for info in infos
+        )
+
+    def line(self, step: int) -> dict[str, Any] | None:
+        """The step's line of the metrics, if its snapshot kept it."""
+        snapshot = self._by_step.get(step)
+        return None if snapshot is None else snapshot.info.line
+
+    def image(self, step: int) -> Tensor:
+        """uint8 [n], a view of the slot: valid until the next snapshot is written.
+
+        Raises CheckpointDamaged when it is not what was written.
+        """
+        snapshot = self._by_step[step]
+        if not self._is_intact(snapshot):
+            raise CheckpointDamaged(self.problems[-1])
+        return torch.frombuffer(self._body(snapshot), dtype=torch.uint8)
 
     def discard_newer(self, step: int) -> None:
         """Training resumes from `step`: what is newer belongs to steps that will be done again."""
         if self._slots is not None:
-            for snapshot in self._slots.whole():
-                if snapshot.info.step > step:
-                    self._slots.invalidate(snapshot.slot)
+            self._slots.discard_newer(step)
+
+    def _is_intact(self, snapshot: Snapshot) -> bool:
+        if checksum.of_image(self._body(snapshot)) == snapshot.info.checksum:
+            return True
+        self.problems.append(
+            f"the snapshot of step {snapshot.info.step} changed in memory after it was written; it is not used"
+        )
+        assert self._slots is not None
+        self._slots.invalidate(snapshot.slot)
+        return False
+
+    def _body(self, snapshot: Snapshot) -> memoryview:
+        assert self._slots is not None
+        return self._slots.body(snapshot.slot)[: snapshot.size_bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,16 +159,19 @@ class _Report:
 class Restorer:
     """Finds and loads the state that training resumes from.
 
-    run_id, run_url: of the run whose checkpoints may be used, and where it is. failures: as in
-    `AvailableStates`. log: on rank 0 alone. inheritance: of a run that begins from another one.
+    run_id, run_url: of the run whose checkpoints may be used, and where it is. failures,
+    divergence: as in `AvailableStates`. log: on rank 0 alone. inheritance: of a run that begins
+    from another one.
     """
 
     groups: ProcessGroups
     store: Store
-    local: LocalSnapshot
+    local: LocalSnapshots
+    comparison: Comparison
     run_id: str
     run_url: str
     failures: int
+    divergence: Divergence | None
     log: EventLog | None
     clock: Clock
     faults: WorkerFaults | None
@@ -136,43 +180,45 @@ class Restorer:
     def restore(self, state: State) -> ResumePoint:
         """Load the newest state that loads.
 
-        Raises NothingLoads, StateDoesNotFit, UsageError, StatesDiffer or PeerLost; StoreFailed on
-        rank 0.
+        Raises NothingLoads, StateDoesNotFit, UsageError, StatesDiffer, RecipeNotExact or PeerLost;
+        StoreFailed on rank 0.
         """
         available = self.groups.all_gather(self._available())
+        known = newest_divergence(available)
         candidates, rejected = order_candidates(available)
         for each in rejected:
             self._report(each)
         for candidate in candidates:
-            found = self._try(candidate, state)
+            found = self._try(candidate, state, known)
             if isinstance(found, ResumePoint):
                 self.local.discard_newer(found.step)
                 return found
             rejected.append(RejectedState(step=candidate.step, reason=found, is_stored=candidate.is_stored))
             self._report(rejected[-1])
-        _check_nothing_found(available, restore_reasons.listed(rejected, self.run_url))
+        _check_nothing_found(available, known, restore_reasons.listed(rejected, self.run_url))
         chain, source = "", "none"
         if self.inheritance is not None:
             self.inheritance.load(state, self.groups, self.clock)
             chain, source = self.inheritance.parent.digest, "parent"
         self._fault_point()
-        check_same_state(self.groups, checksum_of(state.flatten()), "before step 1")
+        built = checksum_of(state.flatten())
+        self.comparison.check_same_state(built, "before step 1", step=0, known=known)
         self.local.discard_newer(0)
-        return ResumePoint(step=0, chain=chain, source=source)
+        return ResumePoint(step=0, chain=chain, source=source, divergence=known)
 
     def _available(self) -> AvailableStates:
         for problem in self.local.problems:
             print(problem)
-        info, found = self.local.info, AvailableStates(failures=self.failures)
-        if info is not None:
-            found = replace(found, snapshot_step=info.step, snapshot_checksum=info.checksum)
+        found = AvailableStates(
+            failures=self.failures, divergence=self.divergence, snapshots=self.local.offers
+        )
         if self.groups.rank != 0:
             return found
         records, damages = of_run(self._asked(partial(list_commits, self.store, self.clock)), self.run_id)
         damaged = tuple(RejectedState(step=each.step, reason=each.reason, is_stored=True) for each in damages)
         return replace(found, records=tuple(records), damaged=damaged)
 
-    def _try(self, candidate: Candidate, state: State) -> ResumePoint | str:
+    def _try(self, candidate: Candidate, state: State, known: Divergence | None) -> ResumePoint | str:
         """Load a candidate on every rank; or what is wrong with it on the first rank that fails.
 
         All ranks return alike, because they decide by what they gathered.
@@ -207,12 +253,15 @@ class Restorer:
             words = restore_reasons.does_not_fit(candidate, misfits[0].misfit, self.run_url)
             raise UsageError(words) if misfits[0].is_recipes else StateDoesNotFit(words)
         if len({each.state for each in loaded}) > 1:
-            check_same_state(groups, found, f"after loading step {candidate.step}")
+            when = f"after loading step {candidate.step}"
+            self.comparison.check_same_state(found, when, step=candidate.step, known=known)
         lines = (each.line.encode() for each in loaded if each.line is not None)
         line = next(parse_lines(lines, step_line.parse), None)
         from_memory = "snapshot" if len(candidate.ranks) == groups.world_size else "peer"
         source = "checkpoint" if candidate.is_stored else from_memory
-        return ResumePoint(step=candidate.step, chain=chain, source=source, line=line, data=trained_on)
+        return ResumePoint(
+            step=candidate.step, chain=chain, source=source, line=line, data=trained_on, divergence=known
+        )
 
     def _own_copy(self, candidate: Candidate) -> tuple[Tensor | None, str]:
         """The copy that this rank has, uint8 [n] in host memory, or None; and what is wrong.
@@ -222,7 +271,10 @@ class Restorer:
         if self.groups.rank not in candidate.ranks:
             return None, ""
         if candidate.record is None:
-            return self.local.image, ""
+            try:
+                return self.local.image(candidate.step), ""
+            except CheckpointDamaged as error:
+                return None, str(error)
         try:
             payload = self._asked(partial(read_payload, self.store, candidate.record, self.clock))
             safetensors_header.check_digest(safetensors_header.digest(payload), candidate.record.digest)
@@ -240,9 +292,9 @@ class Restorer:
         return retrying(call, clock=self.clock, deadline=self.clock.monotonic() + STORAGE_PATIENCE_S)
 
     def _line(self, candidate: Candidate) -> str | None:
-        info = self.local.info
         is_mine = not candidate.is_stored and self.groups.rank in candidate.ranks
-        return json.dumps(info.line) if is_mine and info is not None and info.line is not None else None
+        line = self.local.line(candidate.step) if is_mine else None
+        return None if line is None else json.dumps(line)
 
     def _fault_point(self) -> None:
         """Here a rank has loaded a state, or starts without one, and no other rank knows yet."""
@@ -258,10 +310,10 @@ class Restorer:
         print(f"{kind} step={rejected.step} is not used ({rejected.reason}); trying the next older state")
 
 
-def _check_nothing_found(available: list[AvailableStates], reasons: str) -> None:
+def _check_nothing_found(available: list[AvailableStates], known: Divergence | None, reasons: str) -> None:
     """Raises NothingLoads if there was a state to load."""
     num_checkpoints = sum(len(each.records) + len(each.damaged) for each in available)
-    num_snapshots = sum(each.snapshot_step is not None for each in available)
+    num_snapshots = sum(not all(is_void(one, known) for one in each.snapshots) for each in available)
     found = f"{num_snapshots} of {len(available)} ranks have snapshots, no checkpoint is committed,"
     if num_checkpoints:
         found = f"{num_checkpoints} checkpoints are committed"

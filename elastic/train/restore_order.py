@@ -1,8 +1,9 @@
 """The newest state that any node has wins, in memory or in storage alike.
 
 The order is a function of what the ranks report as available. Snapshots of one step that should be
-equal and are not are all refused: nothing says which of them is right. A state from which training
-never made a new step gives way to the next older one.
+equal and are not are all refused: nothing says which of them is right. So are those that were taken
+after the last step that all ranks agreed on. A state from which training never made a new step
+gives way to the next older one.
 
 It does not load anything: a candidate that turns out not to load makes way for the next.
 """
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastic.checkpoint.record import CommitRecord
+from elastic.divergence import Divergence
 
 RESTORES_OF_ONE_STATE = 3
 
@@ -25,18 +27,27 @@ class RejectedState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedSnapshot:
+    """A snapshot in a node's memory, which a generation took. checksum: of its image."""
+
+    step: int
+    checksum: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AvailableStates:
     """What one rank can restore from.
 
     failures: consecutive failures without a new step, SIGKILLs excluded, as its agent counts them;
-    0 on a node that just joined. snapshot_step, snapshot_checksum: of the one in its node's memory,
-    None without one. records: the storage's commit records, newest first, on rank 0 alone. damaged:
-    those that cannot be used.
+    0 on a node that just joined. divergence: the difference between ranks that its agent knows of.
+    snapshots: those in its node's memory, newest first. records: the storage's commit records,
+    newest first, on rank 0 alone. damaged: those that cannot be used.
     """
 
     failures: int = 0
-    snapshot_step: int | None = None
-    snapshot_checksum: str | None = None
+    divergence: Divergence | None = None
+    snapshots: tuple[OfferedSnapshot, ...] = ()
     records: tuple[CommitRecord, ...] = ()
     damaged: tuple[RejectedState, ...] = ()
 
@@ -52,6 +63,19 @@ class Candidate:
     @property
     def is_stored(self) -> bool:
         return self.record is not None
+
+
+def newest_divergence(available: Sequence[AvailableStates]) -> Divergence | None:
+    """The difference because of which steps are done again. A node that just joined knows none."""
+    known = [of_rank.divergence for of_rank in available if of_rank.divergence is not None]
+    return max(known, key=lambda each: (each.generation, each.step), default=None)
+
+
+def is_void(snapshot: OfferedSnapshot, known: Divergence | None) -> bool:
+    """Whether it was taken after the last step that all ranks agreed on."""
+    if known is None or snapshot.generation != known.generation:
+        return False
+    return snapshot.step > known.agreed
 
 
 def order_candidates(
@@ -71,7 +95,11 @@ def order_candidates(
     # Of two at the same step the one in memory is nearer. The sort is stable, so records of one
     # step keep the storage's order (the latest replacement first).
     candidates.sort(key=lambda each: (-each.step, each.is_stored))
-    steps = sorted({each.step for each in candidates}, reverse=True)
+    # Older snapshots of a node are there for the case that nodes differ. A few steps before the
+    # newest one, they would bring the same failures.
+    newest = {of_rank.snapshots[0].step for of_rank in available if of_rank.snapshots}
+    older = {each.step for each in candidates if not each.is_stored} - newest
+    steps = sorted({each.step for each in candidates if each.is_stored or each.step in newest}, reverse=True)
     failures = max(of_rank.failures for of_rank in available)
     num_skipped = min(max(0, failures - 1) // RESTORES_OF_ONE_STATE, max(0, len(steps) - 1))
     skipped = steps[:num_skipped]
@@ -84,17 +112,27 @@ def order_candidates(
         for each in candidates
         if each.step in skipped
     ]
+    if skipped:
+        candidates = [each for each in candidates if each.is_stored or each.step not in older]
     return [each for each in candidates if each.step not in skipped], rejected
 
 
 def _snapshots(available: Sequence[AvailableStates]) -> tuple[list[Candidate], list[RejectedState]]:
     """One candidate per step whose snapshots are all equal; the others are rejected."""
+    known = newest_divergence(available)
     holders: dict[int, dict[str, list[int]]] = {}
+    differed: set[int] = set()
     for rank, of_rank in enumerate(available):
-        if of_rank.snapshot_step is not None and of_rank.snapshot_checksum is not None:
-            at_step = holders.setdefault(of_rank.snapshot_step, {})
-            at_step.setdefault(of_rank.snapshot_checksum, []).append(rank)
-    candidates, rejected = [], []
+        for each in of_rank.snapshots:
+            if is_void(each, known):
+                differed.add(each.step)
+            else:
+                holders.setdefault(each.step, {}).setdefault(each.checksum, []).append(rank)
+    candidates = []
+    rejected = [
+        RejectedState(step=step, reason="it was taken while the ranks' states differed", is_stored=False)
+        for step in sorted(differed, reverse=True)
+    ]
     for step, by_checksum in holders.items():
         if len(by_checksum) == 1:
             (ranks,) = by_checksum.values()

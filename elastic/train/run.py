@@ -38,12 +38,14 @@ from elastic.system.control_page import ControlPage
 from elastic.train import refuse
 from elastic.train.audit_schedule import AuditSchedule
 from elastic.train.checkpointing import Checkpointing
+from elastic.train.consistency import Comparison
 from elastic.train.evaluation import Evaluation
+from elastic.train.flip import flip
 from elastic.train.inherit import Inheritance
 from elastic.train.loop import Loop, Rank0Output
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.restore import LocalSnapshot, Restorer
-from elastic.train.schedule import SnapshotSchedule
+from elastic.train.restore import LocalSnapshots, Restorer
+from elastic.train.schedule import ComparisonSchedule, SnapshotSchedule
 from elastic.train.snapshotting import AgentSlots, OwnSlots, Snapshotting
 from elastic.train.state import State
 from elastic.train.step import Step
@@ -231,14 +233,23 @@ class Run:
         faults, parent, self._parent = None, self._parent, None
         if link.faults:
             injector = FaultInjector(link.faults, self._dir.faults, self._log, clock)
+            injector.flip = partial(flip, state)
             faults = WorkerFaults(injector, rank=self.rank, generation=link.generation)
+        comparison = Comparison(
+            groups=self._groups,
+            node=link.node,
+            generation=link.generation,
+            log=self._log if self.is_first else None,
+        )
         restorer = Restorer(
             groups=self._groups,
             store=open_store(self._dir.checkpoints_url),
-            local=LocalSnapshot(SnapshotSlots.open(link.memory) if link.memory else None),
+            local=LocalSnapshots(SnapshotSlots.open(link.memory) if link.memory else None),
             run_id=self._identity.run_id,
             run_url=self._dir.url,
+            comparison=comparison,
             failures=link.failures,
+            divergence=link.divergence,
             log=self._log if self.is_first else None,
             clock=clock,
             faults=faults,
@@ -251,6 +262,7 @@ class Run:
             checkpointing=Checkpointing(uploader, Every.parse(link.save_every), clock),
             schedule=SnapshotSchedule(Every.parse(link.snapshot_every)),
             audits=AuditSchedule(Every.parse(link.audit)),
+            comparing=ComparisonSchedule(),
         )
         # Nodes that share no folder keep a copy each: rank 0's node may be lost with its lines.
         keeps_metrics = self.is_first or (self._dir.is_remote and is_first_of_node)
@@ -272,6 +284,7 @@ class Run:
             page=self._page,
             heartbeat=self._heartbeat,
             restorer=restorer,
+            comparison=comparison,
             output=output if self.is_first else None,
             metrics=Metrics(self._dir.metrics_of(link.node)) if keeps_metrics else None,
             snapshotting=Snapshotting(slots.of_size, copy(), clock) if takes_snapshots else None,

@@ -3,6 +3,9 @@
 `--snapshot-every auto` takes snapshots as often as one percent of the steps' time allows, by the
 medians of the last costs and step times.
 
+Ranks compare their states at every snapshot, and otherwise as often as half a percent of the steps'
+time allows.
+
 `--save-every auto` saves at Young's interval, sqrt(2 · cost · time between faults) (Young 1974: A
 first order approximation to the optimum checkpoint interval; Daly 2006), for a fault every half
 hour, which is what preemptible machines see at their worst. A save that costs training w seconds is
@@ -22,6 +25,7 @@ FAULT_EVERY_S = 1800.0
 MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, 600.0
 
 SNAPSHOT_SHARE = 0.01
+COMPARISON_SHARE = 0.005
 HYSTERESIS = 1.5  # of an interval that could be shorter: it does not follow every measurement
 MEASUREMENTS = 16
 
@@ -49,13 +53,15 @@ def is_save_due(every: Every, *, step: int, since_s: float, cost_s: float | None
             return False
 
 
-def snapshot_interval(cost_s: float, step_s: float, current: int | None = None) -> int:
-    """Steps from one snapshot to the next.
+def affordable_interval(
+    cost_s: float, step_s: float, current: int | None = None, *, share: float = SNAPSHOT_SHARE
+) -> int:
+    """Steps from one snapshot, or comparison, to the next.
 
-    current: the interval in force, None before the first. It grows at once, since snapshots would
-    cost more than their share, and shrinks only where it is much too long.
+    current: the interval in force, None before the first. It grows at once, since they would cost
+    more than their share, and shrinks only where it is much too long.
     """
-    wanted = max(1, math.ceil(cost_s / (SNAPSHOT_SHARE * step_s))) if step_s > 0 else 1
+    wanted = max(1, math.ceil(cost_s / (share * step_s))) if step_s > 0 else 1
     return current if current is not None and wanted <= current <= wanted * HYSTERESIS else wanted
 
 
@@ -82,6 +88,11 @@ class SnapshotSchedule:
         """A step took so long."""
         self._steps.append(seconds)
 
+    @property
+    def step_s(self) -> float | None:
+        """The median of the last steps; None before the first."""
+        return median(self._steps) if self._steps else None
+
     def requested(self, step: int) -> None:
         """All ranks tried to take a snapshot after this step, with or without success."""
         self._last = step
@@ -92,6 +103,32 @@ class SnapshotSchedule:
             return None
         self._costs.append(cost_s)
         cost_s, step_s = median(self._costs), median(self._steps)
-        before, self.interval = self.interval, snapshot_interval(cost_s, step_s, self.interval)
+        before, self.interval = self.interval, affordable_interval(cost_s, step_s, self.interval)
         changed = SnapshotInterval(every=self.interval, cost_s=cost_s, step_s=step_s)
         return changed if self.interval != before else None
+
+
+class ComparisonSchedule:
+    """When ranks compare their states beside snapshots. Rank 0 has one and decides for all."""
+
+    def __init__(self) -> None:
+        self._costs: deque[float] = deque(maxlen=MEASUREMENTS)
+        self._last: int | None = None
+        self.interval: int | None = None  # None: not known yet
+
+    def is_due(self, step: int) -> bool:
+        """The first comparisons are, to learn what one costs."""
+        return self._last is None or self.interval is None or step - self._last >= self.interval
+
+    def compared(self, step: int, cost_s: float | None, step_s: float | None) -> None:
+        """Ranks compare their states after this step.
+
+        cost_s: what that alone costs training; None where a snapshot was taken anyway. step_s: what
+        a step takes; None while it is not known.
+        """
+        self._last = step
+        if cost_s is not None and step_s is not None:
+            self._costs.append(cost_s)
+            self.interval = affordable_interval(
+                median(self._costs), step_s, self.interval, share=COMPARISON_SHARE
+            )

@@ -3,15 +3,17 @@
 Local rank 0 writes the node's snapshot, for all workers of the node. The memory is the agent's and
 outlives the workers; without an agent it is this process's own. From host memory the copy completes
 before the step's number is on the control page. From a GPU it overlaps the next step, and completes
-before that step's number is. It does not make a state durable: the uploader makes checkpoints of
-snapshots.
+before that step's number is. A snapshot counts once all ranks are known to have had its state. It
+does not make a state durable: the uploader makes checkpoints of snapshots.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from elastic.divergence import vote_of
 from elastic.snapshot import image
 from elastic.snapshot.copy_to_slot import Addresses, SlotCopy
+from elastic.snapshot.image import Layout
 from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
@@ -81,6 +83,13 @@ class _Pending:
     cost_s: float
 
 
+def layout_of(state: FlatState, info: SnapshotInfo) -> Layout:
+    """The image of a state that is the same on every rank. Raises StateNotSavable."""
+    document = state.to_json() | {"step": info.step, "epoch": info.epoch, "chain": info.chain}
+    document["data"] = info.data
+    return image.layout(state.tensors, document)
+
+
 class Snapshotting:
     def __init__(self, slots_for: SlotsFor, copy: SlotCopy, clock: Clock) -> None:
         self.copy = copy
@@ -88,6 +97,8 @@ class Snapshotting:
         self._clock = clock
         self._is_first = True
         self._pending: _Pending | None = None
+        self._newest: PublishedSnapshot | None = None
+        self._agreed = (0, 0)  # the last step that all ranks agree on, and their vote
 
     def take(
         self,
@@ -108,10 +119,8 @@ class Snapshotting:
         injected. Returns None as well when there is no memory, or no free slot.
         """
         assert self._pending is None, "the one before is finished first"
-        document = state.to_json() | {"step": info.step, "epoch": info.epoch, "chain": info.chain}
-        document["data"] = info.data
         began_s = self._clock.monotonic()
-        layout = image.layout(state.tensors, document)
+        layout = layout_of(state, info)
         layout_s = self._clock.monotonic() - began_s
         found = self._free_slot(layout.size_bytes, patient=patient)
         if found is None:
@@ -149,7 +158,36 @@ class Snapshotting:
         info = replace(pending.info, checksum=found)
         snapshot = pending.slots.publish(pending.slot, size_bytes=pending.size_bytes, info=info)
         cost_s = pending.cost_s + self._clock.monotonic() - began_s
-        return PublishedSnapshot(slots=pending.slots, snapshot=snapshot, cost_s=cost_s)
+        self._newest = PublishedSnapshot(slots=pending.slots, snapshot=snapshot, cost_s=cost_s)
+        self._mark_newest()
+        return self._newest
+
+    def agree(self, step: int, vote: int) -> None:
+        """All ranks have voted so for the state after `step`: a snapshot of it counts from now on.
+
+        One that is still on its way from a GPU counts once it is published.
+        """
+        self._agreed = step, vote
+        self._mark_newest()
+
+    def discard_newer(self, step: int) -> None:
+        """The ranks' states differ, and agreed last after `step`: what follows is void."""
+        if self._pending is not None:
+            self.copy.wait()
+            self._pending = None
+        if self._newest is not None:
+            self._newest.slots.discard_newer(step)
+
+    def _mark_newest(self) -> None:
+        step, vote = self._agreed
+        if self._newest is None or self._newest.snapshot.info.step != step:
+            return
+        slots, snapshot = self._newest.slots, self._newest.snapshot
+        if vote_of(snapshot.info.checksum) == vote:
+            slots.agree(snapshot.slot, snapshot.seq)
+        else:
+            print(f"the snapshot of step {step} is thrown away: its copy from the GPU is not the state")
+            slots.invalidate(snapshot.slot)
 
     def _free_slot(self, size_bytes: int, *, patient: bool) -> tuple[SnapshotSlots, int] | None:
         # The very first snapshot of a process waits until the agent has made the slots.

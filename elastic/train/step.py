@@ -24,6 +24,7 @@ from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.system.phase import Phase
+from elastic.train.agreement import Agreement
 from elastic.train.audit import Auditor, Call, StepAudit
 from elastic.train.buffers import Buffers, Contents
 from elastic.train.contract import Contract
@@ -44,6 +45,7 @@ class Requests(NamedTuple):
     snapshot: bool
     save: bool  # a snapshot that becomes a checkpoint
     audit: bool = False  # an audit of the next step
+    compare: bool = False  # the ranks' states after the step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """What all steps of a generation share."""
+    """What all steps of a generation share. agreement: None where no ranks are compared."""
 
     exchange: Exchange
     contract: Contract
@@ -67,6 +69,7 @@ class StepParts:
     device: torch.device
     heartbeat: HeartbeatSender
     order: SampleOrder
+    agreement: Agreement | None = None
 
 
 class Step:
@@ -313,18 +316,21 @@ class Step:
             )
 
     def _finish(self, loss: float | None, losses: dict[int, float]) -> StepOutcome:
-        """The end-of-step all-reduce, of one vector: loss, requests, used parameters, buffers.
+        """The end-of-step all-reduce, of one vector.
 
         loss: known to every rank already, or None where it is the mean of `losses`, which are those
-        of the own shards. The vector of each shard is float64: [1] its loss, [4] the fields of
-        Requests, [parameters] whether a gradient exists, [buffers.length] its buffers.
+        of the own shards. The vector of each shard is float64: [1] its loss, [5] the fields of
+        Requests, [2 · ranks] votes on the state before this step, [parameters] whether a gradient
+        exists, [buffers.length] its buffers.
         """
         parts = self._parts
         with parts.heartbeat.waiting():
             flats = parts.gradients.wait()
         self.fault_point("mid-sum")
-        of_rank = torch.tensor(self._requests(self.number), dtype=torch.float64)
-        of_rank = torch.cat([of_rank, parts.gradients.used()]).to(parts.device)
+        asks = self._requests(self.number)
+        said = [*asks, *(() if parts.agreement is None else parts.agreement.numbers())]
+        of_rank = torch.cat([torch.tensor(said, dtype=torch.float64), parts.gradients.used()])
+        of_rank = of_rank.to(parts.device)
         contributions = {}
         for index, shard in enumerate(parts.exchange.own_shards):
             own_loss = torch.tensor([losses[shard]], dtype=torch.float64, device=parts.device)
@@ -335,10 +341,12 @@ class Step:
             )
         with parts.heartbeat.waiting():
             total = parts.exchange.sum_shards(contributions, "the end of a step")
-        num_head = 1 + len(Requests._fields)
-        num_used = of_rank.numel() - len(Requests._fields)
-        head, used, buffers = torch.split(total, [num_head, num_used, parts.buffers.length])
-        loss_sum, *asked = head.tolist()
+        sizes = [1 + len(said), of_rank.numel() - len(said), parts.buffers.length]
+        head, used, buffers = torch.split(total, sizes)
+        loss_sum, *sums = head.tolist()
+        asked, votes = sums[: len(asks)], sums[len(asks) :]
+        if parts.agreement is not None:
+            parts.agreement.read(votes, undo=parts.buffers.load)
         parts.gradients.assign(flats, used)
         self._check_integers(buffers)
         parts.buffers.end(buffers)

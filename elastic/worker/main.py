@@ -36,6 +36,7 @@ from elastic.errors import (
     ElasticError,
     NothingLoads,
     PeerLost,
+    RecipeNotExact,
     StatesDiffer,
     UsageError,
 )
@@ -97,7 +98,7 @@ def run_recipe(
     except BaseException as error:
         report_error(launch.agent, launch.rank, error)
         match error:
-            case UsageError() | NothingLoads():
+            case UsageError() | NothingLoads() | StatesDiffer() | RecipeNotExact():
                 last_words = f"error: {error}"
             case PeerLost():
                 last_words = f"{error}\nthis worker is a victim; the agent begins a new generation"

@@ -31,13 +31,14 @@ def earlier_run(drill):
 
 @pytest.mark.parametrize("command", ["report", "status", "verify"])
 def test_a_run_of_earlier_code_is_read_as_before(earlier_run, command):
+    """The JSON may have more keys by now."""
     code, found = earlier_run.inspects(command, earlier_run.run.url)
 
     assert code == 0
     if command == "status":
         assert found["last_checkpoint"]["age_s"] > 0
         found["last_checkpoint"]["age_s"] = None
-    assert found == EXPECTED[command]
+    assert {key: found[key] for key in EXPECTED[command]} == EXPECTED[command]
 
 
 def test_a_run_of_earlier_code_resumes_to_the_digest_of_a_calm_run(earlier_run, drills, tmp_path):

@@ -89,9 +89,9 @@ def test_a_snapshot_whose_bytes_changed_is_refused_and_the_one_before_is_used(dr
     assert "the snapshot of step 6 changed in memory" in agent.output
 
 
-def test_snapshots_that_disagree_are_refused_and_the_checkpoint_is_used(drill, undisturbed):
-    """One node's snapshot of step 6 is whole but different, as a machine with faulty arithmetic
-    would leave it.
+def test_snapshots_that_disagree_are_refused_and_the_newest_that_nodes_share_is_used(drill, undisturbed):
+    """One node's snapshot of step 6 is whole but different, and its workers voted for it, as a
+    machine with faulty arithmetic would leave it that died before the ranks compared.
     """
     drill.shut(7)
     agents = drill.start_two(*ALWAYS, "--max-restarts", "1")
@@ -103,7 +103,8 @@ def test_snapshots_that_disagree_are_refused_and_the_checkpoint_is_used(drill, u
     slots.body(slot)[: newest.size_bytes] = slots.body(newest.slot)[: newest.size_bytes]
     slots.body(slot)[newest.size_bytes - 1] ^= 1
     changed = checksum.of_image(slots.body(slot)[: newest.size_bytes])
-    slots.publish(slot, size_bytes=newest.size_bytes, info=replace(newest.info, checksum=changed))
+    other = slots.publish(slot, size_bytes=newest.size_bytes, info=replace(newest.info, checksum=changed))
+    slots.agree(slot, other.seq)
     os.kill(drill.pid_of_rank(0, generation=1), signal.SIGKILL)
     drill.happens("restored", generation=2)
     drill.open(7)
@@ -111,7 +112,7 @@ def test_snapshots_that_disagree_are_refused_and_the_checkpoint_is_used(drill, u
         agent.ends_with(0)
 
     drill.is_like(undisturbed)
-    assert restored(drill) == [(0, "none", 0), (4, "checkpoint", 2)]
+    assert restored(drill) == [(0, "none", 0), (5, "snapshot", 1)]
     (rejected,) = drill.events("snapshot_rejected")
     assert rejected["step"] == 6
     assert "differ" in rejected["reason"]

@@ -1,17 +1,14 @@
 """Ranks that hold different states are stopped, all of them, with the name of what differs."""
 
+from dataclasses import asdict
+
 import torch
 
-from elastic.errors import StatesDiffer
-from elastic.train.consistency import check_same_snapshots, check_same_state
+from elastic.divergence import Divergence
+from elastic.errors import RecipeNotExact, StatesDiffer
+from elastic.train.consistency import Comparison
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.state import FlatState, checksum_of
-
-
-def parts(value):
-    return FlatState(
-        tensors={"model.a": torch.zeros(2), "model.b": torch.tensor([value])}, document={"model": {}}
-    )
 
 
 def groups_of(member):
@@ -25,63 +22,65 @@ def groups_of(member):
     )
 
 
-def answers_of(member, values):
-    """Each rank holds its own value of model.b; returns the error's message, or None."""
-    try:
-        return check_same_state(groups_of(member), checksum_of(parts(values[member.rank])), "after step 7")
-    except StatesDiffer as error:
-        return str(error)
+def answers_of(member, values, step, known_step):
+    """Each rank holds its own value of model.b, and begins with the state of `step`.
 
-
-def answers_with_snapshots(member, values, kept):
-    """The same for ranks with snapshots of these checksums, or none; and whether states were
-    flattened.
+    known_step: of the difference because of which it is begun with again. Returns the kind of
+    error, its message and what it knows, or nothing.
     """
-    flattened = []
-    state = parts(values[member.rank])
-
-    def flatten():
-        flattened.append(member.rank)
-        return state
-
+    state = FlatState(
+        tensors={"model.a": torch.zeros(2), "model.b": torch.tensor([values[member.rank]])},
+        document={"model": {}},
+    )
+    known = None
+    if known_step is not None:
+        known = Divergence(generation=3, step=known_step, agreed=0, entry="", votes=(1, 2), nodes=("a", "b"))
+    comparison = Comparison(groups=groups_of(member), node=f"node{member.rank}", generation=4, log=None)
     try:
-        check_same_snapshots(groups_of(member), kept[member.rank], flatten, "after step 7")
+        comparison.check_same_state(checksum_of(state), "after loading step 7", step=step, known=known)
     except StatesDiffer as error:
-        return str(error), bool(flattened)
-    return "", bool(flattened)
+        return ["machine?", str(error), asdict(error.divergence)]
+    except RecipeNotExact as error:
+        return ["recipe", str(error), None]
+    return []
 
 
 def test_one_rank_that_differs_stops_all_with_the_entrys_name(ranks):
     """Rank 1 has flipped the lowest bit of one number, as a pretrained file of another version or a
     bad memory would.
     """
-    answers = ranks.run(3, answers_of, [1.0, 1.0000001, 1.0])
+    answers = ranks.run(3, answers_of, [1.0, 1.0000001, 1.0], 7, None)
 
-    for answer in answers:
-        assert "after step 7" in answer
-        assert "model.b" in answer and "model.a" not in answer
-        assert "[0, 2] | [1]" in answer
+    for kind, message, known in answers:
+        assert kind == "machine?"
+        assert "after loading step 7" in message
+        assert "model.b" in message and "model.a" not in message
+        assert "[0, 2] | [1]" in message
+        assert (known["step"], known["agreed"], known["entry"]) == (7, 7, "model.b")
+        assert known["nodes"] == ["node0", "node1", "node2"]
+        first, other, third = known["votes"]
+        assert first == third != other
 
 
 def test_ranks_that_agree_go_on(ranks):
-    assert ranks.run(3, answers_of, [1.0, 1.0, 1.0]) == [None, None, None]
+    assert ranks.run(3, answers_of, [1.0, 1.0, 1.0], 7, 7) == [[], [], []]
 
 
-def test_equal_snapshots_save_a_second_pass_over_the_states(ranks):
-    assert ranks.run(2, answers_with_snapshots, [1.0, 1.0], ["abc", "abc"]) == [["", False]] * 2
-
-
-def test_a_rank_without_a_snapshot_makes_all_ranks_compare_states(ranks):
-    assert ranks.run(2, answers_with_snapshots, [1.0, 1.0], ["abc", None]) == [["", True]] * 2
-    for message, flattened in ranks.run(2, answers_with_snapshots, [1.0, 2.0], ["abc", None]):
-        assert "model.b" in message and flattened
-
-
-def test_snapshots_that_differ_make_all_ranks_compare_states(ranks):
-    """A difference between states is named.
-
-    One between copies alone is ignored here: a restore finds it.
+def test_ranks_that_differ_again_in_steps_done_again_are_told_that_it_is_the_recipe(ranks):
+    """The step before, or the same: from one state, twice, the ranks came to different ones. A
+    difference in a step that was not reached before is another event.
     """
-    for message, flattened in ranks.run(2, answers_with_snapshots, [1.0, 2.0], ["abc", "xyz"]):
-        assert "model.b" in message and flattened
-    assert ranks.run(2, answers_with_snapshots, [1.0, 1.0], ["abc", "xyz"]) == [["", True]] * 2
+    for step in (6, 7):
+        for kind, message, _ in ranks.run(2, answers_of, [1.0, 2.0], step, 7):
+            assert kind == "recipe"
+            assert "the first entry that differs is model.b" in message
+            assert "draw random numbers" in message
+    assert [kind for kind, *_ in ranks.run(2, answers_of, [1.0, 2.0], 8, 7)] == ["machine?"] * 2
+
+
+def test_objects_that_ranks_build_differently_are_the_recipes_the_second_time(ranks):
+    """Before step 1 there is no state to begin from again: the objects are built once more."""
+    (kind, message, _), _ = ranks.run(2, answers_of, [1.0, 2.0], 0, None)
+    assert kind == "machine?" and "Every rank must build its objects alike" in message
+    (kind, message, _), _ = ranks.run(2, answers_of, [1.0, 2.0], 0, 0)
+    assert kind == "recipe" and "build them after elastic.start" in message

@@ -6,7 +6,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.system.control_page import MAX_WORKERS, ControlPage, Heartbeat
+from elastic.system.control_page import MAX_WORKERS, ControlPage, Heartbeat, Settled
 from elastic.system.phase import Phase
 
 WORKER = """
@@ -68,3 +68,24 @@ def test_heartbeats_and_the_descriptor_of_the_slots_are_read_back(phase, beats, 
     assert page.slots_fd == fd
     assert page.heartbeat(1) == Heartbeat(step=0, phase=phase, beats=beats)
     assert page.heartbeat(0) == page.heartbeat(2) == Heartbeat(step=0, phase=Phase.START, beats=0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 2**40), st.integers(0, 2**63 - 1)), max_size=5, unique_by=lambda v: v[0]
+    )
+)
+def test_the_last_two_votes_of_each_worker_are_read_and_no_other_word_changes(votes):
+    """Steps grow. The last worker votes too; read through a second mapping."""
+    page, votes = ControlPage.create(), sorted(votes)
+    page.set_step(0, 7)
+    for step, checksum in votes:
+        page.vote(0, step, checksum)
+    page.vote(MAX_WORKERS - 1, 5, 6)
+    page.settled = Settled.HERE
+    other = ControlPage.open(page.path)
+    assert other.votes(0) == dict(votes[-2:])
+    assert other.votes(MAX_WORKERS - 1) == {5: 6}
+    assert (other.step(0), other.votes(1), other.settled) == (7, {}, Settled.HERE)
+    page.clear()
+    assert (other.votes(0), other.settled) == ({}, Settled.NOT)

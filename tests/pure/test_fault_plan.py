@@ -21,6 +21,7 @@ from elastic.faults.plan import (
     AtStep,
     Exit,
     Fault,
+    Flip,
     Hang,
     Kill,
     Pause,
@@ -65,6 +66,12 @@ FAULTS = st.one_of(
         *OF_WORKERS,
         st.builds(Slow, thousandths(1), st.none() | COUNTS),
     ),
+    faults(
+        st.builds(AtStep, step=COUNTS, rank=NUMBERS, point=st.just("optimizer")),
+        st.just(Flip("parameters")),
+        st.just(Flip("optimizer")),
+    ),
+    faults(st.builds(AtStep, step=COUNTS, rank=NUMBERS, point=st.just("forward")), st.just(Flip("gradient"))),
     faults(st.builds(AtRestore, generation=COUNTS, rank=NUMBERS), *OF_WORKERS),
     faults(st.builds(AtNode, step=COUNTS, node=NUMBERS), *OF_ALL, st.just(Terminate())),
     faults(st.builds(AtRendezvous, generation=COUNTS, node=NUMBERS), *OF_ALL, st.just(Terminate())),
@@ -87,6 +94,7 @@ def test_a_plan_of_every_kind_of_line():
     step 3 rank 2 optimizer: exit 5; checkpoint 40 before-commit: kill uploader
     step 9 snapshot: hang; step 9 rank 1 after-snapshot: pause 0.5s
     step 80 rank 0: slow 3x; step 80 rank 1: slow 1.5x for 20 steps
+    step 81 rank 1: flip; step 82: flip optimizer; step 83 rank 1: flip gradient
     step 60 node 2: pause 5s; step 61 node 0: terminate
     checkpoint 40 before-commit: pause 5s
     generation 2 rank 1 restore: kill; generation 2 node 1 rendezvous: kill
@@ -102,6 +110,9 @@ def test_a_plan_of_every_kind_of_line():
         (AtStep(step=9, rank=1, point="after-snapshot"), Pause(0.5)),
         (AtStep(step=80, rank=0, point="forward"), Slow(3.0)),
         (AtStep(step=80, rank=1, point="forward"), Slow(1.5, 20)),
+        (AtStep(step=81, rank=1, point="optimizer"), Flip("parameters")),
+        (AtStep(step=82, rank=0, point="optimizer"), Flip("optimizer")),
+        (AtStep(step=83, rank=1, point="forward"), Flip("gradient")),
         (AtNode(step=60, node=2), Pause(5.0)),
         (AtNode(step=61, node=0), Terminate()),
         (AtSave(step=40, point="before-commit"), Pause(5.0)),
@@ -166,6 +177,10 @@ def test_a_fault_that_is_written_twice_is_two_faults():
         ("step 40: pause 1e3s", "a time above 0", "1e3s"),
         ("step 40: slow 1x", "a factor above 1", "1x"),
         ("step 40: slow 3x for 0 steps", "a number from 1 on", "0"),
+        ("step 40: flip everything", "parameters, optimizer or gradient", "everything"),
+        ("step 40 mid-sum: flip", "no point, or optimizer", "mid-sum"),
+        ("step 40 backward: flip gradient", "no point, or forward", "backward"),
+        ("step 40 node 1: flip", "kill, pause Ns or terminate", "flip"),
         ("step 40 node 1: raise", "kill, pause Ns or terminate", "raise"),
         ("step 40 node 1: slow 3x", "kill, pause Ns or terminate", "slow 3x"),
         ("checkpoint 40: kill uploader", "checkpoint N, then upload", "40"),

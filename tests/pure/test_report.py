@@ -232,6 +232,7 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "generations": [],
         "recoveries": [],
         "lineage": [],
+        "divergences": [],
     }
 
 
@@ -288,3 +289,26 @@ def test_a_lineage_is_reported_oldest_first():
     first, second = summarise([], [], PARENT)["lineage"]
     assert first == asdict(PARENT.ancestors[0])
     assert second == {"run_id": PARENT.run_id, "step": PARENT.step, "digest": PARENT.digest}
+
+
+def test_differences_between_ranks_are_listed_with_the_node_that_was_wrong_or_the_recipe():
+    """Step 40 was judged, and either of two nodes was wrong; the run ended over step 90, which is
+    the recipe's; step 95 of another attempt was never done again.
+    """
+    found = summarise(
+        [
+            started(100.0, 1, "start"),
+            logged("divergence_detected", 101.0, step=40, entry="m.w", ranks=[[0], [1]]),
+            logged("divergence_judged", 102.0, 2, step=40, entry="m.w", nodes=["a", "b"], verdict="machine"),
+            logged("divergence_detected", 103.0, 3, step=90, entry="m.v", ranks=[[0], [1]]),
+            logged("divergence_judged", 103.0, 3, step=90, entry="m.v", nodes=[], verdict="recipe"),
+            logged("divergence_detected", 104.0, 4, step=95, entry="", ranks=[[0], [1]]),
+        ],
+        [],
+    )
+    assert found["divergences"] == [
+        {"step": 40, "node": "a", "entry": "m.w", "verdict": "machine"},
+        {"step": 40, "node": "b", "entry": "m.w", "verdict": "machine"},
+        {"step": 90, "node": None, "entry": "m.v", "verdict": "recipe"},
+        {"step": 95, "node": None, "entry": "", "verdict": None},
+    ]

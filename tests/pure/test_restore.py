@@ -14,8 +14,9 @@ from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.storage.store import Payload, StoreRefused, StoreUnavailable
 from elastic.testing.fakes import FakeClock, FakeStore
 from elastic.testing.ranks import Member
+from elastic.train.consistency import Comparison
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.restore import LocalSnapshot, Restorer
+from elastic.train.restore import LocalSnapshots, Restorer
 from elastic.train.restore_order import RESTORES_OF_ONE_STATE
 from elastic.train.state import State
 
@@ -38,7 +39,8 @@ def memory_with(state, step):
     info = SnapshotInfo(
         step=step, epoch=0, generation=1, world_size=1, torch=torch.__version__, checksum=checksum
     )
-    slots.publish(slot, size_bytes=laid_out.size_bytes, info=info)
+    published = slots.publish(slot, size_bytes=laid_out.size_bytes, info=info)
+    slots.agree(slot, published.seq)
     return slots
 
 
@@ -54,10 +56,12 @@ def restorer(slots, member=ALONE, failures=0, store=None):
     return Restorer(
         groups=groups,
         store=FakeStore() if store is None else store,
-        local=LocalSnapshot(slots),
+        local=LocalSnapshots(slots),
+        comparison=Comparison(groups=groups, node="a", generation=1, log=None),
         run_id="run",
         run_url="runs/a",
         failures=failures,
+        divergence=None,
         log=None,
         clock=FakeClock(),
         faults=None,

@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records import RECORD
 
+from elastic.divergence import Divergence
 from elastic.train.restore_order import (
     RESTORES_OF_ONE_STATE,
     AvailableStates,
+    OfferedSnapshot,
     RejectedState,
     order_candidates,
 )
@@ -22,6 +24,22 @@ def record(step):
     return replace(RECORD, step=step)
 
 
+def snapshot(step, checksum="a", generation=1):
+    return OfferedSnapshot(step=step, checksum=checksum, generation=generation)
+
+
+def snapshots(*steps, checksum="a"):
+    return tuple(snapshot(step, checksum) for step in steps)
+
+
+def checksums_at(found, step):
+    return {each.checksum for of_rank in found for each in of_rank.snapshots if each.step == step}
+
+
+def has(of_rank, step):
+    return step in [each.step for each in of_rank.snapshots]
+
+
 @st.composite
 def available(draw) -> list[AvailableStates]:
     """Ranks with or without snapshots, some of them wrong, whose agents counted different failures,
@@ -30,7 +48,7 @@ def available(draw) -> list[AvailableStates]:
     ranks = draw(st.integers(1, 4))
     found = []
     for rank in range(ranks):
-        step = draw(st.none() | STEPS)
+        steps = sorted(draw(st.sets(STEPS, max_size=3)), reverse=True)
         records = tuple(record(s) for s in draw(st.lists(STEPS, max_size=3))) if rank == 0 else ()
         damaged = (
             tuple(
@@ -40,13 +58,11 @@ def available(draw) -> list[AvailableStates]:
             if rank == 0
             else ()
         )
-        checksum = None if step is None else draw(CHECKSUMS)
         failures = draw(st.integers(0, 12))
         found.append(
             AvailableStates(
                 failures=failures,
-                snapshot_step=step,
-                snapshot_checksum=checksum,
+                snapshots=tuple(snapshot(step, draw(CHECKSUMS)) for step in steps),
                 records=records,
                 damaged=damaged,
             )
@@ -55,19 +71,28 @@ def available(draw) -> list[AvailableStates]:
 
 
 def twin(found: list[AvailableStates]) -> list[tuple[int, bool]]:
-    """The dumb way: walk down from the highest step, memory before storage."""
-    usable = []
-    for step in range(10, 0, -1):
-        sums = {c.snapshot_checksum for c in found if c.snapshot_step == step}
-        here = [(step, MEMORY)] if len(sums) == 1 else []
-        here += [(step, STORED) for c in found for r in c.records if r.step == step]
-        if here:
-            usable.append(here)
+    """The dumb way: walk down from the highest step, memory before storage.
+
+    A state is skipped together with what is as new; once one is, the snapshots that are not the
+    newest of any node do not count.
+    """
+    newest = {of_rank.snapshots[0].step for of_rank in found if of_rank.snapshots}
+
+    def walk(of_steps):
+        usable = []
+        for step in range(10, 0, -1):
+            here = [(step, MEMORY)] if len(checksums_at(found, step)) == 1 and step in of_steps else []
+            here += [(step, STORED) for c in found for r in c.records if r.step == step]
+            if here:
+                usable.append(here)
+        return usable
+
     failures, skip = max(of_rank.failures for of_rank in found), 0
-    while failures > RESTORES_OF_ONE_STATE and skip + 1 < len(usable):
+    while failures > RESTORES_OF_ONE_STATE and skip + 1 < len(walk(newest)):
         failures -= RESTORES_OF_ONE_STATE
         skip += 1
-    return [each for here in usable[skip:] for each in here]
+    left = walk(newest)[skip:] if skip else walk(range(10))
+    return [each for here in left for each in here]
 
 
 @given(available())
@@ -81,10 +106,8 @@ def test_a_candidates_ranks_are_exactly_those_that_have_it(found):
     candidates, _ = order_candidates(found)
     for candidate in candidates:
         if candidate.record is None:
-            assert candidate.ranks == tuple(
-                r for r, c in enumerate(found) if c.snapshot_step == candidate.step
-            )
-            assert len({found[r].snapshot_checksum for r in candidate.ranks}) == 1
+            assert candidate.ranks == tuple(r for r, c in enumerate(found) if has(c, candidate.step))
+            assert len(checksums_at(found, candidate.step)) == 1
         else:
             assert candidate.ranks == (0,)
             assert candidate.record in found[0].records
@@ -92,19 +115,22 @@ def test_a_candidates_ranks_are_exactly_those_that_have_it(found):
 
 @given(available())
 def test_every_available_state_is_a_candidate_or_rejected(found):
+    """But for the older snapshots of a node, which go without a word if a state is skipped."""
     candidates, rejected = order_candidates(found)
     seen = {(c.step, c.is_stored) for c in candidates} | {(r.step, r.is_stored) for r in rejected}
+    is_any_skipped = any("no new step" in each.reason for each in rejected)
     for of_rank in found:
-        assert of_rank.snapshot_step is None or (of_rank.snapshot_step, MEMORY) in seen
+        counted = of_rank.snapshots[:1] if is_any_skipped else of_rank.snapshots
+        assert all((each.step, MEMORY) in seen for each in counted)
         assert all((each.step, STORED) in seen for each in of_rank.records)
         assert all((each.step, STORED) in seen for each in of_rank.damaged)
 
 
 def test_snapshots_that_differ_are_refused_by_name_and_storage_is_used():
     found = [
-        AvailableStates(snapshot_step=9, snapshot_checksum="a", records=(record(5),)),
-        AvailableStates(snapshot_step=9, snapshot_checksum="b"),
-        AvailableStates(snapshot_step=9, snapshot_checksum="a"),
+        AvailableStates(snapshots=snapshots(9), records=(record(5),)),
+        AvailableStates(snapshots=snapshots(9, checksum="b")),
+        AvailableStates(snapshots=snapshots(9)),
     ]
     candidates, rejected = order_candidates(found)
     assert [(c.step, c.is_stored) for c in candidates] == [(5, STORED)]
@@ -114,8 +140,33 @@ def test_snapshots_that_differ_are_refused_by_name_and_storage_is_used():
 
 def test_the_only_state_is_tried_again_however_often_it_failed():
     """Skipping it would start the run from the seed, silently."""
-    candidates, rejected = order_candidates(
-        [AvailableStates(failures=99, snapshot_step=3, snapshot_checksum="a")]
-    )
+    candidates, rejected = order_candidates([AvailableStates(failures=99, snapshots=snapshots(3))])
     assert [c.step for c in candidates] == [3]
     assert not rejected
+
+
+def test_where_nodes_differ_an_older_snapshot_that_they_share_comes_before_a_checkpoint():
+    """One node's newest snapshot is wrong; both still have the one before it."""
+    found = [
+        AvailableStates(snapshots=(snapshot(9, "a"), snapshot(8, "c")), records=(record(5),)),
+        AvailableStates(snapshots=(snapshot(9, "b"), snapshot(8, "c"))),
+    ]
+    candidates, rejected = order_candidates(found)
+    assert [(c.step, c.is_stored, c.ranks) for c in candidates] == [(8, MEMORY, (0, 1)), (5, STORED, (0,))]
+    assert [r.step for r in rejected] == [9]
+
+
+def test_no_snapshot_is_used_that_was_taken_after_the_last_agreed_step():
+    """The agent of rank 1 did not see that the ranks differed, and kept what they had then.
+
+    Rank 0 knows of it. A snapshot of an earlier generation may have a higher step, but is not of
+    those steps.
+    """
+    known = Divergence(generation=4, step=9, agreed=7, entry="m.w")
+    found = [
+        AvailableStates(divergence=known, snapshots=(snapshot(7, generation=4),)),
+        AvailableStates(snapshots=(snapshot(9, generation=4), snapshot(8, generation=3))),
+    ]
+    candidates, rejected = order_candidates(found)
+    assert [c.step for c in candidates] == [8, 7]
+    assert [(r.step, r.reason) for r in rejected] == [(9, "it was taken while the ranks' states differed")]

@@ -9,15 +9,17 @@ from elastic.snapshot.slots import Snapshot, SnapshotInfo
 from elastic.testing.fakes import FakeClock
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.schedule import (
+    COMPARISON_SHARE,
     FAULT_EVERY_S,
     HYSTERESIS,
     MAX_INTERVAL_S,
     MIN_INTERVAL_S,
     SNAPSHOT_SHARE,
+    ComparisonSchedule,
     SnapshotSchedule,
+    affordable_interval,
     is_save_due,
     save_interval_s,
-    snapshot_interval,
 )
 from elastic.train.snapshotting import PublishedSnapshot
 from elastic.uploader.protocol import SaveResult, SaveState
@@ -105,7 +107,7 @@ def test_the_interval_between_saves_counts_the_copy_into_the_slot():
 
 @given(SECONDS, SECONDS)
 def test_snapshots_cost_at_most_their_share_and_come_as_often_as_it_allows(cost_s, step_s):
-    every = snapshot_interval(cost_s, step_s)
+    every = affordable_interval(cost_s, step_s)
     assert cost_s <= SNAPSHOT_SHARE * step_s * every * (1 + 1e-9)
     assert every == 1 or cost_s > SNAPSHOT_SHARE * step_s * (every - 1) * (1 - 1e-9)
 
@@ -113,7 +115,7 @@ def test_snapshots_cost_at_most_their_share_and_come_as_often_as_it_allows(cost_
 @given(SECONDS, SECONDS, st.integers(1, 10_000))
 def test_an_interval_between_snapshots_that_is_a_little_too_long_stays(cost_s, step_s, current):
     """One that is too short never does: the share is a promise."""
-    wanted, chosen = snapshot_interval(cost_s, step_s), snapshot_interval(cost_s, step_s, current)
+    wanted, chosen = affordable_interval(cost_s, step_s), affordable_interval(cost_s, step_s, current)
     assert chosen == (current if wanted <= current <= HYSTERESIS * wanted else wanted)
     assert cost_s <= SNAPSHOT_SHARE * step_s * chosen * (1 + 1e-9)
 
@@ -153,3 +155,33 @@ def test_a_snapshot_that_found_no_memory_is_tried_again_after_an_interval():
     assert schedule.is_due(1)
     schedule.requested(1)
     assert [step for step in range(2, 7) if schedule.is_due(step)] == [5, 6]
+
+
+@given(st.floats(1e-5, 1.0), st.floats(1e-3, 10.0))
+def test_comparisons_cost_no_more_than_their_share_of_the_steps(cost_s, step_s):
+    """Once the cost is known: no snapshot is ever taken."""
+    schedule, compared = ComparisonSchedule(), []
+    for step in range(1, 200):
+        if schedule.is_due(step):
+            compared.append(step)
+            schedule.compared(step, cost_s, step_s)
+    assert compared[0] == 1
+    interval = schedule.interval
+    assert cost_s <= COMPARISON_SHARE * step_s * interval * (1 + 1e-9)
+    assert compared == list(range(1, 200, interval))
+
+
+def test_a_comparison_at_a_snapshot_takes_the_place_of_the_next_one():
+    """Its cost says nothing of one without a snapshot."""
+    schedule = ComparisonSchedule()
+    schedule.compared(1, 0.001, 0.05)
+    assert schedule.interval == 4
+    schedule.compared(3, None, 0.05)
+    assert [schedule.is_due(step) for step in (5, 6, 7)] == [False, False, True]
+    assert schedule.interval == 4
+
+
+def test_the_first_comparison_without_a_snapshot_tells_what_one_costs():
+    schedule = ComparisonSchedule()
+    schedule.compared(1, None, 0.05)
+    assert schedule.is_due(2)

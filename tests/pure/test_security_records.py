@@ -220,7 +220,8 @@ RIGHT = {
     str: texts,
     bool: st.booleans(),
     list[str]: st.lists(texts, max_size=3),
-    list[int]: st.lists(st.integers(-2, 9), max_size=3),
+    list[int]: st.lists(st.integers(0, 9), max_size=3),
+    list[list[int]]: st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=3),
     int | None: st.none() | st.integers(-2, 9),
     str | None: st.none() | texts,
 }

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from elastic.snapshot.slots import INFO_LIMIT_BYTES, MAGIC, PAGE, SnapshotInfo, SnapshotSlots
+from elastic.snapshot.slots import FORMAT, INFO_LIMIT_BYTES, MAGIC, PAGE, SnapshotInfo, SnapshotSlots
 from elastic.system.memory_limit import available_bytes
 
 SIZES = st.integers(1, 2 * PAGE)
@@ -264,10 +264,10 @@ def words(*values):
         (b"", "something else"),
         (b"x" * PAGE, "something else"),
         (words(MAGIC, 99, 1, PAGE) + bytes(3 * PAGE), "something else"),
-        (words(MAGIC, 1, 1, PAGE) + bytes(2 * PAGE), "bytes in all"),
-        (words(MAGIC, 1, 3, PAGE) + bytes(3 * PAGE - 32), "bytes in all"),
-        (words(MAGIC, 1, 2**62, 2**62) + bytes(PAGE), "bytes in all"),
-        (words(MAGIC, 1, 1, PAGE) + bytes(3 * PAGE - 32), "sealed"),
+        (words(MAGIC, FORMAT, 1, PAGE) + bytes(2 * PAGE), "bytes in all"),
+        (words(MAGIC, FORMAT, 3, PAGE) + bytes(3 * PAGE - 32), "bytes in all"),
+        (words(MAGIC, FORMAT, 2**62, 2**62) + bytes(PAGE), "bytes in all"),
+        (words(MAGIC, FORMAT, 1, PAGE) + bytes(3 * PAGE - 32), "sealed"),
     ],
     ids=["empty", "other", "later format", "short", "fewer slots", "absurd", "unsealed"],
 )
@@ -296,7 +296,7 @@ def test_a_header_that_was_changed_in_memory_is_not_read_as_a_snapshot():
     assert slots.newest().info == info(1)
     os.pwrite(slots.fd, words(2), at + 16)
     assert slots.newest() == newest
-    os.pwrite(slots.fd, b"x", at + 32)
+    os.pwrite(slots.fd, b"x", at + 40)
     assert slots.newest().info == info(1)
     slots.close()
 

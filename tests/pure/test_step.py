@@ -94,6 +94,7 @@ class Loop:
             drain=is_last and number == DRAIN_AT,
             save=is_first and number == DRAIN_AT + 1,
             snapshot=is_first and number == DRAIN_AT + 2,
+            compare=is_first and number == DRAIN_AT + 3,
         )
         return Step(number, self.parts, next(self.batches), lambda _number: requests)
 
@@ -141,7 +142,7 @@ def train(member, shards, form, is_scaled, bucket_bytes=256):
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3) if is_scaled else None
-    seen = {"loss": [], "drain": [], "save": [], "snapshot": [], "scale": []}
+    seen = {"loss": [], "drain": [], "save": [], "snapshot": [], "compare": [], "scale": []}
     for step in Loop(member, [net], shards=shards).steps():
         FORMS[form](step, net, scaler)
         if scaler is None:
@@ -151,7 +152,7 @@ def train(member, shards, form, is_scaled, bucket_bytes=256):
             scaler.update()
             seen["scale"].append(scaler.get_scale())
         seen["loss"].append([number.hex() for number in (step.outcome.loss, *step.outcome.gradient_norms)])
-        for name in ("drain", "save", "snapshot"):
+        for name in ("drain", "save", "snapshot", "compare"):
             seen[name].append(getattr(step.outcome.requests, name))
     state = State(net=net, optimizer=optimizer, **({} if scaler is None else {"scaler": scaler}))
     unused = [net.unused.weight.grad, net.unused.bias.grad]
@@ -211,6 +212,7 @@ def test_a_drain_or_save_asked_by_one_rank_is_seen_by_all_at_that_step(trained, 
         assert [n for n in steps if seen["drain"][n - 1]] == [DRAIN_AT]
         assert [n for n in steps if seen["save"][n - 1]] == [DRAIN_AT + 1]
         assert [n for n in steps if seen["snapshot"][n - 1]] == [DRAIN_AT + 2]
+        assert [n for n in steps if seen["compare"][n - 1]] == [DRAIN_AT + 3]
 
 
 def test_an_overflow_on_one_shard_is_skipped_by_all_ranks(trained):

@@ -6,7 +6,15 @@ from typing import Any, get_args
 from elastic.events import KINDS, Event
 from elastic.observe.logged_event import LoggedEvent
 
-_EXAMPLES: dict[Any, Any] = {int: 1, float: 0.5, str: "x", bool: False}
+_EXAMPLES: dict[Any, Any] = {
+    int: 1,
+    float: 0.5,
+    str: "x",
+    bool: False,
+    list[str]: ["x"],
+    list[int]: [1],
+    list[list[int]]: [[0], [1]],
+}
 
 
 def logged(
@@ -22,6 +30,4 @@ def example(kind: Any) -> Any:
     """A value of a field's type; None where that may be."""
     if kind in _EXAMPLES:
         return _EXAMPLES[kind]
-    if kind == list[int]:
-        return [1]
-    return ["x"] if kind == list[str] else None if type(None) in get_args(kind) else _EXAMPLES[str]
+    return None if type(None) in get_args(kind) else _EXAMPLES[str]

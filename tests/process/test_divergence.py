@@ -1,0 +1,119 @@
+"""A difference between ranks is never masked: the run ends with the undisturbed digest, or says why
+it cannot.
+"""
+
+import os
+import signal
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+LAST = 24
+
+
+def each_node_of(drill):
+    return {node for (nodes,) in drill.values("generation_started", "nodes") for node in nodes}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "snapshots", "fault"),
+    [
+        (1, "1", "step 9 rank 1: flip"),
+        (1, "auto", "step 9 rank 0: flip optimizer"),
+        (1, "off", "step 9 rank 1: flip parameters"),
+        (1, "1", f"step {LAST} rank 0: flip"),
+        (1, "off", f"step {LAST} rank 1: flip optimizer"),
+        (2, "1", "step 9 rank 0: flip"),
+        (2, "off", f"step {LAST} rank 1: flip"),
+    ],
+)
+def test_a_bit_flipped_in_one_ranks_memory_does_not_change_the_result(
+    drill, undisturbed, nodes, snapshots, fault
+):
+    """Two ranks on one node, or on two; of the rank that writes the node's snapshots, or the other;
+    in the middle of the run, or after its last step, where no other step follows. No restart is
+    left: none is used.
+    """
+    options = ("--snapshot-every", snapshots, "--max-restarts", "0", "--faults", fault)
+    if nodes == 1:
+        drill.start("--nproc-per-node", "2", *options).ends_with(0)
+    else:
+        for agent in drill.start_two("--nproc-per-node", "1", *options):
+            agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert drill.values("generation_started", "cause") == [("start",), ("ranks differed",)]
+    ((found, entry, alike),) = drill.values("divergence_detected", "step", "entry", "ranks")
+    assert found == int(fault.split()[1]) or (found > int(fault.split()[1]) and snapshots != "1")
+    assert alike == [[0], [1]]
+    ((judged, named, verdict),) = drill.values("divergence_judged", "step", "nodes", "verdict")
+    assert (judged, verdict) == (found, "machine")
+    assert set(named) <= each_node_of(drill)
+    assert entry
+    if found == int(fault.split()[1]):  # compared before the error reached anything else
+        assert entry.startswith("optimizer." if "optimizer" in fault else "model.")
+        rank = int(fault.split()[3].rstrip(":"))
+        assert drill.values("worker_started", "node", rank=rank, generation=1) == [tuple(named)]
+    _, report = drill.inspects("report", drill.run.url)
+    assert report["divergences"] == [
+        {"step": found, "node": node, "entry": entry, "verdict": "machine"} for node in named
+    ]
+
+
+def test_a_node_that_is_wrong_twice_leaves_for_good_and_the_other_goes_on(drill, undisturbed):
+    """Two nodes; bits flip in the memory of the second one only."""
+    plan = "step 9 rank 1: flip; step 14 rank 1: flip optimizer"
+    agents = drill.start_two("--nproc-per-node", "1", "--snapshot-every", "1", "--faults", plan)
+    well, faulty = drill.agents_of_ranks_0_and_1()
+    assert {well, faulty} == set(agents)
+    faulty.ends_with(1)
+    well.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert "this node was wrong at steps 9 and 14 and leaves the group for good" in faulty.output
+    assert "if it is once more, it leaves" not in well.output
+    causes = [cause for (cause,) in drill.values("generation_started", "cause")]
+    assert causes == ["start", "ranks differed", "ranks differed", "node left"]
+
+
+def test_a_recipe_that_differs_again_ends_the_run_at_once(drill, recipes):
+    """Rank 1 draws noise of its own into a weight, from step 5 on: each time another number. No
+    restart is used, nothing of a step on which the ranks did not agree is committed, and the run
+    is not taken up again with what the ranks had.
+    """
+    agent = drill.start(
+        "--nproc-per-node",
+        "2",
+        "--snapshot-every",
+        "1",
+        "--save-every",
+        "1steps",
+        recipe=recipes / "ranked.py",
+    )
+    agent.ends_with(1)
+
+    assert "after step 5: expected the same training state on every rank" in agent.output
+    assert "the first entry that differs is model.weight" in agent.output
+    assert "draw random numbers from a generator of their own" in agent.output
+    assert drill.values("generation_started", "cause", "restarts") == [("start", 0), ("ranks differed", 0)]
+    assert drill.values("divergence_judged", "step", "nodes", "verdict") == [(5, [], "recipe")]
+    assert max(step for (step,) in drill.values("checkpoint_committed", "step")) <= 4
+    _, report = drill.inspects("report", drill.run.url)
+    assert report["divergences"] == [{"step": 5, "node": None, "entry": "model.weight", "verdict": "recipe"}]
+
+
+def test_a_finished_step_is_kept_though_its_workers_died_before_they_compared_it(drill, undisturbed):
+    """All workers stand before step 10, and are killed there: the votes on step 9 were never
+    exchanged, and are on the control page.
+    """
+    drill.shut(10)
+    agent = drill.start("--nproc-per-node", "2", "--snapshot-every", "1")
+    drill.stands(10, ranks=2)
+    for rank in (0, 1):
+        os.kill(drill.pid_of_rank(rank, generation=1), signal.SIGKILL)
+    drill.open(10)
+    agent.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert drill.values("restored", "step", "lost_steps")[1] == (9, 0)
