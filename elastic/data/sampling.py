@@ -157,7 +157,7 @@ def _ask_again(
 
 
 def _on_host(given: Any) -> Any:
-    return given.cpu() if hasattr(given, "cpu") else given
+    return given.detach().cpu() if hasattr(given, "detach") else given
 
 
 def _sha256(data: bytes) -> str:
