@@ -96,9 +96,18 @@ class BatchLoader:
         for each, data in zip(slices, self._load(ahead), strict=True):
             yield Batch(data=to_device(data, self.device), seed=self.seed, **each._asdict())
 
+    def load_again(self, one: Slice) -> Any:
+        """The collated samples of one slice, loaded in this process."""
+        return next(replace(self, workers=0).batches(iter([one]))).data
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the dataset's tensors are indexed whole, so that nothing is drawn or called."""
+        return type(self.dataset) is TensorDataset and self.collate is None
+
     def _load(self, slices: Iterator[Slice]) -> Iterator[Any]:
         """The collated samples of each slice."""
-        if type(self.dataset) is TensorDataset and self.collate is None:
+        if self.is_whole:
             tensors = self.dataset.tensors
             return (tuple(tensor[each.indices] for tensor in tensors) for each in slices)
         keyed, collate = KeyedDataset(self.dataset, self.seed), self.collate or default_collate

@@ -6,7 +6,9 @@ same buffers. Ranks take contiguous spans of blocks; where there are more ranks 
 have none. So each sample counts once, and the sums have the same bits everywhere.
 
 It leaves no trace in the training: no gradients, and random generators and buffers are as before.
-It does not put modules into evaluation mode, and it does not see what the function itself keeps.
+One block of each rank is loaded a second time by its neighbour: a dataset that draws from a
+generator of its own, or counts its calls, is found there. It does not put modules into evaluation
+mode, and it does not see what the function itself keeps from block to block.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from elastic.data import random_streams
+from elastic.data.fingerprint import fingerprint
 from elastic.data.loader import Batch, BatchLoader, Slice
-from elastic.errors import UsageError
+from elastic.errors import RecipeNotExact, UsageError
 from elastic.reduce.exchange import Exchange
-from elastic.reduce.tree import Block, Stack
+from elastic.reduce.tree import Block, Stack, span
 from elastic.system.phase import Phase
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.summands import DTYPES, Form, put_together, sizes_of, take_apart
@@ -61,17 +64,21 @@ class Evaluation:
             group=self.groups.gradients,
         )
         form: Form | None = None
+        loads = _Loads()
         stacks = {dtype: Stack[Tensor](Tensor.add_) for dtype in DTYPES}
         with random_streams.kept(), torch.no_grad():
             own = (block for block in exchange.own_shards if block < num_blocks)
-            for block, value in self._values(own, function):
+            for block, value in self._values(own, function, loads):
                 found, vectors = take_apart(value, self.groups.device)
                 if form is not None and found != form:
                     raise _differ(form, found)
                 form = found
                 for dtype, vector in vectors.items():
                     stacks[dtype].push(Block(block, 1), vector)
-        form = self._agreed(form)
+            neighbour = span(exchange.shards, world_size, (self.groups.rank + 1) % world_size).start
+            if neighbour < num_blocks and not self.loader.is_whole:
+                loads.again = fingerprint(self.loader.load_again(self._slice(neighbour)))
+        form = self._agreed(form, loads)
         totals = {}
         for dtype, sizes in sizes_of(form).items():
             for leaf in exchange.own_shards:
@@ -82,26 +89,34 @@ class Evaluation:
             totals[dtype] = torch.split(total, sizes)
         return put_together(form, totals)
 
-    def _values(self, own: Iterable[int], function: Callable[[Batch], Any]) -> Iterator[tuple[int, Any]]:
+    def _values(
+        self, own: Iterable[int], function: Callable[[Batch], Any], loads: "_Loads"
+    ) -> Iterator[tuple[int, Any]]:
         """(block, what the function returns for it) of each own block."""
         buffers = _KeptBuffers(self.modules)
-        for batch in self.loader.batches(self._slices(own)):
+        for batch in self.loader.batches(self._slice(block) for block in own):
             self.heartbeat.beat()
+            if not loads.first and not self.loader.is_whole:
+                loads.first = fingerprint(batch.data)
             random_streams.enter(self.loader.seed, "block", batch.shard)
             value = function(batch)
             buffers.put_back()
             yield batch.shard, value
 
-    def _slices(self, own: Iterable[int]) -> Iterator[Slice]:
-        for block in own:
-            start = block * self.batch_size
-            samples = torch.arange(start, min(self.samples, start + self.batch_size), dtype=torch.int64)
-            yield Slice(epoch=0, shard=block, indices=samples, streams=samples)
+    def _slice(self, block: int) -> Slice:
+        start = block * self.batch_size
+        samples = torch.arange(start, min(self.samples, start + self.batch_size), dtype=torch.int64)
+        return Slice(epoch=0, shard=block, indices=samples, streams=samples)
 
-    def _agreed(self, form: Form | None) -> Form:
-        """The form of all ranks' values, also where this rank has no block. Raises UsageError."""
+    def _agreed(self, form: Form | None, loads: "_Loads") -> Form:
+        """The form of all ranks' values, also where this rank has no block.
+
+        Raises UsageError where ranks differ in it, RecipeNotExact where two loads of a block do.
+        """
         sizes = f"{self.samples} samples in blocks of {self.batch_size}"
-        there: list[dict[str, Any]] = self.groups.all_gather({"sizes": sizes, "form": form})
+        there: list[dict[str, Any]] = self.groups.all_gather(
+            {"sizes": sizes, "form": form, "first": loads.first, "again": loads.again}
+        )
         if len(found := {each["sizes"] for each in there}) > 1:
             raise UsageError(
                 f"run.evaluate: expected the same call on every rank, found {' | '.join(sorted(found))}; give each rank the whole "
@@ -111,6 +126,14 @@ class Evaluation:
         for other in forms:
             if other != forms[0]:
                 raise _differ(forms[0], other)
+        for rank, each in enumerate(there):
+            owner = there[(rank + 1) % len(there)]
+            if each["again"] != owner["first"]:
+                raise RecipeNotExact(
+                    "run.evaluate: expected the same samples whenever a block is loaded, found other ones at a second time; the dataset or "
+                    "its collate draws from a generator of its own, counts its calls, or reads the clock. Draw from the global generators "
+                    "of torch, random or numpy, which are set for each sample"
+                )
         return forms[0]
 
     def _total(self, exchange: Exchange, parts: dict[Block, Tensor]) -> Tensor:
@@ -119,6 +142,16 @@ class Evaluation:
             if total.device.type == "cuda":  # nccl only queues the sum; the wait belongs here
                 torch.cuda.current_stream(total.device).synchronize()
         return total
+
+
+@dataclass(slots=True)
+class _Loads:
+    """Fingerprints: of this rank's first block, and of that of the next rank, loaded here; empty
+    where there is none.
+    """
+
+    first: str = ""
+    again: str = ""
 
 
 class _KeptBuffers:

@@ -175,7 +175,8 @@ class Run:
         Put modules into evaluation mode yourself. The modules of the state end with the buffers
         that they had, so BatchNorm in training mode changes no average. Random numbers are keyed by
         the batch and the sample, and the generators go on as if nothing had been drawn. Raises
-        UsageError inside the function of a step's sum, and for values that cannot be added.
+        UsageError inside the function of a step's sum, and for values that cannot be added. Each
+        rank loads one batch a second time: RecipeNotExact where its samples are then other ones.
         """
         samples, size = check_dataset(dataset, "run.evaluate"), self._identity.global_batch
         size = size // self._identity.shards if batch_size is None else batch_size

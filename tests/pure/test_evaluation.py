@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import TensorDataset
 
 from elastic.data.loader import BatchLoader
-from elastic.errors import UsageError
+from elastic.errors import RecipeNotExact, UsageError
 from elastic.testing.ranks import Member
 from elastic.train.evaluation import Evaluation
 from elastic.train.process_groups import ProcessGroups
@@ -209,6 +209,30 @@ def evaluate_own_part(member):
 def test_ranks_that_pass_parts_of_the_data_are_told_so(ranks):
     for said in ranks.run(2, evaluate_own_part):
         assert "found 7 samples in blocks of 5 | 8 samples in blocks of 5; give each rank the whole" in said
+
+
+class OwnGenerator(Noisy):
+    """Random crops, say, from a generator that no one sets."""
+
+    def __init__(self, samples):
+        super().__init__(samples)
+        self.draw = np.random.default_rng(0)
+
+    def __getitem__(self, sample):
+        return self.draw.random(), sample
+
+
+def evaluate_own_generator(member):
+    with pytest.raises(RecipeNotExact) as refused:
+        evaluation(member, OwnGenerator(19)).sum(lambda batch: batch.data[0].sum())
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_a_dataset_with_a_generator_of_its_own_is_found(ranks, world_size):
+    """All ranks would agree on a sum that another number of ranks would not give."""
+    for said in ranks.run(world_size, evaluate_own_generator):
+        assert "found other ones at a second time" in said
 
 
 def test_an_evaluation_inside_the_function_of_a_sum_is_refused():
