@@ -142,7 +142,7 @@ class Agreement:
                 DivergenceJudged(step=known.step, entry=known.entry, nodes=list(nodes), verdict="machine")
             )
             print(
-                f"the ranks' states differed after step {known.step} and agree now that it was done again: a machine was wrong "
+                f"the ranks differed in step {known.step} and agree now that it was done again: a machine was wrong "
                 f"({' or '.join(nodes) or 'which one is not known'}). The result is as if nothing had happened"
             )
         if comparison.groups.local_rank == 0:

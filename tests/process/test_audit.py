@@ -31,7 +31,8 @@ def test_a_gradient_that_a_machine_computed_wrongly_is_computed_again(drill, tmp
     drill.start(*calm, arguments=("--shards", "2")).ends_with(0)
     _, undisturbed = drill.inspects("report", str(tmp_path / "calm"))
     options = ("--nproc-per-node", "2", "--audit", "1steps", "--max-restarts", "0")
-    drill.start(*options, arguments=("--shards", "2"), env={"TINY_FLIP": "6 1"}).ends_with(0)
+    plan = ("--faults", "step 6 rank 1: flip gradient")
+    drill.start(*options, *plan, arguments=("--shards", "2")).ends_with(0)
 
     _, report = drill.inspects("report", drill.run.url)
     assert report["final_digest"] == undisturbed["final_digest"]
@@ -39,5 +40,8 @@ def test_a_gradient_that_a_machine_computed_wrongly_is_computed_again(drill, tmp
     assert undisturbed["audits"] == {"done": 0, "failed": 0}
     fields = "step", "shard", "ranks", "entry", "verdict"
     assert drill.values("audit_failed", *fields) == [
-        (6, 1, [1, 0], "the gradient of model.0.weight", "machine")
+        (6, 1, [1, 0], "the gradient of model.4.weight", "machine")
     ]
+    (divergence,) = report["divergences"]
+    assert (divergence["step"], divergence["verdict"]) == (6, "machine")
+    assert divergence["entry"] == "the gradient of model.4.weight"

@@ -12,7 +12,6 @@ TINY_GATES      Folder. While it holds the file `gate-<n>`, each rank makes the 
                 `load-<g>`: while they load it. Where it holds `starve-rank<r>`, this rank removes
                 that file and takes all memory that it can get.
 TINY_RAISE      "STEP RANK": this rank raises in this step, every time.
-TINY_FLIP       "STEP RANK": in the first generation, one bit of a gradient flips on this rank.
 TINY_REMEMBER   Any text: the model counts its own forwards, and multiplies what it gives by that.
 TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards of a step has,
                 before it uses them.
@@ -74,19 +73,6 @@ def generation_now() -> int:
 def raise_if_asked(number: int, rank: int) -> None:
     if os.environ.get("TINY_RAISE") == f"{number} {rank}":
         raise RuntimeError(f"the recipe's own mistake on rank {rank}")
-
-
-def flip_if_asked(number: int, rank: int, parameter: nn.Parameter) -> None:
-    """In the first backward of the step, and no other."""
-    if os.environ.get("TINY_FLIP") == f"{number} {rank}" and generation_now() == 1:
-
-        def flipped(gradient: Tensor) -> Tensor:
-            handle.remove()
-            wrong = gradient.clone()
-            wrong.view(-1)[:1].view(torch.int32).bitwise_xor_(1)
-            return wrong
-
-        handle = parameter.register_hook(flipped)
 
 
 class Counter(nn.Module):
@@ -187,7 +173,6 @@ def main() -> None:
         wait_at_gate(gates, step.number, run.rank)
         starve_if_asked(gates, run.rank)
         raise_if_asked(step.number, run.rank)
-        flip_if_asked(step.number, run.rank, model[0].weight)
         if settings.form == "mean":
 
             def loss(batch: elastic.Batch, number: int = step.number) -> Tensor:
