@@ -150,6 +150,15 @@ class SettingsIgnored(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped(Event):
+    """The recipe ended the run after `step`, of the `steps` that it would have had."""
+
+    step: int
+    reason: str
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStep(Event):
     """Rank 0 finished a step that no generation had finished before, the first of its own."""
 

@@ -8,6 +8,7 @@ import sys
 
 from elastic.agent.actions import AgentParts
 from elastic.agent.agent import NodeAgent
+from elastic.agent.finished_run import read_stop
 from elastic.checkpoint.record import CommitRecord
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS
@@ -33,16 +34,23 @@ def report_exit(agent: NodeAgent, parts: AgentParts) -> int:
 
 
 def _complete(parts: AgentParts, last: CommitRecord | None) -> int:
-    run = parts.settings.run
+    settings, run = parts.settings, parts.settings.run
     started = logged_event.last(read_events(run.events), RunStarted)
     if started is None or last is None:
-        print(f"complete; logs are in {run.logs}")
+        what = "complete"
+        if settings.imports_library and started is None and last is None:
+            what += (
+                ": the recipe ended without training a step, since it took none from run.steps(data, state)"
+            )
+        print(f"{what}; logs are in {run.logs}")
         return EXIT_COMPLETE
+    stopped = read_stop(settings)
     if parts.group.is_first:
-        parts.log.record(RunFinished(steps=last.step, epochs=started.event.epochs, digest=last.digest))
-    print(
-        f"complete: {last.step} steps, digest {last.digest[:16]}; elastic-train report {run.url} shows how it went"
-    )
+        length = started.event
+        epochs = length.epochs if stopped is None else last.step * length.epochs // length.steps
+        parts.log.record(RunFinished(steps=last.step, epochs=epochs, digest=last.digest))
+    what = f"complete: {last.step} steps" if stopped is None else str(stopped)
+    print(printable(f"{what}, digest {last.digest[:16]}; elastic-train report {run.url} shows how it went"))
     return EXIT_COMPLETE
 
 

@@ -19,6 +19,7 @@ from elastic.agent.agent import NodeAgent
 from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import FinalCheckpoint
+from elastic.agent.finished_run import finished_text, has_trained_nothing
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.hang_detector import HangDetector
 from elastic.agent.hangs.watchdog import Watchdog
@@ -47,6 +48,7 @@ from elastic.storage.remote import open_store
 from elastic.system.addresses import new_node_id
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
+from elastic.system.untrusted import printable
 from elastic.uploader.client import STOP_S, UploaderProcess
 from elastic.uploader.fence import Mirror
 from elastic.uploader.protocol import UploaderConfig
@@ -102,10 +104,8 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         every_s = options.keep_alive_s / PROBES_PER_KEEP_ALIVE
         probes = stack.enter_context(closing(Probes(settings.node, host.address, every_s, _CLOCK)))
         rendezvous = _rendezvous(settings, backend, min_generation, host, probes, console)
-        if rendezvous.reopen(is_new=settings.is_new).ended is not None:
-            print(
-                f"the run in {run.url} is finished; elastic-train report {run.url} shows it, --fresh sets it aside and begins a new one"
-            )
+        if rendezvous.reopen(is_new=settings.is_new or has_trained_nothing(settings)).ended is not None:
+            print(printable(finished_text(settings)))
             return EXIT_COMPLETE
         mirror = settings.scratch / "generation"
         fence = settings.rendezvous.fence(mirror)

@@ -113,12 +113,14 @@ class Divergence:
 class Report:
     """The fields are the keys of `report --json`, in this order.
 
-    goodput: the share of the run's time that went into steps that count, 0 to 1; None before the
-    first generation. snapshots: what `--snapshot-every auto` chose last; None if it chose nothing.
-    lineage: the states of other runs that this one descends from, oldest first.
+    stopped: where the recipe ended the run before its last step, if it did. goodput: the share of
+    the run's time that went into steps that count, 0 to 1; None before the first generation.
+    snapshots: what `--snapshot-every auto` chose last; None if it chose nothing. lineage: the
+    states of other runs that this one descends from, oldest first.
     """
 
     finished: bool
+    stopped: kinds.Stopped | None
     steps: int
     epochs: int
     final_digest: str | None
@@ -145,6 +147,7 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
     steps = lines[-1].step if lines else 0
     return Report(
         finished=finished is not None,
+        stopped=stopped_early(events),
         steps=finished.event.steps if finished else steps,
         epochs=finished.event.epochs if finished else _epochs_done(steps, started),
         final_digest=finished.event.digest if finished else None,
@@ -183,6 +186,13 @@ def _divergences(events: Events) -> list[Divergence]:
         if each.event.step not in judged
     ]
     return found
+
+
+def stopped_early(events: Events) -> kinds.Stopped | None:
+    """Where the recipe ended the run, if the run ended there."""
+    finished, stopped = last(events, kinds.RunFinished), last(events, kinds.Stopped)
+    ended_there = finished and stopped and finished.event.steps == stopped.event.step
+    return stopped.event if stopped and ended_there else None
 
 
 def _epochs_done(steps: int, started: LoggedEvent[kinds.RunStarted] | None) -> int:

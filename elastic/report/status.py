@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, in_generation, last, of_kind
 from elastic.observe.step_line import StepLine
+from elastic.report.report import stopped_early
 
 ALIVE_WITHIN_S = 10.0
 
@@ -34,7 +35,8 @@ class Status:
     state: `finished`; `running` while an agent is alive; else what became of the newest generation:
     `failed`, `drained` (an agent left it as planned, and saved what it could) or `interrupted` (its
     agents died without a last event: a power cut, a SIGKILL). The same command resumes a run that
-    is drained or interrupted. steps: None until the recipe has said how long the run is.
+    is drained or interrupted. steps: None until the recipe has said how long the run is. stopped:
+    where the recipe ended a finished run early.
     """
 
     state: str
@@ -44,6 +46,7 @@ class Status:
     world_size: int
     workers: list[Worker]
     last_checkpoint: LastCheckpoint | None
+    stopped: kinds.Stopped | None = None
 
 
 def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, float], now: float) -> Status:
@@ -57,17 +60,19 @@ def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, fl
         for each in events[::-1]
         if isinstance(each.event, kinds.RunStarted | kinds.RunFinished)
     )
+    stopped = stopped_early(events)
     running = start if state == "running" else None
     return Status(
         state=state,
         step=newest.step if newest else 0,
-        steps=next(lengths, None),
+        steps=next(lengths, None) if stopped is None else stopped.steps,
         generation=start.generation if start else 0,
         world_size=running.event.world_size if running else 0,
         workers=_workers(in_generation(events, running.generation)) if running else [],
         last_checkpoint=LastCheckpoint(step=saved.event.step, age_s=max(0.0, now - saved.time))
         if saved
         else None,
+        stopped=stopped,
     )
 
 

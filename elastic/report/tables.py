@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elastic.config.parent import Ancestor
-from elastic.events import SnapshotInterval
+from elastic.events import SnapshotInterval, Stopped
 from elastic.report.diff import ComparedRun, Difference
 from elastic.report.report import GenerationSummary, Report
 from elastic.report.status import Status
@@ -47,7 +47,7 @@ def status_tables(name: str, status: Status) -> RenderableType:
     facts = _facts(
         name,
         {
-            "state": status.state,
+            "state": _ended(status.state, status.stopped),
             "step": f"{status.step} of {status.steps or 'an unknown number'}",
             "generation": f"{status.generation}, "
             + (f"world size {status.world_size}" if status.workers else "no workers"),
@@ -81,7 +81,7 @@ def _compared(name: str, run: ComparedRun) -> str:
 def _report_facts(report: Report) -> dict[str, str]:
     step_time, checkpoints = report.step_time_s, report.checkpoints
     return {
-        "finished": "yes" if report.finished else "no",
+        "finished": _ended("yes" if report.finished else "no", report.stopped),
         "steps": str(report.steps),
         "epochs": f"{report.epochs} complete",
         "lost steps": str(report.lost_steps),
@@ -98,6 +98,12 @@ def _lineage(lineage: list[Ancestor]) -> dict[str, str]:
     """One line for each state that the run descends from, the oldest first."""
     states = [f"step {each.step} of run {each.run_id} (digest {each.digest[:16]})" for each in lineage]
     return {"begins from": "\n".join(states)} if states else {}
+
+
+def _ended(how: str, stopped: Stopped | None) -> str:
+    if stopped is None:
+        return how
+    return f"{how}, stopped by the recipe after step {stopped.step} of {stopped.steps} ({stopped.reason})"
 
 
 def _snapshots(chosen: SnapshotInterval | None) -> str:

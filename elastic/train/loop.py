@@ -6,6 +6,10 @@ control page, the offer to the uploader. A drain ends the process with the inter
 once the state of its last step is in the agent's memory, or half a minute has brought no room for
 it there. It does not commit that state: the agent does, if the run ends there. (Without an agent
 the loop commits it.)
+
+The run ends after its last step, or after an earlier one where the recipe leaves the loop (`leave`,
+called from outside) or asks for its end (`stop`). A step that the recipe leaves counts once its
+gradients were computed, with the state as it is then; a step that it leaves before has not begun.
 """
 
 import hashlib
@@ -16,11 +20,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from elastic.checkpoint.stop_record import StopRecord
 from elastic.data.loader import Loader
 from elastic.data.record import check_ranks, check_resume, record_of
 from elastic.divergence import Divergence
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, StoreFailed, UsageError
-from elastic.events import Drained, FirstStep, Restored, RunStarted, SettingsIgnored
+from elastic.events import Drained, FirstStep, Restored, RunStarted, SettingsIgnored, Stopped
 from elastic.faults.inject import WorkerFaults
 from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
@@ -29,6 +34,7 @@ from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.snapshot.image import LiveChecksum
 from elastic.snapshot.slots import SnapshotInfo
+from elastic.storage.store import Store
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
 from elastic.system.phase import Phase
@@ -40,24 +46,28 @@ from elastic.train.buffers import Buffers
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.consistency import Comparison
 from elastic.train.contract import Contract
+from elastic.train.early_end import check_unchanged, write_down
+from elastic.train.leaving import StepPlace, agree
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import Restorer, ResumePoint
 from elastic.train.schedule import ComparisonSchedule, SnapshotSchedule
 from elastic.train.shard_outputs import AgreedForms
 from elastic.train.snapshotting import PublishedSnapshot, Snapshotting, layout_of
-from elastic.train.state import State
+from elastic.train.state import State, checksum_of
 from elastic.train.step import Requests, Step, StepOutcome, StepParts
 from elastic.train.trace import StateTrace
 from elastic.train.whole_batch import FirstGradientCheck
 from elastic.worker.heartbeat import HeartbeatSender
 
 FINAL_TRIES = 3
+REASON_LIMIT = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank0Output:
-    """What rank 0 alone writes, and decides for all ranks."""
+    """What rank 0 alone writes, and decides for all ranks. store: of the run directory."""
 
+    store: Store
     log: EventLog
     checkpointing: Checkpointing
     schedule: SnapshotSchedule
@@ -71,9 +81,10 @@ class Loop:
 
     output: on rank 0 alone. metrics: on rank 0, and where nodes share no folder a copy on each
     other node. snapshotting: on one worker of each node. faults: None without a plan.
-    commits_drains: this process commits a drained state itself, since it has no agent. trace: where
-    `elastic-train check` tries the recipe, else None. digest: of the checkpoint of the last step,
-    once it is committed.
+    commits_drains: this process commits a drained state itself, since it has no agent. run_id: of
+    the run. stopped: where the recipe ended the run early, if it did. trace: where `elastic-train
+    check` tries the recipe, else None. digest: of the checkpoint of the last step, once it is
+    committed.
     """
 
     loader: Loader
@@ -92,6 +103,8 @@ class Loop:
     snapshotting: Snapshotting | None
     faults: WorkerFaults | None
     commits_drains: bool
+    run_id: str
+    stopped: StopRecord | None = None
     trace: StateTrace | None = None
     digest: str = ""
     _agreement: Agreement = field(init=False)
@@ -99,24 +112,28 @@ class Loop:
     _data: tuple[int, str] = (-1, "")  # an epoch, and what stands beside a state of it
     _started_s: float = 0.0
     _first_new: int = 0  # the first step that no generation has trained before; rank 0 knows it
+    _parts: StepParts | None = None
+    _open: Step | None = None  # the step whose body the recipe runs
+    _passed: int = 0  # the last step whose body is over
+    _last: tuple[SnapshotInfo, PublishedSnapshot | None] | None = None  # of that step, if it is new
+    _resumed: ResumePoint | None = None
+    _stop_reason: str | None = None
 
     def run(self) -> Iterator[Step]:
         """The steps that are left.
 
         Raises SystemExit at a drain; StoreFailed when the last state cannot be saved.
         """
-        order = self.loader.order
         refuse.modules(self.state, self.groups.device)
-        resumed = self._resume()
+        resumed = self._resumed = self._resume()
         if resumed.source == "parent":
             self._commit_start()
-        parts = self._step_parts()
+        parts = self._parts = self._step_parts()
         auditor = self._auditor(parts)
         is_audited = self._is_first_audited(resumed.step + 1)
         batches = self.loader.steps(parts.exchange.own_shards, resumed.step + 1)
         self._started_s = self.clock.monotonic()
-        last = None
-        for number in range(resumed.step + 1, order.steps + 1):
+        for number in range(resumed.step + 1, self.last_step + 1):
             if is_audited and self.output is not None:
                 self.output.audits.begin(number)
             watched_by = self._watched_by(number, auditor if is_audited else None, auditor)
@@ -128,21 +145,106 @@ class Loop:
             # Until its first sum the step is the recipe's own code, which may evaluate a model
             # there.
             self.heartbeat.enter(Phase.BETWEEN)
+            self._open = step
             yield step
             if number == resumed.step + 1:  # from here on an optimizer has state
                 self.state.check_savable()
-            last = self._finish(step)
+            if self._stop_reason is not None:
+                self.leave(self._stop_reason)
+                return
+            self._open, self._passed = None, number
+            self._last = self._finish(step)
             is_audited = step.outcome is not None and step.outcome.requests.audit
             if self.trace is not None and self.trace.is_over(number):
                 raise SystemExit(EXIT_COMPLETE)
+        self._close(parts)
+        self._end()
+
+    @property
+    def last_step(self) -> int:
+        """Of the run, as far as it is known."""
+        return self.loader.order.steps if self.stopped is None else self.stopped.step
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the recipe has taken a step and not asked for the next one."""
+        return self._open is not None
+
+    @property
+    def place(self) -> StepPlace:
+        """How far this rank is."""
+        if self._open is not None:
+            return self._open.place
+        return StepPlace(step=self._passed + 1, passes=0, computed=False)
+
+    def checksum(self) -> str:
+        """Of the whole state, as it is now on this rank."""
+        return checksum_of(self.state.flatten()).whole
+
+    def say(self, sentence: str) -> None:
+        """Once, on the console."""
+        if self.output is not None:
+            print(sentence, flush=True)
+
+    def stop(self, reason: str) -> None:
+        """End the run after the step whose body runs. Raises UsageError outside of a body."""
+        if self._open is None:
+            raise UsageError(
+                "expected run.stop(reason) in the body of the loop over run.steps, found it outside"
+            )
+        self._stop_reason = str(reason)[:REASON_LIMIT] or "run.stop"
+
+    def leave(self, reason: str) -> None:
+        """The recipe has left the body of the open step: the run ends here, on all ranks.
+
+        Raises UsageError where ranks left at different places, and what the end of a run raises.
+        """
+        step, order = self._open, self.loader.order
+        assert step is not None
+        assert self._parts is not None
+        self.heartbeat.enter(Phase.AFTER)  # the others may still evaluate something of their own
+        self._close(self._parts)  # before the groups, which a thread uses
+        self.groups = agree(self.groups, step.place)
+        is_done = step.outcome is not None
+        end = step.number if is_done else step.number - 1
+        if not is_done:
+            step.abandon()
+            assert self._resumed is not None
+            check_unchanged(
+                self.state, step.number, self._resumed, None if self._last is None else self._last[1]
+            )
+        self.heartbeat.enter(Phase.SAVE)
+        if end < self.last_step:
+            stopped = StopRecord(
+                run_id=self.run_id, step=end, steps=order.steps, reason=self._stop_reason or reason
+            )
+            write_down(stopped, self.groups, None if self.output is None else self.output.store, self.clock)
+            self.stopped = stopped
+        self._open, self._passed = None, end
+        if is_done:
+            self._last = self._finish(step)
+        elif self._last is not None:  # all ranks vote anew, of which some may have a snapshot
+            self._last = self._begin_to_save(self._last[0])
+        self._end()
+
+    def _close(self, parts: StepParts) -> None:
         parts.gradients.close()
         parts.contract.close()
+
+    def _end(self) -> None:
+        """Commit the state of the last step, if it is not committed."""
+        resumed, last = self._resumed, self._last
+        assert resumed is not None
         self.heartbeat.enter(Phase.SAVE)
+        self.digest = resumed.digest
         if last is None and resumed.source != "checkpoint":  # the last step's state was in memory
-            epoch, _ = order.position(resumed.step)
+            epoch = self.loader.order.position(resumed.step)[0] if resumed.step else 0
             last = self._begin_to_save(self._info(resumed.step, epoch, resumed.line))
         if last is not None:
             self._commit_last(*last)
+        if self.stopped is not None and self.output is not None:
+            ended = self.stopped
+            self.output.log.record(Stopped(step=ended.step, steps=ended.steps, reason=ended.reason))
         self.heartbeat.enter(Phase.AFTER)
 
     def _step_parts(self) -> StepParts:
@@ -202,6 +304,8 @@ class Loop:
         said = "" if resumed.data is None else check_resume(resumed.data, order, resumed.step)
         if said and output is not None:
             print(said)
+        if output is not None and self.stopped is not None and resumed.step >= self.stopped.step:
+            self.say(f"this run was {self.stopped}: no step is left")
         self._chain = resumed.chain
         self.page.set_step(self.groups.local_rank, resumed.step)
         highest = 0 if self.metrics is None else _rewind(self.metrics, resumed)
@@ -242,7 +346,7 @@ class Loop:
         if self.snapshotting is not None:
             self.snapshotting.copy.before_update()
         drain = self.page.drain or (self.trace is not None and self.trace.wants_drain(number))
-        if output is None or number == self.loader.order.steps:
+        if output is None or number == self.last_step:
             return Requests(drain=drain, snapshot=False, save=False, compare=False)
         snapshot, save = output.schedule.is_due(number), output.checkpointing.is_due(number)
         is_due = self.groups.world_size > 1 and output.comparing.is_due(number)
@@ -262,7 +366,7 @@ class Loop:
             # Of an earlier step, if its copy from the GPU ran beside this one.
             self._add_cost(self.snapshotting.finish())
         info = self._record(step, outcome)
-        requests, is_last, published = outcome.requests, step.number == self.loader.order.steps, None
+        requests, is_last, published = outcome.requests, step.number == self.last_step, None
         if is_last or any(requests):
             self.heartbeat.enter(Phase.SAVE)
             ends = requests.drain or is_last
@@ -275,7 +379,7 @@ class Loop:
         self.page.set_step(self.groups.local_rank, step.number)
         if requests.drain and not is_last:
             self._drain(info, published)
-        elif requests.save:
+        elif requests.save and not is_last:
             began_s = self.clock.monotonic()
             self._agree()
             if self.output is not None:

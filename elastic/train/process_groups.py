@@ -19,6 +19,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined] # public by its documentation
 
 from elastic.config.environment import Launch
 from elastic.errors import UsageError
@@ -45,6 +46,7 @@ class ProcessGroups:
     gradients: dist.ProcessGroup | None = None  # for tensors on `device`
     control: dist.ProcessGroup | None = None  # gloo, host memory
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext  # around each wait for other ranks
+    store: Store | None = None  # of the generation; None in plain python
 
     def all_gather(self, value: T) -> list[T]:
         """Every rank's value, in rank order, on every rank. Raises PeerLost.
@@ -86,6 +88,40 @@ class ProcessGroups:
                     dist.broadcast(torch.empty_like(piece) if discards else piece, source, group=self.control)
         return found
 
+    def tell(self, key: str, value: str) -> None:
+        """Write a value down for all ranks of this generation; each finds it once this returns."""
+        if self.store is not None:
+            with peers_may_die("a note in the store"):
+                self.store.set(key, value)
+                self.store.get(key)
+
+    def told(self, key: str) -> str | None:
+        """What a rank wrote down, or None. It does not wait, and an error is no answer."""
+        try:
+            has_it = self.store is not None and self.store.check([key])
+            return self.store.get(key).decode() if self.store is not None and has_it else None
+        except RuntimeError:
+            return None
+
+    def reopened(self, name: str) -> "ProcessGroups":
+        """The same ranks in fresh groups, once all of them have asked for it by this name.
+
+        The old groups are closed at once, which ends the waits of other ranks in them. Raises
+        PeerLost.
+        """
+        if self.store is None:
+            return self
+        self.close()
+        gradients = None
+        with self.waiting(), peers_may_die("the opening of fresh groups"):
+            store = PrefixStore(name, self.store)
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+            if self.gradients is not None:
+                nccl = dist.new_group(backend="nccl")
+                assert isinstance(nccl, dist.ProcessGroup)
+                gradients = nccl
+        return replace(self, gradients=gradients)
+
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -115,7 +151,11 @@ def open_process_groups(launch: Launch, backend: str | None) -> ProcessGroups:
     with peers_may_die("the opening of the group"):
         dist.init_process_group("gloo")
         groups = ProcessGroups(
-            rank=launch.rank, world_size=launch.world_size, local_rank=launch.local_rank, device=device
+            rank=launch.rank,
+            world_size=launch.world_size,
+            local_rank=launch.local_rank,
+            device=device,
+            store=dist.distributed_c10d._get_default_store(),  # noqa: SLF001
         )
         own_gpu = device.type == "cuda" and launch.local_world_size <= torch.cuda.device_count()
         if backend == "gloo" or (backend is None and not all(groups.all_gather(own_gpu))):

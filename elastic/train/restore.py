@@ -70,6 +70,7 @@ class ResumePoint:
     node's), checkpoint, parent (the state of another run), or none. line: the step's line of the
     metrics, if a snapshot kept it. data: what it was trained on, None where earlier code saved it.
     divergence: the difference between ranks because of which steps are done again.
+    digest: of the checkpoint, if it was one. checksum: of the whole state, as the objects have it.
     """
 
     step: int
@@ -78,6 +79,8 @@ class ResumePoint:
     line: StepLine | None = None
     data: DataRecord | None = None
     divergence: Divergence | None = None
+    digest: str = ""
+    checksum: str = ""
 
 
 class LocalSnapshots:
@@ -204,7 +207,7 @@ class Restorer:
         built = checksum_of(state.flatten())
         self.comparison.check_same_state(built, "before step 1", step=0, known=known)
         self.local.discard_newer(0)
-        return ResumePoint(step=0, chain=chain, source=source, divergence=known)
+        return ResumePoint(step=0, chain=chain, source=source, divergence=known, checksum=built.whole)
 
     def _available(self) -> AvailableStates:
         for problem in self.local.problems:
@@ -260,7 +263,14 @@ class Restorer:
         from_memory = "snapshot" if len(candidate.ranks) == groups.world_size else "peer"
         source = "checkpoint" if candidate.is_stored else from_memory
         return ResumePoint(
-            step=candidate.step, chain=chain, source=source, line=line, data=trained_on, divergence=known
+            step=candidate.step,
+            chain=chain,
+            source=source,
+            line=line,
+            data=trained_on,
+            divergence=known,
+            digest="" if candidate.record is None else candidate.record.digest,
+            checksum=found.whole,
         )
 
     def _own_copy(self, candidate: Candidate) -> tuple[Tensor | None, str]:

@@ -7,7 +7,6 @@ writes. It does not decide when to stop or what to save: the loop does.
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from elastic.checkpoint import stop_record
+from elastic.checkpoint.stop_record import StopRecord
 from elastic.config.durations import Every
 from elastic.config.environment import AgentLink, CheckRequest
 from elastic.config.identity import Identity
@@ -33,7 +34,8 @@ from elastic.observe.metrics import Metrics
 from elastic.snapshot.copy_to_slot import DeviceCopy, HostCopy
 from elastic.snapshot.slots import SnapshotSlots
 from elastic.storage.remote import open_store
-from elastic.system.clock import SystemClock
+from elastic.storage.store import Store
+from elastic.system.clock import Clock, SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.train import refuse
 from elastic.train.audit_schedule import AuditSchedule
@@ -43,6 +45,7 @@ from elastic.train.evaluation import Evaluation
 from elastic.train.flip import flip
 from elastic.train.inherit import Inheritance
 from elastic.train.loop import Loop, Rank0Output
+from elastic.train.loop_end import LoopEnd
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import LocalSnapshots, Restorer
 from elastic.train.schedule import ComparisonSchedule, SnapshotSchedule
@@ -51,7 +54,14 @@ from elastic.train.state import State
 from elastic.train.step import Step
 from elastic.train.trace import StateTrace
 from elastic.uploader.client import UploaderClient
+from elastic.worker import script_end
 from elastic.worker.heartbeat import HeartbeatSender
+
+_SECOND_LOOP = (
+    "run.steps was called a second time, and a run is one loop over one Data and one State: a second loop would begin with the"
+    " steps and the state of the first. Make a recipe of each phase, and begin the second from the state of the first:"
+    " elastic-train SECOND_RECIPE --from {run} --run-dir NEW"
+)
 
 
 class Run:
@@ -78,6 +88,7 @@ class Run:
         self._parent = ours.parent  # of the first loop; a later one goes on with what that has trained
         self._log = log
         self._check = check
+        self._loop_end: LoopEnd | None = None
         self._dir = RunDir.parse(link.run_dir)
         self._page = ControlPage.open(link.control_page)
         self._heartbeat = HeartbeatSender(self._page, groups.local_rank)
@@ -141,16 +152,29 @@ class Run:
                 + ("; elastic.State(**that_dict) makes one of it" if isinstance(state, dict) else "")
             )
         refuse.threads(self._identity.threads)
+        if self._loop_end is not None:
+            raise UsageError(_SECOND_LOOP.format(run=self._dir.url))
         self._state = state
         # It connects at the first offer, which is rank 0's.
-        with closing(UploaderClient(self._link.uploader)) as uploader:
-            loop = self._loop(uploader, data.loader, state)
-            yield from loop.run()
-        if self.is_first and self._is_alone:
-            # With an agent, the agent records it once the recipe has ended well.
-            order = data.loader.order
-            self._log.record(RunFinished(steps=order.steps, epochs=order.epochs, digest=loop.digest))
-        random_streams.enter(self._identity.seed, "after")
+        uploader = UploaderClient(self._link.uploader)
+        loop = self._loop(uploader, data.loader, state)
+        self._loop_end = LoopEnd(loop, partial(self._ended, loop, uploader))
+        script_end.add(self._loop_end)
+        return self._loop_end.steps()
+
+    def stop(self, reason: str) -> None:
+        """End the run after this step, on purpose. Every rank calls it in the same step.
+
+        Call it in the body of the loop, before or after the optimizer: the body is finished, and
+        the loop ends before the next step. The state of this step is committed, and the run is
+        finished: the same command trains nothing more. `break` says the same without a reason.
+        Raises UsageError outside of the loop's body, and where not all ranks call it.
+        """
+        if self._loop_end is None:
+            raise UsageError(
+                "expected run.stop(reason) in the body of the loop over run.steps, found it before"
+            )
+        self._loop_end.stop(reason)
 
     def evaluate(
         self,
@@ -178,6 +202,7 @@ class Run:
         UsageError inside the function of a step's sum, and for values that cannot be added. Each
         rank loads one batch a second time: RecipeNotExact where its samples are then other ones.
         """
+        self._settle()
         samples, size = check_dataset(dataset, "run.evaluate"), self._identity.global_batch
         size = size // self._identity.shards if batch_size is None else batch_size
         if samples < 1 or size < 1:
@@ -207,6 +232,7 @@ class Run:
         For metrics, and not for anything that reaches the state: it depends on the world size.
         `evaluate` does not.
         """
+        self._settle()
         values = self._groups.all_gather(float(value))
         return float(sum(values) / len(values))
 
@@ -228,6 +254,23 @@ class Run:
         path = self._dir.local / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
+
+    def _settle(self) -> None:
+        """Before ranks meet outside of a step: they must all have left the loop, or none."""
+        if self._loop_end is not None:
+            self._loop_end.settle()
+
+    def _ended(self, loop: Loop, uploader: UploaderClient) -> None:
+        """The last state is committed: what the recipe does now is no step."""
+        uploader.close()
+        if self.is_first and self._is_alone:
+            # With an agent, the agent records and says it once the recipe has ended well.
+            steps, order = loop.last_step, loop.loader.order
+            epochs = order.epochs if loop.stopped is None else order.position(steps + 1)[0]
+            self._log.record(RunFinished(steps=steps, epochs=epochs, digest=loop.digest))
+            if loop.stopped is not None:
+                print(f"{loop.stopped}: digest {loop.digest[:16]}", flush=True)
+        random_streams.enter(self._identity.seed, "after")
 
     def _loop(self, uploader: UploaderClient, loader: Loader, state: State) -> Loop:
         clock, link, is_first_of_node = SystemClock(), self._link, self._groups.local_rank == 0
@@ -258,7 +301,9 @@ class Run:
             if parent is None
             else Inheritance(parent=parent, run_store=open_store(self._dir.url)),
         )
+        store = open_store(self._dir.url)
         output = Rank0Output(
+            store=store,
             log=self._log,
             checkpointing=Checkpointing(uploader, Every.parse(link.save_every), clock),
             schedule=SnapshotSchedule(Every.parse(link.snapshot_every)),
@@ -291,8 +336,16 @@ class Run:
             snapshotting=Snapshotting(slots.of_size, copy(), clock) if takes_snapshots else None,
             faults=faults,
             commits_drains=self._is_alone,
+            run_id=self._identity.run_id,
+            stopped=self._read_stop(store, clock),
             trace=trace,
         )
+
+    def _read_stop(self, store: Store, clock: Clock) -> StopRecord | None:
+        """Rank 0 reads it for all ranks."""
+        found = stop_record.read(store, self._identity.run_id, clock) if self.is_first else None
+        text = self._groups.from_rank0("" if found is None else found.to_json().decode())
+        return stop_record.parse(text.encode()) if text else None
 
     @property
     def _is_alone(self) -> bool:

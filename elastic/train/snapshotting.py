@@ -73,6 +73,15 @@ class PublishedSnapshot:
     snapshot: Snapshot
     cost_s: float
 
+    @property
+    def body(self) -> memoryview:
+        return self.slots.body(self.snapshot.slot)[: self.snapshot.size_bytes]
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its slot still holds it."""
+        return self.slots.is_whole(self.snapshot.slot, self.snapshot.seq)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pending:

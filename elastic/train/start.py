@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 import torch
 
@@ -32,7 +33,7 @@ from elastic.train import refuse
 from elastic.train.process_groups import ProcessGroups, open_process_groups
 from elastic.train.run import Run
 from elastic.train.standalone import link_without_agent, run_without_agent
-from elastic.worker import import_watch
+from elastic.worker import import_watch, script_end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,8 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
         # Before the interpreter finalizes, which gloo's threads would not survive. An agent's
         # workers end by os._exit, without finalization.
         atexit.register(groups.close)
+        script_end.watch_exit_codes()
+        script_end.fail_with(_fail)
     ours = replace(ours, parent=_parent(launch, groups, ours))
     link = launch.agent or link_without_agent(launch, groups, ours)
     _claim_run_dir(groups, ours, link.run_dir)
@@ -87,11 +90,30 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     log.generation = link.generation
     random_streams.enter(seed, "start")
     refuse.wrappers()
+    if launch.agent is None:
+        atexit.register(_end_script)  # runs before what was registered above, which it needs
     return Run(groups, link, ours, log, launch.check)
+
+
+def _end_script() -> None:
+    """Without an agent: as a worker of an agent does after the script's last line."""
+    if script_end.has_failed():
+        return
+    try:
+        script_end.reached()
+    except BaseException as error:  # an exit function's exception would not change the exit code
+        _fail(error)
+
+
+def _fail(error: BaseException) -> NoReturn:
+    _explain(type(error), error, error.__traceback__)
+    sys.stdout.flush()
+    os._exit(EXIT_FAILED)
 
 
 def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Without an agent, this library's errors end the process with their message and exit code."""
+    error = script_end.explain(error)
     if not isinstance(error, ElasticError):
         sys.__excepthook__(kind, error, trace)
         return

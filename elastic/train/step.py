@@ -28,6 +28,7 @@ from elastic.train.agreement import Agreement
 from elastic.train.audit import Auditor, Call, StepAudit
 from elastic.train.buffers import Buffers, Contents
 from elastic.train.contract import Contract
+from elastic.train.leaving import StepPlace
 from elastic.train.shard_outputs import INTEGERS, AgreedForms, check_loss, check_summand, described
 from elastic.train.whole_batch import FirstGradientCheck, WholeBatchGradient
 from elastic.worker.heartbeat import HeartbeatSender
@@ -119,6 +120,11 @@ class Step:
     def ends_epoch(self) -> bool:
         """Whether this is the last step of its epoch, or of the run."""
         return self._parts.order.ends_epoch(self.number)
+
+    @property
+    def place(self) -> StepPlace:
+        """How far this rank is in the step."""
+        return StepPlace(step=self.number, passes=self._passes, computed=self.outcome is not None)
 
     @property
     def fraction(self) -> float:
@@ -245,6 +251,11 @@ class Step:
         outcome = self._finish(None, losses)
         self._parts.contract.end_computation(gradients.parameters, outcome.gradient_norms)
         return outcome.loss
+
+    def abandon(self) -> None:
+        """The recipe left the step before its gradients: the buffers are as it found them."""
+        if self._passes:
+            self._parts.buffers.load()
 
     def _forward(
         self, function: Callable[[Batch], Tensor], check: Callable[[Any], Tensor]

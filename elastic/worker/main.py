@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from elastic.config import environment
-from elastic.config.environment import AgentLink
+from elastic.config.environment import AgentLink, Launch
 from elastic.errors import (
     EXIT_COMPLETE,
     EXIT_FAILED,
@@ -44,7 +44,7 @@ from elastic.system import global_random
 from elastic.system.clock import SystemClock
 from elastic.system.processes import die_with_parent
 from elastic.system.worker_error import WorkerError, write_error
-from elastic.worker import import_watch
+from elastic.worker import import_watch, script_end
 from elastic.worker.import_watch import ImportWatch
 
 
@@ -84,8 +84,9 @@ def run_recipe(
     if brought is not None:
         as_started = [recipe, *arguments], str(Path.cwd()), environment.variables()
         ImportWatch(brought, partial(begin_again, *as_started)).start()
+    script_end.fail_with(partial(end_failed, launch))
     try:
-        runpy.run_path(recipe, run_name="__main__")
+        run_script(recipe)
         exit_cleanly(EXIT_COMPLETE)
     except SystemExit as stop:
         if stop.code not in (None, 0):
@@ -96,15 +97,31 @@ def run_recipe(
     # The edge of the process: without this the agent would find no error file after a recipe's
     # exception, and threads that wait for a dead peer would keep this process from exiting.
     except BaseException as error:
-        report_error(launch.agent, launch.rank, error)
-        match error:
-            case UsageError() | NothingLoads() | StatesDiffer() | RecipeNotExact():
-                last_words = f"error: {error}"
-            case PeerLost():
-                last_words = f"{error}\nthis worker is a victim; the agent begins a new generation"
-            case _:
-                last_words = traceback_of(error)
-        exit_now(error.exit_code if isinstance(error, ElasticError) else EXIT_FAILED, last_words)
+        end_failed(launch, error)
+
+
+def end_failed(launch: Launch, raised: BaseException) -> NoReturn:
+    """End this process with what failed."""
+    error = script_end.explain(raised)
+    report_error(launch.agent, launch.rank, error)
+    match error:
+        case UsageError() | NothingLoads() | StatesDiffer() | RecipeNotExact():
+            last_words = f"error: {error}"
+        case PeerLost():
+            last_words = f"{error}\nthis worker is a victim; the agent begins a new generation"
+        case _:
+            last_words = traceback_of(error)
+    exit_now(error.exit_code if isinstance(error, ElasticError) else EXIT_FAILED, last_words)
+
+
+def run_script(recipe: str) -> None:
+    """Returns when the script and what it began have ended well."""
+    try:
+        runpy.run_path(recipe, run_name="__main__")
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            raise
+    script_end.reached()
 
 
 class _Log(io.FileIO):

@@ -435,6 +435,15 @@ def undisturbed_sum(once: Callable[..., Path], fork_server: ForkServerClient) ->
     )
 
 
+@pytest.fixture(scope="session")
+def nine(once: Callable[..., Path], fork_server: ForkServerClient) -> str:
+    """The digest of a run of nine steps that the recipe of leaving.py does not leave."""
+    options: Any = {"recipe": RECIPES / "leaving.py", "arguments": ("nine", "9")}
+    folder = once("nine", lambda folder: _train(folder, fork_server, **options))
+    (finished,) = (e for e in run_records.events(folder / "run" / "events") if e["event"] == "run_finished")
+    return str(finished["digest"])
+
+
 @pytest.fixture
 def copy_run(drill: Drill) -> Callable[[Path], None]:
     """Put a copy of a run where the drill's is, times of change included."""

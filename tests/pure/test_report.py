@@ -220,6 +220,7 @@ def test_audits_are_counted_by_the_steps_that_count_and_by_their_failures():
 def test_the_report_of_a_run_without_events_has_every_key():
     assert summarise([], []) == {
         "finished": False,
+        "stopped": None,
         "steps": 0,
         "epochs": 0,
         "final_digest": None,

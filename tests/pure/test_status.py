@@ -6,6 +6,7 @@ import pytest
 from logged import logged
 
 from elastic.observe.step_line import StepLine
+from elastic.report.report import summarise
 from elastic.report.status import status as status_of
 
 NOW = 1000.0
@@ -36,6 +37,7 @@ def test_a_live_run_shows_its_step_workers_and_newest_checkpoint():
         "world_size": 2,
         "workers": [{"rank": 0, "node": "n1", "pid": 10}, {"rank": 1, "node": "n2", "pid": 11}],
         "last_checkpoint": {"step": 100, "age_s": 50.0},
+        "stopped": None,
     }
 
 
@@ -119,4 +121,19 @@ def test_a_run_before_its_first_generation_has_every_key():
         "world_size": 0,
         "workers": [],
         "last_checkpoint": None,
+        "stopped": None,
     }
+
+
+def test_a_run_that_its_recipe_ended_early_is_finished_and_says_where():
+    """Also the report; and an end that was taken back (its step is not the last one) is none."""
+    end = logged("stopped", 989.0, step=9, steps=560, reason="enough")
+    finished = logged("run_finished", 990.0, steps=9, epochs=0, digest="d")
+    found = status([*START, end, finished], StepLine(step=9), {}, NOW)
+    assert (found["state"], found["step"], found["steps"]) == ("finished", 9, 560)
+    assert found["stopped"] == {"step": 9, "steps": 560, "reason": "enough"}
+    assert asdict(summarise([*START, end, finished], []))["stopped"] == found["stopped"]
+
+    later = logged("run_finished", 995.0, steps=560, epochs=8, digest="d")
+    assert status([*START, end, later], StepLine(step=560), {}, NOW)["stopped"] is None
+    assert status([*START, end], StepLine(step=9), {}, NOW)["stopped"] is None

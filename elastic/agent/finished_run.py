@@ -1,0 +1,63 @@
+"""A command on a run that has ended well trains nothing, and says how to go on from it.
+
+It reads what the run directory says, and changes nothing. How many steps the recipe asks for now is
+not known here: only its workers find out, and none is started.
+"""
+
+from contextlib import suppress
+
+from elastic.agent.settings import Settings
+from elastic.checkpoint import stop_record
+from elastic.checkpoint.catalog import list_commits
+from elastic.checkpoint.stop_record import StopRecord
+from elastic.config import identity
+from elastic.errors import ElasticError
+from elastic.events import RunFinished, RunStarted
+from elastic.observe import logged_event
+from elastic.observe.log import read_events
+from elastic.storage.remote import open_store
+from elastic.storage.store import read_small
+from elastic.system.clock import SystemClock
+
+
+def read_stop(settings: Settings) -> StopRecord | None:
+    """Where the recipe ended this run early; None if it did not, or if the storage does not say."""
+    with suppress(ElasticError):
+        return stop_record.read(open_store(settings.run.url), settings.run_id, SystemClock())
+    return None
+
+
+def has_trained_nothing(settings: Settings) -> bool:
+    """Whether a recipe with this library ended well and took no step: the same command runs again.
+
+    A run in an object store counts as trained: the events of its nodes may be elsewhere.
+    """
+    run = settings.run
+    if run.is_remote or not settings.imports_library:
+        return False
+    with suppress(ElasticError):
+        records, damages = list_commits(open_store(run.checkpoints_url), SystemClock())
+        return not records and not damages and logged_event.last(read_events(run.events), RunStarted) is None
+    return False
+
+
+def finished_text(settings: Settings) -> str:
+    run, recipe, stopped = settings.run, settings.options.recipe, read_stop(settings)
+    finished = logged_event.last(read_events(run.events), RunFinished)
+    how = "finished" if finished is None else f"finished: {finished.event.steps} steps"
+    if stopped is not None:
+        how = f"finished: it was {stopped}"
+    if _is_edited(settings):
+        how += f"; {recipe} was edited since it began"
+    return (
+        f"the run in {run.url} is {how}; elastic-train report {run.url} shows it. Nothing was trained. For more steps or other settings"
+        f" begin a run from its state: elastic-train {recipe} --from {run.url} --run-dir NEW; --fresh sets it aside and begins a new one"
+    )
+
+
+def _is_edited(settings: Settings) -> bool:
+    with suppress(ElasticError):
+        there = read_small(open_store(settings.run.url), identity.NAME, SystemClock())
+        if there is not None and settings.declared is not None:
+            return identity.parse(there).recipe_sha256 != settings.declared.recipe_sha256
+    return False

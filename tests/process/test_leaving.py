@@ -1,0 +1,175 @@
+"""A recipe that leaves its loop early ends the run there, with the state of that step."""
+
+import shutil
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+LEFT = "stopped by the recipe after step 9 of 18 (the recipe left the loop)"
+
+
+@pytest.fixture
+def leave(recipes):
+    """Start the recipe in a drill: how it leaves, at which step, and options of the command."""
+
+    def start(drill, how, *options, step="9", env=None, rank=()):
+        return drill.start(*options, recipe=recipes / "leaving.py", arguments=(how, step, *rank), env=env)
+
+    return start
+
+
+def digest(drill):
+    """Of the finished run; it is the same each time that the end is recorded."""
+    (found,) = set(drill.values("run_finished", "digest"))
+    return found[0]
+
+
+def test_every_way_out_of_the_loop_ends_with_the_state_of_that_step(drills, tmp_path, leave, nine):
+    """At one and two workers, with saves at other steps than the last one.
+
+    After the loop the recipe changes its weights, as one does that loads its best ones.
+    """
+    ways = [
+        ("break", "1", "1steps"),
+        ("break", "2", "3steps"),
+        ("return", "1", "auto"),
+        ("stop", "2", "auto"),
+        ("exit", "2", "4steps"),
+        ("catch", "1", "4steps"),
+        ("held", "1", "auto"),
+    ]
+    started = []
+    for number, (how, workers, every) in enumerate(ways):
+        drill = drills(tmp_path / str(number))
+        agent = leave(drill, how, "--nproc-per-node", workers, "--save-every", every)
+        started.append((how, drill, agent))
+    for how, drill, agent in started:
+        agent.ends_with(0)
+        assert digest(drill) == nine, how
+        reason = "enough" if how == "stop" else "the recipe left the loop"
+        assert drill.values("stopped", "step", "steps", "reason") == [(9, 18, reason)]
+        assert f"stopped by the recipe after step 9 of 18 ({reason})" in agent.output.splitlines()[-1]
+        report = drill.inspects("report", drill.run.url)[1]
+        assert (report["finished"], report["steps"], report["final_digest"]) == (True, 9, nine)
+        assert report["stopped"] == {"step": 9, "steps": 18, "reason": reason}
+        status = drill.inspects("status", drill.run.url)[1]
+        assert (status["state"], status["step"], status["steps"]) == ("finished", 9, 18)
+        assert drill.last_step == 9
+
+
+def test_a_stopped_run_trains_nothing_more_and_says_so(drill, leave, nine):
+    """The same command again; then without its rendezvous folder, so that no agent remembers the
+    end. The recipe would leave at step 12 now: it decides by something that is not in its state.
+    """
+    leave(drill, "break").ends_with(0)
+    again = leave(drill, "break")
+    again.ends_with(0)
+    assert f"is finished: it was {LEFT}" in again.output
+    assert "--from" in again.output
+    shutil.rmtree(drill.run.rendezvous)
+    later = leave(drill, "break", env={"LEAVING_STEP": "12"})
+    later.ends_with(0)
+    assert f"this run was {LEFT}: no step is left" in later.output
+    assert LEFT in later.output.splitlines()[-1]
+    assert digest(drill) == nine
+    assert drill.last_step == 9
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_run_that_is_killed_around_its_early_end_ends_the_same(drill, leave, nine, workers, tmp_path):
+    """In step 7, in the step that it leaves, and after the loop, when its end is written down; each
+    step is kept in memory. The next generation would leave at step 12.
+    """
+    plan = "step 7 rank 0: kill; step 9 rank 0 optimizer: kill"
+    env = {"LEAVING_KILL": str(tmp_path / "killed")}
+    options = ("--nproc-per-node", workers, "--snapshot-every", "1", "--faults", plan)
+    leave(drill, "break", *options, env=env).ends_with(0)
+    assert digest(drill) == nine
+    assert len(drill.events("fault_injected")) == 2
+    assert drill.last_step == 9
+    assert [event["generation"] for event in drill.events("generation_started")] == [1, 2, 3, 4]
+
+
+def test_a_step_that_is_left_before_its_gradients_has_not_begun(drills, tmp_path, leave):
+    """Whatever was saved, and also if the recipe was killed in the step before."""
+    plan = ("--faults", "step 8 rank 1: kill", "--nproc-per-node", "2")
+    options = [("--save-every", "1steps"), ("--save-every", "3steps", "--nproc-per-node", "2"), plan]
+    started = []
+    for number, each in enumerate(options):
+        drill = drills(tmp_path / str(number))
+        started.append((drill, leave(drill, "before", *each)))
+    for drill, agent in started:
+        agent.ends_with(0)
+        assert "stopped by the recipe after step 8 of 18" in agent.output.splitlines()[-1]
+        assert drill.last_step == 8
+    assert len({digest(drill) for drill, _ in started}) == 1
+
+
+@pytest.mark.parametrize("how", ["break", "stop", "before"])
+def test_a_rank_that_leaves_alone_ends_the_run_with_a_sentence(drill, leave, how):
+    """Rank 1 leaves in step 9, and rank 0 goes on into a sum that rank 1 will never join."""
+    agent = leave(drill, how, "--nproc-per-node", "2", rank=("1",))
+    agent.ends_with(2)
+    assert "rank 1 left the loop in step 9" in agent.output
+    assert "All ranks must leave it in the same step" in agent.output
+    assert len(drill.events("generation_started")) == 1
+    assert not drill.events("stopped")
+
+
+def test_an_exit_code_in_the_loop_is_a_failure(drill, leave):
+    """`sys.exit(3)`: nothing is known of why, so the run is not stopped."""
+    agent = leave(drill, "exit-3", "--max-restarts", "0")
+    agent.ends_with(1)
+    assert not drill.events("stopped")
+    assert drill.inspects("report", drill.run.url)[1]["finished"] is False
+
+
+def test_a_state_that_was_changed_before_the_end_was_seen_is_refused(drill, leave):
+    """An exception takes the recipe out of the loop, and other weights follow its handler."""
+    agent = leave(drill, "catch-change")
+    agent.ends_with(2)
+    assert "left the loop in step 9 and changed the state" in agent.output
+    assert "call run.stop(reason)" in agent.output
+
+
+def test_a_second_loop_is_refused_before_it_does_anything(drill, leave):
+    agent = leave(drill, "two")
+    agent.ends_with(2)
+    assert "run.steps was called a second time" in agent.output
+    assert "--from" in agent.output
+    assert drill.last_step == 18
+
+
+def test_a_recipe_that_takes_no_step_says_so_and_runs_again(drill, leave):
+    """It evaluates something, perhaps: that is no failure, and no finished run either."""
+    for _ in range(2):
+        agent = leave(drill, "never")
+        agent.ends_with(0)
+        assert "the recipe ended without training a step" in agent.output.splitlines()[-1]
+        assert "the loop is over" in agent.output
+
+
+def test_the_ends_are_the_same_without_an_agent(drills, tmp_path, recipes, nine):
+    """`python recipe.py` and torchrun with two workers: left, left again, and ended in failure."""
+    recipe = str(recipes / "leaving.py")
+    for how in ("break", "exit"):
+        drill = drills(tmp_path / how)
+        env = {"ELASTIC_RUN_DIR": drill.run.url}
+        for _ in range(2):
+            alone = drill.execute([sys.executable, recipe, how, "9"], env)
+            alone.ends_with(0)
+            assert LEFT in alone.output
+        assert digest(drill) == nine
+    failing = drills(tmp_path / "exit-3")
+    failing.execute([sys.executable, recipe, "exit-3", "9"], {"ELASTIC_RUN_DIR": failing.run.url}).ends_with(
+        3
+    )
+    assert not failing.events("run_finished")
+    several = drills(tmp_path / "torchrun")
+    env = {"ELASTIC_RUN_DIR": several.run.url}
+    several.start_torchrun("--standalone", "--nproc-per-node", "2", recipe, "break", "9", env=env).ends_with(
+        0
+    )
+    assert digest(several) == nine

@@ -1,0 +1,254 @@
+"""What leaves a loop, what ends with it, and what ranks learn of each other then."""
+
+import contextlib
+import itertools
+
+import pytest
+import torch.distributed as dist
+
+from elastic.errors import PeerLost, UsageError
+from elastic.train import loop_end as loop_end_module
+from elastic.train.leaving import StepPlace, agree, explain_loss
+from elastic.train.loop_end import LEFT, LoopEnd
+from elastic.train.process_groups import ProcessGroups
+
+END = 6
+
+
+class Loop:
+    """The trainer's loop without training; `weight` is its state."""
+
+    def __init__(self):
+        self.is_in_step = False
+        self.left = None
+        self.weight = 0
+        self.said = []
+        self.place = StepPlace(step=1, passes=0, computed=False)
+        self.groups = ProcessGroups(rank=0, world_size=1, local_rank=0, device=None)
+
+    def run(self):
+        for number in range(1, END + 1):
+            self.is_in_step = True
+            yield number
+            self.is_in_step = False
+
+    def leave(self, reason):
+        assert self.is_in_step
+        self.is_in_step = False
+        self.left = (reason, self.weight)
+
+    def checksum(self):
+        return str(self.weight)
+
+    def say(self, sentence):
+        self.said.append(sentence)
+
+
+class Stop(Exception):  # noqa: N818
+    pass
+
+
+def by_break(loop, steps):
+    for number in steps():
+        if number == 3:
+            break
+    loop.weight = 1
+
+
+def by_return(loop, steps):
+    def train():
+        for number in steps():
+            for other in range(9):
+                if number == other == 3:
+                    return number, other
+        return None
+
+    train()
+    loop.weight = 1
+
+
+def by_break_of_enumerate(loop, steps):
+    for index, _ in enumerate(steps()):
+        if index == 2:
+            break
+    loop.weight = 1
+
+
+def by_break_inside_a_generator(loop, steps):
+    """As tqdm wraps it."""
+
+    def wrapped():
+        try:
+            for number in steps():  # noqa: UP028
+                yield number
+        finally:
+            assert loop.weight == 0
+
+    for number in wrapped():
+        with contextlib.suppress(KeyError):
+            if number == 3:
+                break
+    loop.weight = 1
+
+
+def by_break_of_a_delegating_generator(loop, steps):
+    def wrapped():
+        yield from steps()
+
+    for number in wrapped():
+        if number == 3:
+            break
+    loop.weight = 1
+
+
+SEEN_AT_ONCE = [
+    by_break,
+    by_return,
+    by_break_of_enumerate,
+    by_break_inside_a_generator,
+    by_break_of_a_delegating_generator,
+]
+
+
+def by_an_exception_that_is_caught(_loop, steps):
+    with contextlib.suppress(Stop):
+        for number in steps():
+            if number == 3:
+                raise Stop
+
+
+def by_islice(_loop, steps):
+    for _ in itertools.islice(steps(), 3):
+        pass
+
+
+def by_an_argument(_loop, steps):
+    def train(held):
+        for number in held:
+            if number == 3:
+                break
+
+    train(steps())
+
+
+SEEN_LATER = [by_an_exception_that_is_caught, by_islice, by_an_argument]
+
+
+def ending():
+    loop, ended = Loop(), []
+    return loop, LoopEnd(loop, lambda: ended.append(loop.left)), ended
+
+
+@pytest.mark.parametrize("way", SEEN_AT_ONCE)
+def test_a_break_or_return_ends_the_run_before_the_next_line(way):
+    """The next line of the recipe changes the state."""
+    loop, end, ended = ending()
+    way(loop, end.steps)
+    assert ended == [(LEFT, 0)]
+    end.script_ended()
+    assert len(ended) == 1
+
+
+@pytest.mark.parametrize("way", SEEN_LATER)
+def test_any_other_way_out_of_the_loop_ends_the_run_when_the_script_ends(way):
+    """Until then an exception may have been on its way. Ranks that meet before end it too."""
+    for settle in (LoopEnd.script_ended, LoopEnd.settle):
+        loop, end, ended = ending()
+        way(loop, end.steps)
+        assert ended == []
+        settle(end)
+        assert ended == [(LEFT, 0)]
+
+
+@pytest.mark.parametrize("way", SEEN_LATER)
+def test_a_state_that_changed_before_the_end_was_seen_is_refused(way):
+    """The change is the recipe's first line after the loop."""
+    loop, end, ended = ending()
+    way(loop, end.steps)
+    loop.weight = 1
+    with pytest.raises(UsageError, match="changed the state"):
+        end.script_ended()
+    assert ended == []
+
+
+def test_an_exception_that_ends_the_script_ends_no_run():
+    """The worker reports it, and does not say that the script ended. Nor is it swallowed."""
+    loop, end, ended = ending()
+
+    def train():
+        for number in end.steps():
+            _ = 1 / (3 - number)
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    assert (ended, loop.left) == ([], None)
+
+
+def test_an_iterator_that_a_variable_holds_ends_with_the_script_which_is_said():
+    loop, end, ended = ending()
+    steps = end.steps()
+    for number in steps:
+        if number == 3:
+            break
+    end.settle()
+    assert ended == []
+    end.script_ended()
+    assert ended == [(LEFT, 0)]
+    assert "still holds the iterator" in loop.said[0]
+    steps.close()
+
+
+def test_a_loop_that_reaches_its_last_step_is_not_left():
+    loop, end, ended = ending()
+    assert list(end.steps()) == list(range(1, END + 1))
+    end.script_ended()
+    assert (ended, loop.left) == ([None], None)
+
+
+def test_an_error_at_an_early_end_ends_the_process_there(monkeypatch):
+    """A finalizer would swallow it, and the recipe's next lines would run."""
+    loop, end, _ = ending()
+    found = []
+    monkeypatch.setattr(loop_end_module.script_end, "fail", found.append)
+    error = PeerLost("gone")
+
+    def fails(_reason):
+        raise error
+
+    loop.leave = fails
+    by_break(loop, end.steps)
+    assert found == [error]
+
+
+def two_ranks():
+    store = dist.HashStore()
+    return [
+        ProcessGroups(rank=rank, world_size=2, local_rank=rank, device=None, store=store) for rank in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("left", "mine", "is_behind"),
+    [
+        ((9, 1, True), (10, 0, False), True),  # after its step's gradients; this rank went on
+        ((9, 0, False), (9, 1, False), True),  # before them; this rank computes them
+        ((9, 1, True), (9, 1, True), False),  # this rank may be about to leave too
+        ((9, 1, True), (8, 1, True), False),  # this rank is not there yet, and lost another peer
+    ],
+)
+def test_a_rank_that_passed_the_place_where_another_left_is_told_so(left, mine, is_behind):
+    """Its wait ended because the other one closed its groups, which looks like a death."""
+    first, second = two_ranks()
+    there, here = (StepPlace(step=s, passes=p, computed=c) for s, p, c in (left, mine))
+    assert explain_loss(first, here) is None
+    second.tell("left/1", StepPlace.to_json(there))
+    found = explain_loss(first, here)
+    assert (found is not None) == is_behind
+    assert explain_loss(second, here) is None
+    if found is not None:
+        assert f"rank 1 left the loop in step {left[0]}, " in str(found)
+
+
+def test_one_rank_alone_agrees_with_itself():
+    groups = ProcessGroups(rank=0, world_size=1, local_rank=0, device=None)
+    assert agree(groups, StepPlace(step=1, passes=0, computed=False)) is groups
