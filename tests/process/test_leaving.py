@@ -152,24 +152,19 @@ def test_a_recipe_that_takes_no_step_says_so_and_runs_again(drill, leave):
 
 
 def test_the_ends_are_the_same_without_an_agent(drills, tmp_path, recipes, nine):
-    """`python recipe.py` and torchrun with two workers: left, left again, and ended in failure."""
+    """`python recipe.py`, left and left again, or ended in failure; and torchrun with two workers."""
     recipe = str(recipes / "leaving.py")
-    for how in ("break", "exit"):
-        drill = drills(tmp_path / how)
-        env = {"ELASTIC_RUN_DIR": drill.run.url}
-        for _ in range(2):
-            alone = drill.execute([sys.executable, recipe, how, "9"], env)
-            alone.ends_with(0)
-            assert LEFT in alone.output
-        assert digest(drill) == nine
-    failing = drills(tmp_path / "exit-3")
-    failing.execute([sys.executable, recipe, "exit-3", "9"], {"ELASTIC_RUN_DIR": failing.run.url}).ends_with(
-        3
-    )
+    alone, failing, several = (drills(tmp_path / name) for name in ("alone", "failing", "several"))
+    env = {drill: {"ELASTIC_RUN_DIR": drill.run.url} for drill in (alone, failing, several)}
+    words = ("--standalone", "--nproc-per-node", "2", recipe, "break", "9")
+    torchrun = several.start_torchrun(*words, env=env[several])
+    exits = alone.execute([sys.executable, recipe, "exit", "9"], env[alone])
+    failing.execute([sys.executable, recipe, "exit-3", "9"], env[failing]).ends_with(3)
     assert not failing.events("run_finished")
-    several = drills(tmp_path / "torchrun")
-    env = {"ELASTIC_RUN_DIR": several.run.url}
-    several.start_torchrun("--standalone", "--nproc-per-node", "2", recipe, "break", "9", env=env).ends_with(
-        0
-    )
-    assert digest(several) == nine
+    exits.ends_with(0)
+    assert LEFT in exits.output
+    again = alone.start_script(recipes / "leaving.py", "exit", "9", env=env[alone])
+    again.ends_with(0)
+    assert f"this run was {LEFT}: no step is left" in again.output
+    torchrun.ends_with(0)
+    assert digest(alone) == digest(several) == nine
