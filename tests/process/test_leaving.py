@@ -152,7 +152,7 @@ def test_a_recipe_that_takes_no_step_says_so_and_runs_again(drill, leave):
 
 
 def test_the_ends_are_the_same_without_an_agent(drills, tmp_path, recipes, nine):
-    """`python recipe.py`, left and left again, or ended in failure; and torchrun with two workers."""
+    """`python recipe.py`, left and left again, or ended in failure; torchrun with two workers."""
     recipe = str(recipes / "leaving.py")
     alone, failing, several = (drills(tmp_path / name) for name in ("alone", "failing", "several"))
     env = {drill: {"ELASTIC_RUN_DIR": drill.run.url} for drill in (alone, failing, several)}
