@@ -173,7 +173,7 @@ class Gradients:
         """That of the parameters which are trained now."""
         parameters = [p for p in self._trained.trained() if p.requires_grad]
         # A layout refers to its parameters, so that no other one can get the id of one of them.
-        key = tuple((id(p), p.dtype, p.shape) for p in parameters)
+        key = tuple(map(id, parameters)), tuple([p.dtype for p in parameters])
         layout = self._layouts.get(key)
         if layout is None:
             layout = self._layouts[key] = Layout(parameters, self._trained)

@@ -13,10 +13,12 @@ It does not make BatchNorm's forward see the global batch: within a step each sh
 its own statistics, so that they do not depend on which rank holds it.
 """
 
+import operator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from elastic.errors import UsageError
 from elastic.reduce.bucket import cut
@@ -60,26 +62,46 @@ class Buffers:
         self._state = state
         self._shards = shards
         self._device = device
+        self._holders: list[dict[str, Tensor | None]] = []  # of all modules that have buffers
+        self._found: list[Tensor | None] = []  # what they held when the places were found
         self._places: list[Place] = []  # of buffers that are part of the state
-        self._caches: list[tuple[Place, Tensor, int]] = []  # others: opening content and version
+        self._outside: list[Place] = []  # of others
+        self._caches: list[tuple[Place, Tensor, int]] = []  # their opening content and version
         self._tensors: list[Tensor] = []  # the opening ones, each once
         self._data: list[Tensor] = []  # the same memory, past autograd's count of changes
         self._floats: list[int] = []  # of the saved ones, as indices into `_tensors`
         self._ints: list[int] = []
         self._wide: list[int] = []
+        self._weights: dict[int, Tensor] = {}  # of the hashes of so many integers
         self._opening = Contents(present=[], values=[], versions=[], assigned={})
 
     def begin(self) -> None:
         """Take what the buffers hold now as the start of each shard of this computation."""
-        self._places, self._caches = [], []
-        for module in structure.submodules(self._state.modules):
-            # A forward may assign to a buffer, so the place counts and not the tensor.
-            for name, tensor in module._buffers.items():  # noqa: SLF001 - no public name
+        modules = [m for m in structure.submodules(self._state.modules) if m._buffers]  # noqa: SLF001
+        holders = [module._buffers for module in modules]  # noqa: SLF001 - no public name
+        found = [tensor for holder in holders for tensor in holder.values()]
+        # Almost always those of the last computation: finding the places takes ten times as long.
+        if not (_same(holders, self._holders) and _same(found, self._found)):
+            self._holders, self._found = holders, found
+            self._find_places(modules)
+        for i, (tensor, data) in enumerate(zip(self._tensors, self._data, strict=True)):
+            if tensor.data_ptr() != data.data_ptr():  # the recipe gave it other memory
+                self._data[i] = tensor.data
+        self._caches = [
+            (place, place.opening.detach().clone(), place.opening._version)  # noqa: SLF001
+            for place in self._outside
+            if place.opening is not None
+        ]
+        self._opening = self.save()
+
+    def _find_places(self, modules: list[nn.Module]) -> None:
+        """A forward may assign to a buffer, so places count and not tensors."""
+        self._places, self._outside = [], []
+        for module in modules:
+            for name, tensor in module._buffers.items():  # noqa: SLF001
                 place = Place(holder=module._buffers, name=name, opening=tensor)  # noqa: SLF001
-                if name not in module._non_persistent_buffers_set:  # noqa: SLF001
-                    self._places.append(place)
-                elif tensor is not None:
-                    self._caches.append((place, tensor.detach().clone(), tensor._version))  # noqa: SLF001
+                is_saved = name not in module._non_persistent_buffers_set  # noqa: SLF001
+                (self._places if is_saved else self._outside).append(place)
         opening = {id(t): t for place in self._places if (t := place.opening) is not None}
         self._tensors = list(opening.values())
         self._data = [tensor.data for tensor in self._tensors]
@@ -91,7 +113,7 @@ class Buffers:
         # says whether any shard changed one.
         wide = (torch.float64, torch.complex128)
         self._wide = [i for i in self._floats if self._tensors[i].dtype in wide]
-        self._opening = self.save()
+        self._weights = {}
 
     @property
     def length(self) -> int:
@@ -203,7 +225,9 @@ class Buffers:
 
     def _hash(self, ints: Tensor) -> Tensor:
         """float64 [2]: h of int64 [n], and h²."""
-        weights = torch.arange(1, ints.numel() + 1, device=ints.device) * MIX
+        if ints.numel() not in self._weights:
+            self._weights[ints.numel()] = torch.arange(1, ints.numel() + 1, device=ints.device) * MIX
+        weights = self._weights[ints.numel()]
         bits = HASH_BITS - (self._shards - 1).bit_length()
         h = ((ints * weights).sum() >> HALF_BITS & ((1 << bits) - 1)).double()
         return torch.stack([h, h * h])
@@ -254,6 +278,11 @@ class Buffers:
     @staticmethod
     def _real(tensor: Tensor) -> Tensor:
         return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _same(some: list[Any], others: list[Any]) -> bool:
+    """Whether these are the same objects."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _described(tensor: Tensor | None) -> str:

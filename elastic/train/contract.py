@@ -30,10 +30,12 @@ class Contract:
         self._unused = UnusedGradients()
         self._first_step: int | None = None  # of this generation
         self._is_computing = False
+        self._trained: list[nn.Parameter] = []  # in the computation that is under way
         self._is_in_function = False
 
     def trained(self) -> list[nn.Parameter]:
-        return self._state.trained
+        """All that an optimizer of the state updates; within a computation the same."""
+        return self._trained if self._is_computing else self._state.trained
 
     def name_of(self, parameter: nn.Parameter) -> str:
         return self._state.name_of(parameter)
@@ -45,8 +47,8 @@ class Contract:
 
     def begin_computation(self) -> None:
         """Raises UsageError where gradients would be thrown away that no update has used."""
-        self._is_computing = True
-        parameter = self._unused.replace(self.trained())
+        self._is_computing, self._trained = True, self._state.trained
+        parameter = self._unused.replace(self._trained)
         if parameter is not None:
             batch, shards = self._global_batch, self._shards
             raise UsageError(

@@ -6,7 +6,8 @@ the result would depend on which shards a rank has. Buffers are put back for eac
 
 Changes in place, and parameters that are replaced, are found in every computation. Writes through
 `.data`, which autograd does not count, are found in the first step of each generation alone, by
-comparing contents: that costs two passes over the parameters.
+comparing contents: that costs two passes over the parameters. So are modules, parameters and
+buffers that a forward adds.
 """
 
 from torch import nn
@@ -28,9 +29,9 @@ class ForwardChanges:
             for name, parameter in module._parameters.items()  # noqa: SLF001
             if parameter is not None
         ]
-        self._size = self._number_of_parts()
         self._versions = self._find_versions()
         self._contents = self._find_contents() if compares_contents else None
+        self._number = self._number_of_parts() if compares_contents else 0
 
     def check(self) -> None:
         """After the shards. Raises UsageError with the name of what forward changed."""
@@ -47,11 +48,11 @@ class ForwardChanges:
             for index, (_, _, parameter) in enumerate(self._places):
                 if contents[str(index)] != self._contents[str(index)]:
                     self._refuse(self._state.name_of(parameter))
-        if self._number_of_parts() != self._size:
-            raise UsageError(
-                "forward added or removed a module, a parameter or a buffer; a process that resumes builds the objects anew and would not have it: "
-                "make all of them in __init__ (a buffer that is a cache may be registered with persistent=False)"
-            )
+            if self._number_of_parts() != self._number:
+                raise UsageError(
+                    "forward added or removed a module, a parameter or a buffer; a process that resumes builds the objects anew and would not have it: "
+                    "make all of them in __init__ (a buffer that is a cache may be registered with persistent=False)"
+                )
 
     def _refuse(self, name: str) -> None:
         raise UsageError(

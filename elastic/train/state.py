@@ -140,10 +140,12 @@ class State:
         updated: dict[int, nn.Parameter] = {}
         for thing in held:
             if isinstance(thing, torch.optim.Optimizer):
-                updated.update((id(p), p) for group in thing.param_groups for p in group["params"])
+                updated |= {id(p): p for group in thing.param_groups for p in group["params"]}
             elif isinstance(thing, nn.Parameter):
                 updated[id(thing)] = thing
         if not updated:
+            return list(owned.values())
+        if owned.keys() == updated.keys():
             return list(owned.values())
         ordered = [p for name, p in owned.items() if name in updated]
         return ordered + [p for name, p in updated.items() if name not in owned]

@@ -10,8 +10,7 @@ gradients to zero itself, as it must in plain PyTorch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,8 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from elastic.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """What a parameter was when it got its gradient."""
 
     parameter: nn.Parameter  # kept, so that no other one gets its id
@@ -53,11 +51,11 @@ class UnusedGradients:
 
         Those that are not finite need not be used: a GradScaler skips their update.
         """
-        for parameter in parameters:
-            if is_finite and parameter.grad is not None:
-                self.gained(parameter)
-            else:
-                self._marks[id(parameter)] = None
+        step = self.step
+        self._marks.update(
+            (id(p), Mark(p, p._version, p.data_ptr(), step) if is_finite and p.grad is not None else None)  # noqa: SLF001
+            for p in parameters
+        )
 
     def replace(self, parameters: Sequence[nn.Parameter]) -> nn.Parameter | None:
         """Before a computation: the first parameter whose gradient it would throw away, if any.
@@ -68,15 +66,13 @@ class UnusedGradients:
         marks = {id(p): self._marks[id(p)] for p in parameters if id(p) in self._marks}
         self._marks = marks  # of no others, whose ids may be given to new ones
         for parameter in parameters:
-            gradient = parameter.grad
-            if gradient is None:
-                continue
-            is_used = not self._is_unused(parameter)
-            if not parameter.requires_grad:
-                if is_used:
-                    parameter.grad = None
-            elif not is_used and bool(torch.count_nonzero(gradient)):
-                return parameter
+            is_used = marks.get(id(parameter), self) is None or not self._is_unused(parameter)
+            if not parameter.requires_grad and is_used:
+                parameter.grad = None
+            elif parameter.requires_grad and not is_used:
+                gradient = parameter.grad
+                if gradient is not None and bool(torch.count_nonzero(gradient)):
+                    return parameter
         return None
 
     def _is_unused(self, parameter: nn.Parameter) -> bool:
