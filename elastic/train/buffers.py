@@ -13,9 +13,7 @@ It does not make BatchNorm's forward see the global batch: within a step each sh
 its own statistics, so that they do not depend on which rank holds it.
 """
 
-import operator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +79,7 @@ class Buffers:
         holders = [module._buffers for module in modules]  # noqa: SLF001 - no public name
         found = [tensor for holder in holders for tensor in holder.values()]
         # Almost always those of the last computation: finding the places takes ten times as long.
-        if not (_same(holders, self._holders) and _same(found, self._found)):
+        if not (structure.same(holders, self._holders) and structure.same(found, self._found)):
             self._holders, self._found = holders, found
             self._find_places(modules)
         for i, (tensor, data) in enumerate(zip(self._tensors, self._data, strict=True)):
@@ -278,11 +276,6 @@ class Buffers:
     @staticmethod
     def _real(tensor: Tensor) -> Tensor:
         return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _same(some: list[Any], others: list[Any]) -> bool:
-    """Whether these are the same objects."""
-    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _described(tensor: Tensor | None) -> str:

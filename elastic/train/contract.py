@@ -5,14 +5,20 @@ Everything here happens in every step, and must be cheap: benchmarks/steady.py s
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
+from weakref import WeakMethod
 
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from elastic.errors import UsageError
+from elastic.train import structure
 from elastic.train.forward_changes import ForwardChanges
 from elastic.train.state import State
+from elastic.train.unsaved import Scaler, Unsaved
 from elastic.train.unused_gradients import UnusedGradients
 
 
@@ -28,9 +34,13 @@ class Contract:
         self._global_batch = global_batch
         self._shards = shards
         self._unused = UnusedGradients()
+        self._unsaved = Unsaved(state)
+        self._unsaved.check_parameters(state.trained)
+        self._unsaved.check_schedules()
+        self._hook = register_optimizer_step_post_hook(_call_weakly(self._updated))
         self._first_step: int | None = None  # of this generation
         self._is_computing = False
-        self._trained: list[nn.Parameter] = []  # in the computation that is under way
+        self._trained: list[nn.Parameter] = []  # in the computation that was begun last
         self._is_in_function = False
 
     def trained(self) -> list[nn.Parameter]:
@@ -45,9 +55,16 @@ class Contract:
         if self._first_step is None:
             self._first_step = number
 
-    def begin_computation(self) -> None:
-        """Raises UsageError where gradients would be thrown away that no update has used."""
-        self._is_computing, self._trained = True, self._state.trained
+    def begin_computation(self, scaler: Scaler | None) -> None:
+        """Raises UsageError where gradients would be thrown away that no update has used.
+
+        Also for parameters and a scaler that are not saved.
+        """
+        self._unsaved.check_scaler(scaler)
+        before, self._trained = self._trained, self._state.trained
+        self._is_computing = True
+        if not structure.same(before, self._trained):
+            self._unsaved.check_parameters(self._trained)
         parameter = self._unused.replace(self._trained)
         if parameter is not None:
             batch, shards = self._global_batch, self._shards
@@ -92,4 +109,19 @@ class Contract:
             self._unused.gained(parameter)
 
     def close(self) -> None:
-        self._unused.close()
+        self._hook.remove()
+
+    def _updated(self, optimizer: Optimizer) -> None:
+        self._unused.updated(optimizer)
+        self._unsaved.check_update(optimizer)
+
+
+def _call_weakly(method: Callable[[Optimizer], None]) -> Callable[[Optimizer, Any, Any], None]:
+    """Torch's hook of all optimizers, which would keep the contract of a loop that was left."""
+    weak = WeakMethod(method)
+
+    def hook(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if (found := weak()) is not None:
+            found(optimizer)
+
+    return hook

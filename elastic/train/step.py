@@ -194,7 +194,7 @@ class Step:
                 f"{'' if not isinstance(loss, Tensor) or loss.requires_grad else ' without a graph'}"
             )
         gradients, heartbeat = self._parts.gradients, self._parts.heartbeat
-        self._begin_gradients()
+        self._begin_gradients(scaler)
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         # Those that reach parameters past the sums; d loss / d sum is left in `sum.grad`.
         direct = {p: p.grad for p in gradients.parameters if p.grad is not None}
@@ -235,7 +235,7 @@ class Step:
             scaled = loss if scaler is None else scaler.scale(loss)
             (scaled / exchange.shards).backward()  # type: ignore[no-untyped-call]
 
-        self._begin_gradients()
+        self._begin_gradients(scaler)
         losses: dict[int, float] = {}
         for batch, loss in self._forward(function, check_loss):
             gradients.before_backward(batch.shard)
@@ -295,8 +295,8 @@ class Step:
         with self._parts.contract.function():
             return call.function(batch)
 
-    def _begin_gradients(self) -> None:
-        self._parts.contract.begin_computation()
+    def _begin_gradients(self, scaler: Scaler | None) -> None:
+        self._parts.contract.begin_computation(scaler)
         audit = self.audit
         if audit is None:
             self._parts.gradients.begin_step()

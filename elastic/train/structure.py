@@ -9,7 +9,8 @@ holds model and optimizer) two levels deep, and no container of more than 100 it
 tensors.
 """
 
-from collections.abc import Iterable, Iterator
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -55,6 +56,11 @@ def held(thing: Any, depth: int = DEPTH) -> Iterator[Any]:
     for item in items or ():
         if not isinstance(item, (str, int, float, bytes)):
             yield from held(item, depth)
+
+
+def same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether these are the same objects, in the same order."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _items(thing: Any) -> Iterable[Any] | None:

@@ -10,11 +10,10 @@ gradients to zero itself, as it must in plain PyTorch.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from elastic.errors import UsageError
 
@@ -36,10 +35,6 @@ class UnusedGradients:
         # By the parameter's id; None for a gradient that was used. A parameter without an entry has
         # its gradient from before the loop, or from the recipe's own hand.
         self._marks: dict[int, Mark | None] = {}
-        self._hook = register_optimizer_step_post_hook(self._updated)
-
-    def close(self) -> None:
-        self._hook.remove()
 
     def gained(self, parameter: nn.Parameter) -> None:
         """A backward has just given, or added to, this parameter's gradient."""
@@ -85,7 +80,8 @@ class UnusedGradients:
             and mark.address == parameter.data_ptr()
         )
 
-    def _updated(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def updated(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has made a step. Raises UsageError if its gradients are of another step."""
         marks = self._marks
         for group in optimizer.param_groups:
             for parameter in group["params"]:

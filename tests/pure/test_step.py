@@ -63,13 +63,12 @@ class NoPage:
 class Loop:
     """The trainer's loop without restores, snapshots and saves."""
 
-    def __init__(self, member, modules, *, shards, epochs=2):
+    def __init__(self, member, state, *, shards, epochs=2):
         self.member = member
         self.order = SampleOrder(
             seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=epochs, tail=Tail.PAD
         )
         exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
-        state = State(**{f"net{i}": module for i, module in enumerate(modules)})
         contract = Contract(state, global_batch=BATCH, shards=shards)
         self.parts = StepParts(
             exchange=exchange,
@@ -143,7 +142,8 @@ def train(member, shards, form, is_scaled, bucket_bytes=256):
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3) if is_scaled else None
     seen = {"loss": [], "drain": [], "save": [], "snapshot": [], "compare": [], "scale": []}
-    for step in Loop(member, [net], shards=shards).steps():
+    state = State(net=net, optimizer=optimizer, **({} if scaler is None else {"scaler": scaler}))
+    for step in Loop(member, state, shards=shards).steps():
         FORMS[form](step, net, scaler)
         if scaler is None:
             optimizer.step()
@@ -154,7 +154,6 @@ def train(member, shards, form, is_scaled, bucket_bytes=256):
         seen["loss"].append([number.hex() for number in (step.outcome.loss, *step.outcome.gradient_norms)])
         for name in ("drain", "save", "snapshot", "compare"):
             seen[name].append(getattr(step.outcome.requests, name))
-    state = State(net=net, optimizer=optimizer, **({} if scaler is None else {"scaler": scaler}))
     unused = [net.unused.weight.grad, net.unused.bias.grad]
     return seen | {
         "digest": checksum_of(state.flatten()).whole,
@@ -240,7 +239,7 @@ def test_a_step_passes_its_points_in_order():
     }.items():
         torch.manual_seed(0)
         net, passed = Net(), []
-        step = Loop(Member(rank=0, world_size=1, group=None), [net], shards=4).step(1)
+        step = Loop(Member(rank=0, world_size=1, group=None), State(net=net), shards=4).step(1)
         step.fault_point = passed.append
         FORMS[form](step, net, None)
         assert passed == expected

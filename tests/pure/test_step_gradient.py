@@ -43,13 +43,13 @@ def data():
     return torch.randn(2 * BATCH, 6, generator=draw), torch.randint(CLASSES, (2 * BATCH,), generator=draw)
 
 
-def steps(net):
+def steps(net, **others):
     """The steps of a world of one, one epoch."""
     exchange = Exchange(shards=SHARDS, world_size=1, rank=0, group=None)
     order = SampleOrder(
         seed=5, samples=2 * BATCH, global_batch=BATCH, shards=SHARDS, epochs=1, tail=Tail.DROP
     )
-    state = State(net=net)
+    state = State(net=net, **others)
     contract = Contract(state, global_batch=BATCH, shards=SHARDS)
     parts = StepParts(
         exchange=exchange,
@@ -126,7 +126,7 @@ def test_a_scaler_scales_the_gradient_and_not_the_loss(form):
     found = []
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**10)):
         net = linear()
-        step = next(steps(net))
+        step = next(steps(net, **({} if scaler is None else {"scaler": scaler})))
         if form == "mean":
             step.mean_loss(lambda batch, net=net: net(batch.data[0]).square().mean(), scaler)
         else:

@@ -1,0 +1,117 @@
+"""What the steps change and need later is saved with the state, or the recipe is refused.
+
+A process that resumes builds all objects anew and loads the state into them. A module, an optimizer
+with momenta, a schedule or a GradScaler that no object of the State saves would begin again there,
+and nobody would be told.
+
+An object counts as saved if the State has it, if an object of the State holds it, or if the tensors
+of the state are its own. It does not see what an object keeps without tensors and without the
+classes of torch.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from elastic.errors import UsageError
+from elastic.train import structure
+from elastic.train.state import State
+
+Scaler = torch.amp.GradScaler
+
+
+class Unsaved:
+    """Looks for what no object of a state saves."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._optimizers: WeakSet[Optimizer] = WeakSet()  # that were looked at
+        self._scaler: Scaler | None = None  # the last one that was
+
+    def check_parameters(self, trained: Sequence[nn.Parameter]) -> None:
+        """Raises UsageError for a parameter that an optimizer updates and that is not saved."""
+        owned = self._owned()
+        others = [p for p in trained if id(p) not in owned]
+        if not others:
+            return
+        saved = self._saved()
+        for parameter in others:
+            if _storage(parameter) not in saved:
+                raise UsageError(
+                    f"expected the State to hold every parameter that an optimizer updates, found one of shape {list(parameter.shape)} in "
+                    f"{self._optimizer_of(parameter)} that no object of it saves; a resume would begin it anew: give its module to the State as well, "
+                    "State(..., head=head); loose tensors belong into an nn.ParameterList or nn.ParameterDict"
+                )
+
+    def check_schedules(self) -> None:
+        """Raises UsageError for an optimizer whose learning rate schedule is not saved."""
+        scheduled = {id(thing.optimizer) for thing in self._things() if isinstance(thing, LRScheduler)}
+        for optimizer in self._state.optimizers:
+            if hasattr(optimizer.step, "_wrapped_by_lr_sched") and id(optimizer) not in scheduled:
+                raise UsageError(
+                    f"expected the State to hold the learning rate schedule of its {type(optimizer).__name__}, found none; a resume would begin the "
+                    "schedule anew: State(..., scheduler=scheduler)"
+                )
+
+    def check_scaler(self, scaler: Scaler | None) -> None:
+        """Raises UsageError for a scaler that is in use and not saved."""
+        if scaler is None or scaler is self._scaler or not scaler.is_enabled():
+            return
+        if not any(thing is scaler for thing in self._things()):
+            raise UsageError(
+                "expected the State to hold the GradScaler that scales this loss, found none there; a resume would begin with its first scale: "
+                "State(..., scaler=scaler)"
+            )
+        self._scaler = scaler
+
+    def check_update(self, optimizer: Optimizer) -> None:
+        """An optimizer has made a step. Only its first one is looked at.
+
+        Raises UsageError if it updates parameters of the state, with a state of its own that is not
+        saved.
+        """
+        if optimizer in self._optimizers:
+            return
+        self._optimizers.add(optimizer)
+        updated = [p for group in optimizer.param_groups for p in group["params"]]
+        owned = self._owned()
+        ours = next((p for p in updated if id(p) in owned), None)
+        if ours is None:
+            return
+        if any(thing is optimizer for thing in self._state.optimizers):
+            self.check_schedules()  # a schedule that was built after the loop began
+            return
+        kept = [v for of_one in optimizer.state.values() for v in of_one.values() if v is not None]
+        saved = self._saved() if kept else set()
+        if not all(isinstance(value, Tensor) and _storage(value) in saved for value in kept):
+            raise UsageError(
+                f"an optimizer ({type(optimizer).__name__}) updates {self._state.name_of(ours)} and keeps a state of its own, which no object of "
+                "the State saves; a resume would begin without it: State(..., optimizer=optimizer), or that of the optimizer that it wraps, "
+                "State(..., base=optimizer.base_optimizer)"
+            )
+
+    def _owned(self) -> dict[int, nn.Parameter]:
+        return structure.parameters(structure.submodules(self._state.modules))
+
+    def _saved(self) -> set[int]:
+        return {_storage(tensor) for tensor in self._state.flatten().tensors.values()}
+
+    def _things(self) -> list[Any]:
+        return [part for thing in self._state.objects.values() for part in structure.held(thing)]
+
+    def _optimizer_of(self, parameter: Tensor) -> str:
+        for optimizer in self._state.optimizers:
+            for number, group in enumerate(optimizer.param_groups):
+                for index, each in enumerate(group["params"]):
+                    if each is parameter:
+                        return f"{type(optimizer).__name__}.param_groups[{number}]['params'][{index}]"
+        return "an object of the State"
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
