@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakMethod
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -41,6 +41,8 @@ class Contract:
         self._first_step: int | None = None  # of this generation
         self._is_computing = False
         self._trained: list[nn.Parameter] = []  # in the computation that was begun last
+        # Parameters that no optimizer updates, with their gradients at the computation's beginning.
+        self._idle: list[tuple[nn.Parameter, Tensor | None, int]] = []
         self._is_in_function = False
 
     def trained(self) -> list[nn.Parameter]:
@@ -61,7 +63,9 @@ class Contract:
         Also for parameters and a scaler that are not saved.
         """
         self._unsaved.check_scaler(scaler)
-        before, self._trained = self._trained, self._state.trained
+        before = self._trained
+        self._trained, idle = self._state.trained_and_idle()
+        self._idle = [(p, p.grad, _version(p.grad)) for p in idle if p.requires_grad]
         self._is_computing = True
         if not structure.same(before, self._trained):
             self._unsaved.check_parameters(self._trained)
@@ -76,8 +80,22 @@ class Contract:
             )
 
     def end_computation(self, parameters: Sequence[nn.Parameter], gradient_norms: Sequence[float]) -> None:
-        """These parameters have the gradients of all shards in `.grad`."""
+        """These parameters have the gradients of all shards in `.grad`.
+
+        Parameters that no optimizer updates got those of this rank's shards alone: they go, lest
+        the recipe takes a norm over them. Raises UsageError where they were added to gradients of
+        the recipe's own.
+        """
         self._is_computing = False
+        for parameter, gradient, version in self._idle:
+            if parameter.grad is not gradient or _version(gradient) != version:
+                if gradient is not None:
+                    raise UsageError(
+                        f"step {self._unused.step}: {self.name_of(parameter)} had a gradient of the recipe's own, and this computation added to it; it "
+                        "is no parameter of an optimizer of the State, so that the shards' gradients are not summed: give it to an optimizer, "
+                        "freeze it by requires_grad_(False), or set its gradient to None before"
+                    )
+                parameter.grad = None
         self._unused.computed(parameters, is_finite=all(map(math.isfinite, gradient_norms)))
 
     @contextmanager
@@ -114,6 +132,10 @@ class Contract:
     def _updated(self, optimizer: Optimizer) -> None:
         self._unused.updated(optimizer)
         self._unsaved.check_update(optimizer)
+
+
+def _version(gradient: Tensor | None) -> int:
+    return 0 if gradient is None else gradient._version  # noqa: SLF001 - autograd's count of changes
 
 
 def _call_weakly(method: Callable[[Optimizer], None]) -> Callable[[Optimizer, Any, Any], None]:

@@ -133,6 +133,10 @@ class State:
         An optimizer of the recipe's own is an object that holds parameters. Without any optimizer
         among the objects, all parameters. Those of an EMA copy are not among them.
         """
+        return self.trained_and_idle()[0]
+
+    def trained_and_idle(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """The parameters that are trained, and those of the modules that no optimizer updates."""
         held = list(self._held())
         owned = structure.parameters(
             structure.submodules(thing for thing in held if isinstance(thing, nn.Module))
@@ -143,12 +147,11 @@ class State:
                 updated |= {id(p): p for group in thing.param_groups for p in group["params"]}
             elif isinstance(thing, nn.Parameter):
                 updated[id(thing)] = thing
-        if not updated:
-            return list(owned.values())
-        if owned.keys() == updated.keys():
-            return list(owned.values())
+        if not updated or owned.keys() == updated.keys():
+            return list(owned.values()), []
         ordered = [p for name, p in owned.items() if name in updated]
-        return ordered + [p for name, p in updated.items() if name not in owned]
+        ordered += [p for name, p in updated.items() if name not in owned]
+        return ordered, [p for name, p in owned.items() if name not in updated]
 
     def name_of(self, parameter: Tensor) -> str:
         """Where a parameter or buffer is found, as `model.layers.0.weight`."""

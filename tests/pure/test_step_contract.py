@@ -308,3 +308,31 @@ def test_a_buffer_that_forward_registers_is_refused():
     net = Forward(register)
     with pytest.raises(UsageError, match="forward added or removed"):
         next(steps(ALONE, State(net=net))).mean_loss(loss_of(net))
+
+
+def norm_of_all(member):
+    """Only the last layer is in the optimizer; the recipe clips the norm over all layers."""
+    net = layers()
+    optimizer = torch.optim.SGD(net[2].parameters(), lr=0.1)
+    norms = []
+    for step in steps(member, State(net=net, optimizer=optimizer)):
+        step.mean_loss(loss_of(net))
+        norms.append(nn.utils.clip_grad_norm_(net.parameters(), 1e-3).item().hex())
+        optimizer.step()
+    return [norms, net[0].weight.grad is None]
+
+
+def test_layers_that_no_optimizer_updates_get_no_gradient(ranks):
+    """Autograd gives them that of the rank's own shards, which a norm over all would depend on."""
+    alone = ranks.run(1, norm_of_all)
+    assert alone[0][1]
+    assert ranks.run(3, norm_of_all) == alone * 3
+
+
+def test_a_gradient_of_the_recipes_own_that_the_step_adds_to_is_refused():
+    """A module that the recipe updates by hand, from a backward of its own."""
+    net = layers()
+    step = next(steps(ALONE, State(net=net, optimizer=torch.optim.SGD(net[2].parameters(), lr=0.1))))
+    net[0].weight.square().sum().backward()
+    with pytest.raises(UsageError, match=r"net\.0\.weight had a gradient of the recipe's own"):
+        step.mean_loss(loss_of(net))
