@@ -86,7 +86,8 @@ def check(found: Identity, ours: Identity, run_dir: str) -> None:
     if differences:
         raise UsageError(
             f"{run_dir} holds another run ({'; '.join(differences)}); "
-            "resume it with the command that began it, take another --run-dir, or set it aside with --fresh"
+            "resume it with the command that began it; begin another run from its state with these settings "
+            f"(elastic-train {ours.recipe} --from {run_dir} --run-dir NEW); take another --run-dir, or set it aside with --fresh"
         )
 
 

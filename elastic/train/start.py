@@ -189,6 +189,7 @@ def _claim_run_dir(groups: ProcessGroups, ours: Identity, run_dir: str) -> None:
     identity.check(found, ours, run_dir)
     if groups.rank == 0 and found.recipe_sha256 != ours.recipe_sha256:
         print(
-            f"{ours.recipe} was edited since this run began: what follows is no longer the trajectory of its first version",
+            f"{ours.recipe} was edited since this run began: what follows is no longer the trajectory of its first version"
+            f" (elastic-train {ours.recipe} --from {run_dir} --run-dir NEW begins another run from its state, and keeps this one)",
             file=sys.stderr,
         )

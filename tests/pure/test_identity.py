@@ -37,6 +37,7 @@ def test_one_difference_is_named_and_changes_the_run_id(field):
     with pytest.raises(UsageError) as caught:
         check(there, IDENTITY, "runs/x")
     assert f"runs/x holds another run ({words});" in str(caught.value)
+    assert "--from runs/x --run-dir NEW" in str(caught.value)
     assert "--fresh" in str(caught.value)
     assert there.run_id != IDENTITY.run_id
 
