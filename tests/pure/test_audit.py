@@ -416,6 +416,36 @@ def test_a_recipe_that_remembers_is_named_in_the_first_step(ranks, kind, world_s
     assert {tuple(each[2:]) for each in events} == {(first, "recipe", None)}
 
 
+class Momentum(nn.Module):
+    """MoCo's encoders as published: the second one follows the first inside forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = nn.Linear(6, 4), nn.Linear(6, 4).requires_grad_(False)
+        self.follows = False
+
+    def forward(self, x):
+        if self.follows:
+            for key, query in zip(self.key.parameters(), self.query.parameters(), strict=True):
+                key.data.mul_(0.9).add_(query.data, alpha=0.1)
+        return self.query(x) * self.key(x)
+
+
+def test_weights_that_a_forward_moves_past_autograds_count_are_found_in_any_step():
+    """What a forward does to parameters is compared in the first step of a process; in later ones
+    a write through .data is seen by its effect alone. The warm-up here ends after step 1.
+    """
+    torch.manual_seed(0)
+    net = Momentum()
+    optimizer = torch.optim.SGD(net.query.parameters(), lr=1e-2)
+    steps = Training(ALONE, {"net": net, "optimizer": optimizer}).steps()
+    next(steps).mean_loss(lambda batch: net(batch.data[0]).square().mean())
+    optimizer.step()
+    net.follows = True
+    with pytest.raises(RecipeNotExact, match="a queue or a momentum update inside forward"):
+        next(steps).mean_loss(lambda batch: net(batch.data[0]).square().mean())
+
+
 # Machines that err once.
 
 
