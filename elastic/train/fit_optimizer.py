@@ -3,8 +3,8 @@
 Those that a schedule has set go on with the schedule, if it is taken too. Everything here works on
 states as state.py writes them down: `{"dict": [[key, value], ...]}`, `{"tensor": name}`.
 
-It does not find parameters of equal shapes that an optimizer was given in another order, unless it
-was given their names.
+It does not compare which parameters stand in which place, unless the optimizer was given their
+names: that is for as_built.py.
 """
 
 from collections.abc import Iterator
