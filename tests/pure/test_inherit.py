@@ -16,9 +16,10 @@ from elastic.storage.local import LocalStore
 from elastic.system.untrusted import decode, encode
 from elastic.testing.fakes import FakeClock, FakeStore
 from elastic.testing.ranks import Member
+from elastic.train.consistency import Comparison
 from elastic.train.inherit import Inheritance
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.restore import LocalSnapshot, Restorer
+from elastic.train.restore import LocalSnapshots, Restorer
 from elastic.train.state import State
 
 ALONE = Member(rank=0, world_size=1, group=None)
@@ -49,10 +50,12 @@ def restore(member, parent, own, state):
     restorer = Restorer(
         groups=groups,
         store=FakeStore(),
-        local=LocalSnapshot(None),
+        local=LocalSnapshots(None),
+        comparison=Comparison(groups=groups, node="a", generation=1, log=None),
         run_id="run",
         run_url="/runs/new",
         failures=0,
+        divergence=None,
         log=None,
         clock=FakeClock(),
         faults=None,
