@@ -107,7 +107,7 @@ class Snapshotting:
         self._is_first = True
         self._pending: _Pending | None = None
         self._newest: PublishedSnapshot | None = None
-        self._agreed = (0, 0)  # the last step that all ranks agree on, and their vote
+        self._agreed = (-1, 0)  # the last step that all ranks agree on, and their vote; none yet
 
     def take(
         self,
