@@ -11,7 +11,7 @@ same state: they compare checksums (consistency.py).
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -201,7 +201,7 @@ class State:
                 layers[name] = layer_versions(value)
         about: dict[str, Any] = {"version": VERSION, "layers": layers} if exact else {}
         if exact and self._built is not None:
-            about |= {"built": asdict(self._built), "now": asdict(self._structure.read())}
+            about |= {"built": self._built.to_json(), "now": self._structure.read().to_json()}
         return FlatState(tensors=dict(sorted(tensors.items())), document=document, about=about)
 
     def begin(self) -> Built:
@@ -235,7 +235,7 @@ class State:
         self._check_loaded(flat)
 
     def _take_structure(self, saved: FlatState) -> None:
-        """The groups and frozen parameters that the recipe's loop had made of what was built."""
+        """What the recipe's loop had made of what was built: groups, frozen parameters, modes."""
         built = saved.built
         if self._built is None or built is None:
             return
@@ -244,6 +244,8 @@ class State:
         as_built.add_groups(self.objects, self._built.groups, now.groups)
         if built.frozen == self._built.frozen:  # else the recipe was edited, and means it
             as_built.freeze(self.objects, now.frozen)
+        if built.evaluating == self._built.evaluating:
+            as_built.set_modes(self.objects, now.evaluating)
         self.ignored = as_built.changes(built.settings, self._built.settings)
 
     def _check_loaded(self, saved: FlatState) -> None:

@@ -25,7 +25,8 @@ from elastic.errors import CheckpointDamaged, StateNotSavable
 # By the name that the document has for them. torch's MultiStepLR has a Counter.
 _LISTS: dict[str, Any] = {"list": list, "tuple": tuple}
 _DICTS: dict[str, Any] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
-_PLAIN = (type(None), bool, int, str)
+_KINDS_OF_DICTS = frozenset(_DICTS.values())
+_PLAIN = frozenset({type(None), bool, int, str})
 
 
 class Order(Enum):
@@ -45,17 +46,17 @@ def encode(value: Any, path: str, tensors: dict[str, Tensor], order: Order) -> A
     Raises StateNotSavable with the name of the entry.
     """
     kind = type(value)
+    if kind is Tensor or kind is nn.Parameter:  # most are, and each snapshot asks
+        return {"tensor": _tensor(value, path, tensors, order)}
     if kind in _PLAIN:
         return value
     if kind is float:
         return value if math.isfinite(value) else {"float": repr(value)}
     if kind is np.float64:  # a learning rate that NumPy computed, perhaps
         return {"float64": encode(float(value), path, tensors, order)}
-    if kind in (Tensor, nn.Parameter):
-        return {"tensor": _tensor(value, path, tensors, order)}
-    if kind in _DICTS.values():
+    if kind in _KINDS_OF_DICTS:
         return _dict(value, path, tensors, order)
-    if kind in _LISTS.values():
+    if kind is list or kind is tuple:
         return {kind.__name__: [encode(item, f"{path}.{i}", tensors, order) for i, item in enumerate(value)]}
     raise StateNotSavable(
         f"state entry {path}: expected tensors, numbers, strings, lists and dicts, found {kind.__module__}."
@@ -69,21 +70,21 @@ def _dict(value: Any, path: str, tensors: dict[str, Tensor], order: Order) -> di
             raise StateNotSavable(
                 f"state entry {path}: expected str or int keys, found {type(name).__name__}"
             )
-    kind, is_module = type(value).__name__, hasattr(value, "_metadata")
-    # A module's state is an OrderedDict too. It is loaded by name, so its own order does not count.
-    if order is not Order.KEPT and is_module:
-        kind = "dict"
-    names = list(value)
-    if order is not Order.KEPT and kind != "OrderedDict":
-        names.sort(key=lambda name: (type(name) is str, name))  # ints before strings
+    kind, is_module, names = type(value).__name__, hasattr(value, "_metadata"), list(value)
+    if order is not Order.KEPT:
+        # A module's state is an OrderedDict too. It is loaded by name, so its own order does not
+        # count.
+        kind = "dict" if is_module else kind
+        if kind != "OrderedDict":
+            names.sort(key=lambda name: (type(name) is str, name))  # ints before strings
+    # A module moves the tensors that it loads to its own device; what is deeper inside is extra
+    # state, which it gets as it was.
+    is_of_module = order is Order.MODULE
     items = []
     for name in names:
-        inner = order
-        # A module moves the tensors that it loads to its own device; what is deeper inside is extra
-        # state, which it gets as it was.
-        if order is Order.MODULE and type(value[name]) is not Tensor:
-            inner = Order.KEPT
-        items.append([name, encode(value[name], f"{path}.{name}", tensors, inner)])
+        item = value[name]
+        inner = Order.KEPT if is_of_module and type(item) is not Tensor else order
+        items.append([name, encode(item, f"{path}.{name}", tensors, inner)])
     if order is Order.KEPT and is_module:
         return {"module": [items, layer_versions(value)]}
     return {kind: items}
@@ -95,8 +96,8 @@ def _tensor(tensor: Tensor, path: str, tensors: dict[str, Tensor], order: Order)
     "a.b" in one dict and "b" in "a" do, and so do 0 and "0". Returns the name, with the properties
     that an object must find again if it keeps the tensor that it loads.
     """
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-        found = "one on the device meta, without values" if tensor.device.type == "meta" else tensor.layout
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        found = "one on the device meta, without values" if tensor.is_meta else tensor.layout
         raise StateNotSavable(
             f"state entry {path}: expected a dense tensor, found {found}; convert it in state_dict"
         )

@@ -155,6 +155,22 @@ def test_a_recipe_that_was_edited_to_freeze_others_means_it():
     assert [other.objects["model"][name].requires_grad for name in "abcd"] == [False, True, False, False]
 
 
+def test_a_module_that_one_step_of_the_loop_put_into_evaluation_mode_stays_there():
+    """A backbone's BatchNorm, for instance. A recipe that was edited to do so at once means it."""
+
+    def make():
+        return begun(nn.Sequential(nn.BatchNorm1d(2), nn.Dropout()))
+
+    state, other, edited = make(), make(), make()
+    state.objects["model"][0].eval()
+    other.load(saved(state))
+    assert [module.training for module in other.objects["model"].modules()] == [True, False, True]
+    edited.objects["model"][1].eval()
+    edited.begin()
+    edited.load(saved(state))
+    assert [module.training for module in edited.objects["model"].modules()] == [True, True, False]
+
+
 def with_settings(lr=0.1, patience=3, steps=9):
     model = net()
     optimizer = torch.optim.SGD(model.values(), lr=lr)
@@ -204,6 +220,7 @@ def test_settings_that_training_itself_changes_are_not_told():
             r"o\.param_groups\[0\] has m\.b in place 0, where m\.a was on rank 0",
         ),
         ({"frozen": ["m.a"]}, "m.a is frozen on one of the ranks 0 and 1"),
+        ({"evaluating": ["m"]}, "m is in training mode on one of the ranks 0 and 1"),
         ({"settings": {"o.lr": "0.2"}}, "rank 1 builds other settings than rank 0: o.lr 0.1, not 0.2"),
     ],
 )
