@@ -2,7 +2,8 @@
 
 It is a set of objects with `state_dict`, flattened into tensors and one JSON document
 (state_document.py). A tensor also has its dtype and its strides back, where an object's
-load_state_dict would change them: kernels choose by strides, and may round differently.
+load_state_dict would change them (load_object.py): kernels choose by strides, and may round
+differently.
 
 It does not keep the gaps of a view between its elements. It does not promise that ranks hold the
 same state: they compare checksums (consistency.py).
@@ -20,22 +21,19 @@ from torch import Tensor, nn
 
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, UsageError
 from elastic.snapshot import checksum
-from elastic.snapshot.image import dense_strides, device_bytes, layout, tensor_bytes
+from elastic.snapshot.image import device_bytes, layout, tensor_bytes
 from elastic.system.untrusted import decode as decode_fields
 from elastic.train import as_built, structure
-from elastic.train.as_built import WITH_SETTINGS, Built, Structure, StructureReader
+from elastic.train.as_built import Built, Structure, StructureReader
+from elastic.train.load_object import SavedObject, load_object, order_of, strides_differ
 from elastic.train.state_document import (
     Order,
-    decode,
     encode,
     entries_of,
     layer_versions,
-    with_layer_versions,
 )
 
 VERSION = 2  # 1 had neither the order of dicts nor strides, and not the versions of layers
-# How an object's load_state_dict may say that a state is not its own.
-LOAD_ERRORS = RuntimeError, LookupError, ArithmeticError, AttributeError, ValueError, TypeError
 
 T = TypeVar("T")
 
@@ -196,7 +194,7 @@ class State:
         document, layers = {}, {}
         for name, thing in sorted(self.objects.items()):
             value = thing.state_dict()
-            document[name] = encode(value, name, tensors, _order_of(thing) if exact else Order.FREE)
+            document[name] = encode(value, name, tensors, order_of(thing) if exact else Order.FREE)
             if isinstance(thing, nn.Module):
                 layers[name] = layer_versions(value)
         about: dict[str, Any] = {"version": VERSION, "layers": layers} if exact else {}
@@ -230,8 +228,14 @@ class State:
             )
         self._take_structure(flat)
         for name, thing in self.objects.items():
-            _load(name, thing, flat)
-            _put_back(name, thing, flat)
+            saved = SavedObject(
+                name=name,
+                document=flat.document[name],
+                tensors=flat.tensors,
+                versions=flat.about.get("layers", {}).get(name),
+                is_exact=flat.is_exact,
+            )
+            load_object(thing, saved)
         self._check_loaded(flat)
 
     def _take_structure(self, saved: FlatState) -> None:
@@ -255,85 +259,13 @@ class State:
         different = sorted(name for name in expected | now if expected.get(name) != now.get(name))
         if not different and saved.is_exact:
             different = sorted(
-                name for name, each in found.tensors.items() if _strides_differ(each, saved.tensors[name])
+                name for name, each in found.tensors.items() if strides_differ(each, saved.tensors[name])
             )
         if different:
             raise StateDoesNotFit(
                 "after load_state_dict the objects have another state; the first entry that differs is "
                 + _difference(different[0], saved, found)
             )
-
-
-def _order_of(thing: Stateful) -> Order:
-    if isinstance(thing, nn.Module):
-        return Order.MODULE
-    return Order.FREE if isinstance(thing, WITH_SETTINGS) else Order.KEPT
-
-
-def _load(name: str, thing: Stateful, flat: FlatState) -> None:
-    """`flat` may hold views of a slot that will be overwritten, so no object may keep them.
-
-    Modules copy on load. That is verified, because a module may keep what it is given (as extra
-    state, for instance). Every other object gets copies: optimizers do keep what they are given.
-    """
-    is_module = isinstance(thing, nn.Module)
-    versions = flat.about.get("layers", {}).get(name) or layer_versions(thing.state_dict())
-
-    def saved(*, copy: bool) -> Any:
-        tensors = flat.tensors
-        try:
-            value = decode(flat.document[name], lambda each: tensors[each].clone() if copy else tensors[each])
-            return with_layer_versions(value, versions) if is_module else value
-        except LOAD_ERRORS as error:
-            raise CheckpointDamaged(f"the saved state of {name} makes no sense: {error}") from error
-
-    value = saved(copy=not is_module)
-    try:
-        thing.load_state_dict(value)
-        if is_module and _keeps_any(thing, flat.tensors):
-            thing.load_state_dict(saved(copy=True))
-    except torch.OutOfMemoryError:
-        raise  # the machine's failure; a restart may help
-    except LOAD_ERRORS as error:
-        raise StateDoesNotFit(f"{name} does not take it: {error}") from error
-
-
-def _put_back(name: str, thing: Stateful, flat: FlatState) -> None:
-    """Give the tensors that an object now has the strides that were saved, and the dtypes.
-
-    A module keeps the dtype of its parameters, which is the recipe's choice. An optimizer casts
-    what it loads to the dtype of its parameters, and thereby rounds float32 state of bfloat16
-    parameters (NAdam's mu_product, ASGD's eta). It keeps the strides of what it loads, a module
-    those that it was built with.
-    """
-    held: dict[str, Tensor] = {}
-    is_module = isinstance(thing, nn.Module)
-    if isinstance(thing, nn.Module):
-        # Its own tensors: those in its state_dict are detached, and a change would not reach it.
-        own = {**dict(thing.named_parameters()), **dict(thing.named_buffers())}
-        held = {f"{name}.{entry}": tensor for entry, tensor in own.items()}
-    else:
-        encode(thing.state_dict(), name, held, _order_of(thing) if flat.is_exact else Order.FREE)
-    for entry, tensor in held.items():
-        saved = flat.tensors.get(entry)
-        if saved is None or saved.shape != tensor.shape:
-            continue
-        is_cast = tensor.dtype != saved.dtype and not is_module
-        is_laid_out_otherwise = (
-            flat.is_exact and _strides_differ(tensor, saved) and _has_all_its_memory(tensor)
-        )
-        if is_cast or is_laid_out_otherwise:
-            dtype = saved.dtype if is_cast else tensor.dtype
-            tensor.data = saved.to(device=tensor.device, dtype=dtype, copy=True)
-
-
-def _strides_differ(one: Tensor, other: Tensor) -> bool:
-    return dense_strides(one.shape, one.stride()) != dense_strides(other.shape, other.stride())
-
-
-def _has_all_its_memory(tensor: Tensor) -> bool:
-    """No other tensor is a view of the same memory, which a new one would leave behind."""
-    return tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 def _difference(entry: str, saved: FlatState, found: FlatState) -> str:
@@ -369,17 +301,6 @@ def _first_difference(path: str, one: Any, other: Any) -> str:
 
 def _listed(names: Mapping[str, Any]) -> str:
     return ", ".join(sorted(names)) or "none"
-
-
-def _keeps_any(thing: Stateful, given: Mapping[str, Tensor]) -> bool:
-    """Whether its state now holds memory that it was given."""
-    held: dict[str, Tensor] = {}
-    encode(thing.state_dict(), "", held, Order.FREE)
-    return not _storages(held).isdisjoint(_storages(given))
-
-
-def _storages(tensors: Mapping[str, Tensor]) -> set[int]:
-    return {tensor.untyped_storage().data_ptr() for tensor in tensors.values() if tensor.numel()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

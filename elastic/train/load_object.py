@@ -1,0 +1,120 @@
+"""An object's load_state_dict gets what its state_dict gave; what it changes by it is put back.
+
+It keeps nothing of the memory that the state lies in. It does not promise that the object then has
+the state that was saved: state.py compares.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elastic.errors import CheckpointDamaged, StateDoesNotFit
+from elastic.snapshot.image import dense_strides
+from elastic.train.as_built import WITH_SETTINGS
+from elastic.train.state_document import Order, decode, encode, layer_versions, with_layer_versions
+
+# How an object's load_state_dict may say that a state is not its own.
+LOAD_ERRORS = RuntimeError, LookupError, ArithmeticError, AttributeError, ValueError, TypeError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedObject:
+    """What was saved of the object `name`. versions: of a module's layers, None if not known.
+
+    tensors: of all objects, perhaps views of a slot that will be overwritten. is_exact: the strides
+    and the order of dicts are those that were saved.
+    """
+
+    name: str
+    document: Any
+    tensors: Mapping[str, Tensor]
+    versions: Any
+    is_exact: bool
+
+
+def order_of(thing: Any) -> Order:
+    if isinstance(thing, nn.Module):
+        return Order.MODULE
+    return Order.FREE if isinstance(thing, WITH_SETTINGS) else Order.KEPT
+
+
+def load_object(thing: Any, saved: SavedObject) -> None:
+    """Modules copy on load. That is verified, because a module may keep what it is given (as extra
+    state, for instance). Every other object gets copies: optimizers do keep what they are given.
+
+    Raises StateDoesNotFit when the object refuses the state, CheckpointDamaged when it is none.
+    """
+    is_module = isinstance(thing, nn.Module)
+    value = _decoded(thing, saved, copy=not is_module)
+    try:
+        thing.load_state_dict(value)
+        if is_module and _keeps_any(thing, saved.tensors):
+            thing.load_state_dict(_decoded(thing, saved, copy=True))
+    except torch.OutOfMemoryError:
+        raise  # the machine's failure; a restart may help
+    except LOAD_ERRORS as error:
+        raise StateDoesNotFit(f"{saved.name} does not take it: {error}") from error
+    _put_back(thing, saved)
+
+
+def _decoded(thing: Any, saved: SavedObject, *, copy: bool) -> Any:
+    tensors = saved.tensors
+    try:
+        value = decode(saved.document, lambda each: tensors[each].clone() if copy else tensors[each])
+        if isinstance(thing, nn.Module):
+            return with_layer_versions(value, saved.versions or layer_versions(thing.state_dict()))
+    except LOAD_ERRORS as error:
+        raise CheckpointDamaged(f"the saved state of {saved.name} makes no sense: {error}") from error
+    return value
+
+
+def _put_back(thing: Any, saved: SavedObject) -> None:
+    """Give the tensors that an object now has the strides that were saved, and the dtypes.
+
+    A module keeps the dtype of its parameters, which is the recipe's choice. An optimizer casts
+    what it loads to the dtype of its parameters, and thereby rounds float32 state of bfloat16
+    parameters (NAdam's mu_product, ASGD's eta). It keeps the strides of what it loads, a module
+    those that it was built with.
+    """
+    held: dict[str, Tensor] = {}
+    is_module = isinstance(thing, nn.Module)
+    if isinstance(thing, nn.Module):
+        # Its own tensors: those in its state_dict are detached, and a change would not reach it.
+        own = {**dict(thing.named_parameters()), **dict(thing.named_buffers())}
+        held = {f"{saved.name}.{entry}": tensor for entry, tensor in own.items()}
+    else:
+        encode(thing.state_dict(), saved.name, held, order_of(thing) if saved.is_exact else Order.FREE)
+    for entry, tensor in held.items():
+        before = saved.tensors.get(entry)
+        if before is None or before.shape != tensor.shape:
+            continue
+        is_cast = tensor.dtype != before.dtype and not is_module
+        is_laid_out_otherwise = (
+            saved.is_exact and strides_differ(tensor, before) and _has_all_its_memory(tensor)
+        )
+        if is_cast or is_laid_out_otherwise:
+            dtype = before.dtype if is_cast else tensor.dtype
+            tensor.data = before.to(device=tensor.device, dtype=dtype, copy=True)
+
+
+def strides_differ(one: Tensor, other: Tensor) -> bool:
+    return dense_strides(one.shape, one.stride()) != dense_strides(other.shape, other.stride())
+
+
+def _has_all_its_memory(tensor: Tensor) -> bool:
+    """No other tensor is a view of the same memory, which a new one would leave behind."""
+    return tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def _keeps_any(thing: Any, given: Mapping[str, Tensor]) -> bool:
+    """Whether its state now holds memory that it was given."""
+    held: dict[str, Tensor] = {}
+    encode(thing.state_dict(), "", held, Order.FREE)
+    return not _storages(held).isdisjoint(_storages(given))
+
+
+def _storages(tensors: Mapping[str, Tensor]) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors.values() if tensor.numel()}
