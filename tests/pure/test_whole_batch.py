@@ -33,12 +33,12 @@ class NoPage:
         pass
 
 
-def first_step(net, *, watched=True):
+def first_step(net, *, watched=True, **others):
     """The first step of a run of 24 samples in 4 shards, and what it needs."""
     order = SampleOrder(seed=5, samples=24, global_batch=24, shards=4, epochs=1, tail=Tail.DROP)
     draw = torch.Generator().manual_seed(3)
     tensors = torch.randn(24, 6, generator=draw), torch.randint(3, (24,), generator=draw)
-    state = State(net=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
+    state = State(net=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), **others)
     exchange = Exchange(shards=4, world_size=1, rank=0, group=None)
     contract = Contract(state, global_batch=24, shards=4)
     parts = StepParts(
@@ -82,7 +82,7 @@ def mean(model, batch):
 @pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu")])
 def test_a_mean_over_samples_gives_the_gradient_of_the_whole_batch(scaler):
     model = net()
-    step = first_step(model)
+    step = first_step(model, **({} if scaler is None else {"scaler": scaler}))
 
     step.mean_loss(lambda batch: mean(model, batch), scaler=scaler)
 

@@ -22,3 +22,4 @@ run.print(
 model = torch.nn.Linear(4, 4)
 for step in run.steps(run.data(TensorDataset(torch.randn(16, 4)), epochs=1), elastic.State(model=model)):
     step.mean_loss(lambda batch: (model(batch.data[0]) - batch.data[0]).pow(2).mean())
+    model.zero_grad()  # nothing is learned
