@@ -27,6 +27,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from step_checks import checks
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
@@ -104,7 +105,11 @@ def main() -> None:
         "--save-every", default="100000steps", help="of our runs; the last state is saved in any case"
     )
     parser.add_argument("--audit", help="measure audits instead: auto or Nsteps")
+    parser.add_argument("--checks", action="store_true", help="measure the checks of a step alone")
     args = parser.parse_args()
+    if args.checks:
+        Console().print(checks())
+        return
     if args.audit is not None:
         Console().print(audits(args))
         return
@@ -127,6 +132,7 @@ def main() -> None:
         each = " ".join(f"{ratio:.2f}" for ratio in ratios)
         table.add_row(str(shards), f"{a:.3f}", f"{b:.3f}", f"{statistics.median(ratios):.2f}", each)
     Console().print(table)
+    Console().print(checks())
 
 
 if __name__ == "__main__":
