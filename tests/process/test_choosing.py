@@ -32,10 +32,11 @@ def test_an_own_order_and_what_an_evaluation_decides_survive_a_kill_and_a_resume
     """One worker without a stop, beside two workers of which one is killed, and then three.
 
     The evaluation's bits reach the state through ReduceLROnPlateau and the choice of the best
-    weights: an evaluation that depended on the number of workers would change the digest.
+    weights, and end the run early: one that depended on the number of workers would change the
+    digest and the last step.
     """
     calm, stormy = drills(tmp_path / "calm"), drills(tmp_path / "stormy")
-    recipe = {"recipe": recipes / "choosing.py", "arguments": ("order",)}
+    recipe = {"recipe": recipes / "choosing.py", "arguments": ("order",), "env": {"CHOOSING": "40 70"}}
     calm.start(**recipe).ends_with(0)
     stormy.shut(9)
     kill = ("--faults", "step 5 rank 1 backward: kill")
@@ -44,7 +45,8 @@ def test_an_own_order_and_what_an_evaluation_decides_survive_a_kill_and_a_resume
 
     expected = result_of(calm)
     assert result_of(stormy) == expected
-    assert len(expected[1]) == 14
+    assert calm.values("stopped", "step", "steps") == stormy.values("stopped", "step", "steps") == [(24, 40)]
+    assert len(expected[1]) == 24
     assert len({rate for _, rate in expected[2]}) > 1  # the evaluation did decide something
     assert expected[3]
 

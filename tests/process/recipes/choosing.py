@@ -2,7 +2,7 @@
 
 Its argument: `weights` (drawn with replacement) or `order` (a curriculum whose epochs grow and draw
 random numbers). A held-out part is evaluated in each epoch, with the model left in training mode;
-ReduceLROnPlateau reads its loss, and the best weights are kept.
+ReduceLROnPlateau reads its loss, the best weights are kept, and with `order` the run stops early.
 
 Environment variables, besides TINY_GATES of tiny.py; a file of settings could say the same:
 
@@ -20,6 +20,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import elastic
+
+PATIENCE = 2  # epochs
 
 
 class Descent(torch.optim.Optimizer):
@@ -61,7 +63,7 @@ def main() -> None:
     data = run.data(TensorDataset(inputs, labels), steps=steps, tail="pad", **chosen)
     model = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.Dropout(0.2), nn.Linear(12, 3))
     best = nn.Linear(12, 3)
-    values = elastic.Values(best=1e9)
+    values = elastic.Values(best=1e9, worse=0)
     optimizer = Descent(list(model.parameters()), lr=2.0)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
 
@@ -80,6 +82,9 @@ def main() -> None:
                 values.best = loss
                 best.load_state_dict(model[-1].state_dict())
             step.log(held_out=loss, rate=optimizer.param_groups[0]["lr"])
+            values.worse = 0 if loss == values.best else values.worse + 1
+            if choice == "order" and values.worse == PATIENCE:
+                break
     run.print("at the end", run.evaluate(held_out, loss_of).hex())
 
 
