@@ -16,11 +16,10 @@ facebookresearch/barlowtwins.
         --optimizer lars --global-batch 2048 --shards 32 --epochs 300 --workers 8 --amp
 """
 
-import argparse
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ import torchvision
 from barlow_data import Source, load_data
 from barlow_lars import LARS
 from barlow_probe import probe_backbone, save_backbone
+from recipe_settings import not_a_rate, option, parse, too_small
 from torch import Tensor, nn
 
 import elastic
@@ -40,10 +40,6 @@ import elastic
 DEFAULT_LRS = {"adamw": (2e-3, 2e-3), "lars": (0.2, 1.2)}
 DEFAULT_PROJECTORS = {"tiny": "256-256", "resnet18": "2048-2048-2048", "resnet50": "8192-8192-8192"}
 FINAL_LR_SHARE = 0.001
-
-
-def option(default: Any, text: str, *choices: str) -> Any:
-    return field(default=default, metadata={"help": text, "choices": choices or None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,34 +67,18 @@ class Settings:
     @staticmethod
     def parse(arguments: Sequence[str] | None = None) -> "Settings":
         """From the command line; a value that makes no sense ends in exit code 2 and a message."""
-        parser = argparse.ArgumentParser(
-            prog="barlow.py",
-            description="Barlow Twins on digits, CIFAR-10 or a folder of images.",
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        return parse(
+            Settings, "barlow.py", "Barlow Twins on digits, CIFAR-10 or a folder of images.", arguments
         )
-        for setting in fields(Settings):
-            assert setting.default is not MISSING
-            parser.add_argument("--" + setting.name.replace("_", "-"), **_argument(setting.default, setting))
-        settings = Settings(**vars(parser.parse_args(arguments)))
-        problem = settings.problem()
-        if problem is not None:
-            parser.error(problem)
-        return settings
 
     def problem(self) -> str | None:
         """What is wrong with the values together, or None."""
-        for name in ("epochs", "global_batch", "shards", "print_every"):
-            if getattr(self, name) < 1:
-                return f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}"
-        if self.workers < 0 or self.seed < 0:
-            return f"--workers and --seed must not be negative (found {self.workers} and {self.seed})"
+        wrong = too_small(self, epochs=1, global_batch=1, shards=1, print_every=1, workers=0, seed=0)
+        wrong = wrong or not_a_rate(self, "lr", "lr_biases", "weight_decay", "lambd")
+        if wrong:
+            return wrong
         if not 0 <= self.warmup < 1:
             return f"--warmup is a fraction of the run in [0, 1), not {self.warmup}"
-        for name in ("lr", "lr_biases", "weight_decay", "lambd"):
-            if not 0 <= getattr(self, name) < math.inf:
-                return (
-                    f"--{name.replace('_', '-')} must be finite and not negative, not {getattr(self, name)}"
-                )
         if self.data != "digits" and not self.data_dir:
             return f"--data {self.data} needs --data-dir, the folder where the images are"
         if self.data == "digits" and self.data_dir:
@@ -124,12 +104,6 @@ class Settings:
         weights, biases = DEFAULT_LRS[self.optimizer]
         scale = self.global_batch / 256 if self.optimizer == "lars" else 1.0
         return (self.lr or weights) * scale, (self.lr_biases or biases) * scale
-
-
-def _argument(default: Any, setting: Any) -> dict[str, Any]:
-    if isinstance(default, bool):
-        return {"action": "store_true", "help": setting.metadata["help"]}
-    return {"default": default, "type": type(default), **setting.metadata}
 
 
 class BarlowTwins(nn.Module):

@@ -16,7 +16,7 @@ import pytest
         (["--lr", "-1"], "must be finite and not negative"),
         (["--lr-biases", "inf"], "must be finite"),
         (["--lambd", "nan"], "must be finite"),
-        (["--seed", "-1"], "must not be negative"),
+        (["--seed", "-1"], "--seed must be at least 0, not -1"),
         (["--data", "mnist"], "invalid choice: 'mnist'"),
         (["--data", "cifar10"], "needs --data-dir"),
         (["--data-dir", "images"], "--data digits reads none"),
