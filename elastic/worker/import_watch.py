@@ -10,7 +10,8 @@ The fork server noted which modules each import brought with it. A module that c
 import of the recipe's is there under plain python as well. Modules of the standard library count as
 independent of settings, and those of this library read none when they are imported.
 
-It does not see settings that are made after `elastic.start`, nor what C code sets.
+It does not see settings that are made after `elastic.start` (in a script without this library:
+after the import of torch), nor what C code sets.
 """
 
 import builtins
@@ -37,11 +38,19 @@ _watches: list["ImportWatch"] = []  # the one of this process, from its start un
 
 class ImportWatch:
     """brought: which modules each import of the fork server's loaded, by its name. begin_again: is
-    given a reason, and ends this interpreter.
+    given a reason, and ends this interpreter. is_recipe: elastic.start will be called. In another
+    script the import of torch ends the watch, because the script may train from there on.
     """
 
-    def __init__(self, brought: Mapping[str, Sequence[str]], begin_again: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        brought: Mapping[str, Sequence[str]],
+        begin_again: Callable[[str], None],
+        *,
+        is_recipe: bool = True,
+    ) -> None:
         self._brought = brought
+        self._is_recipe = is_recipe
         self._begin_again = begin_again
         self._inherited: dict[str, ModuleType | None] = {}
         self._seen: set[str] = set()  # inherited modules that plain python would have loaded by now
@@ -69,7 +78,13 @@ class ImportWatch:
             name.startswith(LAZY_SETTINGS) for name in self._variables.changed
         ):
             self._look_at([LAZY], "elastic.start")
-        builtins.__import__, importlib.import_module = self._originals
+        self._stop()
+
+    def _stop(self) -> None:
+        if builtins.__import__ == self._import:  # and nobody has replaced it meanwhile
+            builtins.__import__ = self._originals[0]
+        if importlib.import_module == self._import_module:
+            importlib.import_module = self._originals[1]
         self._variables.stop()
         _watches.remove(self)
 
@@ -107,17 +122,12 @@ class ImportWatch:
         """The first import of inherited modules, at this place."""
         if modules[0].partition(".")[0] not in INDEPENDENT:
             change = self._change()
-            if change and self._may_begin_again():
+            if change and os.getpid() == self._pid:  # and not in a child of the worker's
                 self._begin_again(f"{place} imports {modules[0]} after the recipe {change}")
         for module in modules:
             self._seen.update([module, *self._brought.get(module, ())])
-
-    def _may_begin_again(self) -> bool:
-        """Not in a child of the worker's, and not in a plain script that has joined a group."""
-        dist: Any = sys.modules.get("torch.distributed")
-        return os.getpid() == self._pid and not (
-            dist is not None and dist.is_available() and dist.is_initialized()
-        )
+        if not self._is_recipe and "torch" in self._seen and self in _watches:
+            self._stop()
 
     def _change(self) -> str:
         """What the recipe has changed that an import may depend on, in words; else nothing."""

@@ -77,13 +77,14 @@ def run_recipe(
         setattr(sys, name, unbuffered(descriptor, getattr(sys, name)))
     sys.argv = [recipe, *arguments]
     sys.path[0] = str(Path(recipe).resolve().parent)
-    if launch.preflight is not None or (launch.agent is not None and launch.agent.imports_library):
+    is_recipe = launch.preflight is not None or (launch.agent is not None and launch.agent.imports_library)
+    if is_recipe:
         global_random.seed_alike()
     elif brought is not None:
         global_random.seed_from_entropy()
     if brought is not None:
         as_started = [recipe, *arguments], str(Path.cwd()), environment.variables()
-        ImportWatch(brought, partial(begin_again, *as_started)).start()
+        ImportWatch(brought, partial(begin_again, *as_started), is_recipe=is_recipe).start()
     script_end.fail_with(partial(end_failed, launch))
     try:
         run_script(recipe)

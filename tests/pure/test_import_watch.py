@@ -40,10 +40,10 @@ def folder(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def reason_of(text, folder, *, finish=False):
+def reason_of(text, folder, *, finish=False, is_recipe=True):
     """What a recipe of this text is told; None where it runs to its end."""
     brought = {"inherited": ["inherited", "brought"], "torch": ["torch"]}
-    watch = ImportWatch(brought, begin_again)
+    watch = ImportWatch(brought, begin_again, is_recipe=is_recipe)
     before = dict(os.environ), sys.modules.get("brought")
     watch.start()
     try:
@@ -130,6 +130,14 @@ def test_elastic_start_counts_as_an_import_of_torch(folder, monkeypatch, text, s
         monkeypatch.setitem(sys.modules, name, sys.modules["json"])
     reason = reason_of(text, folder, finish=True)
     assert reason is None if says is None else says in reason
+
+
+def test_a_script_without_the_library_begins_again_only_before_it_imports_torch(folder, monkeypatch):
+    """It may have trained for hours when it sets a variable and imports the next module."""
+    monkeypatch.setitem(sys.modules, "torch", sys.modules["json"])
+    before, after = "os.environ['NEW'] = '1'", "import torch"
+    assert reason_of(f"import os\n{before}\n{after}\nimport inherited", folder, is_recipe=False) is not None
+    assert reason_of(f"import os\n{after}\n{before}\nimport inherited", folder, is_recipe=False) is None
 
 
 def test_a_child_of_the_worker_never_begins_again(folder, monkeypatch):
