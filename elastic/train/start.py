@@ -117,9 +117,10 @@ def _explain(kind: type[BaseException], error: BaseException, trace: TracebackTy
     if not isinstance(error, ElasticError):
         sys.__excepthook__(kind, error, trace)
         return
-    print(f"error: {printable(str(error))}", file=sys.stderr)
+    # torch's hook, which calls this one, collects what is written to sys.stderr until it returns,
+    # and this one does not.
+    print(f"error: {printable(str(error))}", file=sys.__stderr__, flush=True)
     sys.stdout.flush()
-    sys.stderr.flush()
     # A normal exit would wait for threads that wait for peers that are gone, and an excepthook
     # cannot set the exit code otherwise.
     is_for_agents = error.exit_code in (EXIT_DIVERGED, EXIT_RECIPE)

@@ -98,7 +98,7 @@ def test_a_recipe_that_differs_again_ends_the_run_at_once(drill, recipes):
     assert "draw random numbers from a generator of their own" in agent.output
     assert drill.values("generation_started", "cause", "restarts") == [("start", 0), ("ranks differed", 0)]
     assert drill.values("divergence_judged", "step", "nodes", "verdict") == [(5, [], "recipe")]
-    assert max(step for (step,) in drill.values("checkpoint_committed", "step")) <= 4
+    assert max((step for (step,) in drill.values("checkpoint_committed", "step")), default=0) <= 4
     _, report = drill.inspects("report", drill.run.url)
     assert report["divergences"] == [{"step": 5, "node": None, "entry": "model.weight", "verdict": "recipe"}]
 
@@ -117,3 +117,21 @@ def test_a_finished_step_is_kept_though_its_workers_died_before_they_compared_it
 
     drill.is_like(undisturbed)
     assert drill.values("restored", "step", "lost_steps")[1] == (9, 0)
+
+
+def test_under_torchrun_ranks_that_differ_fail_with_the_sentence(drill, recipes):
+    """There is no agent to do the steps again: the exit code is that of any failure, and what
+    torchrun starts anew begins from a checkpoint.
+    """
+    torchrun = drill.start_torchrun(
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(recipes / "ranked.py"),
+        env={"ELASTIC_RUN_DIR": drill.run.url},
+    )
+    torchrun.ends_with(1)
+
+    assert "the first entry that differs is model.weight" in torchrun.output, torchrun.output
+    assert "exitcode  : 1 " in torchrun.output
+    assert max((step for (step,) in drill.values("checkpoint_committed", "step")), default=0) <= 4
