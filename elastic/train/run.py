@@ -44,8 +44,9 @@ from elastic.train.consistency import Comparison
 from elastic.train.evaluation import Evaluation
 from elastic.train.flip import flip
 from elastic.train.inherit import Inheritance
-from elastic.train.loop import Loop, Rank0Output
+from elastic.train.loop import Loop
 from elastic.train.loop_end import LoopEnd
+from elastic.train.loop_parts import LoopParts, Rank0Output
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import LocalSnapshots, Restorer
 from elastic.train.schedule import ComparisonSchedule, SnapshotSchedule
@@ -265,9 +266,7 @@ class Run:
         uploader.close()
         if self.is_first and self._is_alone:
             # With an agent, the agent records and says it once the recipe has ended well.
-            steps, order = loop.last_step, loop.loader.order
-            epochs = order.epochs if loop.stopped is None else order.position(steps + 1)[0]
-            self._log.record(RunFinished(steps=steps, epochs=epochs, digest=loop.digest))
+            self._log.record(RunFinished(steps=loop.last_step, epochs=loop.epochs, digest=loop.digest))
             if loop.stopped is not None:
                 print(f"{loop.stopped}: digest {loop.digest[:16]}", flush=True)
         random_streams.enter(self._identity.seed, "after")
@@ -319,7 +318,7 @@ class Run:
         trace = None
         if self._check is not None:
             trace = StateTrace(self._check, writes=self.is_first, agent_pid=link.pid, clock=clock)
-        return Loop(
+        parts = LoopParts(
             loader=loader,
             state=state,
             groups=self._groups,
@@ -337,9 +336,9 @@ class Run:
             faults=faults,
             commits_drains=self._is_alone,
             run_id=self._identity.run_id,
-            stopped=self._read_stop(store, clock),
             trace=trace,
         )
+        return Loop(parts, self._read_stop(store, clock))
 
     def _read_stop(self, store: Store, clock: Clock) -> StopRecord | None:
         """Rank 0 reads it for all ranks."""

@@ -1,0 +1,68 @@
+"""What one rank's loop is made of, for the modules that share the work of a step.
+
+The parts stay the same for the whole generation; build_loop.py puts them together.
+"""
+
+from dataclasses import dataclass
+
+from elastic.data.loader import Loader
+from elastic.divergence import Divergence
+from elastic.faults.inject import WorkerFaults
+from elastic.observe.log import EventLog
+from elastic.observe.metrics import Metrics
+from elastic.storage.store import Store
+from elastic.system.clock import Clock
+from elastic.system.control_page import ControlPage
+from elastic.train.audit_schedule import AuditSchedule
+from elastic.train.checkpointing import Checkpointing
+from elastic.train.consistency import Comparison
+from elastic.train.process_groups import ProcessGroups
+from elastic.train.restore import Restorer
+from elastic.train.schedule import ComparisonSchedule, SnapshotSchedule
+from elastic.train.snapshotting import Snapshotting
+from elastic.train.state import State
+from elastic.train.trace import StateTrace
+from elastic.worker.heartbeat import HeartbeatSender
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank0Output:
+    """What rank 0 alone writes, and decides for all ranks. store: of the run directory."""
+
+    store: Store
+    log: EventLog
+    checkpointing: Checkpointing
+    schedule: SnapshotSchedule
+    audits: AuditSchedule
+    comparing: ComparisonSchedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopParts:
+    """The parts of one rank in one generation.
+
+    redo: because of what the first steps are done again, if this node knows of it. output: on rank
+    0 alone. metrics: on rank 0, and where nodes share no folder a copy on each other node.
+    snapshotting: on one worker of each node. faults: None without a plan. commits_drains: this
+    process commits a drained state itself, since it has no agent. trace: where `elastic-train
+    check` tries the recipe, else None.
+    """
+
+    loader: Loader
+    state: State
+    groups: ProcessGroups
+    node: str
+    generation: int
+    run_id: str
+    redo: Divergence | None
+    clock: Clock
+    page: ControlPage
+    heartbeat: HeartbeatSender
+    restorer: Restorer
+    comparison: Comparison
+    output: Rank0Output | None
+    metrics: Metrics | None
+    snapshotting: Snapshotting | None
+    faults: WorkerFaults | None
+    commits_drains: bool
+    trace: StateTrace | None

@@ -1,0 +1,71 @@
+"""A generation goes on from the newest state, or refuses: of another recipe, data or rank.
+
+All that is compared with other ranks is compared here, before the first step.
+"""
+
+from dataclasses import dataclass
+
+from elastic.checkpoint.stop_record import StopRecord
+from elastic.data.record import check_ranks, check_resume, record_of
+from elastic.events import Restored, RunStarted, SettingsIgnored
+from elastic.observe.metrics import Metrics
+from elastic.train import as_built, refuse, restore_reasons
+from elastic.train.loop_parts import LoopParts, Rank0Output
+from elastic.train.restore import ResumePoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Where training goes on. first_new: the first step that was never trained; rank 0 knows it."""
+
+    point: ResumePoint
+    first_new: int
+
+
+def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
+    """Restore the newest state on all ranks, and say what a user must know of it.
+
+    stopped: where the recipe ended the run, if it did. Raises UsageError for a recipe, data or
+    objects that do not go on from that state, and what a restore raises.
+    """
+    refuse.modules(parts.state, parts.groups.device)
+    built = parts.state.begin()  # refuses before anything is trained or written
+    as_built.check_alike(parts.groups.all_gather(built))
+    began_s, order, output = parts.clock.monotonic(), parts.loader.order, parts.output
+    if output is not None:
+        sizes = {"global_batch": order.global_batch, "shards": order.shards}
+        output.log.record(RunStarted(steps=order.steps, epochs=order.epochs, seed=order.seed, **sizes))
+    check_ranks(parts.groups.all_gather(record_of(order, 0)))
+    point = parts.restorer.restore(parts.state)
+    said = "" if point.data is None else check_resume(point.data, order, point.step)
+    parts.page.set_step(parts.groups.local_rank, point.step)
+    highest = 0 if parts.metrics is None else _rewind(parts.metrics, point)
+    first_new = max(point.step, highest) + 1
+    if output is not None:
+        if said:
+            print(said)
+        if stopped is not None and point.step >= stopped.step:
+            print(f"this run was {stopped}: no step is left", flush=True)
+        output.checkpointing.resume(point.step, point.source)
+        lost_steps, seconds = first_new - 1 - point.step, parts.clock.monotonic() - began_s
+        output.log.record(
+            Restored(step=point.step, source=point.source, lost_steps=lost_steps, seconds=seconds)
+        )
+        _report_ignored(parts, output, point.step)
+    return Resumed(point=point, first_new=first_new)
+
+
+def _report_ignored(parts: LoopParts, output: Rank0Output, step: int) -> None:
+    ignored = parts.state.ignored
+    if ignored:
+        output.log.record(SettingsIgnored(step=step, settings=ignored))
+        print(restore_reasons.ignored(ignored, parts.restorer.run_url))
+
+
+def _rewind(metrics: Metrics, resumed: ResumePoint) -> int:
+    """Cut the metrics back to the resumed step; returns the highest step that they had."""
+    written = metrics.rewind(resumed.step)
+    if resumed.line is not None and written == resumed.step - 1:
+        # Rank 0 died between this step's sums and its line. Another node's snapshot has the line.
+        metrics.append(resumed.line)
+    return written

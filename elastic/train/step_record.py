@@ -1,0 +1,84 @@
+"""A step that counts has one line in the metrics; its state has beside it what a resume needs."""
+
+import hashlib
+import math
+import struct
+
+import torch
+
+from elastic.data.record import record_of
+from elastic.events import FirstStep
+from elastic.observe.step_line import StepLine
+from elastic.snapshot.slots import SnapshotInfo
+from elastic.train.loop_parts import LoopParts
+from elastic.train.resume import Resumed
+from elastic.train.step import Step, StepOutcome
+
+
+class StepRecorder:
+    """Keeps the chain value from step to step."""
+
+    def __init__(self, parts: LoopParts, resumed: Resumed) -> None:
+        self._parts = parts
+        self._chain = resumed.point.chain
+        self._first_new = resumed.first_new
+        self._data = -1, ""  # an epoch, and what stands beside a state of it
+        self._began_s = parts.clock.monotonic()
+
+    def record(self, step: Step, outcome: StepOutcome) -> SnapshotInfo:
+        """Write the step's line into the metrics; returns what stands beside the step's state."""
+        parts = self._parts
+        self._chain = _next_chain(self._chain, outcome)
+        seconds = parts.clock.monotonic() - self._began_s
+        line = StepLine(
+            step=step.number,
+            epoch=step.epoch,
+            loss=outcome.loss,
+            chain=self._chain[:16],
+            world_size=parts.groups.world_size,
+            generation=parts.generation,
+            time=parts.clock.wall(),
+            seconds=seconds,
+            audited=None if step.audit is None else True,
+            values=step.logged,
+        )
+        if parts.metrics is not None:
+            parts.metrics.append(line)
+        if parts.trace is not None:
+            parts.trace.add(line, parts.state.flatten(), step)
+        if parts.output is not None:
+            parts.output.schedule.add_step(seconds)
+            parts.output.audits.add_step(seconds)
+            if step.audit is not None:
+                parts.output.audits.add_audit(step.audit.cost_s)
+            if step.number == self._first_new:
+                parts.output.log.record(FirstStep(step=step.number))
+        self._began_s = parts.clock.monotonic()
+        return self.info(step.number, step.epoch, line)
+
+    def info(self, step: int, epoch: int, line: StepLine | None) -> SnapshotInfo:
+        """line: the step's own, None where it has none."""
+        return SnapshotInfo(
+            step=step,
+            epoch=epoch,
+            generation=self._parts.generation,
+            world_size=self._parts.groups.world_size,
+            torch=torch.__version__,
+            chain=self._chain,
+            line=None if line is None else line.to_json(),
+            data=self._data_of(epoch),
+        )
+
+    def _data_of(self, epoch: int) -> str:
+        if self._data[0] != epoch:  # once in an epoch, and not in each step
+            self._data = epoch, record_of(self._parts.loader.order, epoch).to_json()
+        return self._data[1]
+
+
+def _next_chain(chain: str, outcome: StepOutcome) -> str:
+    """sha256 over the chain so far, the loss and the gradient norms, as bits."""
+    # All NaNs become one: which of two NaNs an addition passes on depends on their order.
+    numbers = [
+        math.nan if math.isnan(number) else number for number in (outcome.loss, *outcome.gradient_norms)
+    ]
+    return hashlib.sha256(bytes.fromhex(chain) + struct.pack(f"<{len(numbers)}d", *numbers)).hexdigest()
