@@ -72,8 +72,9 @@ Compute = Callable[[Call, Batch], Tensor]
 class Auditor:
     """Begins the audits of one rank in one generation.
 
-    redo: because of what the first steps of this generation are done again, where this node knows
-    of it. log: on rank 0 alone.
+    compare: compares the states of all ranks as they were before the step, and raises if they
+    differ. redo: because of what the first steps of this generation are done again, where this node
+    knows of it. log: on rank 0 alone.
     """
 
     groups: ProcessGroups
@@ -85,6 +86,7 @@ class Auditor:
     clock: Clock
     node: str
     generation: int
+    compare: Callable[[], None]
     redo: Divergence | None
     log: EventLog | None
 
@@ -234,6 +236,8 @@ class StepAudit:
 
     def _fail(self, failed: list[int], calls: list[int], backward: Backward) -> None:
         """Compute the shards of these ranks once more, judge, and raise the same on every rank."""
+        # States that differ since an earlier step make results differ that are each right.
+        self._auditor.compare()
         groups, state = self._auditor.groups, self._auditor.state
         found: list[Computation | None] = [None] * 4
         if groups.rank in failed:

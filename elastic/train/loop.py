@@ -233,9 +233,20 @@ class Loop:
             clock=parts.clock,
             node=parts.node,
             generation=parts.generation,
+            compare=self._compare_states,
             redo=parts.redo,
             log=None if parts.output is None else parts.output.log,
         )
+
+    def _compare_states(self) -> None:
+        """Before the update of the open step: all ranks had the same state after the one before.
+
+        Raises StatesDiffer or RecipeNotExact on every rank if they had not.
+        """
+        self._of_steps.buffers.load()  # the step may have changed them already
+        if self._last is not None:  # in its first step a generation has just compared them
+            self._saving.vote(self._last.info, None)
+            self._agreement.compare()
 
     def _is_first_audited(self, step: int) -> bool:
         """Later steps learn it from the sum of the step before."""

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
-from elastic.errors import MachineFault, RecipeNotExact
+from elastic.errors import MachineFault, RecipeNotExact, StatesDiffer
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.system.clock import SystemClock
@@ -98,10 +98,18 @@ class Training:
             clock=SystemClock(),
             node=f"node{member.rank}",
             generation=1,
+            compare=self.compare,
             redo=None,
             log=self.log if member.rank == 0 else None,
         )
         self.audits = audits
+
+    def compare(self):
+        """As the loop does: raise if the ranks' states differed before the step."""
+        self.parts.buffers.load()
+        states = self.auditor.groups.all_gather(checksum_of(self.auditor.state.flatten()).whole)
+        if len(set(states)) > 1:
+            raise StatesDiffer("the states differed before", None)
 
     def steps(self):
         batches = self.loader.steps(self.parts.exchange.own_shards, 1)
@@ -490,6 +498,28 @@ def test_one_flipped_bit_is_the_machines_of_the_rank_where_it_flipped(ranks, wor
     first = "what call 1 of the step returned" if where == "loss" else "the buffer net.1.running_mean"
     expected = [2, first, [f"node{world_size - 1}"]]
     assert ranks.run(world_size, errs, who, where, world_size) == [expected] * world_size
+
+
+def has_diverged(member):
+    """A weight of the last rank is another one before step 2; what a rank raises in that step."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    net = plain_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+    for step in Training(member, {"net": net, "optimizer": optimizer}).steps():
+        try:
+            step.mean_loss(lambda batch: classify(net, batch))
+        except (MachineFault, RecipeNotExact, StatesDiffer) as error:
+            return type(error).__name__
+        optimizer.step()
+        if member.rank == 1:
+            net[0].weight.data.mul_(1.5)
+    return "nothing"
+
+
+def test_ranks_whose_states_differ_already_are_told_that_and_no_recipe_is_blamed(ranks):
+    """Each rank repeats its own result, as with a recipe that depends on the rank."""
+    assert ranks.run(2, has_diverged) == ["StatesDiffer", "StatesDiffer"]
 
 
 def flips_a_vector(member, shards, world_size):

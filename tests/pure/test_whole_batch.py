@@ -62,6 +62,7 @@ def first_step(net, *, watched=True, **others):
         clock=SystemClock(),
         node="node",
         generation=1,
+        compare=lambda: None,
         redo=None,
         log=None,
     )
