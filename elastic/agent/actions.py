@@ -13,6 +13,7 @@ from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.watchdog import Watchdog
+from elastic.agent.repeated_error import came_back
 from elastic.agent.settings import Settings
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
@@ -27,7 +28,8 @@ from elastic.rendezvous.group import RunEnd, WorkerFailure
 from elastic.rendezvous.transitions import DIVERGED, NODE_LEFT
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
-from elastic.system.worker_error import read_errors
+from elastic.system.raised_error import RaisedError
+from elastic.system.worker_error import WorkerError, read_errors
 from elastic.uploader.client import UploaderProcess
 
 GROUP_POLL_S = 0.025
@@ -105,13 +107,15 @@ class NodeGeneration:
         self._parts.group.close(cause, step=self._parts.step, counts=False, failure=None)
         self.record_end(reason)
 
-    def fail(self, reason: str) -> RunEnd | None:
+    def fail(self, reason: str, before: list[RaisedError]) -> RunEnd | None:
         """A worker of this node failed: close the generation for all nodes.
 
-        Returns the end of the run where no restart is left.
+        before: the errors of this node's workers in the generation before. Returns the end of the
+        run where no restart is left, or none would help.
         """
         parts, limit = self._parts, self._parts.settings.options.max_restarts
         self.failure = self._first_failure(reason)
+        repeated = came_back(self._raised_by(self.failure.rank), before, limit)
         # The group learns of the failure before this node kills its workers, which takes a moment:
         # meanwhile the other nodes kill theirs.
         group = parts.group.close("failure", step=parts.step, counts=True, failure=self.failure)
@@ -122,14 +126,12 @@ class NodeGeneration:
             return None
         # The group counts the restarts. If it went on to a newer generation, this failure came too
         # late to count.
-        if group.generation != self.number or group.restarts <= limit:
+        if group.generation != self.number or (group.restarts <= limit and repeated is None):
             return None
         # The failure that the group recorded came first, perhaps on another node.
         self.failure = group.failure or self.failure
-        end = RunEnd(
-            exit_code=EXIT_FAILED,
-            reason=f"{reason}; that was failure {group.restarts} in a row without a new step, and --max-restarts is {limit}",
-        )
+        why = f"that was failure {group.restarts} in a row without a new step, and --max-restarts is {limit}"
+        end = RunEnd(exit_code=EXIT_FAILED, reason=f"{reason}; {repeated or why}")
         parts.group.end(end)
         return end
 
@@ -196,8 +198,19 @@ class NodeGeneration:
     @property
     def divergence(self) -> Divergence | None:
         """What the workers that ended know of a difference between ranks."""
-        errors = read_errors(self._parts.settings.error_folder(self.number), list(self.workers.exit_codes))
-        return next((error.divergence for error in errors if error.divergence is not None), None)
+        return next((error.divergence for error in self._errors if error.divergence is not None), None)
+
+    @property
+    def raised(self) -> list[RaisedError]:
+        """The errors of the workers that ended, of which each would come back."""
+        return [error.raised for error in self._errors if error.raised is not None]
+
+    def _raised_by(self, rank: int) -> RaisedError | None:
+        return next((error.raised for error in self._errors if error.rank == rank), None)
+
+    @property
+    def _errors(self) -> list[WorkerError]:
+        return read_errors(self._parts.settings.error_folder(self.number), list(self.workers.exit_codes))
 
     def _save_out_of_reach(self) -> None:
         """The group's state is out of reach, perhaps because all other nodes are gone.

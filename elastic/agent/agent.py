@@ -38,6 +38,7 @@ from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
 from elastic.rendezvous.transitions import DIVERGED, NODE_JOINED, NODE_LEFT
 from elastic.system.control_page import Settled
+from elastic.system.raised_error import RaisedError
 
 WORKER_POLL_S = 0.02
 WRONG_TIMES_TO_LEAVE = 2
@@ -81,6 +82,7 @@ class NodeAgent(LocalElasticAgent):
         # Consecutive failures without a new step which the restored state may have caused: all but
         # those by SIGKILL. The workers skip a state that was restored too often without progress.
         self._suspect_failures = 0
+        self._raised: list[RaisedError] = []  # by this node's workers in the generation before
         # Because of which the next workers do steps again; their agreement settles it.
         self._divergence: Divergence | None = None
         self._wrong_steps: list[int] = []  # after which this node was found to have been wrong
@@ -166,7 +168,9 @@ class NodeAgent(LocalElasticAgent):
                 case Action.FAIL | Action.END_RUN:
                     is_final = decision.action is Action.END_RUN
                     end = (
-                        generation.end_run(decision.reason) if is_final else generation.fail(decision.reason)
+                        generation.end_run(decision.reason)
+                        if is_final
+                        else generation.fail(decision.reason, self._raised)
                     )
                     self.failure = generation.failure
                     self._count(generation.failure)
@@ -319,6 +323,7 @@ class NodeAgent(LocalElasticAgent):
         self._generation.kill_workers()
         self._settle_divergence()
         self._divergence = self._generation.divergence or self._divergence
+        self._raised = self._generation.raised
         self.cut_short = self._generation.workers.was_cut_short
         self._generation = None
 

@@ -10,18 +10,23 @@ from pathlib import Path
 
 from elastic.divergence import Divergence
 from elastic.system.files import replace_whole
+from elastic.system.raised_error import RaisedError
 from elastic.system.untrusted import decode, encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerError:
-    """divergence: what the worker knows of a difference between ranks, if that ended it."""
+    """divergence: what the worker knows of a difference between ranks, if that ended it.
+
+    raised: an exception that is the program's own; None for one that a restart may mend.
+    """
 
     rank: int
     message: str
     traceback: str
     time: float  # seconds since 1970
     divergence: Divergence | None = None
+    raised: RaisedError | None = None
 
 
 def write_error(folder: Path, error: WorkerError) -> None:

@@ -21,6 +21,7 @@ from elastic.events import Stopped
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.system.phase import Phase
+from elastic.system.raised_error import ErrorPlace
 from elastic.train.agreement import Agreement
 from elastic.train.audit import Auditor
 from elastic.train.buffers import Buffers
@@ -52,6 +53,7 @@ class Loop:
         self.stopped = stopped
         self.digest = ""
         self._parts = parts
+        self._began_from: ResumePoint | None = None  # None until a state is restored
         self._open: Step | None = None  # the step whose body the recipe runs
         self._passed = 0  # the last step whose body is over
         self._last: SavedState | None = None  # of that step, if it is new
@@ -120,6 +122,17 @@ class Loop:
             return self._open.place
         return StepPlace(step=self._passed + 1, passes=0, computed=False)
 
+    @property
+    def error_place(self) -> ErrorPlace | None:
+        """Where an error is that ends the script now; None while a state is being restored."""
+        if self._began_from is None:
+            return None
+        passed = max(self._passed, self._began_from.step)
+        where = f"after step {passed}" if passed else "before step 1"
+        if self._open is not None:
+            where = f"in step {self._open.number}"
+        return ErrorPlace(where=where, resumed=self._began_from.step, has_older=self._began_from.has_older)
+
     def checksum(self) -> str:
         """Of the whole state, as it is now on this rank."""
         return checksum_of(self._parts.state.flatten()).whole
@@ -175,6 +188,7 @@ class Loop:
         parts, order = self._parts, self._parts.loader.order
         resumed = resume(parts, self.stopped)
         self._resumed: ResumePoint = resumed.point
+        self._began_from = resumed.point
         self._agreement = Agreement(
             comparison=parts.comparison,
             page=parts.page,

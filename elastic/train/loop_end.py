@@ -20,6 +20,7 @@ from opcode import opname
 from types import FrameType
 
 from elastic.errors import PeerLost, UsageError
+from elastic.system.raised_error import ErrorPlace
 from elastic.train.leaving import explain_loss
 from elastic.train.loop import Loop
 from elastic.train.step import Step
@@ -89,6 +90,9 @@ class LoopEnd:
         if not isinstance(error, PeerLost):
             return error
         return explain_loss(self._loop.groups, self._loop.place) or error
+
+    def error_place(self) -> ErrorPlace | None:
+        return self._loop.error_place
 
     @property
     def _is_left(self) -> bool:

@@ -71,6 +71,7 @@ class ResumePoint:
     metrics, if a snapshot kept it. data: what it was trained on, None where earlier code saved it.
     divergence: the difference between ranks because of which steps are done again.
     digest: of the checkpoint, if it was one. checksum: of the whole state, as the objects have it.
+    has_older: an older checkpoint than this state is committed.
     """
 
     step: int
@@ -81,6 +82,7 @@ class ResumePoint:
     divergence: Divergence | None = None
     digest: str = ""
     checksum: str = ""
+    has_older: bool = False
 
 
 class LocalSnapshots:
@@ -195,7 +197,8 @@ class Restorer:
             found = self._try(candidate, state, known)
             if isinstance(found, ResumePoint):
                 self.local.discard_newer(found.step)
-                return found
+                has_older = any(each.is_stored and each.step < found.step for each in candidates)
+                return replace(found, has_older=has_older)
             rejected.append(RejectedState(step=candidate.step, reason=found, is_stored=candidate.is_stored))
             self._report(rejected[-1])
         _check_nothing_found(available, known, restore_reasons.listed(rejected, self.run_url))

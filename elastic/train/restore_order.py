@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from elastic.checkpoint.record import CommitRecord
 from elastic.divergence import Divergence
-
-RESTORES_OF_ONE_STATE = 3
+from elastic.system.raised_error import RESTORES_OF_ONE_STATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

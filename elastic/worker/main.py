@@ -26,6 +26,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn, TextIO
 
 from elastic.config import environment
@@ -44,7 +45,7 @@ from elastic.system import global_random
 from elastic.system.clock import SystemClock
 from elastic.system.processes import die_with_parent
 from elastic.system.worker_error import WorkerError, write_error
-from elastic.worker import import_watch, script_end
+from elastic.worker import import_watch, own_error, script_end
 from elastic.worker.import_watch import ImportWatch
 
 
@@ -164,12 +165,16 @@ def begin_again(command: list[str], folder: str, variables: dict[str, str], reas
     os.execv(sys.executable, [sys.executable, "-u", "-c", run, *command])  # noqa: S606 - itself
 
 
-def traceback_of(error: BaseException) -> str:
+def of_recipe(error: BaseException) -> TracebackType | None:
     """The traceback from the recipe's first line on: the frames before it only start the recipe."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         trace = trace.tb_next
-    described = traceback.TracebackException(type(error), error, trace)
+    return trace
+
+
+def traceback_of(error: BaseException) -> str:
+    described = traceback.TracebackException(type(error), error, of_recipe(error))
     described.stack[:] = [frame for frame in described.stack if frame.filename != import_watch.__file__]
     return "".join(described.format())
 
@@ -178,12 +183,14 @@ def report_error(agent: AgentLink | None, rank: int, error: BaseException) -> No
     """Leave the error where the agent finds it; without an agent there is no such place."""
     if agent is None:
         return
+    place = script_end.error_place() if agent.imports_library else None
     left = WorkerError(
         rank=rank,
         message=f"{type(error).__name__}: {error}",
         traceback=traceback_of(error),
         time=SystemClock().wall(),
         divergence=error.divergence if isinstance(error, StatesDiffer) else None,
+        raised=None if place is None else own_error.describe(error, of_recipe(error), place),
     )
     try:
         write_error(Path(agent.error_folder), left)

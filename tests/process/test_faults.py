@@ -158,9 +158,10 @@ def test_a_save_of_an_evicted_node_is_never_committed(drill, undisturbed):
 
 def test_a_recipe_that_raises_ends_the_run_and_its_traceback_is_printed_last(drill, undisturbed):
     """Rank 1 raises in step 6 whenever it gets there; rank 0 breaks with it and must not be taken
-    for the cause. Then the recipe is mended.
+    for the cause. The same error at the same step ends the run with restarts left. Then the recipe
+    is mended.
     """
-    agent = drill.start("--nproc-per-node", "2", "--max-restarts", "1", env={"TINY_RAISE": "6 1"})
+    agent = drill.start("--nproc-per-node", "2", env={"TINY_RAISE": "6 1"})
     agent.ends_with(1)
 
     *_, last = agent.output.rstrip().splitlines()
@@ -169,6 +170,7 @@ def test_a_recipe_that_raises_ends_the_run_and_its_traceback_is_printed_last(dri
     assert "first failing worker: rank 1 on" in end
     assert "step 4 is the newest that is saved" in end
     assert end.count("Traceback") == 1
+    assert "the same error came back in step 6 after a restart from step " in end
     assert "a victim of another failure" in agent.output
     assert [event["rank"] for event in drill.events("worker_failed")] == [1, 1]
     assert {event["rank"] for event in drill.events("worker_exited", victim=True)} == {0}

@@ -1,0 +1,70 @@
+"""An exception is the program's own if nothing outside of the program can have caused it.
+
+Such an exception comes back when the same steps are done again, and its agent then stops trying.
+What may go away by itself must never be taken for one, so this is a list of what cannot: the
+classes that Python and torch raise for what a program does. Failures of files, networks, memory and
+devices have classes of their own, as do injected faults and the errors of other libraries; where
+torch raises a RuntimeError for one, its message tells.
+"""
+
+import re
+from collections.abc import Iterator
+from traceback import extract_tb
+from types import TracebackType
+
+from elastic.system.raised_error import ErrorPlace, RaisedError
+
+_OF_PROGRAMS: frozenset[type[BaseException]] = frozenset(
+    {
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        FloatingPointError,
+        IndexError,
+        KeyError,
+        LookupError,
+        ModuleNotFoundError,
+        NameError,
+        NotImplementedError,
+        OverflowError,
+        RuntimeError,
+        TypeError,
+        UnboundLocalError,
+        ValueError,
+        ZeroDivisionError,
+    }
+)
+_OF_MACHINES = re.compile(
+    r"memory|bad_alloc|CUDA|CUDNN|CUBLAS|NCCL|HIP|gloo|DataLoader worker|connect|socket|network|broken pipe|time(d )?-?out"
+    r"|temporar|unavailable|open files|space left|input/output",
+    re.IGNORECASE,
+)
+# A tensor on the wrong device is the program's mistake, although its message names a GPU.
+_WRONG_DEVICE = re.compile(r"same device|cuda:\d")
+
+
+def describe(error: BaseException, trace: TracebackType | None, place: ErrorPlace) -> RaisedError | None:
+    """None for an error that a restart may mend. trace: from the recipe's outermost line on."""
+    if not all(_is_of_program(each) for each in _chain(error)):
+        return None
+    stack = extract_tb(trace)
+    own = [frame for frame in stack if frame.filename == stack[0].filename]
+    line = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+    return RaisedError(kind=type(error).__name__, message=str(error), line=line, place=place)
+
+
+def _is_of_program(error: BaseException) -> bool:
+    # Exactly of these classes: a subclass says more, and may be about the network.
+    words = _WRONG_DEVICE.sub("", str(error))
+    return type(error) in _OF_PROGRAMS and _OF_MACHINES.search(words) is None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and all that it was raised from, or while handling."""
+    left, seen = [error], set[int]()
+    while left:
+        each = left.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            left += [behind for behind in (each.__cause__, each.__context__) if behind is not None]

@@ -1,0 +1,75 @@
+"""An error that came back ends the run, and nothing else of an error does."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.agent.repeated_error import came_back
+from elastic.system.raised_error import RESTORES_OF_ONE_STATE, ErrorPlace, RaisedError
+
+PLACES = st.builds(
+    ErrorPlace,
+    where=st.sampled_from(["before step 1", "in step 9", "in step 10"]),
+    resumed=st.none() | st.integers(0, 9),
+    has_older=st.booleans(),
+)
+ERRORS = st.builds(
+    RaisedError,
+    kind=st.sampled_from(["NameError", "ValueError"]),
+    message=st.sampled_from(["a", "b"]),
+    line=st.sampled_from(["r.py:3", "r.py:4"]),
+    place=PLACES,
+)
+MANY = RESTORES_OF_ONE_STATE + 1
+
+
+def raised(where="in step 9", resumed=8, *, has_older=True, kind="ValueError"):
+    place = ErrorPlace(where=where, resumed=resumed, has_older=has_older)
+    return RaisedError(kind=kind, message="m", line="r.py:3", place=place)
+
+
+@given(now=ERRORS, before=st.lists(ERRORS, max_size=3), restarts=st.integers(0, 9))
+def test_only_the_same_error_at_the_same_place_is_final(now, before, restarts):
+    """Class, message, line and step must all be those of one error of the generation before."""
+
+    def identity(error):
+        return error.kind, error.message, error.line, error.place.where
+
+    if came_back(now, before, restarts) is not None:
+        assert identity(now) in [identity(each) for each in before]
+    assert came_back(None, before, restarts) is None
+    assert came_back(now, [], restarts) is None
+
+
+@given(error=ERRORS, began=st.none() | st.integers(0, 9), restarts=st.integers(0, RESTORES_OF_ONE_STATE))
+def test_it_is_always_final_where_no_older_state_would_be_tried(error, began, restarts):
+    """--max-restarts ends the run before a state gives way to an older one."""
+    before = replace(error, place=replace(error.place, resumed=began))
+    assert came_back(error, [before], restarts)
+
+
+@given(began=st.integers(1, 9), began_before=st.integers(0, 9), has_older=st.booleans())
+def test_a_state_that_may_be_damaged_gets_the_chance_to_give_way(began, began_before, has_older):
+    """With restarts enough, the run goes on until the error has come back from an older state."""
+    now, before = raised(resumed=began, has_older=has_older), raised(resumed=began_before)
+    is_final = came_back(now, [before], MANY) is not None
+    assert is_final == (not has_older or began < began_before)
+
+
+def test_a_mistake_in_the_text_is_not_blamed_on_a_state():
+    error = raised(kind="NameError")
+    assert came_back(error, [error], MANY)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (raised(), "the same error came back in step 9 after a restart from step 8"),
+        (raised("in step 1", 0), "the same error came back in step 1 after a restart from the beginning"),
+        (raised("before step 1", None), "the same error came back before step 1 after a restart,"),
+    ],
+)
+def test_the_sentence_says_where_it_came_back_and_from_where(error, said):
+    assert said in str(came_back(error, [error], 3))
