@@ -47,6 +47,15 @@ class Identity:
         return (json.dumps(values, indent=1) + "\n").encode()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingDifference:
+    """setting: what messages call it. a, b: its value in each run."""
+
+    setting: str
+    a: str
+    b: str
+
+
 # The fields that are compared, and what messages call them.
 _COMPARED = {
     "recipe": "recipe",
@@ -78,17 +87,30 @@ def parse(text: bytes, *, remedy: str = REMEDY) -> Identity:
 
 def check(found: Identity, ours: Identity, run_dir: str) -> None:
     """Raises UsageError, which names every difference, if the directory holds another run."""
-    differences = [
-        f"{words}: {_text(getattr(found, field))} there, {_text(getattr(ours, field))} here"
-        for field, words in _COMPARED.items()
-        if _compared(found, field) != _compared(ours, field)
-    ]
+    differences = [f"{each.setting}: {each.a} there, {each.b} here" for each in _differences(found, ours)]
     if differences:
         raise UsageError(
             f"{run_dir} holds another run ({'; '.join(differences)}); "
             "resume it with the command that began it; begin another run from its state with these settings "
             f"(elastic-train {ours.recipe} --from {run_dir} --run-dir NEW); take another --run-dir, or set it aside with --fresh"
         )
+
+
+def differences(a: Identity, b: Identity) -> list[SettingDifference]:
+    """What two runs were begun with that is not the same, the recipe's text among it."""
+    texts = [each.recipe_sha256 for each in (a, b)]
+    text = SettingDifference(
+        setting="recipe's text", a=f"sha256 {texts[0][:12]}", b=f"sha256 {texts[1][:12]}"
+    )
+    return [*_differences(a, b), *([text] if texts[0] != texts[1] else [])]
+
+
+def _differences(a: Identity, b: Identity) -> list[SettingDifference]:
+    return [
+        SettingDifference(setting=words, a=_text(getattr(a, field)), b=_text(getattr(b, field)))
+        for field, words in _COMPARED.items()
+        if _compared(a, field) != _compared(b, field)
+    ]
 
 
 def _compared(identity: Identity, field: str) -> object:

@@ -12,10 +12,11 @@ from typing import Any
 from rich.console import Console
 
 from elastic.config import identity
+from elastic.config.identity import Identity
 from elastic.config.options import Inspection
 from elastic.config.parent import Parent
 from elastic.config.run_dir import RunDir
-from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
+from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, UsageError
 from elastic.observe import metrics
 from elastic.observe.log import read_events
 from elastic.rendezvous.backends.heartbeat_ages import heartbeat_ages_s
@@ -55,9 +56,20 @@ def _report(run: RunDir) -> Answer:
 
 
 def _parent(run: RunDir) -> Parent | None:
+    found = _identity(run, "the report reads there what the run descends from")
+    return None if found is None else found.parent
+
+
+def _begun_with(run: RunDir) -> Identity | None:
+    """It explains a difference and makes none: what cannot be read is left out."""
+    with suppress(UsageError):
+        return _identity(run, "the comparison reads there what the run was begun with")
+    return None
+
+
+def _identity(run: RunDir, remedy: str) -> Identity | None:
     with suppress(FileNotFoundError):
-        data = (run.local / identity.NAME).read_bytes()
-        return identity.parse(data, remedy="the report reads there what the run descends from").parent
+        return identity.parse((run.local / identity.NAME).read_bytes(), remedy=remedy)
     return None
 
 
@@ -71,7 +83,8 @@ def _status(run: RunDir) -> Answer:
 def _diff(a: RunDir, b: RunDir) -> Answer:
     lines_a, lines_b = metrics.read(a.metrics), metrics.read(b.metrics)
     report_a = summarise(read_events(a.events), lines_a)
-    found = compare(report_a, lines_a, summarise(read_events(b.events), lines_b), lines_b)
+    report_b = summarise(read_events(b.events), lines_b)
+    found = compare(report_a, lines_a, report_b, lines_b, (_begun_with(a), _begun_with(b)))
     return found, tables.diff_text(found), found.same
 
 

@@ -5,9 +5,11 @@ counted, not compared.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from elastic.config import identity
+from elastic.config.identity import Identity, SettingDifference
 from elastic.observe.step_line import StepLine
 from elastic.report.report import Report
 
@@ -24,6 +26,7 @@ class Difference:
     """The fields are the keys of `diff --json`. `reason` is a sentence, also for equal runs.
 
     first_difference: the first step whose `chain` differs; None if all steps that both have agree.
+    settings: what the runs were begun with that is not the same, as far as both say.
     """
 
     same: bool
@@ -32,9 +35,16 @@ class Difference:
     common_steps: int
     a: ComparedRun
     b: ComparedRun
+    settings: list[SettingDifference] = field(default_factory=list)
 
 
-def compare(a: Report, lines_a: Sequence[StepLine], b: Report, lines_b: Sequence[StepLine]) -> Difference:
+def compare(
+    a: Report,
+    lines_a: Sequence[StepLine],
+    b: Report,
+    lines_b: Sequence[StepLine],
+    begun_with: tuple[Identity | None, Identity | None] = (None, None),
+) -> Difference:
     """Runs of different length differ once the shorter one is finished; before, it may catch up.
 
     Runs without a common step are not the same, since nothing was compared.
@@ -43,6 +53,7 @@ def compare(a: Report, lines_a: Sequence[StepLine], b: Report, lines_b: Sequence
     common = sorted(chains_a.keys() & chains_b.keys())
     step = next((step for step in common if chains_a[step] != chains_b[step]), None)
     same, reason = _judged(step, len(common), a, b)
+    with_a, with_b = begun_with
     return Difference(
         same=same,
         reason=reason,
@@ -50,6 +61,7 @@ def compare(a: Report, lines_a: Sequence[StepLine], b: Report, lines_b: Sequence
         common_steps=len(common),
         a=_compared(a),
         b=_compared(b),
+        settings=[] if with_a is None or with_b is None else identity.differences(with_a, with_b),
     )
 
 

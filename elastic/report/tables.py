@@ -60,7 +60,11 @@ def status_tables(name: str, status: Status) -> RenderableType:
 
 
 def diff_text(diff: Difference) -> RenderableType:
-    return _cell("\n".join([diff.reason, _compared("A", diff.a), _compared("B", diff.b)]))
+    lines = [diff.reason, _compared("A", diff.a), _compared("B", diff.b)]
+    if diff.settings and not diff.same:
+        found = (f"{each.setting}: {each.a} in A, {each.b} in B" for each in diff.settings)
+        lines.append(f"they were begun with other settings: {'; '.join(found)}")
+    return _cell("\n".join(lines))
 
 
 def verify_text(name: str, found: Verification) -> RenderableType:

@@ -1,10 +1,13 @@
 """Two runs are the same as far as they agree; else the first step that differs is named."""
 
+import json
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from records import IDENTITY
 
+from elastic.cli import main
 from elastic.observe.step_line import StepLine
 from elastic.report.diff import compare
 from elastic.report.report import summarise
@@ -68,3 +71,30 @@ def test_runs_without_a_common_step_are_not_called_the_same():
     """Empty metrics, or lines without a chain, must not pass for agreement."""
     assert not compared(run(""), run("")).same
     assert not compared(run([None, None]), run([None, None])).same
+
+
+def test_runs_that_differ_say_what_they_were_begun_with(tmp_path, capsys):
+    """Another argument and an edited recipe, in one line and in the JSON; nothing is said of runs
+    that are the same, and a run whose run.json is damaged is compared all the same.
+    """
+    other = replace(IDENTITY, arguments=("--epochs", "4"), recipe_sha256="cd" * 32)
+    for name, chain, begun_with in (("a", "ab", IDENTITY), ("b", "ax", other), ("c", "ab", other)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "run.json").write_bytes(begun_with.to_json())
+        lines = [json.dumps({"step": step, "chain": of}) for step, of in enumerate(chain, start=1)]
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    a, b, c = (str(tmp_path / name) for name in "abc")
+
+    assert main(["diff", a, b]) == 1
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "other settings" in line]
+    assert "recipe arguments: --epochs 3 in A, --epochs 4 in B; recipe's text: sha256 " in said
+    assert main(["diff", a, b, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["settings"]
+    assert found[0] == {"setting": "recipe arguments", "a": "--epochs 3", "b": "--epochs 4"}
+    assert [each["setting"] for each in found] == ["recipe arguments", "recipe's text"]
+    assert main(["diff", a, c]) == 0
+    assert "other settings" not in capsys.readouterr().out
+    (tmp_path / "b" / "run.json").write_text("{}")
+    assert main(["diff", a, b]) == 1
+    assert "other settings" not in capsys.readouterr().out
