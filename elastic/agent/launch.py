@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from elastic.agent import preflight
+from elastic.agent import preflight, second_loop
 from elastic.agent.actions import AgentParts
 from elastic.agent.agent import NodeAgent
 from elastic.agent.exit_report import report_exit
@@ -74,6 +74,9 @@ def launch(options: Options, spawner: Spawner) -> int:
         start, must_spawn = spawner.start, spawner.fork_no_more
         declared = preflight.declared_identity(Path(options.recipe), options.recipe_args, start, must_spawn)
         declared, is_new = preflight.check_run_dir(options, declared, run, nproc)
+        recipe = Path(options.recipe)
+        if said := second_loop.note(recipe, recipe.read_bytes(), run.url):
+            print(printable(said), flush=True)
     elif options.from_ is not None:
         raise UsageError(
             f"expected a recipe that imports elastic, found --from with {options.recipe}, whose state is its own responsibility"

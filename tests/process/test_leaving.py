@@ -142,6 +142,18 @@ def test_a_second_loop_is_refused_before_it_does_anything(drill, leave):
     assert drill.last_step == 18
 
 
+def test_a_second_loop_is_announced_before_the_first_step(drill):
+    """The text shows it. The first call is refused at once here, so nothing is trained."""
+    recipe = drill.folder / "phases.py"
+    recipe.write_text(
+        "import elastic\nrun = elastic.start(seed=0, global_batch=4, shards=2)\nrun.steps(1, 2)\nrun.steps(3, 4)\n"
+    )
+    agent = drill.start(recipe=recipe)
+    agent.ends_with(2)
+    said = "phases.py calls run.steps in line 3 and again in line 4: a run is one loop"
+    assert agent.output.index(said) < agent.output.index("run.steps: expected data=run.data")
+
+
 def test_a_recipe_that_takes_no_step_says_so_and_runs_again(drill, leave):
     """It evaluates something, perhaps: that is no failure, and no finished run either."""
     for _ in range(2):
