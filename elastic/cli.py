@@ -5,7 +5,6 @@ only when there is a recipe to run.
 """
 
 import contextlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
@@ -101,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"elastic-train: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
+        print("elastic-train: interrupted before it trained anything; nothing is lost", file=sys.stderr)
         return EXIT_CTRL_C
     except BrokenPipeError:
         # `report RUN | head` has closed its end. The interpreter flushes stdout once more at exit,
@@ -128,6 +128,8 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _version() -> str:
+    import importlib.metadata  # during imports Ctrl-C still shows a traceback: keep them short
+
     return f"elastic-train {importlib.metadata.version('elastic-train')}"
 
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from elastic import cli
 from elastic.cli import main
 from elastic.events import GenerationStarted, RunFinished
 from elastic.observe.log import EventLog
@@ -31,6 +32,18 @@ def make_run(tmp_path):
         return str(folder)
 
     return make
+
+
+def test_ctrl_c_before_training_ends_with_one_line(monkeypatch, capsys):
+    """It comes while a command imports what it needs."""
+
+    def interrupted(_words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_dispatch", interrupted)
+    assert main(["recipe.py"]) == cli.EXIT_CTRL_C
+    said = "elastic-train: interrupted before it trained anything; nothing is lost\n"
+    assert capsys.readouterr() == ("", said)
 
 
 def test_report_and_status_print_one_json_value(make_run, capsys):
