@@ -14,6 +14,7 @@ gradients were computed, with the state as it is then; a step that it leaves bef
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.errors import EXIT_COMPLETE, StoreFailed, UsageError
@@ -72,7 +73,7 @@ class Loop:
             if is_audited and parts.output is not None:
                 parts.output.audits.begin(number)
             watched_by = self._watched_by(number, auditor if is_audited else None, auditor)
-            step = Step(number, self._of_steps, next(batches), self._requests, watched_by)
+            step = Step(number, self._of_steps, partial(next, batches), self._requests, watched_by)
             if parts.faults is not None:
                 step.fault_point = parts.faults.at_step(number)
             if parts.snapshotting is not None:

@@ -2,7 +2,7 @@
 
 It is a set of objects with `state_dict`, flattened into tensors and one JSON document
 (state_document.py). A tensor also has its dtype and its strides back, where an object's
-load_state_dict would change them (load_object.py): kernels choose by strides, and may round
+load_state_dict would change them (loading.py): kernels choose by strides, and may round
 differently.
 
 It does not keep the gaps of a view between its elements. It does not promise that ranks hold the
@@ -25,7 +25,7 @@ from elastic.snapshot.image import device_bytes, layout, tensor_bytes
 from elastic.system.untrusted import decode as decode_fields
 from elastic.train import as_built, structure
 from elastic.train.as_built import Built, Structure, StructureReader
-from elastic.train.load_object import SavedObject, load_object, order_of, strides_differ
+from elastic.train.loading import SavedObject, load_saved, order_of, strides_differ
 from elastic.train.state_document import (
     Order,
     encode,
@@ -235,7 +235,7 @@ class State:
                 versions=flat.about.get("layers", {}).get(name),
                 is_exact=flat.is_exact,
             )
-            load_object(thing, saved)
+            load_saved(thing, saved)
         self._check_loaded(flat)
 
     def _take_structure(self, saved: FlatState) -> None:

@@ -84,13 +84,14 @@ class Step:
         self,
         number: int,
         parts: StepParts,
-        batches: list[Batch],
+        load: Callable[[], list[Batch]],
         requests: Callable[[int], Requests],
         auditor: Auditor | FirstGradientCheck | None = None,
     ) -> None:
-        """requests: called with the step's number when gradients are summed.
+        """load: gives the batches of the own shards, once.
 
-        auditor: None in a step that is not audited.
+        requests: called with the step's number when gradients are summed. auditor: None in a step
+        that is not audited.
         """
         self.number = number
         self.steps = parts.order.steps
@@ -102,7 +103,8 @@ class Step:
         # Called with the name of each point of the step at which a fault plan can strike.
         self.fault_point: Callable[[str], None] = lambda _point: None
         self._parts = parts
-        self._batches = batches
+        self._load = load
+        self._loaded: list[Batch] | None = None
         self._requests = requests
         self.audit: StepAudit | WholeBatchGradient | None = None
         if auditor is not None:
@@ -251,6 +253,17 @@ class Step:
         outcome = self._finish(None, losses)
         self._parts.contract.end_computation(gradients.parameters, outcome.gradient_norms)
         return outcome.loss
+
+    @property
+    def _batches(self) -> list[Batch]:
+        """Those of the own shards, loaded when the step first computes something.
+
+        What the recipe's body sets in its dataset before (an epoch, a strength) holds in this step,
+        and also in the first one after a restart.
+        """
+        if self._loaded is None:
+            self._loaded = self._load()
+        return self._loaded
 
     def abandon(self) -> None:
         """The recipe left the step before its gradients: the buffers are as it found them."""

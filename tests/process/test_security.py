@@ -65,7 +65,7 @@ def test_pickles_in_a_run_directory_are_reported_as_damage_and_do_not_go_off(sto
     (rendezvous / "generation").write_bytes(pickled)
 
     code, found = drill.inspects("verify", drill.run.url)
-    assert code == 1 and [each["step"] for each in found["damage"]] == [20]
+    assert code == 1 and [each["step"] for each in found["damage"]] == [20, 16]
     assert drill.inspects("report", drill.run.url)[0] == 0 == drill.inspects("status", drill.run.url)[0]
     drill.start().ends_with(0)
 

@@ -116,7 +116,7 @@ class Training:
         nothing = Requests(drain=False, snapshot=False, save=False)
         for number in range(1, self.parts.order.steps + 1):
             auditor = self.auditor if self.audits else None
-            yield Step(number, self.parts, next(batches), lambda _number: nothing, auditor)
+            yield Step(number, self.parts, partial(next, batches), lambda _number: nothing, auditor)
         self.parts.gradients.close()
 
 

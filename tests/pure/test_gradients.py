@@ -121,7 +121,12 @@ def test_a_closed_sum_shards_the_parameters_alone():
 
 def order_of_sums(member):
     """Which bucket was sent at which point of the last backward, on this rank."""
-    bucket_module.BUCKET_BYTES = 1
+    with pytest.MonkeyPatch.context() as patch:  # the rank serves other tests afterwards
+        patch.setattr(bucket_module, "BUCKET_BYTES", 1)
+        return _order_of_sums(member)
+
+
+def _order_of_sums(member):
     first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
     exchange = Exchange(shards=4, world_size=member.world_size, rank=member.rank, group=member.group)
     gradients = Gradients(trained([first.weight, second.weight]), exchange)

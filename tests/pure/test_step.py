@@ -95,7 +95,7 @@ class Loop:
             snapshot=is_first and number == DRAIN_AT + 2,
             compare=is_first and number == DRAIN_AT + 3,
         )
-        return Step(number, self.parts, next(self.batches), lambda _number: requests)
+        return Step(number, self.parts, partial(next, self.batches), lambda _number: requests)
 
     def steps(self):
         for number in range(1, self.order.steps + 1):
@@ -134,9 +134,18 @@ FORMS = {"mean": mean_form, "sum": sum_form}
 
 
 def train(member, shards, form, is_scaled, bucket_bytes=256):
-    """A whole small run; what it leaves behind, in bits."""
+    """A whole small run; what it leaves behind, in bits.
+
+    bucket_bytes: small, so that there are several buckets, whose order and overlap matter. Ranks
+    serve other tests afterwards, and must all have the same buckets then.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bucket_module, "BUCKET_BYTES", bucket_bytes)
+        return _train(member, shards, form, is_scaled)
+
+
+def _train(member, shards, form, is_scaled):
     torch.set_num_threads(1)
-    bucket_module.BUCKET_BYTES = bucket_bytes  # several buckets, so that their order and overlap matter
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)

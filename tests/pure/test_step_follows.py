@@ -8,6 +8,7 @@ from steps import ALONE, CLASSES, FEATURES, samples, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import Dataset
 
 from elastic.errors import UsageError
 from elastic.train.state import State, checksum_of
@@ -215,6 +216,41 @@ def kept(member, form):
 def test_a_gradient_that_the_recipe_keeps_never_changes(ranks, world_size, form):
     """Vectors are used again in the next step. One that the recipe still looks at must not be."""
     assert ranks.run(world_size, kept, form) == [True] * world_size
+
+
+class Noisy(Dataset):
+    """Its noise grows with the epoch that the loop sets, as in a curriculum."""
+
+    def __init__(self):
+        self.parts, self.strength = samples().tensors, 0.0
+
+    def __len__(self):
+        return len(self.parts[0])
+
+    def __getitem__(self, index):
+        inputs, label = (part[index] for part in self.parts)
+        return inputs + self.strength * torch.randn(inputs.shape), label
+
+
+def test_what_the_body_sets_in_its_dataset_holds_in_that_step():
+    """The batch of a step is loaded when the step first computes: a process that begins at this
+    step, whose dataset is as the script made it, gets the same batch.
+    """
+
+    def batch_of_step(wanted, *, sets_all):
+        dataset, state = Noisy(), State(net=layers())
+        for step in steps(ALONE, state, dataset=dataset):
+            if sets_all or step.number == wanted:
+                dataset.strength = 0.1 * step.number
+            if step.number == wanted:
+                return torch.cat([batch.data[0] for batch in step._batches])
+            step._batches  # noqa: B018 - loaded and passed over, as in a step that is trained
+        return None
+
+    for number in (1, 2, 3, 4):
+        expected = batch_of_step(number, sets_all=True)
+        assert torch.equal(batch_of_step(number, sets_all=False), expected)
+    assert not torch.equal(batch_of_step(3, sets_all=True), batch_of_step(4, sets_all=True))
 
 
 def test_a_sparse_gradient_is_refused_by_name():

@@ -3,6 +3,7 @@ buffer its place.
 """
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -63,8 +64,9 @@ def steps(net, **others):
     )
     loader = Loader(dataset=TensorDataset(*data()), order=order, device=CPU)
     requests = Requests(drain=False, snapshot=False, save=False)
-    for number, batches in enumerate(loader.steps(range(SHARDS), 1), 1):
-        yield Step(number, parts, batches, lambda _number: requests)
+    batches = loader.steps(range(SHARDS), 1)
+    for number in range(1, order.steps + 1):
+        yield Step(number, parts, partial(next, batches), lambda _number: requests)
 
 
 def gradient(parameters):

@@ -66,9 +66,9 @@ def first_step(net, *, watched=True, **others):
         redo=None,
         log=None,
     )
-    batches = next(loader.steps(range(4), 1))
+    load = partial(next, loader.steps(range(4), 1))
     check = FirstGradientCheck(parts=auditor) if watched else None
-    return Step(1, parts, batches, lambda _: Requests(drain=False, snapshot=False, save=False), check)
+    return Step(1, parts, load, lambda _: Requests(drain=False, snapshot=False, save=False), check)
 
 
 def net(*more):

@@ -1,6 +1,7 @@
 """The trainer's steps without restores, snapshots and saves, for tests of a recipe's body."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,7 +71,8 @@ def steps(
         order=order,
     )
     loader = Loader(dataset=dataset or samples(), order=order, device=CPU, collate=collate)
-    for number, batches in enumerate(loader.steps(exchange.own_shards, 1), 1):
-        yield Step(number, parts, batches, lambda _number: NO_REQUESTS)
+    batches = loader.steps(exchange.own_shards, 1)
+    for number in range(1, order.steps + 1):
+        yield Step(number, parts, partial(next, batches), lambda _number: NO_REQUESTS)
     parts.gradients.close()
     contract.close()

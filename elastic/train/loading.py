@@ -41,7 +41,7 @@ def order_of(thing: Any) -> Order:
     return Order.FREE if isinstance(thing, WITH_SETTINGS) else Order.KEPT
 
 
-def load_object(thing: Any, saved: SavedObject) -> None:
+def load_saved(thing: Any, saved: SavedObject) -> None:
     """Modules copy on load. That is verified, because a module may keep what it is given (as extra
     state, for instance). Every other object gets copies: optimizers do keep what they are given.
 
