@@ -143,7 +143,12 @@ def _samples_differ(found: Evidence, undisturbed: Evidence) -> Iterator[str]:
     if not expected:
         return
     counts = {(line["step"], line["generation"]) for line in found.metrics}
-    there = [each for each in found.samples if (each["step"], each["generation"]) in counts]
+    # An audit has computed some shards a second time, mostly on another rank; that is no training.
+    there = {
+        (each["step"], each["shard"], tuple(each["samples"])): each
+        for each in found.samples
+        if (each["step"], each["generation"]) in counts
+    }.values()
     trained = Counter((each["epoch"], sample) for each in there for sample in each["samples"])
     twice = sum(times > 1 for times in trained.values())
     if twice:

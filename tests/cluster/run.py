@@ -44,7 +44,7 @@ from scenario import Scenario, parse, rewritten
 from scenario_runner import SAVES, TINY, ScenarioFailed, ScenarioRunner
 
 from elastic.agent.workers.fork_server_client import ForkServerClient
-from elastic.config.environment import pin_threads
+from elastic.config.environment import pin_threads, restart_interpreter
 from elastic.config.run_dir import RunDir
 from elastic.errors import ElasticError
 
@@ -157,6 +157,7 @@ def _run_all(
 ) -> int:
     began_s = time.monotonic()
     pin_threads()  # as the command does
+    restart_interpreter()  # nodes are forks of a child of this process, and hash strings as it does
     warm = ForkServerClient.spawn(ENTER)
     try:
         undisturbed = _undisturbed(TINY)

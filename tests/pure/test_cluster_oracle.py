@@ -124,7 +124,10 @@ WRONG = {
         with_samples(lambda ss: [*ss[:-1], ss[-1] | {"samples": [0, 10]}]),
         "1 that were trained more often",
     ),
-    "a shard twice": (with_samples(lambda ss: [*ss, ss[-1]]), "2 that were trained more often"),
+    "a shard in the place of another": (
+        with_samples(lambda ss: [*ss[:-1], ss[-1] | {"samples": ss[0]["samples"]}]),
+        "2 that were trained more often",
+    ),
     "a shard is missing": (with_samples(lambda ss: ss[:-1]), "others, or fewer"),
     "no samples": (with_samples(lambda _: []), "others, or fewer"),
     "a fenced commit": (
@@ -169,6 +172,10 @@ def test_a_checkpoint_that_was_damaged_on_purpose_is_not_held_against_the_run():
     found = replace(run(), damaged_steps=frozenset({2}), damage=[{"step": 2, "reason": "torn"}])
 
     assert not problems(found)
+
+
+def test_a_shard_that_an_audit_computed_again_is_not_held_against_the_run():
+    assert not problems(with_samples(lambda ss: [*ss, ss[-1]]))
 
 
 def test_a_recipe_that_records_no_samples_is_judged_by_everything_else():
