@@ -50,7 +50,7 @@ class Inheritance:
         misfits = next((of_rank for of_rank in groups.all_gather(problems) if of_rank), None)
         if misfits is not None:
             if groups.rank == 0:
-                # It was claimed for a run that never trained. The next command claims it anew.
+                # It was claimed for a run that never trained. The next command claims it again.
                 with suppress(StoreFailed):
                     self.run_store.delete(identity.NAME)
             raise UsageError(self._sentence(misfits, saved, state))

@@ -72,8 +72,8 @@ class Loop:
         for number in range(first, self.last_step + 1):
             if is_audited and parts.output is not None:
                 parts.output.audits.begin(number)
-            watched_by = self._watched_by(number, auditor if is_audited else None, auditor)
-            step = Step(number, self._of_steps, partial(next, batches), self._requests, watched_by)
+            witness = self._witness(number, auditor) or (auditor if is_audited else None)
+            step = Step(number, self._of_steps, partial(next, batches), self._requests, witness)
             if parts.faults is not None:
                 step.fault_point = parts.faults.at_step(number)
             if parts.snapshotting is not None:
@@ -181,7 +181,7 @@ class Loop:
         self._open, self._passed = None, end
         if is_done:
             self._last = self._finish(step)
-        elif self._last is not None:  # all ranks vote anew, of which some may have a snapshot
+        elif self._last is not None:  # all ranks vote once more; some of them have a snapshot
             self._last = self._saving.begin(self._last.info)
         self._end()
 
@@ -269,11 +269,10 @@ class Loop:
         is_due = output is not None and output.audits.is_due(step, is_first=True)
         return self._parts.groups.from_rank0(is_due)
 
-    def _watched_by(
-        self, step: int, audit: Auditor | None, auditor: Auditor
-    ) -> Auditor | FirstGradientCheck | None:
+    def _witness(self, step: int, auditor: Auditor) -> FirstGradientCheck | None:
+        """What `elastic-train check` wants in the place of an audit."""
         trace = self._parts.trace
-        return (None if trace is None else trace.witness_of(step, auditor)) or audit
+        return None if trace is None else trace.witness_of(step, auditor)
 
     def _requests(self, number: int) -> Requests:
         parts, output = self._parts, self._parts.output

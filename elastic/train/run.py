@@ -4,7 +4,6 @@ It gives the recipe its device, its data in order, its steps, and places for wha
 writes. It does not decide when to stop or what to save: the loop does.
 """
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,9 +13,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from elastic.checkpoint import stop_record
-from elastic.checkpoint.stop_record import StopRecord
-from elastic.config.durations import Every
 from elastic.config.environment import AgentLink, CheckRequest
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
@@ -27,33 +23,17 @@ from elastic.data.random_keys import key
 from elastic.data.sampling import OrderOfEpoch, Sampling
 from elastic.errors import UsageError
 from elastic.events import RunFinished
-from elastic.faults.inject import FaultInjector, WorkerFaults
 from elastic.observe.log import EventLog
 from elastic.observe.logged_event import RecipeEvent
-from elastic.observe.metrics import Metrics
-from elastic.snapshot.copy_to_slot import DeviceCopy, HostCopy
-from elastic.snapshot.slots import SnapshotSlots
-from elastic.storage.remote import open_store
-from elastic.storage.store import Store
-from elastic.system.clock import Clock, SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.train import refuse
-from elastic.train.audit_schedule import AuditSchedule
-from elastic.train.checkpointing import Checkpointing
-from elastic.train.consistency import Comparison
+from elastic.train.build_loop import LoopBuilder, is_alone
 from elastic.train.evaluation import Evaluation
-from elastic.train.flip import flip
-from elastic.train.inherit import Inheritance
 from elastic.train.loop import Loop
 from elastic.train.loop_end import LoopEnd
-from elastic.train.loop_parts import LoopParts, Rank0Output
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.restore import LocalSnapshots, Restorer
-from elastic.train.schedule import ComparisonSchedule, SnapshotSchedule
-from elastic.train.snapshotting import AgentSlots, OwnSlots, Snapshotting
 from elastic.train.state import State
 from elastic.train.step import Step
-from elastic.train.trace import StateTrace
 from elastic.uploader.client import UploaderClient
 from elastic.worker import script_end
 from elastic.worker.heartbeat import HeartbeatSender
@@ -86,15 +66,23 @@ class Run:
         self.is_first = groups.rank == 0
         self._link = link
         self._identity = ours
-        self._parent = ours.parent  # of the first loop; a later one goes on with what that has trained
         self._log = log
-        self._check = check
         self._loop_end: LoopEnd | None = None
         self._dir = RunDir.parse(link.run_dir)
         self._page = ControlPage.open(link.control_page)
         self._heartbeat = HeartbeatSender(self._page, groups.local_rank)
         self._state: State | None = None  # that of the loop, once it has begun
         self._groups = replace(groups, waiting=self._heartbeat.waiting)
+        self._builder = LoopBuilder(
+            groups=self._groups,
+            link=link,
+            identity=ours,
+            run_dir=self._dir,
+            page=self._page,
+            heartbeat=self._heartbeat,
+            log=log,
+            check=check,
+        )
         # A scheduler may ask a worker directly to stop, when it signals every process of a job.
         signal.signal(signal.SIGTERM, self._request_drain)
 
@@ -158,7 +146,7 @@ class Run:
         self._state = state
         # It connects at the first offer, which is rank 0's.
         uploader = UploaderClient(self._link.uploader)
-        loop = self._loop(uploader, data.loader, state)
+        loop = self._builder.build(uploader, data.loader, state)
         self._loop_end = LoopEnd(loop, partial(self._ended, loop, uploader))
         script_end.add(self._loop_end)
         return self._loop_end.steps()
@@ -264,92 +252,12 @@ class Run:
     def _ended(self, loop: Loop, uploader: UploaderClient) -> None:
         """The last state is committed: what the recipe does now is no step."""
         uploader.close()
-        if self.is_first and self._is_alone:
+        if self.is_first and is_alone(self._link):
             # With an agent, the agent records and says it once the recipe has ended well.
             self._log.record(RunFinished(steps=loop.last_step, epochs=loop.epochs, digest=loop.digest))
             if loop.stopped is not None:
                 print(f"{loop.stopped}: digest {loop.digest[:16]}", flush=True)
         random_streams.enter(self._identity.seed, "after")
-
-    def _loop(self, uploader: UploaderClient, loader: Loader, state: State) -> Loop:
-        clock, link, is_first_of_node = SystemClock(), self._link, self._groups.local_rank == 0
-        faults, parent, self._parent = None, self._parent, None
-        if link.faults:
-            injector = FaultInjector(link.faults, self._dir.faults, self._log, clock)
-            injector.flip = partial(flip, state)
-            faults = WorkerFaults(injector, rank=self.rank, generation=link.generation)
-        comparison = Comparison(
-            groups=self._groups,
-            node=link.node,
-            generation=link.generation,
-            log=self._log if self.is_first else None,
-        )
-        restorer = Restorer(
-            groups=self._groups,
-            store=open_store(self._dir.checkpoints_url),
-            local=LocalSnapshots(SnapshotSlots.open(link.memory) if link.memory else None),
-            run_id=self._identity.run_id,
-            run_url=self._dir.url,
-            comparison=comparison,
-            failures=link.failures,
-            divergence=link.divergence,
-            log=self._log if self.is_first else None,
-            clock=clock,
-            faults=faults,
-            inheritance=None
-            if parent is None
-            else Inheritance(parent=parent, run_store=open_store(self._dir.url)),
-        )
-        store = open_store(self._dir.url)
-        output = Rank0Output(
-            store=store,
-            log=self._log,
-            checkpointing=Checkpointing(uploader, Every.parse(link.save_every), clock),
-            schedule=SnapshotSchedule(Every.parse(link.snapshot_every)),
-            audits=AuditSchedule(Every.parse(link.audit)),
-            comparing=ComparisonSchedule(),
-        )
-        # Nodes that share no folder keep a copy each: rank 0's node may be lost with its lines.
-        keeps_metrics = self.is_first or (self._dir.is_remote and is_first_of_node)
-        # One worker of a node takes snapshots. Without an agent only rank 0 has memory for them.
-        takes_snapshots = is_first_of_node and (self.is_first or not self._is_alone)
-        slots = OwnSlots() if self._is_alone else AgentSlots(self._page, link.pid)
-        copy = HostCopy if self.device.type == "cpu" else partial(DeviceCopy, self.device)
-        trace = None
-        if self._check is not None:
-            trace = StateTrace(self._check, writes=self.is_first, agent_pid=link.pid, clock=clock)
-        parts = LoopParts(
-            loader=loader,
-            state=state,
-            groups=self._groups,
-            node=link.node,
-            generation=link.generation,
-            redo=link.divergence,
-            clock=clock,
-            page=self._page,
-            heartbeat=self._heartbeat,
-            restorer=restorer,
-            comparison=comparison,
-            output=output if self.is_first else None,
-            metrics=Metrics(self._dir.metrics_of(link.node)) if keeps_metrics else None,
-            snapshotting=Snapshotting(slots.of_size, copy(), clock) if takes_snapshots else None,
-            faults=faults,
-            commits_drains=self._is_alone,
-            run_id=self._identity.run_id,
-            trace=trace,
-        )
-        return Loop(parts, self._read_stop(store, clock))
-
-    def _read_stop(self, store: Store, clock: Clock) -> StopRecord | None:
-        """Rank 0 reads it for all ranks."""
-        found = stop_record.read(store, self._identity.run_id, clock) if self.is_first else None
-        text = self._groups.from_rank0("" if found is None else found.to_json().decode())
-        return stop_record.parse(text.encode()) if text else None
-
-    @property
-    def _is_alone(self) -> bool:
-        """There is no agent: this process wrote its own link."""
-        return self._link.pid == os.getpid()
 
     def _request_drain(self, _signal: int, _frame: object) -> None:
         self._page.drain = True

@@ -30,10 +30,9 @@ from elastic.train.buffers import Buffers, Contents
 from elastic.train.contract import Contract
 from elastic.train.leaving import StepPlace
 from elastic.train.shard_outputs import INTEGERS, AgreedForms, check_loss, check_summand, described
+from elastic.train.unsaved import Scaler
 from elastic.train.whole_batch import FirstGradientCheck, WholeBatchGradient
 from elastic.worker.heartbeat import HeartbeatSender
-
-Scaler = torch.amp.GradScaler
 
 
 class Requests(NamedTuple):
@@ -114,8 +113,7 @@ class Step:
         self._passes = 0
         self._is_in_shard = False  # inside the backward of one shard's sums
         parts.contract.begin_step(number)
-        # The recipe's draws before its first sum must not depend on what loading this rank's shards
-        # drew.
+        # The recipe's draws before its first sum must not depend on what this rank computed before.
         random_streams.enter(parts.order.seed, "step", number, 0)
 
     @property

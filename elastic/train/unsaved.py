@@ -1,8 +1,8 @@
 """What the steps change and need later is saved with the state, or the recipe is refused.
 
-A process that resumes builds all objects anew and loads the state into them. A module, an optimizer
-with momenta, a schedule or a GradScaler that no object of the State saves would begin again there,
-and nobody would be told.
+A process that resumes builds all objects again and loads the state into them. A module, an
+optimizer with a state, a schedule or a GradScaler that no object of the State saves would silently
+begin at its start.
 
 An object counts as saved if the State has it, if an object of the State holds it, or if the tensors
 of the state are its own. It does not see what an object keeps without tensors and without the

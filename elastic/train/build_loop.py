@@ -1,0 +1,155 @@
+"""The loop of a rank is put together here, from what its launcher and its recipe gave.
+
+Which parts a rank has follows from its place: rank 0 writes and decides for all, and one worker of
+each node takes snapshots.
+"""
+
+import os
+from dataclasses import dataclass
+from functools import partial
+
+from elastic.checkpoint import stop_record
+from elastic.checkpoint.stop_record import StopRecord
+from elastic.config.durations import Every
+from elastic.config.environment import AgentLink, CheckRequest
+from elastic.config.identity import Identity
+from elastic.config.run_dir import RunDir
+from elastic.data.loader import Loader
+from elastic.faults.inject import FaultInjector, WorkerFaults
+from elastic.observe.log import EventLog
+from elastic.observe.metrics import Metrics
+from elastic.snapshot.copy_to_slot import DeviceCopy, HostCopy
+from elastic.snapshot.slots import SnapshotSlots
+from elastic.storage.remote import open_store
+from elastic.storage.store import Store
+from elastic.system.clock import Clock, SystemClock
+from elastic.system.control_page import ControlPage
+from elastic.train.audit_schedule import AuditSchedule
+from elastic.train.checkpointing import Checkpointing
+from elastic.train.consistency import Comparison
+from elastic.train.flip import flip
+from elastic.train.inherit import Inheritance
+from elastic.train.loop import Loop
+from elastic.train.loop_parts import LoopParts, Rank0Output
+from elastic.train.process_groups import ProcessGroups
+from elastic.train.restore import LocalSnapshots, Restorer
+from elastic.train.schedule import ComparisonSchedule, SnapshotSchedule
+from elastic.train.snapshotting import AgentSlots, OwnSlots, Snapshotting
+from elastic.train.state import State
+from elastic.train.trace import StateTrace
+from elastic.uploader.client import UploaderClient
+from elastic.worker.heartbeat import HeartbeatSender
+
+
+def is_alone(link: AgentLink) -> bool:
+    """There is no agent: this process wrote its own link."""
+    return link.pid == os.getpid()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopBuilder:
+    """check: what `elastic-train check` asks of this command, None outside of a check."""
+
+    groups: ProcessGroups
+    link: AgentLink
+    identity: Identity
+    run_dir: RunDir
+    page: ControlPage
+    heartbeat: HeartbeatSender
+    log: EventLog
+    check: CheckRequest | None
+
+    def build(self, uploader: UploaderClient, loader: Loader, state: State) -> Loop:
+        clock, link, groups = SystemClock(), self.link, self.groups
+        store = open_store(self.run_dir.url)
+        comparison = Comparison(
+            groups=groups, node=link.node, generation=link.generation, log=self._log_of_rank0
+        )
+        faults = self._faults(state, clock)
+        # Nodes that share no folder keep a copy each: rank 0's node may be lost with its lines.
+        keeps_metrics = self._is_first or (self.run_dir.is_remote and groups.local_rank == 0)
+        parts = LoopParts(
+            loader=loader,
+            state=state,
+            groups=groups,
+            node=link.node,
+            generation=link.generation,
+            run_id=self.identity.run_id,
+            redo=link.divergence,
+            clock=clock,
+            page=self.page,
+            heartbeat=self.heartbeat,
+            restorer=self._restorer(comparison, store, faults, clock),
+            comparison=comparison,
+            output=self._output(uploader, store, clock) if self._is_first else None,
+            metrics=Metrics(self.run_dir.metrics_of(link.node)) if keeps_metrics else None,
+            snapshotting=self._snapshotting(clock),
+            faults=faults,
+            commits_drains=is_alone(link),
+            trace=self._trace(clock),
+        )
+        return Loop(parts, self._read_stop(store, clock))
+
+    @property
+    def _is_first(self) -> bool:
+        return self.groups.rank == 0
+
+    @property
+    def _log_of_rank0(self) -> EventLog | None:
+        return self.log if self._is_first else None
+
+    def _faults(self, state: State, clock: Clock) -> WorkerFaults | None:
+        if not self.link.faults:
+            return None
+        injector = FaultInjector(self.link.faults, self.run_dir.faults, self.log, clock)
+        injector.flip = partial(flip, state)
+        return WorkerFaults(injector, rank=self.groups.rank, generation=self.link.generation)
+
+    def _restorer(
+        self, comparison: Comparison, store: Store, faults: WorkerFaults | None, clock: Clock
+    ) -> Restorer:
+        link, parent = self.link, self.identity.parent
+        return Restorer(
+            groups=self.groups,
+            store=open_store(self.run_dir.checkpoints_url),
+            local=LocalSnapshots(SnapshotSlots.open(link.memory) if link.memory else None),
+            run_id=self.identity.run_id,
+            run_url=self.run_dir.url,
+            comparison=comparison,
+            failures=link.failures,
+            divergence=link.divergence,
+            log=self._log_of_rank0,
+            clock=clock,
+            faults=faults,
+            inheritance=None if parent is None else Inheritance(parent=parent, run_store=store),
+        )
+
+    def _output(self, uploader: UploaderClient, store: Store, clock: Clock) -> Rank0Output:
+        return Rank0Output(
+            store=store,
+            log=self.log,
+            checkpointing=Checkpointing(uploader, Every.parse(self.link.save_every), clock),
+            schedule=SnapshotSchedule(Every.parse(self.link.snapshot_every)),
+            audits=AuditSchedule(Every.parse(self.link.audit)),
+            comparing=ComparisonSchedule(),
+        )
+
+    def _snapshotting(self, clock: Clock) -> Snapshotting | None:
+        """For one worker of each node; without an agent only rank 0 has memory for snapshots."""
+        alone, device = is_alone(self.link), self.groups.device
+        if self.groups.local_rank != 0 or (alone and not self._is_first):
+            return None
+        slots = OwnSlots() if alone else AgentSlots(self.page, self.link.pid)
+        copy = HostCopy() if device.type == "cpu" else DeviceCopy(device)
+        return Snapshotting(slots.of_size, copy, clock)
+
+    def _trace(self, clock: Clock) -> StateTrace | None:
+        if self.check is None:
+            return None
+        return StateTrace(self.check, writes=self._is_first, agent_pid=self.link.pid, clock=clock)
+
+    def _read_stop(self, store: Store, clock: Clock) -> StopRecord | None:
+        """Rank 0 reads it for all ranks."""
+        found = stop_record.read(store, self.identity.run_id, clock) if self._is_first else None
+        text = self.groups.from_rank0("" if found is None else found.to_json().decode())
+        return stop_record.parse(text.encode()) if text else None
