@@ -52,6 +52,7 @@ def steps(
     epochs: int = 2,
     dataset: Any = None,
     collate: Any = None,
+    first: int = 1,
 ) -> Iterator[Step]:
     """Two steps an epoch. dataset: of SAMPLES samples, by default `samples`."""
     torch.set_num_threads(1)
@@ -71,8 +72,8 @@ def steps(
         order=order,
     )
     loader = Loader(dataset=dataset or samples(), order=order, device=CPU, collate=collate)
-    batches = loader.steps(exchange.own_shards, 1)
-    for number in range(1, order.steps + 1):
+    batches = loader.steps(exchange.own_shards, first)
+    for number in range(first, order.steps + 1):
         yield Step(number, parts, partial(next, batches), lambda _number: NO_REQUESTS)
     parts.gradients.close()
     contract.close()
