@@ -6,7 +6,9 @@ All that is compared with other ranks is compared here, before the first step.
 from dataclasses import dataclass
 
 from elastic.checkpoint.stop_record import StopRecord
-from elastic.data.record import check_ranks, check_resume, record_of
+from elastic.data import random_streams
+from elastic.data.contents import contents_of
+from elastic.data.record import DataRecord, check_ranks, check_resume, record_of
 from elastic.events import Restored, RunStarted, SettingsIgnored
 from elastic.observe.metrics import Metrics
 from elastic.train import as_built, refuse, restore_reasons
@@ -16,10 +18,14 @@ from elastic.train.restore import ResumePoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """Where training goes on. first_new: the first step that was never trained; rank 0 knows it."""
+    """Where training goes on. first_new: the first step that was never trained; rank 0 knows it.
+
+    data: the record of what is trained on, for epoch 0.
+    """
 
     point: ResumePoint
     first_new: int
+    data: DataRecord
 
 
 def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
@@ -28,6 +34,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     stopped: where the recipe ended the run, if it did. Raises UsageError for a recipe, data or
     objects that do not go on from that state, and what a restore raises.
     """
+    generators = random_streams.states()
     refuse.modules(parts.state, parts.groups.device)
     built = parts.state.begin()  # refuses before anything is trained or written
     as_built.check_alike(parts.groups.all_gather(built))
@@ -35,15 +42,17 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     if output is not None:
         sizes = {"global_batch": order.global_batch, "shards": order.shards}
         output.log.record(RunStarted(steps=order.steps, epochs=order.epochs, seed=order.seed, **sizes))
-    check_ranks(parts.groups.all_gather(record_of(order, 0)))
+    contents = contents_of(parts.loader.dataset)
+    records = parts.groups.all_gather(record_of(order, 0, contents, generators))
+    check_ranks(records)
     point = parts.restorer.restore(parts.state)
-    said = "" if point.data is None else check_resume(point.data, order, point.step)
+    said = "" if point.data is None else check_resume(point.data, records[0], order, point.step)
     parts.page.set_step(parts.groups.local_rank, point.step)
     highest = 0 if parts.metrics is None else _rewind(parts.metrics, point)
     first_new = max(point.step, highest) + 1
     if output is not None:
         if said:
-            print(said)
+            print(said, flush=True)
         if stopped is not None and point.step >= stopped.step:
             print(f"this run was {stopped}: no step is left", flush=True)
         output.checkpointing.resume(point.step, point.source)
@@ -52,7 +61,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
             Restored(step=point.step, source=point.source, lost_steps=lost_steps, seconds=seconds)
         )
         _report_ignored(parts, output, point.step)
-    return Resumed(point=point, first_new=first_new)
+    return Resumed(point=point, first_new=first_new, data=records[0])
 
 
 def _report_ignored(parts: LoopParts, output: Rank0Output, step: int) -> None:

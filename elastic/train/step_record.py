@@ -22,6 +22,7 @@ class StepRecorder:
         self._parts = parts
         self._chain = resumed.point.chain
         self._first_new = resumed.first_new
+        self._began_with = resumed.data
         self._data = -1, ""  # an epoch, and what stands beside a state of it
         self._began_s = parts.clock.monotonic()
 
@@ -71,7 +72,9 @@ class StepRecorder:
 
     def _data_of(self, epoch: int) -> str:
         if self._data[0] != epoch:  # once in an epoch, and not in each step
-            self._data = epoch, record_of(self._parts.loader.order, epoch).to_json()
+            known = self._began_with
+            record = record_of(self._parts.loader.order, epoch, known.contents, known.generators)
+            self._data = epoch, record.to_json()
         return self._data[1]
 
 

@@ -22,6 +22,10 @@ def beside(order, step):
     return parse(record_of(order, order.position(step)[0]).to_json())
 
 
+def resumes(there, order, step, **now):
+    return check_resume(there, record_of(order, 0, **now), order, step)
+
+
 def growing(epoch):
     return range(8 * (1 + epoch % 3))
 
@@ -40,7 +44,7 @@ CHOICES = [
 def test_the_same_data_resume_without_a_word_at_every_step(choice):
     order = order_of(**choice)
     for step in range(1, order.steps + 1):
-        assert check_resume(beside(order, step), order_of(**choice), step) == ""
+        assert resumes(beside(order, step), order_of(**choice), step) == ""
 
 
 @given(st.sampled_from(CHOICES), st.sampled_from(CHOICES), st.integers(1, 7))
@@ -50,15 +54,15 @@ def test_other_choices_than_before_are_refused_or_said(before, now, step):
     drawn = [{name: choice.get(name) for name in ("tail", "weights", "order")} for choice in (before, now)]
     if drawn[0] != drawn[1]:
         with pytest.raises(UsageError):
-            check_resume(beside(there, step), here, step)
+            resumes(beside(there, step), here, step)
     else:
-        said = check_resume(beside(there, step), here, step)
+        said = resumes(beside(there, step), here, step)
         assert (said == "") == ((there.steps, there.epochs) == (here.steps, here.epochs))
 
 
 def test_other_data_are_refused_with_both_numbers_and_the_way_on():
     with pytest.raises(UsageError) as refused:
-        check_resume(beside(order_of(epochs=2), 3), order_of(samples=32, epochs=2, tail="pad"), 3)
+        resumes(beside(order_of(epochs=2), 3), order_of(samples=32, epochs=2, tail="pad"), 3)
     said = str(refused.value)
     assert "the state of step 3 was trained on other data" in said
     assert "(samples: 24 there, 32 here; tail: drop there, pad here)" in said
@@ -79,12 +83,12 @@ def test_other_data_are_refused_with_both_numbers_and_the_way_on():
     ],
 )
 def test_another_length_is_said_and_goes_on(before, now, step, says):
-    assert says in check_resume(beside(order_of(**before), step), order_of(**now), step)
+    assert says in resumes(beside(order_of(**before), step), order_of(**now), step)
 
 
 def test_a_state_that_was_trained_on_nothing_goes_on_with_any_data():
     """Step 0 of a run that began from another one's state, and was corrected before it trained."""
-    assert check_resume(record_of(order_of(epochs=2), 0), order_of(samples=9, steps=1), 0) == ""
+    assert resumes(record_of(order_of(epochs=2), 0), order_of(samples=9, steps=1), 0) == ""
 
 
 def test_an_order_is_compared_as_far_as_it_was_trained():
@@ -97,11 +101,11 @@ def test_an_order_is_compared_as_far_as_it_was_trained():
 
     before = order_of(epochs=4, order=growing)  # ends after steps 1, 3, 6 and 7
     longer, other = order_of(epochs=6, order=changed), order_of(epochs=4, order=changed)
-    assert "it goes on" in check_resume(beside(before, 3), longer, 3)
+    assert "it goes on" in resumes(beside(before, 3), longer, 3)
     with pytest.raises(UsageError, match=r"order: another one \(.*\) there, another one \(.*\) here"):
-        check_resume(beside(before, 4), longer, 4)
+        resumes(beside(before, 4), longer, 4)
     with pytest.raises(UsageError, match="other data"):
-        check_resume(beside(before, 3), other, 3)
+        resumes(beside(before, 3), other, 3)
 
 
 @pytest.mark.parametrize(
@@ -122,3 +126,47 @@ def test_a_record_of_a_later_version_is_read():
     record = record_of(order_of(epochs=4), 0)
     assert parse(record.to_json().replace("{", '{"more": 1, ', 1)) == record
     assert isinstance(record, DataRecord)
+
+
+SPLIT = {"dataset.indices": "aa", "dataset.dataset.tensors[0]": "bb"}
+
+
+def test_other_samples_are_refused_with_the_part_that_differs_and_how_to_split():
+    """A split that was drawn by the global generator, in a generation that drew other numbers."""
+    order = order_of(epochs=4)
+    there = record_of(order, 1, SPLIT)
+    assert resumes(there, order, 5, contents=SPLIT) == ""
+    with pytest.raises(UsageError) as refused:
+        resumes(there, order, 5, contents=SPLIT | {"dataset.indices": "cc"})
+    assert "(the contents of dataset.indices)" in str(refused.value)
+    assert "generator=torch.Generator().manual_seed(0)" in str(refused.value)
+
+
+def test_records_without_contents_and_parts_that_a_version_does_not_know_are_no_difference():
+    order = order_of(epochs=4)
+    assert resumes(parse(record_of(order, 1).to_json()), order, 5, contents=SPLIT) == ""
+    assert resumes(record_of(order, 1, SPLIT), order, 5, contents=SPLIT | {"dataset.more": "dd"}) == ""
+
+
+def test_contents_without_one_part_in_common_are_other_data():
+    """A split, and now the whole data set, which has as many samples."""
+    order = order_of(epochs=4)
+    with pytest.raises(UsageError, match=r"the contents of dataset\.tensors\[0\]\)"):
+        resumes(record_of(order, 1, SPLIT), order, 5, contents={"dataset.tensors[0]": "bb"})
+
+
+def test_other_random_numbers_before_the_loop_are_said_by_the_name_of_their_generator():
+    order = order_of(epochs=4)
+    there = parse(record_of(order, 1, {}, {"torch": "aa", "numpy": "bb"}).to_json())
+    same = {"torch": "aa", "numpy": "bb", "random": "ee"}
+    assert resumes(there, order, 5, contents={}, generators=same) == ""
+    said = resumes(there, order, 5, contents={}, generators=same | {"torch": "cc"})
+    assert "the script drew other random numbers (torch) than when this state was trained" in said
+
+
+def test_ranks_whose_samples_differ_are_told_which_part():
+    """Files listed in the order of each machine's folder, for instance. Draws may differ."""
+    same = record_of(order_of(epochs=4), 0, SPLIT, {"torch": "aa"})
+    check_ranks([same, replace(same, generators={"torch": "bb"})])
+    with pytest.raises(UsageError, match=r"other contents of dataset\.indices on rank 1 than on rank 0"):
+        check_ranks([same, replace(same, contents=SPLIT | {"dataset.indices": "cc"})])

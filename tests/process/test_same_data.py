@@ -1,0 +1,28 @@
+"""A generation trains on the samples of the generations before it, or says that it cannot."""
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+KILLED = ("--snapshot-every", "1", "--faults", "step 5 rank 0 backward: kill")
+
+
+def test_another_split_in_a_later_generation_ends_the_run_with_the_part_that_differs(drill, recipes):
+    """The first generation draws more numbers before the split, since a file is missing."""
+    agent = drill.start(*KILLED, recipe=recipes / "splitting.py", arguments=("global",))
+    agent.ends_with(2)
+    assert "the state of step 4 was trained on other data" in agent.output
+    assert "(the contents of dataset.indices)" in agent.output
+    assert "give a split a generator of its own" in agent.output
+    assert drill.last_step == 4
+
+
+def test_a_split_by_a_generator_of_its_own_is_exact_and_the_other_draws_are_said(drills, recipes, tmp_path):
+    calm, killed = drills(tmp_path / "calm"), drills(tmp_path / "killed")
+    recipe = {"recipe": recipes / "splitting.py", "arguments": ("own",)}
+    agents = [calm.start(**recipe), killed.start(*KILLED, **recipe)]
+    for agent in agents:
+        agent.ends_with(0)
+    assert killed.values("run_finished", "steps", "digest") == calm.values("run_finished", "steps", "digest")
+    said = "before the loop the script drew other random numbers (torch) than when this state was trained"
+    assert [agent.output.count(said) for agent in agents] == [0, 1]
