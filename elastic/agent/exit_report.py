@@ -81,5 +81,5 @@ def _print_failure(agent: NodeAgent, run: RunDir, saved_step: int) -> None:
     if failure is not None:
         # All of it may come from another node.
         lines.append(f"first failing worker: rank {failure.rank} on {failure.node}")
-        lines.append(failure.traceback.rstrip() or failure.message)
-    print(*map(printable, lines), sep="\n", file=sys.stderr)
+        lines.append(failure.traceback.rstrip() or ("" if failure.message in reason else failure.message))
+    print(*(printable(line) for line in lines if line), sep="\n", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Integral
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -62,3 +63,15 @@ def check_dataset(dataset: Any, where: str) -> int:
         raise UsageError(
             f"{where}: expected a dataset of a known length, found {type(dataset).__name__} ({error})"
         ) from error
+
+
+def check_loading(workers: Any, collate: Any, where: str) -> None:
+    """Raises UsageError for what cannot say how samples are loaded. where: as above."""
+    if not isinstance(workers, Integral) or isinstance(workers, bool) or int(workers) < 0:
+        raise UsageError(
+            f"{where}: expected workers=, a number of loading processes from 0 on, found {workers!r}"
+        )
+    if collate is not None and not callable(collate):
+        raise UsageError(
+            f"{where}: expected collate=, a function of a list of samples, found {type(collate).__name__}"
+        )

@@ -17,7 +17,7 @@ from elastic.config.environment import AgentLink, CheckRequest
 from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.data import random_streams
-from elastic.data.data import Data, check_dataset
+from elastic.data.data import Data, check_dataset, check_loading
 from elastic.data.loader import Batch, BatchLoader, Loader
 from elastic.data.random_keys import key
 from elastic.data.sampling import OrderOfEpoch, Sampling
@@ -31,6 +31,7 @@ from elastic.train.build_loop import LoopBuilder, is_alone
 from elastic.train.evaluation import Evaluation
 from elastic.train.loop import Loop
 from elastic.train.loop_end import LoopEnd
+from elastic.train.misuse import public
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.state import State
 from elastic.train.step import Step
@@ -86,6 +87,7 @@ class Run:
         # A scheduler may ask a worker directly to stop, when it signals every process of a job.
         signal.signal(signal.SIGTERM, self._request_drain)
 
+    @public("run.data")
     def data(  # noqa: PLR0913 - all that a recipe says about its samples
         self,
         dataset: Any,
@@ -114,6 +116,7 @@ class Run:
         without a step, for instance (with `drop`: fewer samples than a global batch).
         """
         ours, samples = self._identity, check_dataset(dataset, "run.data")
+        check_loading(workers, collate, "run.data")
         chosen = Sampling(epochs=epochs, steps=steps, tail=tail, weights=weights, order=order)
         in_order = chosen.order_of(
             samples=samples, seed=ours.seed, global_batch=ours.global_batch, shards=ours.shards
@@ -124,6 +127,7 @@ class Run:
             )
         )
 
+    @public("run.steps")
     def steps(self, data: Data, state: State) -> Iterator[Step]:
         """The steps of the run that are not done yet.
 
@@ -151,6 +155,7 @@ class Run:
         script_end.add(self._loop_end)
         return self._loop_end.steps()
 
+    @public("run.stop")
     def stop(self, reason: str) -> None:
         """End the run after this step, on purpose. Every rank calls it in the same step.
 
@@ -165,6 +170,7 @@ class Run:
             )
         self._loop_end.stop(reason)
 
+    @public("run.evaluate")
     def evaluate(
         self,
         dataset: Any,
@@ -193,6 +199,11 @@ class Run:
         """
         self._settle()
         samples, size = check_dataset(dataset, "run.evaluate"), self._identity.global_batch
+        check_loading(workers, collate, "run.evaluate")
+        if not callable(function):
+            raise UsageError(
+                f"expected run.evaluate(dataset, function), a function of a batch, found {type(function).__name__}"
+            )
         size = size // self._identity.shards if batch_size is None else batch_size
         if samples < 1 or size < 1:
             raise UsageError(
@@ -215,6 +226,7 @@ class Run:
         )
         return evaluation.sum(function)
 
+    @public("run.mean")
     def mean(self, value: float) -> float:
         """The mean of a number over ranks, the same on every rank.
 
@@ -230,11 +242,13 @@ class Run:
         if self.is_first:
             print(*words, flush=True)
 
+    @public("run.event")
     def event(self, name: str, **fields: Any) -> None:
         """Add an event of the recipe's own to the run's events, from rank 0; fields are JSON."""
         if self.is_first:
             self._log.record(RecipeEvent(own_name=name, values=fields))
 
+    @public("run.path")
     def path(self, name: str) -> Path:
         """Where a file of the recipe's own belongs in the run directory.
 

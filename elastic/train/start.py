@@ -30,10 +30,11 @@ from elastic.storage.store import create_or_read, read_small
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import printable
 from elastic.train import refuse
+from elastic.train.misuse import public
 from elastic.train.process_groups import ProcessGroups, open_process_groups
 from elastic.train.run import Run
 from elastic.train.standalone import link_without_agent, run_without_agent
-from elastic.worker import import_watch, script_end
+from elastic.worker import import_watch, own_error, script_end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ class _FoundParent:
     problem: str = ""
 
 
+@public("elastic.start")
 def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None = None) -> Run:
     """Begin or resume the run of this recipe.
 
@@ -119,7 +121,8 @@ def _explain(kind: type[BaseException], error: BaseException, trace: TracebackTy
         return
     # torch's hook, which calls this one, collects what is written to sys.stderr until it returns,
     # and this one does not.
-    print(f"error: {printable(str(error))}", file=sys.__stderr__, flush=True)
+    last_words = f"error: {error}\n{own_error.own_line(trace)}"
+    print(printable(last_words.rstrip()), file=sys.__stderr__, flush=True)
     sys.stdout.flush()
     # A normal exit would wait for threads that wait for peers that are gone, and an excepthook
     # cannot set the exit code otherwise.

@@ -26,6 +26,7 @@ from elastic.system.untrusted import decode as decode_fields
 from elastic.train import as_built, structure
 from elastic.train.as_built import Built, Structure, StructureReader
 from elastic.train.loading import SavedObject, load_saved, order_of, strides_differ
+from elastic.train.misuse import public
 from elastic.train.state_document import (
     Order,
     encode,
@@ -101,6 +102,7 @@ class State:
     `load_state_dict`. Raises UsageError for an object without them.
     """
 
+    @public("elastic.State")
     def __init__(self, **objects: Stateful) -> None:
         if not objects:
             raise UsageError("expected at least one object in State(model=..., optimizer=...), found none")

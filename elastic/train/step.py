@@ -29,6 +29,7 @@ from elastic.train.audit import Auditor, Call, StepAudit
 from elastic.train.buffers import Buffers, Contents
 from elastic.train.contract import Contract
 from elastic.train.leaving import StepPlace
+from elastic.train.misuse import public
 from elastic.train.shard_outputs import INTEGERS, AgreedForms, check_loss, check_summand, described
 from elastic.train.unsaved import Scaler
 from elastic.train.whole_batch import FirstGradientCheck, WholeBatchGradient
@@ -131,6 +132,7 @@ class Step:
         """How much of the run lies before this step, in [0, 1)."""
         return (self.number - 1) / self.steps
 
+    @public("step.log")
     def log(self, **values: float | str) -> None:
         """Numbers for this step's line in metrics.jsonl; tensors of one element are fine.
 
@@ -143,6 +145,7 @@ class Step:
                 )
             self.logged[name] = value.item() if isinstance(value, Tensor) else value
 
+    @public("step.sum")
     def sum(self, function: Callable[[Batch], Tensor]) -> Tensor:
         """The exact sum over all shards of function(batch), called once per own shard.
 
@@ -173,6 +176,7 @@ class Step:
         self._parts.heartbeat.enter(Phase.BETWEEN)
         return total
 
+    @public("step.backward")
     def backward(self, loss: Tensor, scaler: Scaler | None = None) -> None:
         """Gradients of a loss that is a function of this step's sums, into `.grad` on every rank.
 
@@ -220,6 +224,7 @@ class Step:
         self._sums = []
         self._parts.contract.end_computation(gradients.parameters, outcome.gradient_norms)
 
+    @public("step.mean_loss")
     def mean_loss(self, function: Callable[[Batch], Tensor], scaler: Scaler | None = None) -> float:
         """One call for losses that are means over samples: forward and backward shard by shard.
 
@@ -279,6 +284,11 @@ class Step:
         sum, starts it from what its own first pass left. Afterwards the step's common stream is
         entered again, so that the recipe's next draws are the same on every rank.
         """
+        if not callable(function):
+            raise UsageError(
+                f"expected a function of a batch in step.mean_loss or step.sum, found {type(function).__name__}; it is called for each "
+                "shard, as in step.mean_loss(lambda batch: loss_of(model, batch))"
+            )
         self._passes += 1
         if not self._buffers_after:
             self._parts.buffers.begin()

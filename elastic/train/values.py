@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from elastic.errors import UsageError
+from elastic.train.misuse import public
 
 _KINDS = (bool, int, float, str, type(None))
 
@@ -33,6 +34,7 @@ class Values:
     (an AttributeError too) where a name is read or set that was not given here.
     """
 
+    @public("elastic.Values")
     def __init__(self, **values: Any) -> None:
         for name, value in values.items():
             if name.startswith("_") or hasattr(type(self), name):

@@ -95,6 +95,8 @@ class Uploader:
             for message in client.receive():
                 self._take(client, message)
             is_over = client.has_ended
+        except ConnectionError:  # a worker that ended, or was killed, before it read its answer
+            is_over = True
         except (ValueError, OSError) as error:
             report_problem(f"a client of the uploader is cut off: {error}")
             answer(client, {"error": str(error)})

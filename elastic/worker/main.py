@@ -48,6 +48,8 @@ from elastic.system.worker_error import WorkerError, write_error
 from elastic.worker import import_watch, own_error, script_end
 from elastic.worker.import_watch import ImportWatch
 
+_EXPLAINED = (UsageError, NothingLoads, StatesDiffer, RecipeNotExact)
+
 
 def main() -> None:
     """Entry point of a spawned worker."""
@@ -106,13 +108,11 @@ def end_failed(launch: Launch, raised: BaseException) -> NoReturn:
     """End this process with what failed."""
     error = script_end.explain(raised)
     report_error(launch.agent, launch.rank, error)
-    match error:
-        case UsageError() | NothingLoads() | StatesDiffer() | RecipeNotExact():
-            last_words = f"error: {error}"
-        case PeerLost():
-            last_words = f"{error}\nthis worker is a victim; the agent begins a new generation"
-        case _:
-            last_words = traceback_of(error)
+    last_words = traceback_of(error)
+    if isinstance(error, _EXPLAINED):
+        last_words = f"error: {error}\n{last_words}"
+    elif isinstance(error, PeerLost):
+        last_words = f"{error}\nthis worker is a victim; the agent begins a new generation"
     exit_now(error.exit_code if isinstance(error, ElasticError) else EXIT_FAILED, last_words)
 
 
@@ -174,6 +174,9 @@ def of_recipe(error: BaseException) -> TracebackType | None:
 
 
 def traceback_of(error: BaseException) -> str:
+    """Of an error that a sentence explains, the recipe's own line alone."""
+    if isinstance(error, _EXPLAINED):
+        return own_error.own_line(error.__traceback__)
     described = traceback.TracebackException(type(error), error, of_recipe(error))
     described.stack[:] = [frame for frame in described.stack if frame.filename != import_watch.__file__]
     return "".join(described.format())
@@ -186,7 +189,7 @@ def report_error(agent: AgentLink | None, rank: int, error: BaseException) -> No
     place = script_end.error_place() if agent.imports_library else None
     left = WorkerError(
         rank=rank,
-        message=f"{type(error).__name__}: {error}",
+        message=str(error) if isinstance(error, _EXPLAINED) else f"{type(error).__name__}: {error}",
         traceback=traceback_of(error),
         time=SystemClock().wall(),
         divergence=error.divergence if isinstance(error, StatesDiffer) else None,

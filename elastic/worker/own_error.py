@@ -9,6 +9,8 @@ torch raises a RuntimeError for one, its message tells.
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from sysconfig import get_path
 from traceback import extract_tb
 from types import TracebackType
 
@@ -42,6 +44,9 @@ _OF_MACHINES = re.compile(
 # A tensor on the wrong device is the program's mistake, although its message names a GPU.
 _WRONG_DEVICE = re.compile(r"same device|cuda:\d")
 
+_INSTALLED = tuple(f"{get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_LIBRARY = f"{Path(__file__).parents[1]}/"
+
 
 def describe(error: BaseException, trace: TracebackType | None, place: ErrorPlace) -> RaisedError | None:
     """None for an error that a restart may mend. trace: from the recipe's outermost line on."""
@@ -51,6 +56,20 @@ def describe(error: BaseException, trace: TracebackType | None, place: ErrorPlac
     own = [frame for frame in stack if frame.filename == stack[0].filename]
     line = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
     return RaisedError(kind=type(error).__name__, message=str(error), line=line, place=place)
+
+
+def own_line(trace: TracebackType | None) -> str:
+    """The innermost line of the user's own code, with its file; empty where there is none.
+
+    For errors of this library, whose sentence says what is wrong: its own frames, and torch's,
+    would only hide the line to change. trace: from any frame before it on.
+    """
+    own = [frame for frame in extract_tb(trace) if _is_own(frame.filename)]
+    return f"  at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else ""
+
+
+def _is_own(filename: str) -> bool:
+    return not filename.startswith(("<", _LIBRARY, *_INSTALLED))
 
 
 def _is_of_program(error: BaseException) -> bool:

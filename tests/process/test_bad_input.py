@@ -157,3 +157,36 @@ def test_the_process_exits_2_with_the_sentence_on_the_last_line(drill):
     agent = drill.execute([sys.executable, "-m", "elastic.cli", "no-recipe.py"])
     agent.ends_with(2)
     assert "'no-recipe.py', which is not a file" in agent.output.splitlines()[-1]
+
+
+REFUSED = """
+import elastic, torch
+run = elastic.start(seed=0, global_batch=4, shards=2)
+model = torch.nn.Linear(1, 1)
+samples = torch.utils.data.TensorDataset(torch.ones(8, 1))
+data = run.data(samples, epochs=1{argument})
+for step in run.steps(data, elastic.State(model=model, optimizer=torch.optim.SGD(model.parameters()))):
+    for _ in range(2):
+        step.mean_loss(lambda batch: model(batch.data[0]).mean())
+"""
+
+
+@pytest.mark.parametrize(
+    ("argument", "line", "says"),
+    [
+        (", collate_fn=list", 6, "found collate_fn=: write collate=function of a list of samples"),
+        ("", 9, "step 1: model.weight has a gradient that no optimizer has used yet"),
+    ],
+)
+def test_a_refusal_in_the_run_ends_it_at_once_with_the_sentence_and_the_recipes_line(
+    drill, argument, line, says
+):
+    """A call that no signature allows, and a loop that a step refuses: no restart, no traceback."""
+    recipe = drill.folder / "refused.py"
+    recipe.write_text(REFUSED.format(argument=argument))
+    agent = drill.start("--nproc-per-node", "2", recipe=recipe)
+    agent.ends_with(2)
+    assert says in agent.output
+    assert f"  at {recipe}:{line}: " in agent.output
+    assert "Traceback" not in agent.output
+    assert [event["generation"] for event in drill.events("generation_started")] == [1]

@@ -2,7 +2,9 @@
 
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -623,6 +625,21 @@ def test_an_uploader_whose_storage_hangs_exits_after_its_owner_and_reports_the_l
     assert listener.answers == ["failed", "failed"]
     assert sorted(e["step"] for e in run_records.events(tmp_path / "events")) == [1, 2]
     held.go_on.set()
+
+
+def test_a_client_that_ends_before_it_reads_its_answer_is_no_problem(config, capfd):
+    """A worker that is killed resets its connection, which must not stand before the verdict of
+    its agent. Two messages of another client later the uploader has seen it.
+    """
+    owner = UploaderProcess(config, None)
+    with InThread(config), socket.socket(socket.AF_UNIX) as killed:
+        killed.connect(config.socket_path)
+        killed.send(b'{"entered": 1}\n')
+        select.select([killed], [], [], LIMIT_S)
+        killed.close()
+        assert owner.enter(1)
+        assert owner.enter(2)
+    assert "cut off" not in capfd.readouterr().err
 
 
 def test_a_malformed_offer_cuts_off_its_client_only(config, slots):

@@ -10,6 +10,7 @@ from botocore.exceptions import EndpointConnectionError
 from elastic.errors import PeerLost, StoreFailed, UsageError
 from elastic.faults.inject import InjectedFault
 from elastic.system.raised_error import BEFORE_THE_LOOP, ErrorPlace
+from elastic.system.untrusted import decode
 from elastic.worker import own_error
 
 PLACE = ErrorPlace(where="in step 9", resumed=8)
@@ -108,3 +109,23 @@ def test_its_line_is_the_innermost_of_the_recipe(tmp_path):
         found = own_error.describe(error, trace, BEFORE_THE_LOOP)
     assert Path(found.line) == Path(f"{recipe}:4")
     assert own_error.describe(ValueError("m"), None, BEFORE_THE_LOOP).line == ""
+
+
+def test_the_users_innermost_line_is_found_below_and_above_frames_of_libraries():
+    """The library calls a function of the recipe through torch, and refuses what it does."""
+
+    def refuse():
+        decode(int, "no number", what="a number")
+
+    module = torch.nn.Module()
+    module.forward = refuse
+    try:
+        module()
+    except ValueError as error:
+        found = own_error.own_line(error.__traceback__)
+    line = refuse.__code__.co_firstlineno + 1
+    assert found == f'  at {__file__}:{line}: decode(int, "no number", what="a number")'
+
+
+def test_an_error_without_a_line_of_the_users_shows_none():
+    assert own_error.own_line(None) == ""

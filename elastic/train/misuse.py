@@ -1,0 +1,98 @@
+"""A call that the signature does not allow is the recipe's mistake, and no restart mends it.
+
+Python raises a TypeError for it, which names neither what the argument is called here nor that the
+run is over. A TypeError from inside a call goes its way: it may be of the recipe's own function.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from elastic.errors import UsageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_IN_THE_PLACE_OF = {
+    "collate_fn": "write collate=function of a list of samples",
+    "num_workers": "write workers=",
+    "batch_size": "the samples of one step, over all workers, are elastic.start(global_batch=...)",
+    "shuffle": "leave it out: the run shuffles by its seed, anew in each epoch, and order=function(epoch) gives another order",
+    "sampler": "write weights=, one number for each sample, or order=function(epoch), which returns sample numbers",
+    "batch_sampler": "write order=function(epoch), which returns sample numbers",
+    "drop_last": "write tail='drop' or tail='pad'",
+    "generator": "leave it out: random numbers come from the run's seed",
+    "worker_init_fn": "leave it out: each sample has random numbers of its own, in whichever process it is loaded",
+    "pin_memory": "leave it out",
+    "persistent_workers": "leave it out: loading processes stay for the whole loop",
+    "prefetch_factor": "leave it out",
+    "retain_graph": "leave it out: step.sum keeps the graphs until step.backward",
+}
+_OF_CALL = {
+    ("elastic.start", "batch_size"): "write global_batch=, the samples of one step over all workers",
+    ("elastic.start", "epochs"): "write run.data(dataset, epochs=...)",
+    ("elastic.start", "steps"): "write run.data(dataset, steps=...)",
+    (
+        "elastic.start",
+        "run_dir",
+    ): "give the command --run-dir, or without elastic-train the variable ELASTIC_RUN_DIR",
+    ("run.evaluate", "shuffle"): "leave it out: each sample counts once",
+    ("run.evaluate", "drop_last"): "leave it out: each sample counts once",
+    ("run.steps", "epochs"): "write run.data(dataset, epochs=...)",
+    ("run.steps", "steps"): "write run.data(dataset, steps=...)",
+}
+
+
+def public(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """For a function that recipes call by this name: UsageError where its arguments do not fit."""
+
+    def of(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                # The only frame is this one: the function's own was never made.
+                if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                    raise
+                wrong = str(error)
+            raise UsageError(_explain(name, signature, args, kwargs, wrong))
+
+        return call
+
+    return of
+
+
+def _explain(
+    name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], wrong: str
+) -> str:
+    """wrong: Python's own words, for what is not explained here."""
+    known = [each for each in signature.parameters.values() if each.name != "self"]
+    given = len(args) - ("self" in signature.parameters)
+    unknown = [each for each in kwargs if each not in signature.parameters]
+    by_place = [each.name for each in known if each.kind is each.POSITIONAL_OR_KEYWORD]
+    filled = {*by_place[:given], *kwargs}
+    missing = [
+        each.name
+        for each in known
+        if each.default is each.empty and each.name not in filled and each.kind is not each.VAR_KEYWORD
+    ]
+    found = [f"{each}=: {_instead(name, each)}" for each in unknown]
+    if given > len(by_place):
+        words = f"{given} argument{'s' if given > 1 else ''}"
+        found.append(f"{words} without a name, of which it takes {len(by_place) or 'none'}: name them")
+    if missing and not found:
+        found = [f"no {' and no '.join(missing)}"]
+    return f"expected {name}{_shown(known)}, found {'; '.join(found) or wrong}"
+
+
+def _instead(name: str, argument: str) -> str:
+    return _OF_CALL.get((name, argument)) or _IN_THE_PLACE_OF.get(argument, "it has no such argument")
+
+
+def _shown(parameters: list[inspect.Parameter]) -> str:
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
+    return str(inspect.Signature(plain))

@@ -1,0 +1,115 @@
+"""A call that a signature does not allow is refused with what to write; other errors pass."""
+
+import inspect
+import traceback
+
+import pytest
+import torch
+from steps import ALONE, CLASSES, FEATURES, steps
+
+import elastic
+from elastic.data.data import check_loading
+from elastic.errors import UsageError
+from elastic.train.misuse import public
+from elastic.train.run import Run
+from elastic.train.step import Step
+
+
+@public("run.data")
+def data(dataset, *, epochs=None, tail="drop", collate=None):
+    """A data set in the run's order."""
+    if epochs == "wrong":
+        raise TypeError("of the function's own")
+    if epochs == "inside":
+        data(no_dataset=1)
+    return dataset, epochs, tail, collate
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        (lambda: data([], collate_fn=len), "found collate_fn=: write collate=function"),
+        (
+            lambda: data([], num_workers=2, shuffle=True),
+            "num_workers=: write workers=; shuffle=: leave it out",
+        ),
+        (lambda: data([], lr=0.1), "lr=: it has no such argument"),
+        (lambda: data([], 3), "found 2 arguments without a name, of which it takes 1: name them"),
+        (lambda: data(epochs=3), "found no dataset"),
+        (lambda: data([], dataset=[]), "multiple values for argument 'dataset'"),
+    ],
+)
+def test_a_call_that_does_not_fit_says_what_to_write(call, found):
+    with pytest.raises(UsageError) as refused:
+        call()
+    assert str(refused.value).startswith(
+        "expected run.data(dataset, *, epochs=None, tail='drop', collate=None), "
+    )
+    assert found in str(refused.value)
+    assert refused.value.__context__ is None
+
+
+def test_a_type_error_from_inside_is_not_taken_for_a_misuse():
+    """A recipe's function may raise one; its traceback must stay as it is."""
+    with pytest.raises(TypeError, match="of the function's own") as raised:
+        data([], epochs="wrong")
+    assert [frame.name for frame in traceback.extract_tb(raised.tb)][-1] == "data"
+    with pytest.raises(UsageError, match="no_dataset=: it has no such argument"):
+        data([], epochs="inside")
+
+
+def test_what_is_right_goes_through():
+    assert data([1], epochs=2) == ([1], 2, "drop", None)
+    assert data.__doc__ == "A data set in the run's order."
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        (lambda: elastic.start(seed=0, batch_size=8), "batch_size=: write global_batch=, the samples of one"),
+        (lambda: elastic.start(0, 8), "found 2 arguments without a name, of which it takes none"),
+        (lambda: elastic.start(seed=0), "found no global_batch"),
+        (lambda: elastic.State({}), "expected elastic.State(**objects), found 1 argument without a name"),
+        (lambda: elastic.Values(1), "expected elastic.Values(**values), found 1 argument without a name"),
+        (lambda: Run.steps(None, []), "expected run.steps(data, state), found no state"),
+        (lambda: Run.evaluate(None, [], len, collate_fn=len), "collate_fn=: write collate="),
+        (lambda: Step.backward(None, [], retain_graph=True), "retain_graph=: leave it out"),
+    ],
+)
+def test_the_calls_of_recipes_are_refused_so(call, found):
+    with pytest.raises(UsageError) as refused:
+        call()
+    assert found in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("workers", "collate", "found"),
+    [
+        (-1, None, "expected workers=, a number of loading processes from 0 on, found -1"),
+        (True, None, "found True"),
+        ("2", None, "found '2'"),
+        (0, [1], "expected collate=, a function of a list of samples, found list"),
+    ],
+)
+def test_how_samples_are_loaded_is_checked_where_it_is_said(workers, collate, found):
+    """A DataLoader would raise at the first step, in each generation."""
+    with pytest.raises(UsageError, match=r"^run\.data: ") as refused:
+        check_loading(workers, collate, "run.data")
+    assert found in str(refused.value)
+    check_loading(2, len, "run.data")
+
+
+def test_a_step_is_given_a_function_and_not_its_result():
+    model = torch.nn.Linear(FEATURES, CLASSES)
+    step = next(steps(ALONE, elastic.State(model=model)))
+    with pytest.raises(UsageError, match=r"expected a function of a batch .* found Tensor; it is"):
+        step.mean_loss(torch.zeros(()))
+
+
+@pytest.mark.parametrize("kind", [Run, Step])
+def test_every_public_method_is_among_them(kind):
+    """A new method must not be forgotten: what the wrapper adds is found in its closure."""
+    quiet = {"Run": {"print"}, "Step": {"abandon"}}[kind.__name__]  # print takes any words
+    for name, method in inspect.getmembers(kind, inspect.isfunction):
+        if not name.startswith("_") and name not in quiet:
+            assert hasattr(method, "__wrapped__"), name
