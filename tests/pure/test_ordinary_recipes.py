@@ -537,12 +537,32 @@ def patient(member, first):
         yield step
 
 
+def compiled(member, first):
+    """Graphs of torch.compile, over batches of two lengths; denormal numbers become zero."""
+    torch.set_flush_denormal(True)
+    net = nn.Sequential(nn.Embedding(11, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 11))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    state = State(net=net, optimizer=optimizer)
+    fast = torch.compile(net, backend="aot_eager")  # the default one needs a C++ compiler
+    yield state
+    for step in train_steps(member, state, first, dataset=tokens()):
+        end = 8 - step.number % 2
+        step.mean_loss(
+            lambda batch, end=end: F.cross_entropy(
+                fast(batch.data[0][:, :end]).flatten(0, 1), batch.data[0][:, 1 : end + 1].flatten()
+            )
+        )
+        optimizer.step()
+        yield step
+    torch.set_flush_denormal(False)
+
+
 RECIPES = {
     each.__name__: each
     for each in (
         classifier, adversarial, language_model, narrow_and_wide, complex_numbers, averaged, line_search,
         regularised, sharpness_aware, variable_lengths, diffusion, recommender, distilled, memory_bank,
-        detector, replayed, patient,
+        detector, replayed, patient, compiled,
     )
 } | {name: partial(scheduled, schedule=name) for name in SCHEDULES}  # fmt: skip
 
