@@ -8,13 +8,13 @@ joined the sum. This finds what a comparison of states cannot: a result that all
 that another world size would not have given.
 
 It happens before the sums are assigned, so before the parameters are updated, and leaves random
-streams, buffers and `.grad` as they were. It does not look at sums that no backward follows, nor at
-the optimizer. The function is called once more, so what it counts in plain variables is off by that
-call. In the third computation, which only tells a machine from a recipe, functions of earlier sums
-of the step see the variables of the loop as they are by then.
+streams, buffers and `.grad` as they were; also what the function changes outside (reachable.py),
+but for large tensors. It does not look at sums that no backward follows, nor at the optimizer. In
+the third computation, which only tells a machine from a recipe, functions of earlier sums of the
+step see the variables of the loop as they are by then.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -45,8 +45,11 @@ from elastic.train.audit_verdict import (
 )
 from elastic.train.buffers import Buffers, Contents
 from elastic.train.process_groups import ProcessGroups
+from elastic.train.reachable import kept
 from elastic.train.state import State
 from elastic.worker.heartbeat import HeartbeatSender
+
+COPIED_BYTES = 2**20  # of a tensor or array that an audit could change, at most
 
 Function = Callable[[Batch], Tensor]
 Backward = Callable[[list[Tensor]], None]  # from the outputs of one shard's calls, in their order
@@ -95,10 +98,14 @@ class Auditor:
         return StepAudit(self, step, compute)
 
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        """Training goes on afterwards as if nothing had been computed meanwhile."""
+    def undisturbed(self, functions: Iterable[Function] = ()) -> Iterator[None]:
+        """Training goes on afterwards as if nothing had been computed meanwhile.
+
+        functions: of the recipe, which are called. What they change outside is put back.
+        """
         buffers, gradients = self.buffers.save(), [(p, p.grad) for p in self.parameters]
-        with random_streams.kept(), self.gradients.paused():
+        outside = kept(self.state, functions, COPIED_BYTES)
+        with random_streams.kept(), self.gradients.paused(), outside:
             try:
                 yield
             finally:
@@ -167,7 +174,7 @@ class StepAudit:
 
     def add_sum(self, function: Function, number: int) -> None:
         """Compute the other shard's part of a sum, whose backward comes later."""
-        with self._timed(), self._auditor.undisturbed():
+        with self._timed(), self._auditor.undisturbed([function]):
             self._call_again(function, number)
         self._sums.append(number)
 
@@ -176,7 +183,8 @@ class StepAudit:
 
         Raises MachineFault, RecipeNotExact, PeerLost.
         """
-        with self._timed(), self._auditor.undisturbed():
+        functions = [call.function for call, _ in self._again.begun.values()]
+        with self._timed(), self._auditor.undisturbed(functions):
             self._check(self._sums, backward)
         self._sums = []
 
@@ -185,7 +193,8 @@ class StepAudit:
 
         Raises as `check_sums`.
         """
-        with self._timed(), self._auditor.undisturbed():
+        functions = [function, *(call.function for call, _ in self._again.begun.values())]
+        with self._timed(), self._auditor.undisturbed(functions):
             self._call_again(function, number)
             self._check(self._new, lambda outputs: backward(outputs[-1]))
 

@@ -87,6 +87,7 @@ class LoopBuilder:
             faults=faults,
             commits_drains=is_alone(link),
             trace=self._trace(clock),
+            looks_for_side_effects=Every.parse(link.audit).kind != "off",
         )
         return Loop(parts, self._read_stop(store, clock))
 

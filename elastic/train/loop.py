@@ -35,6 +35,7 @@ from elastic.train.restore import ResumePoint
 from elastic.train.resume import resume
 from elastic.train.saving import SavedState, Saving
 from elastic.train.shard_outputs import AgreedForms
+from elastic.train.side_effects import SideEffects
 from elastic.train.state import checksum_of
 from elastic.train.step import Requests, Step, StepParts
 from elastic.train.step_record import StepRecorder
@@ -68,12 +69,15 @@ class Loop:
         self._begin()
         parts, first = self._parts, self._resumed.step + 1
         auditor, is_audited = self._auditor(), self._is_first_audited(first)
+        of_steps = self._of_steps
+        if parts.looks_for_side_effects:
+            of_steps = replace(of_steps, side_effects=SideEffects(auditor))
         batches = parts.loader.steps(self._of_steps.exchange.own_shards, first)
         for number in range(first, self.last_step + 1):
             if is_audited and parts.output is not None:
                 parts.output.audits.begin(number)
             witness = self._witness(number, auditor) or (auditor if is_audited else None)
-            step = Step(number, self._of_steps, partial(next, batches), self._requests, witness)
+            step = Step(number, of_steps, partial(next, batches), self._requests, witness)
             if parts.faults is not None:
                 step.fault_point = parts.faults.at_step(number)
             if parts.snapshotting is not None:
@@ -210,7 +214,7 @@ class Loop:
             group=parts.groups.gradients,
         )
         contract = Contract(parts.state, global_batch=order.global_batch, shards=order.shards)
-        self._of_steps = StepParts(
+        self._of_steps: StepParts = StepParts(
             exchange=exchange,
             contract=contract,
             gradients=Gradients(contract, exchange),

@@ -45,7 +45,7 @@ class LoopParts:
     0 alone. metrics: on rank 0, and where nodes share no folder a copy on each other node.
     snapshotting: on one worker of each node. faults: None without a plan. commits_drains: this
     process commits a drained state itself, since it has no agent. trace: where `elastic-train
-    check` tries the recipe, else None.
+    check` tries the recipe, else None. looks_for_side_effects: not with `--audit off`.
     """
 
     loader: Loader
@@ -66,3 +66,4 @@ class LoopParts:
     faults: WorkerFaults | None
     commits_drains: bool
     trace: StateTrace | None
+    looks_for_side_effects: bool

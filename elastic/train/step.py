@@ -31,6 +31,7 @@ from elastic.train.contract import Contract
 from elastic.train.leaving import StepPlace
 from elastic.train.misuse import public
 from elastic.train.shard_outputs import INTEGERS, AgreedForms, check_loss, check_summand, described
+from elastic.train.side_effects import FirstCall, SideEffects
 from elastic.train.unsaved import Scaler
 from elastic.train.whole_batch import FirstGradientCheck, WholeBatchGradient
 from elastic.worker.heartbeat import HeartbeatSender
@@ -60,7 +61,10 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """What all steps of a generation share. agreement: None where no ranks are compared."""
+    """What all steps of a generation share.
+
+    agreement: None where no ranks are compared. side_effects: None where nothing is audited.
+    """
 
     exchange: Exchange
     contract: Contract
@@ -71,6 +75,7 @@ class StepParts:
     heartbeat: HeartbeatSender
     order: SampleOrder
     agreement: Agreement | None = None
+    side_effects: SideEffects | None = None
 
 
 class Step:
@@ -292,8 +297,10 @@ class Step:
         self._passes += 1
         if not self._buffers_after:
             self._parts.buffers.begin()
+        batches = self._batches
+        first_call = self._look_at(function)
         with self._parts.contract.forward():
-            for batch in self._batches:
+            for batch in batches:
                 self._parts.heartbeat.enter(Phase.STEP)
                 self.fault_point("forward")
                 before = self._buffers_after.get(batch.shard)
@@ -305,8 +312,18 @@ class Step:
                 self._buffers_after[batch.shard] = self._parts.buffers.save()
                 if audit is not None:
                     audit.after(call.number, output)
+                if first_call is not None:
+                    first_call.end(self.number, call, batch.shard, self._compute)
+                    first_call = None
                 yield batch, output
         random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
+
+    def _look_at(self, function: Callable[[Batch], Tensor]) -> FirstCall | None:
+        """In the first step of a run, and where a shard is computed again anyway."""
+        effects = self._parts.side_effects
+        if effects is None or (self.number > 1 and self.audit is None):
+            return None
+        return effects.begin(function)
 
     def _compute(self, call: Call, batch: Batch) -> Tensor:
         """One shard's output, under its own stream, from the buffers that the call begins with."""

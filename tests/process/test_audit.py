@@ -7,10 +7,10 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 def test_a_forward_that_remembers_ends_the_run_at_its_first_audit(drill):
     """One worker, with which no other result is there to compare: with two workers, whose models
-    count half as many calls, the weights would be others. Restarts would not help, and none is
-    used.
+    count half as many calls, the weights would be others. The count is where only its effect
+    shows. Restarts would not help, and none is used.
     """
-    agent = drill.start("--audit", "1steps", env={"TINY_REMEMBER": "1"})
+    agent = drill.start("--audit", "1steps", env={"TINY_REMEMBER": "iterator"})
     agent.ends_with(1)
 
     assert "step 1, shard" in agent.output
@@ -21,6 +21,18 @@ def test_a_forward_that_remembers_ends_the_run_at_its_first_audit(drill):
     assert drill.events("checkpoint_committed") == []
     _, report = drill.inspects("report", drill.run.url)
     assert report["audits"] == {"done": 0, "failed": 1}
+
+
+@pytest.mark.parametrize(("audit", "code"), [("auto", 2), ("off", 0)])
+def test_a_forward_that_counts_its_calls_is_refused_in_the_first_step(drill, audit, code):
+    """By two workers, which agree with each other: each counts half of the calls. No step after the
+    first is needed, and with `--audit off` nothing is called twice.
+    """
+    agent = drill.start("--nproc-per-node", "2", "--audit", audit, env={"TINY_REMEMBER": "attribute"})
+    agent.ends_with(code)
+    said = "step 1: model.6.calls changes with each call of the function given to step.mean_loss"
+    assert (said in agent.output) == (code == 2)
+    assert bool(drill.events("checkpoint_committed")) == (code == 0)
 
 
 def test_a_gradient_that_a_machine_computed_wrongly_is_computed_again(drill, tmp_path):

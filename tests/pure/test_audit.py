@@ -6,118 +6,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from audited import ALONE, BATCH, CLASSES, SAMPLES, Training, tensors
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
-from elastic.data.loader import Loader
-from elastic.data.order import SampleOrder, Tail
 from elastic.errors import MachineFault, RecipeNotExact, StatesDiffer
-from elastic.reduce.exchange import Exchange
-from elastic.reduce.gradients import Gradients
-from elastic.system.clock import SystemClock
-from elastic.testing.ranks import Member
-from elastic.train.audit import Auditor
-from elastic.train.buffers import Buffers
-from elastic.train.contract import Contract
-from elastic.train.process_groups import ProcessGroups
-from elastic.train.shard_outputs import AgreedForms
 from elastic.train.state import State, checksum_of
-from elastic.train.step import Requests, Step, StepParts
-from elastic.worker.heartbeat import HeartbeatSender
-
-CPU = torch.device("cpu")
-SAMPLES, BATCH, CLASSES = 48, 24, 3
-ALONE = Member(rank=0, world_size=1, group=None)
-
-
-class NoPage:
-    """A control page that no agent reads."""
-
-    def beat(self, local_rank, place):
-        pass
-
-
-class Log:
-    """Keeps the events that rank 0 records."""
-
-    def __init__(self):
-        self.events = []
-
-    def record(self, event):
-        self.events.append(event)
-
-
-def tensors():
-    draw = torch.Generator().manual_seed(3)
-    return torch.randn(SAMPLES, 6, generator=draw), torch.randint(CLASSES, (SAMPLES,), generator=draw)
-
-
-class Training:
-    """The trainer's loop without restores, snapshots and saves; every step is audited."""
-
-    def __init__(self, member, objects, *, shards=6, dataset=None, workers=0, audits=True):
-        order = SampleOrder(
-            seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=3, tail=Tail.PAD
-        )
-        state = State(**objects)
-        exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
-        contract = Contract(state, global_batch=BATCH, shards=shards)
-        self.parts = StepParts(
-            exchange=exchange,
-            contract=contract,
-            gradients=Gradients(contract, exchange),
-            forms=AgreedForms(exchange, CPU),
-            buffers=Buffers(state, shards, CPU),
-            device=CPU,
-            heartbeat=HeartbeatSender(NoPage(), 0),
-            order=order,
-        )
-        self.loader = Loader(
-            dataset=TensorDataset(*tensors()) if dataset is None else dataset,
-            order=order,
-            device=CPU,
-            workers=workers,
-        )
-        self.log = Log()
-        self.auditor = Auditor(
-            groups=ProcessGroups(
-                rank=member.rank,
-                world_size=member.world_size,
-                local_rank=0,
-                device=CPU,
-                gradients=member.group,
-                control=member.group,
-            ),
-            loader=self.loader,
-            state=state,
-            buffers=self.parts.buffers,
-            gradients=self.parts.gradients,
-            heartbeat=self.parts.heartbeat,
-            clock=SystemClock(),
-            node=f"node{member.rank}",
-            generation=1,
-            compare=self.compare,
-            redo=None,
-            log=self.log if member.rank == 0 else None,
-        )
-        self.audits = audits
-
-    def compare(self):
-        """As the loop does: raise if the ranks' states differed before the step."""
-        self.parts.buffers.load()
-        states = self.auditor.groups.all_gather(checksum_of(self.auditor.state.flatten()).whole)
-        if len(set(states)) > 1:
-            raise StatesDiffer("the states differed before", None)
-
-    def steps(self):
-        batches = self.loader.steps(self.parts.exchange.own_shards, 1)
-        nothing = Requests(drain=False, snapshot=False, save=False)
-        for number in range(1, self.parts.order.steps + 1):
-            auditor = self.auditor if self.audits else None
-            yield Step(number, self.parts, partial(next, batches), lambda _number: nothing, auditor)
-        self.parts.gradients.close()
 
 
 def classify(net, batch):

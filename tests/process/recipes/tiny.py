@@ -12,12 +12,14 @@ TINY_GATES      Folder. While it holds the file `gate-<n>`, each rank makes the 
                 `load-<g>`: while they load it. Where it holds `starve-rank<r>`, this rank removes
                 that file and takes all memory that it can get.
 TINY_RAISE      "STEP RANK": this rank raises in this step, every time.
-TINY_REMEMBER   Any text: the model counts its own forwards, and multiplies what it gives by that.
+TINY_REMEMBER   The model counts its own forwards, and multiplies what it gives by that: in an
+                `attribute`, or in an `iterator`, into which nobody can look.
 TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards of a step has,
                 before it uses them.
 """
 
 import argparse
+import itertools
 import json
 import os
 import time
@@ -78,9 +80,13 @@ def raise_if_asked(number: int, rank: int) -> None:
 class Counter(nn.Module):
     """What a forward that remembers its calls does to a run."""
 
-    calls = 0
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place, self.calls, self.counts = place, 0, itertools.count(1)
 
     def forward(self, outputs: Tensor) -> Tensor:
+        if self.place == "iterator":
+            return outputs * (1 + 0.01 * next(self.counts))
         self.calls += 1
         return outputs * (1 + 0.01 * self.calls)
 
@@ -155,7 +161,7 @@ def main() -> None:
         nn.Linear(16, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Dropout(0.2), nn.Linear(96, 96), nn.Linear(96, 8)
     )
     if "TINY_REMEMBER" in os.environ:
-        model.append(Counter())
+        model.append(Counter(os.environ["TINY_REMEMBER"]))
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     if settings.form == "sum":
         optimizer = AdamWithSchedule(list(model.parameters()))

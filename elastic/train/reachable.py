@@ -1,0 +1,404 @@
+"""What a function could change outside its result is found without running any code of its own.
+
+Followed are the modules of a state, what the function's closure, globals, defaults and bound object
+hold, and from there modules, objects and functions of the recipe's own code, containers, tensors,
+arrays and random generators. Each place is a `Site`, whose content can be read and put back.
+
+It is bounded, and so is not complete: it leaves out what installed packages keep for themselves,
+objects with __slots__, items of a container beyond the first thousand, and what is no plain Python
+(an iterator, an open file). Parameters and buffers of a state's modules are the business of others
+(forward_changes.py, buffers.py).
+"""
+
+import random
+import sys
+import sysconfig
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache, partial
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import elastic
+from elastic.train import structure
+from elastic.train.state import State
+from elastic.train.values import Values
+
+Content = dict[Any, Any]  # what a site holds, by its key; () for a site with one value
+WHOLE = ()
+VERSION = "version"  # beside the whole content of a tensor: autograd's count of changes
+
+MAX_SITES = 20_000
+MAX_ITEMS = 1000  # of one container that are followed
+ALL_COPIED_BYTES = 2**26  # of tensors and arrays
+
+_MODULES_OWN = frozenset(vars(nn.Module()))  # what every module has: parameters, hooks, its mode
+_MAPPINGS = dict, defaultdict, OrderedDict, Counter
+_NUMPY_GENERATORS = np.random.Generator, np.random.RandomState
+_GENERATORS = torch.Generator, random.Random, *_NUMPY_GENERATORS
+_NO_CODE_OF_RECIPES = (
+    *{sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    *(str(Path(package.__file__ or "").parent) for package in (torch, np, elastic)),
+)
+
+
+class Form(Enum):
+    NAMES = "attributes or globals, in the dict of their names"
+    CLASS = "attributes of a class"
+    CELL = "a variable of an enclosing function"
+    MAPPING = "a dict"
+    SEQUENCE = "a list or a deque"
+    SET = "a set"
+    TENSOR = "the numbers in a tensor"
+    ARRAY = "the numbers in an array"
+    GENERATOR = "the state of a random generator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A place with a content that code can change.
+
+    path: as a recipe would write it. names: of globals, those that the function knows; None for all
+    attributes of an object. is_of_module: a module holds it, or something that a module holds.
+    """
+
+    path: str
+    form: Form
+    thing: Any
+    names: frozenset[str] | None = None
+    is_of_module: bool = False
+
+    def name_of(self, key: Any) -> str:
+        """The path of one key."""
+        match self.form:
+            case Form.NAMES | Form.CLASS:
+                return f"{self.path}.{key}" if self.path else str(key)
+            case Form.MAPPING:
+                return f"{self.path}[{key!r:.40}]"
+            case _:
+                return self.path
+
+    def read(self, *, copies: bool) -> Content:
+        """The content now. copies: of tensors and arrays too, else their count of changes."""
+        thing = self.thing
+        match self.form:
+            case Form.NAMES if self.names is not None:
+                return {name: thing[name] for name in self.names if name in thing}
+            case Form.NAMES:
+                return {name: value for name, value in thing.items() if name not in _MODULES_OWN}
+            case Form.CLASS:
+                return {
+                    name: value for name, value in vars(thing).items() if _is_plain_attribute(name, value)
+                }
+            case Form.CELL:
+                return _cell_content(thing)
+            case Form.MAPPING:
+                return dict(thing)
+            case Form.SEQUENCE:
+                return dict(enumerate(thing))
+            case Form.SET:
+                return {item: item for item in thing}
+            case Form.TENSOR:
+                version = thing._version  # noqa: SLF001 - autograd's count of changes
+                copy = thing.detach().clone() if copies else (version, thing.data_ptr())
+                return {WHOLE: copy, VERSION: version}
+            case Form.ARRAY:
+                return {WHOLE: thing.copy()} if copies else {}
+            case Form.GENERATOR:
+                return {WHOLE: _generator_state(thing)}
+
+    def write(self, content: Content) -> None:
+        """Put back what `read` gave. A tensor or array that was not copied stays as it is."""
+        thing, now = self.thing, self.read(copies=False)
+        match self.form:
+            case Form.NAMES:
+                for name in now.keys() - content.keys():
+                    del thing[name]
+                thing.update(
+                    {name: value for name, value in content.items() if now.get(name, now) is not value}
+                )
+            case Form.CLASS:
+                for name in now.keys() - content.keys():
+                    type.__delattr__(thing, name)
+                for name, value in content.items():
+                    if now.get(name, now) is not value:
+                        type.__setattr__(thing, name, value)
+            case Form.CELL:
+                if content:
+                    thing.cell_contents = content[WHOLE]
+                elif now:
+                    del thing.cell_contents
+            case Form.MAPPING | Form.SET | Form.SEQUENCE:
+                if (
+                    list(map(id, now.values())) != list(map(id, content.values()))
+                    or now.keys() != content.keys()
+                ):
+                    thing.clear()
+                    add = thing.extend if self.form is Form.SEQUENCE else thing.update
+                    add(content if self.form is Form.MAPPING else content.values())
+            case Form.TENSOR if isinstance(content[WHOLE], Tensor):
+                copy, version = content[WHOLE], content[VERSION]
+                if thing.shape != copy.shape or thing.dtype != copy.dtype:
+                    thing.data = copy
+                else:
+                    thing.data.copy_(copy)
+                torch._C._autograd._unsafe_set_version_counter((thing,), (version,))  # noqa: SLF001
+            case Form.ARRAY if content:
+                thing[...] = content[WHOLE]
+            case Form.GENERATOR:
+                _set_generator_state(thing, content[WHOLE])
+            case Form.TENSOR | Form.ARRAY:
+                pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What sites held at one moment, in their order.
+
+    It refers to the values themselves, so that none of them can be replaced by another one with the
+    same id; tensors and arrays are copied, up to a size.
+    """
+
+    contents: list[Content]
+
+
+def note(sites: list[Site], *, copied_bytes: int) -> Note:
+    """copied_bytes: of one tensor or array, at most."""
+    left, contents = ALL_COPIED_BYTES, []
+    for site in sites:
+        size = site.thing.nbytes if site.form in (Form.TENSOR, Form.ARRAY) else 0
+        copies = size <= min(left, copied_bytes)
+        left -= size * copies
+        contents.append(site.read(copies=copies))
+    return Note(contents=contents)
+
+
+def put_back(sites: list[Site], before: Note) -> None:
+    for site, content in zip(sites, before.contents, strict=True):
+        site.write(content)
+
+
+def sites_of(state: State, functions: Iterable[Callable[..., Any]]) -> list[Site]:
+    """All places that these functions, and the modules of the state, could change."""
+    walk = _Walk(state)
+    for name, thing in state.objects.items():
+        for part in structure.held(thing):
+            if isinstance(part, nn.Module):
+                walk.add(name, part)
+    for function in functions:
+        walk.add("", function)
+    return walk.found()
+
+
+@contextmanager
+def kept(state: State, functions: Iterable[Callable[..., Any]], copied_bytes: int) -> Iterator[None]:
+    """What these functions change inside is put back. copied_bytes: of one tensor, at most."""
+    sites = sites_of(state, functions)
+    before = note(sites, copied_bytes=copied_bytes)
+    try:
+        yield
+    finally:
+        put_back(sites, before)
+
+
+class _Walk:
+    """Breadth first, each object once."""
+
+    def __init__(self, state: State) -> None:
+        modules = structure.submodules(state.modules)
+        self._left_out = {id(tensor) for module in modules for tensor in _tensors(module)}
+        self._seen: dict[int, Any] = {}  # by id; kept, so that no other object gets it
+        self._sites: list[Site] = []
+        self._waiting: deque[tuple[str, Any, bool]] = deque()
+
+    def add(self, path: str, thing: Any, *, is_of_module: bool = False) -> None:
+        if not isinstance(thing, str | int | float | bytes | ModuleType | None):
+            self._waiting.append((path, thing, is_of_module))
+
+    def found(self) -> list[Site]:
+        while self._waiting and len(self._sites) < MAX_SITES:
+            path, thing, is_of_module = self._waiting.popleft()
+            if id(thing) not in self._seen and id(thing) not in self._left_out:
+                self._seen[id(thing)] = thing
+                self._visit(path, thing, is_of_module)
+        return self._sites
+
+    def _visit(self, path: str, thing: Any, is_of_module: bool) -> None:
+        match thing:
+            case nn.Module():
+                self._visit_module(path, thing)
+            case Tensor():
+                # One without plain memory of its own, such as a sparse one, cannot be put back.
+                is_plain = type(thing) in (Tensor, nn.Parameter, nn.Buffer)
+                if is_plain and thing.layout is torch.strided and not thing.is_inference():
+                    self._found(path, Form.TENSOR, thing, is_of_module)
+            case np.ndarray():
+                if type(thing) is np.ndarray and thing.flags.writeable and not thing.dtype.hasobject:
+                    self._found(path, Form.ARRAY, thing, is_of_module)
+            case _ if isinstance(thing, _GENERATORS):
+                self._found(path, Form.GENERATOR, thing, is_of_module)
+            case FunctionType() | MethodType() | partial():
+                self._visit_callable(path, thing)
+            case tuple():
+                self._add_items(path, enumerate(thing), is_of_module)
+            case set():
+                self._found(path, Form.SET, thing, is_of_module)
+            case _ if type(thing) in _MAPPINGS:
+                self._found(path, Form.MAPPING, thing, is_of_module)
+                self._add_items(path, thing.items(), is_of_module)
+            case list() | deque() if type(thing) in (list, deque):
+                self._found(path, Form.SEQUENCE, thing, is_of_module)
+                self._add_items(path, enumerate(thing), is_of_module)
+            case _ if isinstance(thing, Values) or _is_of_recipe(type(thing)):
+                self._visit_object(path, thing)
+            case _:
+                pass
+
+    def _found(self, path: str, form: Form, thing: Any, is_of_module: bool) -> None:
+        self._sites.append(Site(path=path, form=form, thing=thing, is_of_module=is_of_module))
+
+    def _add_items(self, path: str, items: Iterable[tuple[Any, Any]], is_of_module: bool) -> None:
+        for (key, item), _ in zip(items, range(MAX_ITEMS), strict=False):
+            self.add(f"{path}[{key!r:.40}]", item, is_of_module=is_of_module)
+
+    def _visit_module(self, path: str, module: nn.Module) -> None:
+        attributes = vars(module)
+        self._found(path, Form.NAMES, attributes, is_of_module=True)
+        for name, value in attributes.items():
+            if name not in _MODULES_OWN:
+                self.add(f"{path}.{name}", value, is_of_module=True)
+        for tensor_name, tensor in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001
+            self.add(f"{path}.{tensor_name}", tensor, is_of_module=True)
+        for child_name, child in module._modules.items():  # noqa: SLF001
+            self.add(f"{path}.{child_name}", child)
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):  # noqa: SLF001
+            for hook in hooks.values():
+                self.add("", hook)
+        self._visit_class(type(module), is_of_module=True)
+
+    def _visit_object(self, path: str, thing: Any) -> None:
+        """Of the recipe's own class; an optimizer changes what it updates, not what it computes."""
+        try:
+            attributes = object.__getattribute__(thing, "__dict__")
+        except AttributeError:
+            return
+        if isinstance(thing, (type, Optimizer)) or type(attributes) is not dict:
+            return
+        self._found(path, Form.NAMES, attributes, is_of_module=False)
+        for name, value in attributes.items():
+            self.add(f"{path}.{name}" if path else name, value)
+        self._visit_class(type(thing), is_of_module=False)
+
+    def _visit_class(self, kind: type, *, is_of_module: bool) -> None:
+        for each in kind.__mro__:
+            if id(each) in self._seen or not _is_of_recipe(each):
+                continue
+            self._seen[id(each)] = each
+            self._found(each.__name__, Form.CLASS, each, is_of_module)
+            for name, value in vars(each).items():
+                if isinstance(value, FunctionType):
+                    self.add("", value)
+                elif _is_plain_attribute(name, value):
+                    self.add(f"{each.__name__}.{name}", value, is_of_module=is_of_module)
+
+    def _visit_callable(self, path: str, function: Any) -> None:
+        match function:
+            case partial():
+                for part in (function.func, *function.args, *function.keywords.values()):
+                    self.add(path, part)
+            case MethodType():
+                self.add(path or type(function.__self__).__name__, function.__self__)
+                self.add("", function.__func__)
+            case FunctionType():
+                for name in ("__wrapped__", "_torchdynamo_orig_callable"):
+                    self.add("", vars(function).get(name))
+                if _is_in_recipe(function.__code__.co_filename):
+                    self._visit_function(function)
+            case _:
+                pass
+
+    def _visit_function(self, function: FunctionType) -> None:
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
+            self._found(name, Form.CELL, cell, is_of_module=False)
+            for value in _cell_content(cell).values():
+                self.add(name, value)
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self.add("a default argument", default)
+        names = frozenset(_names(function.__code__))
+        known = function.__globals__
+        self._sites.append(Site(path="", form=Form.NAMES, thing=known, names=names))
+        for name in names & known.keys():
+            self.add(name, known[name])
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Names of globals, and of attributes, that the code and the functions inside it use."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    for tensors in (module._parameters, module._buffers):  # noqa: SLF001
+        yield from (tensor for tensor in tensors.values() if tensor is not None)
+
+
+def _is_plain_attribute(name: str, value: Any) -> bool:
+    is_code = callable(value) or isinstance(value, property | classmethod | staticmethod)
+    return not name.startswith("__") and not is_code and not hasattr(type(value), "__get__")
+
+
+def _is_of_recipe(kind: type) -> bool:
+    if kind.__module__ == "__main__":
+        return True
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and _is_in_recipe(file)
+
+
+@cache
+def _is_in_recipe(file: str) -> bool:
+    """Whether it is neither installed nor a part of Python or of this library."""
+    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return not installed and not file.startswith((*_NO_CODE_OF_RECIPES, "<frozen"))
+
+
+def _cell_content(cell: Any) -> Content:
+    try:
+        return {WHOLE: cell.cell_contents}
+    except ValueError:  # the variable has no value yet
+        return {}
+
+
+def _generator_state(generator: Any) -> Any:
+    match generator:
+        case torch.Generator():
+            return bytes(generator.get_state().numpy())
+        case random.Random():
+            return generator.getstate()
+        case np.random.Generator():
+            return generator.bit_generator.state
+        case _:
+            return generator.get_state()
+
+
+def _set_generator_state(generator: Any, state: Any) -> None:
+    match generator:
+        case torch.Generator():
+            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        case random.Random():
+            generator.setstate(state)
+        case np.random.Generator():
+            generator.bit_generator.state = state
+        case _:
+            generator.set_state(state)
