@@ -49,11 +49,11 @@ def _parts(thing: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[
     if _is_list(thing) and len(thing) <= _FEW and isinstance(thing[0], Tensor | np.ndarray | Dataset):
         for number, item in enumerate(thing):
             yield from _parts(item, f"{name}[{number}]", depth, seen)
-    elif _is_array(thing) or _is_list(thing):
+    elif is_array(thing) or _is_list(thing):
         yield name, thing
     elif type(thing) is dict and len(thing) <= _FEW:
         for key, item in thing.items():
-            if type(key) is str and (_is_array(item) or _is_list(item)):
+            if type(key) is str and (is_array(item) or _is_list(item)):
                 yield from _parts(item, f"{name}[{key!r}]", depth, seen)
     elif depth < _DEPTH and id(thing) not in seen and (not depth or _is_dataset(thing, name)):
         seen.add(id(thing))
@@ -70,7 +70,7 @@ def _is_list(value: Any) -> bool:
     return type(value) in (list, tuple, range) and len(value) > 0
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
     """Tensors and arrays whose bytes are their values; a file that may be written to is no data."""
     if type(value) in (Tensor, nn.Parameter):
         return value.layout is torch.strided and value.device.type != "meta" and not value.is_quantized
@@ -81,7 +81,7 @@ def _is_array(value: Any) -> bool:
 
 def _add(found: Hash, value: Any, most_bytes: int, folder: str) -> None:
     """folder: what texts begin with that does not count."""
-    if _is_array(value):
+    if is_array(value):
         shape = list(value.shape)
         if isinstance(value, np.ndarray) and value.dtype.kind in "US":
             found.update(f"texts {shape} ".encode())

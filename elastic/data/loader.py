@@ -4,7 +4,8 @@
 this process or in a data-loading process alike; where an epoch draws a sample several times, each
 draw has a key of its own. Tensors in memory (a TensorDataset itself, no subclass, and without an
 own collate) draw nothing and are indexed whole. It does not reach generators that a dataset keeps
-for itself: their draws depend on what was loaded before.
+for itself: their draws depend on what was loaded before. A run's first samples show whether they do
+(sample_memory.py).
 """
 
 import atexit
@@ -22,9 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from elastic.data import random_streams
+from elastic.data import random_streams, sample_memory
 from elastic.data.order import SampleOrder
 from elastic.data.random_keys import key, uniform
+from elastic.errors import UsageError
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,10 +92,21 @@ class BatchLoader:
     workers: int
     collate: Callable[[list[Any]], Any] | None
 
-    def batches(self, slices: Iterator[Slice]) -> Iterator[Batch]:
-        """One batch of each slice, in order. Loading processes take slices ahead of their use."""
+    def batches(self, slices: Iterator[Slice], *, check_first: bool = False) -> Iterator[Batch]:
+        """One batch of each slice, in order. Loading processes take slices ahead of their use.
+
+        check_first: raises UsageError if the dataset remembers the samples of the first slice.
+        """
         slices, ahead = tee(slices)
-        for each, data in zip(slices, self._load(ahead), strict=True):
+        loading = self._load(ahead)  # its processes have begun, with the dataset as it is
+        if check_first:
+            slices, first = tee(slices)
+            try:
+                self._check_memory(next(first))
+            except UsageError:
+                del loading  # its processes end at once, and the garbage collector would wait for them
+                raise
+        for each, data in zip(slices, loading, strict=True):
             yield Batch(data=to_device(data, self.device), seed=self.seed, **each._asdict())
 
     def load_again(self, one: Slice) -> Any:
@@ -104,6 +117,11 @@ class BatchLoader:
     def is_whole(self) -> bool:
         """Whether the dataset's tensors are indexed whole, so that nothing is drawn or called."""
         return type(self.dataset) is TensorDataset and self.collate is None
+
+    def _check_memory(self, one: Slice) -> None:
+        if not self.is_whole:
+            streams = {True: one, False: one._replace(epoch=-1)}
+            sample_memory.check(self.dataset, one.indices.tolist(), lambda own: self.load_again(streams[own]))
 
     def _load(self, slices: Iterator[Slice]) -> Iterator[Any]:
         """The collated samples of each slice."""
@@ -142,8 +160,11 @@ class Loader:
     workers: int = 0
     collate: Callable[[list[Any]], Any] | None = None
 
-    def steps(self, shards: range, first_step: int) -> Iterator[list[Batch]]:
-        """The batches of `shards`, in order, for each step from `first_step` to the last."""
+    def steps(self, shards: range, first_step: int, *, check_first: bool = False) -> Iterator[list[Batch]]:
+        """The batches of `shards`, in order, for each step from `first_step` to the last.
+
+        check_first: as in BatchLoader.batches.
+        """
         loader = BatchLoader(
             dataset=self.dataset,
             seed=self.order.seed,
@@ -151,7 +172,7 @@ class Loader:
             workers=self.workers,
             collate=self.collate,
         )
-        batches = loader.batches(self._slices(shards, first_step))
+        batches = loader.batches(self._slices(shards, first_step), check_first=check_first)
         while batch := list(islice(batches, len(shards))):
             yield batch
 

@@ -72,7 +72,8 @@ class Loop:
         of_steps = self._of_steps
         if parts.looks_for_side_effects:
             of_steps = replace(of_steps, side_effects=SideEffects(auditor))
-        batches = parts.loader.steps(self._of_steps.exchange.own_shards, first)
+        own_shards = self._of_steps.exchange.own_shards
+        batches = parts.loader.steps(own_shards, first, check_first=first == 1)
         for number in range(first, self.last_step + 1):
             if is_audited and parts.output is not None:
                 parts.output.audits.begin(number)

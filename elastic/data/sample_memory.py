@@ -1,0 +1,175 @@
+"""A dataset that remembers what it loaded is found before its first samples are trained.
+
+A sample is a function of (seed, epoch, sample) alone, or else it depends on which samples a process
+loaded before, and so on the number of workers. The first samples of a run are therefore loaded four
+times, in this process: under their own random streams, under others, under their own again, and
+under the others again after what the dataset keeps in memory was put back as it was at first. A
+dataset that changes its data in place, or draws from a generator of its own, gives other samples
+the third time; one that keeps samples with their augmentation gives others the fourth time. A cache
+of what does not depend on random numbers passes.
+
+It does not find what the first samples do not show, nor memories in files, in other processes, in
+objects that are no datasets, and samples of types that `fingerprint` does not know.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from copy import copy
+from functools import _lru_cache_wrapper
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from elastic.data.contents import is_array
+from elastic.data.fingerprint import fingerprint
+from elastic.errors import UsageError
+
+_CONTAINERS = dict, list, set, deque, OrderedDict, defaultdict
+_MOST_ITEMS = 1 << 17  # of a container
+_MOST_BYTES = 1 << 20  # of a row
+_DEPTH = 4
+_NOTHING = object()
+
+
+def check(dataset: Any, samples: list[int], load: Callable[[bool], Any]) -> None:
+    """Raises UsageError, with the attribute that remembers where it is found.
+
+    load: gives these samples of the dataset, under their own random streams (True) or others.
+    """
+    memory = _Memory(dataset, samples)
+    first, other, again = (fingerprint(load(own)) for own in (True, False, True))
+    changed = memory.changed()
+    memory.put_back()
+    if first == again and other == fingerprint(load(False)):
+        return
+    memory.put_back()
+    if not changed or first != fingerprint(load(True)):
+        found = "the same samples, loaded again under the same random streams, are other ones: it draws from a generator of its own"
+        advice = "draw from the global generators of torch, Python or NumPy in __getitem__, which are keyed for each sample"
+    elif first == again:
+        found = f"{changed[0]} keeps samples with the random numbers of their first augmentation, so that each process trains others"
+        advice = "keep what was read there, and augment what is returned"
+    else:
+        found = f"{changed[0]} was changed while samples were loaded, and the same samples, loaded again, are other ones"
+        advice = "leave it as it is, and augment a copy (.clone() of a tensor, .copy() of an array)"
+    raise UsageError(
+        f"expected a dataset that gives the same samples at any time, found that {found}; {advice}"
+    )
+
+
+class _Memory:
+    """What a dataset, and the datasets in it, hold before some samples are loaded."""
+
+    def __init__(self, dataset: Any, samples: list[int]) -> None:
+        self._containers: list[tuple[str, Any, Any]] = []  # name, container, copy
+        self._rows: list[tuple[str, Any, Any]] = []  # name, view of a tensor or an array, copy
+        self._versions: list[tuple[str, Tensor, int]] = []
+        self._numbers: list[tuple[str, dict[str, Any], str, Any]] = []  # name, attributes, key, value
+        self._calls: list[tuple[str, Any, int]] = []  # name, function with a cache, size
+        seen: set[int] = set()
+        for sample in samples:
+            for thing, name, number in _datasets(dataset, "dataset", sample, 0):
+                if id(thing) not in seen:
+                    seen.add(id(thing))
+                    self._note(thing, name)
+                for attribute, value in vars(thing).items():
+                    self._note_row(value, f"{name}.{attribute}", number)
+
+    def changed(self) -> list[str]:
+        """The names of what was written to, data first."""
+        found = [name for name, tensor, version in self._versions if tensor._version != version]  # noqa: SLF001
+        found += [name for name, row, before in self._rows if fingerprint(row) != fingerprint(before)]
+        found += [name for name, value, before in self._containers if _new(value, before)]
+        found += [name for name, held, key, number in self._numbers if held.get(key) != number]
+        found += [name for name, call, size in self._calls if call.cache_info().currsize != size]
+        return list(dict.fromkeys(found))
+
+    def put_back(self) -> None:
+        """All but what is no data, such as files that were opened."""
+        for _, row, before in self._rows:
+            if fingerprint(row) != fingerprint(before):
+                with torch.no_grad():
+                    row[...] = before
+        for _, value, before in self._containers:
+            new = _new(value, before)
+            if new and all(map(_is_data, new)):
+                value.clear()
+                (value.update if isinstance(value, dict | set) else value.extend)(before)
+        for _, held, key, number in self._numbers:
+            held[key] = number
+        for _, call, _ in self._calls:
+            call.cache_clear()
+
+    def _note(self, thing: Any, name: str) -> None:
+        for attribute, value in vars(thing).items():
+            place = f"{name}.{attribute}"
+            if type(value) in _CONTAINERS and len(value) <= _MOST_ITEMS:
+                self._containers.append((place, value, copy(value)))
+            elif type(value) in (bool, int, float):
+                self._numbers.append((place, vars(thing), attribute, value))
+            elif is_array(value) and isinstance(value, Tensor) and not value.is_inference():
+                self._versions.append((place, value, value._version))  # noqa: SLF001
+        for kind in type(thing).__mro__:
+            self._calls += [
+                (f"{kind.__name__}.{attribute}", call, call.cache_info().currsize)
+                for attribute, call in vars(kind).items()
+                if isinstance(call, _lru_cache_wrapper)
+            ]
+
+    def _note_row(self, value: Any, name: str, number: int) -> None:
+        """The sample's row of a tensor or an array, or the one in its place of a list."""
+        if type(value) in (list, tuple) and number < len(value):
+            row = value[number]
+        elif is_array(value) and value.ndim and number < len(value):
+            row = value[number : number + 1]
+        else:
+            return
+        if is_array(row) and row.nbytes <= _MOST_BYTES:
+            self._rows.append((name, row, row.clone() if isinstance(row, Tensor) else row.copy()))
+
+
+def _new(value: Any, before: Any) -> list[Any]:
+    """What stands in a container, or stood there, and did not before, or does not any more."""
+    if isinstance(value, set):
+        return list(value ^ before)
+    if isinstance(value, dict):
+        return [
+            one if one is not _NOTHING else other
+            for key in {**value, **before}
+            if (one := value.get(key, _NOTHING)) is not (other := before.get(key, _NOTHING))
+        ]
+    pairs = zip_longest(value, before, fillvalue=_NOTHING)
+    return [other if one is _NOTHING else one for one, other in pairs if one is not other]
+
+
+def _is_data(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_data, value))
+    if isinstance(value, dict):
+        return all(map(_is_data, value.values()))
+    return value is None or isinstance(
+        value, Tensor | np.ndarray | np.generic | complex | float | int | str | bytes
+    )
+
+
+def _datasets(thing: Any, name: str, number: int, depth: int) -> Iterator[tuple[Any, str, int]]:
+    """Each dataset that has attributes, with its name and the sample's number in it."""
+    held = getattr(thing, "__dict__", None)
+    if held is None or depth > _DEPTH:
+        return
+    yield thing, name, number
+    if isinstance(thing, Subset):
+        yield from _datasets(thing.dataset, f"{name}.dataset", int(thing.indices[number]), depth + 1)
+    elif isinstance(thing, ConcatDataset):
+        part = bisect_right(thing.cumulative_sizes, number)
+        first = thing.cumulative_sizes[part - 1] if part else 0
+        yield from _datasets(thing.datasets[part], f"{name}.datasets[{part}]", number - first, depth + 1)
+    else:
+        for attribute, value in list(held.items()):
+            if isinstance(value, Dataset):
+                yield from _datasets(value, f"{name}.{attribute}", number, depth + 1)

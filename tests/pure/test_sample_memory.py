@@ -1,0 +1,212 @@
+"""Datasets whose samples depend on what was loaded before are found at a run's first samples."""
+
+import random
+from collections import deque
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
+
+from elastic.data.loader import Loader
+from elastic.data.order import SampleOrder, Tail
+from elastic.errors import UsageError
+
+ORDER = SampleOrder(seed=3, samples=16, global_batch=8, shards=2, epochs=1, tail=Tail.DROP)
+ROWS = torch.arange(64.0).reshape(16, 4)
+
+
+class Images(Dataset):
+    """Exact: it augments a copy."""
+
+    def __init__(self, images=None):
+        self.images = ROWS.clone() if images is None else images
+        self.cache = {}
+        self.calls = 0
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, sample):
+        return self.read(sample) + torch.rand(4)
+
+    def read(self, sample):
+        return self.images[sample]
+
+
+def loaded(dataset, **options):
+    loader = Loader(dataset=dataset, order=ORDER, device=torch.device("cpu"), **options)
+    return [batch.data for step in loader.steps(range(2), 1, check_first=True) for batch in step]
+
+
+def refused(dataset, **options):
+    with pytest.raises(UsageError) as error:
+        loaded(dataset, **options)
+    return str(error.value)
+
+
+class CutsOut(Images):
+    """Half of the time, in place."""
+
+    def __getitem__(self, sample):
+        if random.random() < 0.5:
+            self.images[sample][random.randrange(4)] = -1
+        return torch.as_tensor(self.images[sample]) + 0
+
+
+class KeepsAugmented(Images):
+    def __getitem__(self, sample):
+        if sample not in self.cache:
+            self.cache[sample] = self.read(sample) + torch.rand(4)
+        return self.cache[sample]
+
+
+class KeepsInPlaces(KeepsAugmented):
+    """A list with a place for each sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = [None] * 16
+
+    def __getitem__(self, sample):
+        if self.kept[sample] is None:
+            self.kept[sample] = self.augmented(sample)
+        return self.kept[sample]
+
+    def augmented(self, sample):
+        return self.images[sample] + torch.rand(4)
+
+
+class KeepsInRows(Images):
+    """Rows of an array, and which of them are filled."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.is_filled = np.zeros((16, 4), np.float32), np.zeros(16, bool)
+
+    def __getitem__(self, sample):
+        if not self.is_filled[sample]:
+            self.rows[sample] = self.images[sample] + torch.rand(4)
+            self.is_filled[sample] = True
+        return self.rows[sample].copy()
+
+
+class KeepsByDecorator(Images):
+    @lru_cache  # noqa: B019 - as recipes do it
+    def __getitem__(self, sample):
+        return self.images[sample] + torch.rand(4)
+
+
+class Counts(Images):
+    def __getitem__(self, sample):
+        self.calls += 1
+        return self.images[sample] * self.calls
+
+
+class DrawsItself(Images):
+    """Beside a cache of what it read, which is not to blame."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = np.random.default_rng(0)
+
+    def __getitem__(self, sample):
+        self.cache[sample] = self.images[sample]
+        return self.images[sample] + self.generator.random()
+
+
+WRITTEN = "dataset.images was changed while samples were loaded"
+MEMORIES = {
+    "tensor": (CutsOut, WRITTEN),
+    "array": (lambda: CutsOut(ROWS.numpy().copy()), WRITTEN),
+    "list of tensors": (lambda: CutsOut(list(ROWS.clone())), WRITTEN),
+    "subset": (lambda: Subset(CutsOut(), range(16)), "dataset.dataset.images was changed"),
+    "parts": (
+        lambda: ConcatDataset([Subset(CutsOut(), range(8))] * 2),
+        "dataset.datasets[0].dataset.images was",
+    ),
+    "dict": (
+        KeepsAugmented,
+        "dataset.cache keeps samples with the random numbers of their first augmentation",
+    ),
+    "list": (KeepsInPlaces, "dataset.kept keeps samples with"),
+    "rows": (KeepsInRows, "dataset.rows keeps samples with"),
+    "decorator": (KeepsByDecorator, "KeepsByDecorator.__getitem__ keeps samples with"),
+    "counter": (Counts, "dataset.calls was changed"),
+    "generator": (DrawsItself, "it draws from a generator of its own; draw from the global generators"),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_a_dataset_that_remembers_is_refused_with_what_remembers(memory, workers):
+    """Data-loading processes have copies; the check runs in the process that began them."""
+    dataset, says = MEMORIES[memory]
+    assert says in refused(dataset(), workers=workers)
+
+
+class KeepsRead(Images):
+    """Caches of each kind, of what needs no random number; it counts what it read."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.kept, self.reads = deque(maxlen=3), [None] * 16, 0
+        self.rows = torch.zeros(16, 4)
+
+    def read(self, sample):
+        if sample not in self.cache:
+            self.reads += 1
+            self.cache[sample] = self.images[sample].clone()
+            self.kept[sample] = self.decoded(sample)
+            self.rows[sample] = self.images[sample]
+            self.last.append((sample, self.cache[sample]))
+        return self.cache[sample] + self.kept[sample] + self.rows[sample]
+
+    @lru_cache  # noqa: B019 - as recipes do it
+    def decoded(self, sample):
+        return self.images[sample] * 2
+
+
+class Opens(Images):
+    """Files, once: opening one of them twice would fail."""
+
+    def __init__(self):
+        super().__init__()
+        self.files, self.file = {}, None
+
+    def __getitem__(self, sample):
+        if not self.files:
+            assert self.file is None
+            self.files["images"] = self.file = object()
+        return super().__getitem__(sample)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("dataset", [KeepsRead, Opens, lambda: Subset(KeepsRead(), list(range(16))[::-1])])
+def test_a_cache_of_what_was_read_passes_and_changes_no_sample(dataset, workers):
+    found = loaded(dataset(), workers=workers)
+    unchecked = Loader(dataset=dataset(), order=ORDER, device=torch.device("cpu")).steps(range(2), 1)
+    flat = [batch.data for step in unchecked for batch in step]
+    assert all(torch.equal(one, other) for one, other in zip(flat, found, strict=True))
+
+
+def test_a_collate_that_changes_samples_in_place_is_found():
+    """They are views of the dataset's tensor."""
+
+    class Views(Images):
+        def __getitem__(self, sample):
+            return self.images[sample]
+
+    def noisy(samples):
+        return default_collate([sample.add_(torch.rand(1)) for sample in samples])
+
+    assert "dataset.images was changed" in refused(Views(), collate=noisy)
+
+
+def test_samples_that_cannot_be_compared_pass():
+    class Objects(Images):
+        def __getitem__(self, sample):
+            return object()
+
+    assert len(loaded(Objects(), collate=list)) == 4
