@@ -277,6 +277,7 @@ class StepAudit:
             )
             judged.append((place, verdict))
             self._record(place, verdict)
+        groups.all_gather(None)  # recorded: only now may a rank end, whose agent kills the others
         # Of several failures a recipe's comes first: it would only come back.
         place, verdict = next((each for each in judged if each[1].culprit is Culprit.RECIPE), judged[0])
         if verdict.culprit is Culprit.RECIPE:

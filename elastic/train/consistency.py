@@ -54,7 +54,6 @@ class Comparison:
         checksum: of this rank's state, to find the entry.
         """
         details = self.groups.all_gather(checksum.entries)
-        nodes = tuple(self.groups.all_gather(self.node))
         names = sorted({name for of_rank in details for name in of_rank})
         different = [name for name in names if len({of_rank.get(name) for of_rank in details}) > 1]
         entry = different[0] if different else ""
@@ -66,6 +65,8 @@ class Comparison:
             self.log.record(DivergenceDetected(step=step, entry=entry, ranks=alike))
             if is_recipe:
                 self.log.record(DivergenceJudged(step=step, entry=entry, nodes=[], verdict="recipe"))
+        # Only now may another rank end: its agent kills those of its node that have not.
+        nodes = tuple(self.groups.all_gather(self.node))
         found = (
             f"{when}: expected the same training state on every rank, found {len(alike)} different ones "
             f"(ranks {' | '.join(map(str, alike))}); {_entry_text(entry, len(different))}"

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 
+import pytest
 import torch
 
 from elastic.divergence import Divergence
@@ -84,3 +85,25 @@ def test_objects_that_ranks_build_differently_are_the_recipes_the_second_time(ra
     assert kind == "machine?" and "Every rank must build its objects alike" in message
     (kind, message, _), _ = ranks.run(2, answers_of, [1.0, 2.0], 0, 0)
     assert kind == "recipe" and "build them after elastic.start" in message
+
+
+def test_the_difference_is_recorded_before_any_rank_may_end():
+    """The agent kills its other workers as soon as one ended: the last message between the ranks
+    comes after the record.
+    """
+    order = []
+
+    class Groups:
+        def all_gather(self, value):
+            order.append("message")
+            return [value, value]
+
+    class Log:
+        def record(self, event):
+            order.append("record")
+
+    state = FlatState(tensors={"model.a": torch.zeros(2)}, document={"model": {}})
+    comparison = Comparison(groups=Groups(), node="n", generation=4, log=Log())
+    with pytest.raises(StatesDiffer):
+        comparison.raise_difference(checksum_of(state), [1, 2], "here", step=7, agreed=6, known=None)
+    assert order.index("record") < len(order) - 1 and order[-1] == "message"
