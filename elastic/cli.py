@@ -23,6 +23,7 @@ from elastic.config.options import (
     parse_inspection,
 )
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
+from elastic.system.processes import die_with_parent
 from elastic.system.untrusted import printable
 
 EXIT_CTRL_C = 130  # what a shell reports for a program that SIGINT ended
@@ -71,7 +72,7 @@ exit codes:
   2   the command, the recipe or the run directory is not as expected
   75  interrupted, and no step of this command is lost: the same command resumes
   76  states of the run exist, but none loads: elastic-train verify RUN reads the checkpoints
-  130 Ctrl-C before the node was ready to train; nothing is lost
+  130 Ctrl-C before the node was ready to train; nothing is lost (check: Ctrl-C ended it)
 
 {version}"""
 
@@ -134,6 +135,8 @@ def _version() -> str:
 
 
 def _train(words: list[str]) -> int:
+    if (check := environment.read().check) is not None:
+        die_with_parent(check.pid)
     options = parse(words)
     if not Path(options.recipe).is_file():
         commands = ", ".join([CHECK, *COMMANDS])

@@ -3,38 +3,21 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic.check import plan
 from elastic.system.trace_line import TraceLine
-
-# What usually makes the runs of a proof differ, where those of the proofs before it agree.
-CAUSES = {
-    plan.GRADIENT: (
-        "the gradient is not that of the whole batch, though it is the same for every number of workers. Usual causes: the loss is no "
-        "mean over samples (a sum; a mean over words where shards have different numbers of them), or it couples samples (a contrastive "
-        "loss sees those of one shard): build it from step.sum"
-    ),
-    plan.AGAIN: (
-        "two equal commands differ: something does not come from the run's seed. Usual causes: a generator of the recipe's or the "
-        "dataset's own, the clock, a model that is built before elastic.start, objects in the order of a set"
-    ),
-    plan.MORE_WORKERS: (
-        "the result depends on which worker computes which shard. Usual causes: a forward or a dataset that remembers earlier calls "
-        "(a counter, a queue, a momentum update, an initialisation from the first batch), run.rank or run.world_size in what is trained, run.mean"
-    ),
-    plan.KILLED: (
-        "what a restart restores is not all that the loop depends on. Usual causes: a plain variable of the loop (a counter, the best loss, "
-        "patience, the number of enumerate), an EMA copy, a schedule or a scaler that is not in State; keep numbers in elastic.Values"
-    ),
-}
-CAUSES[plan.DRAINED] = CAUSES[plan.CHECKPOINT] = CAUSES[plan.KILLED]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstDifference:
-    """step: the first one that differs. entry: of the state, or what of the step differs."""
+    """step: the first one that differs. entry: of the state, or what of the step differs.
+
+    has_same_loss: that of the step, which is computed before its update. is_logged_alone: of all
+    that is compared only a logged value differs.
+    """
 
     step: int
     entry: str
+    has_same_loss: bool
+    is_logged_alone: bool
 
 
 def first_difference(
@@ -48,7 +31,14 @@ def first_difference(
     for line in sorted(found, key=lambda line: line.step):
         # A later generation may train beyond the steps that are compared, never the calm run.
         if line.step in expected and (entry := _entry_that_differs(expected[line.step], line, ignored)):
-            return FirstDifference(step=line.step, entry=entry)
+            calm = expected[line.step]
+            return FirstDifference(
+                step=line.step,
+                entry=entry,
+                has_same_loss=calm.loss == line.loss,
+                is_logged_alone=(calm.entries, calm.loss, calm.chain)
+                == (line.entries, line.loss, line.chain),
+            )
     return None
 
 
@@ -74,3 +64,13 @@ def unsteady_values(expected: Mapping[int, TraceLine], again: Sequence[TraceLine
         for name in line.logged.keys() | expected[line.step].logged.keys()
         if line.logged.get(name) != expected[line.step].logged.get(name)
     )
+
+
+def averaged_buffers(calm: Sequence[TraceLine]) -> list[str]:
+    """The buffers of floats that changed, which are means over shards; without BatchNorm's."""
+    found = None if not calm else calm[0].gradient
+    return [
+        name
+        for name in (() if found is None else found.buffers)
+        if len({line.entries.get(name) for line in calm}) > 1
+    ]

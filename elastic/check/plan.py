@@ -25,6 +25,7 @@ class Launch:
     leave_at: int | None = None
     resumes: bool = False
     ends: tuple[int, ...] = (0,)
+    gradient: bool = False
 
 
 CALM = "calm"
@@ -46,10 +47,14 @@ def launches(steps: int, shards: int) -> list[list[Launch]]:
     """
     two, three = min(2, shards), min(3, shards)
     half, late = max(1, steps // 2), max(2, (3 * steps) // 4)
+    # A kill needs a step before it, and the proof of the drain one before and after each end.
     kill = f"step {late} rank {two - 1} backward: kill"
     chains = [[Launch(proof=AGAIN, workers=1)]]
     chains += [[Launch(proof=MORE_WORKERS, workers=w)] for w in sorted({two, three} - {1})]
-    chains.append([Launch(proof=KILLED, workers=two, options=("--snapshot-every", "1", "--faults", kill))])
+    if steps > 1:
+        chains.append(
+            [Launch(proof=KILLED, workers=two, options=("--snapshot-every", "1", "--faults", kill))]
+        )
     if half < late < steps:
         whole_node = f"step {late} node 0: kill"
         chains.append(
@@ -66,3 +71,15 @@ def launches(steps: int, shards: int) -> list[list[Launch]]:
             ]
         )
     return chains
+
+
+def left_out(steps: int, shards: int) -> dict[str, str]:
+    """Which proofs `launches` cannot hold, each with the reason, as the end of a sentence."""
+    held = {each.proof for chain in launches(steps, shards) for each in chain}
+    why = {
+        MORE_WORKERS: "the run has one shard, and so one worker at most",
+        KILLED: f"it takes 2 steps, and there is {steps}",
+        DRAINED: f"it takes 3 steps, and there are {steps}",
+        CHECKPOINT: f"it takes 3 steps, and there are {steps}",
+    }
+    return {proof: reason for proof, reason in why.items() if proof not in held}

@@ -65,14 +65,16 @@ class AgentLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRequest:
-    """What `elastic-train check` asks of the workers of one command.
+    """What `elastic-train check` asks of one command and its workers.
 
-    trace: where rank 0 writes what each step left behind. The run ends after the first step that is
-    at least `least_steps` and comes `seconds` after the first one began. leave_at: the step after
-    which the node is told to leave, None for none. gradient: whether the first gradient is compared
-    with that of the whole batch, which takes a run by one worker.
+    pid: of the check, with which the command ends. trace: where rank 0 writes what each step left
+    behind. The run ends after the first step that is at least `least_steps` and comes `seconds`
+    after the first one began. leave_at: the step after which the node is told to leave, None for
+    none. gradient: whether the first gradient is compared with that of the whole batch, which takes
+    a run by one worker.
     """
 
+    pid: int
     trace: str
     least_steps: int
     seconds: float

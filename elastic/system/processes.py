@@ -6,11 +6,12 @@ Linux only (/proc, prctl, tgkill).
 import ctypes
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 from elastic.errors import EXIT_FAILED
 
-_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of linux/prctl.h
 
 
 def thread_count() -> int:
@@ -37,6 +38,35 @@ def die_with_parent(parent_pid: int) -> None:
     if os.getppid() != parent_pid:
         # It died before the kernel knew of our wish, and will not die again.
         os._exit(EXIT_FAILED)
+
+
+def adopt_orphans() -> None:
+    """What a child leaves behind when it dies becomes a child of this process."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children() -> set[int]:
+    """Pids of this process's children, also of those that ended and were not waited for."""
+    found = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with suppress(OSError):
+                stat = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+                if int(stat[1]) == os.getpid():
+                    found.add(int(folder.name))
+    return found
+
+
+def kill_children(spared: set[int]) -> None:
+    """SIGKILL to all children but those, and to their orphans, until there are none.
+
+    Call `adopt_orphans` before they are started.
+    """
+    while left := children() - spared:
+        for pid in left:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
 def signal_main_thread(pid: int, number: signal.Signals) -> None:

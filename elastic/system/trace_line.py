@@ -3,7 +3,7 @@
 The format stands here because neither of the two imports the other.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,12 +11,14 @@ class FirstGradient:
     """How far the first gradient lies from that of the whole batch, as a share of its norm.
 
     difference: None where they could not be compared, because of `obstacle`. parameter: the one
-    that contributes most to it.
+    that contributes most to it. buffers: entries of the state that are buffers of floats, without
+    the running averages of BatchNorm.
     """
 
     difference: float | None
     parameter: str
     obstacle: str
+    buffers: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from elastic.data.loader import Batch
 from elastic.system.trace_line import FirstGradient
 from elastic.train import structure
 from elastic.train.audit import Auditor, Backward, Call, Compute, Function
+from elastic.train.state import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ class WholeBatchGradient:
         if self.found is not None:
             return
         if self._obstacle is not None:
-            self.found = FirstGradient(difference=None, parameter="", obstacle=self._obstacle)
+            self._found(None, "", self._obstacle)
             return
         sums = self._parts.gradients.sums()
         for parameter in sums:
@@ -114,7 +115,15 @@ class WholeBatchGradient:
             if distance > furthest:
                 furthest, name = distance, self._parts.state.name_of(parameter)
         difference = (total / expected_total) ** 0.5 if expected_total else float(total > 0)
-        self.found = FirstGradient(difference=difference, parameter=name, obstacle="")
+        self._found(difference, name, "")
+
+    def _found(self, difference: float | None, parameter: str, obstacle: str) -> None:
+        self.found = FirstGradient(
+            difference=difference,
+            parameter=parameter,
+            obstacle=obstacle,
+            buffers=_float_buffers(self._parts.state),
+        )
 
 
 def _normalises(modules: list[nn.Module]) -> str | None:
@@ -122,6 +131,19 @@ def _normalises(modules: list[nn.Module]) -> str | None:
         if isinstance(module, _BatchNorm) and module.training:
             return "BatchNorm normalises within a shard"
     return None
+
+
+def _float_buffers(state: State) -> list[str]:
+    """Names of entries of the state; a running average of BatchNorm is meant to be a mean."""
+    return [
+        f"{path}.{name}"
+        for thing_name, thing in state.objects.items()
+        if isinstance(thing, nn.Module)
+        for path, module in thing.named_modules(prefix=thing_name)
+        if not isinstance(module, _BatchNorm)
+        for name, buffer in module.named_buffers(recurse=False)
+        if buffer.is_floating_point() or buffer.is_complex()
+    ]
 
 
 def _generators() -> tuple[object, ...]:

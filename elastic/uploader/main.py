@@ -146,7 +146,7 @@ def _listen(path: str) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UsageError(
-            f"expected a path of at most 100 bytes for the uploader's socket, found {path} ({error})"
+            f"expected a path of at most 100 bytes for the uploader's socket, found {path} ({error}); set TMPDIR to a folder with a shorter name"
         ) from error
     finally:
         os.umask(before)

@@ -1,8 +1,10 @@
 """`elastic-train check` finds what a recipe keeps outside its State, and which run shows it."""
 
 import json
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -60,7 +62,67 @@ def test_a_check_finds_a_variable_that_no_restart_restores(tmp_path):
         assert by_proof[proof]["failure"] is None
         assert by_proof[proof]["entry"].startswith("model."), found
     assert "elastic.Values" in found["cause"]
+    assert "the steps after step 8" in found["not_compared"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["counting.py"]
+
+
+@pytest.mark.parametrize(
+    ("number", "after"),
+    [(signal.SIGINT, "again and again"), (signal.SIGTERM, "the same once more  ")],
+)
+def test_a_check_that_is_stopped_leaves_nothing_and_says_so(drill, short_folder, number, after):
+    """In the first import of the calm run, and in the middle of two other runs.
+
+    Every process of the check has the drill's folder as its own.
+    """
+    checking = begin(drill, short_folder)
+    drill.waits_for(lambda: after in checking.output, after)
+    checking.signal(number)
+    checking.ends_with(128 + number)
+    assert drill.alive() == []
+    assert list(short_folder.iterdir()) == []
+    said = f"{number.name} stopped the check; its runs were ended and its temporary folder was removed"
+    assert checking.output.endswith(f"elastic-train: {said}\n")
+
+
+def test_the_runs_of_a_check_that_is_killed_end_with_it(drill, short_folder):
+    checking = begin(drill, short_folder)
+    drill.waits_for(lambda: "calm  " in checking.output, "the calm run")
+    checking.signal(signal.SIGKILL)
+    drill.all_are_gone()
+
+
+@pytest.fixture
+def short_folder():
+    """For temporary files: the path of a socket in it must not become too long."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def begin(drill, temporary):
+    recipe = drill.folder / "stopped.py"
+    recipe.write_text(RECIPE.format(last_line=""))
+    words = [sys.executable, "-m", "elastic.cli", "check", str(recipe)]
+    return drill.execute(words, {"TMPDIR": str(temporary)})
+
+
+def test_a_refusal_is_shown_as_its_sentence_and_the_recipes_line(tmp_path):
+    """At elastic.start, before any step; and in the run, at a step."""
+    at_start, at_step = tmp_path / "start.py", tmp_path / "step.py"
+    at_start.write_text(RECIPE.format(last_line="").replace("global_batch", "batch_size"))
+    at_step.write_text(
+        RECIPE.format(last_line="step.mean_loss(lambda batch: model(batch.data[0]).sum(), 1, 2)")
+    )
+
+    for recipe, says, line in (
+        (at_start, "elastic-train: expected elastic.start(", 6),
+        (at_step, "elastic-train: expected step.mean_loss(", 18),
+    ):
+        done = check(recipe)
+        assert done.returncode == 2
+        assert done.stderr.startswith(says)
+        assert f"\n  at {recipe}:{line}: " in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_a_recipe_that_does_not_train_is_not_compared(tmp_path):

@@ -1,0 +1,202 @@
+"""The commands of a check run in the background, and nothing of them outlasts it.
+
+Each is a process of its own, whose run directory and temporary files are in the check's folder. A
+signal that asks the check to stop is news like the end of a command, so that it never interrupts
+what the check is doing. At the end, however it comes, every process that a command left behind is
+killed: they become children of this process when their parents die.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock
+from types import TracebackType
+from typing import Self
+
+from elastic.check.plan import Launch
+from elastic.config import environment
+from elastic.config.environment import CheckRequest
+from elastic.config.options import CheckOptions
+from elastic.config.run_dir import RunDir
+from elastic.errors import ElasticError
+from elastic.events import WorkerFailed
+from elastic.observe import logged_event
+from elastic.observe.log import parse_lines, read_events
+from elastic.system import processes
+from elastic.system.clock import SystemClock
+from elastic.system.trace_line import TraceLine
+from elastic.system.untrusted import decode
+
+AT_ONCE = 2  # more would only wait for each other's processors
+LIMIT_S = 900.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LAST_LINES = 25
+_SIGNALLED = 128  # a shell's exit code for a signal is this plus its number
+_CLOCK = SystemClock()
+
+
+class CheckStopped(ElasticError):  # noqa: N818
+    """A signal ended the check."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(
+            f"{signal.Signals(number).name} stopped the check; its runs were ended and its temporary folder was removed"
+        )
+        self.exit_code = _SIGNALLED + number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """code: None where the command did not end within LIMIT_S. words: why it failed, if it did."""
+
+    code: int | None
+    words: str
+    lines: list[TraceLine]
+    seconds: float
+
+
+# The end of a command, by its name; or what ends the check.
+News = SimpleQueue[tuple[str, Ended | None] | BaseException]
+
+
+@contextmanager
+def signals_as_news() -> Iterator[News]:
+    """Within it, signals that would end this process end the check in order."""
+    news: News = SimpleQueue()  # which a signal handler may put into
+    before = {
+        number: signal.signal(number, lambda number, _: news.put(CheckStopped(number))) for number in SIGNALS
+    }
+    try:
+        yield news
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Runs:
+    """As a context: the commands that were begun in it are gone when it is left."""
+
+    def __init__(self, options: CheckOptions, root: Path, news: News) -> None:
+        self._options = options
+        self._root = root
+        self._news = news
+        self._ended: dict[str, Ended | None] = {}
+        self._pool = ThreadPoolExecutor(AT_ONCE)
+        self._lock = Lock()
+        self._running: set[subprocess.Popen[bytes]] | None = set()  # None once nothing may begin
+        self._earlier_children: set[int] = set()
+
+    def __enter__(self) -> Self:
+        self._earlier_children = processes.children()
+        processes.adopt_orphans()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            running, self._running = self._running or set(), None
+        for process in running:
+            process.kill()
+        self._pool.shutdown(cancel_futures=True)
+        processes.kill_children(self._earlier_children)
+
+    def begin(self, name: str, chain: Sequence[Launch], steps: int, seconds: float = 0.0) -> None:
+        """Run these commands one after the other, in one run directory.
+
+        They stop where one does not end as it should: the next would resume something else. steps,
+        seconds: how far each of them trains (CheckRequest).
+        """
+        self._pool.submit(self._run_chain, name, chain, steps, seconds)
+
+    def end_of(self, name: str, number: int) -> Ended | None:
+        """How a command of a chain ended; None where one before it did not end as it should.
+
+        Raises CheckStopped when a signal comes first.
+        """
+        key = f"{name}.{number}"
+        while key not in self._ended:
+            news = self._news.get()
+            if isinstance(news, BaseException):
+                raise news
+            self._ended[news[0]] = news[1]
+        return self._ended.pop(key)
+
+    def _run_chain(self, name: str, chain: Sequence[Launch], steps: int, seconds: float) -> None:
+        goes_on = True
+        for number, launch in enumerate(chain):
+            try:
+                ended = self._run(name, number, launch, steps, seconds) if goes_on else None
+            # The edge of a thread: without this the check would wait for news for ever.
+            except BaseException as error:
+                self._news.put(error)
+                return
+            self._news.put((f"{name}.{number}", ended))
+            goes_on = goes_on and ended is not None and ended.code in launch.ends
+
+    def _run(self, name: str, number: int, launch: Launch, steps: int, seconds: float) -> Ended | None:
+        began_s, folder = _CLOCK.monotonic(), self._root / name
+        trace = self._root / f"{name}.{number}.trace"
+        request = CheckRequest(
+            pid=os.getpid(),
+            trace=str(trace),
+            least_steps=steps,
+            seconds=seconds,
+            leave_at=launch.leave_at,
+            gradient=launch.gradient,
+        )
+        options = self._options
+        command = [sys.executable, "-m", "elastic.cli", options.recipe, "--run-dir", str(folder)]
+        command += ["--nproc-per-node", str(launch.workers), *launch.options, "--", *options.recipe_args]
+        env = environment.variables() | request.to_env() | {"TMPDIR": str(self._root)}
+        with (self._root / f"{name}.{number}.output").open("w+b") as output:
+            with self._lock:
+                if self._running is None:
+                    return None
+                process = subprocess.Popen(
+                    command, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                )
+                self._running.add(process)
+            code: int | None = None
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(LIMIT_S)
+            with self._lock:
+                if self._running is not None:
+                    self._running.remove(process)
+            if code is None:
+                process.kill()
+                process.wait()
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+        data = trace.read_bytes() if trace.exists() else b""
+        return Ended(
+            code=code,
+            words=_why(folder, text),
+            lines=list(parse_lines(data.splitlines(), _parsed)),
+            seconds=_CLOCK.monotonic() - began_s,
+        )
+
+
+def _parsed(record: object) -> TraceLine:
+    return decode(TraceLine, record, what="a line of a trace")
+
+
+def _why(folder: Path, output: str) -> str:
+    """The error of the worker that failed last; or the last words of a command that had none."""
+    failed = logged_event.last(read_events(RunDir.parse(str(folder)).events), WorkerFailed)
+    if failed is not None and failed.event.traceback.startswith("Traceback"):
+        return failed.event.traceback.rstrip()
+    if failed is not None:
+        return f"{failed.event.message}\n{failed.event.traceback}".rstrip()
+    lines = output.strip().splitlines()
+    refused = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    if refused:  # by the recipe, before any worker began; the command's own words follow
+        lines = [line for line in lines[refused[-1] :] if not line.startswith("elastic-train: ")]
+    return "\n".join(lines[-_LAST_LINES:]).removeprefix("error: ").removeprefix("elastic-train: ")
