@@ -161,10 +161,10 @@ def _copy(found: ImageChecksum, target: Bytes, offset: int, data: Bytes) -> None
 def read(image: Buffer, *, copy: bool = True) -> tuple[dict[str, Tensor], Any]:
     """Tensors (in host memory) and document of an image.
 
-    copy: each tensor gets memory of its own. Otherwise the tensors are views of the image, which
-    must be writable and outlive them; writing to one changes the image, and the tensors that are
-    tied to it. A tensor that was not row-major gets memory of its own, and its strides. Raises
-    CheckpointDamaged when it is no image.
+    copy: the tensors get memory of their own. Otherwise they are views of the image, which must be
+    writable and outlive them, and writing to one changes the image. Tensors that shared all their
+    memory share it again. A tensor that was not row-major gets memory of its own, and its strides.
+    Raises CheckpointDamaged when it is no image.
     """
     found, view = safetensors_header.parse(image), memoryview(image)
     try:
@@ -175,8 +175,16 @@ def read(image: Buffer, *, copy: bool = True) -> tuple[dict[str, Tensor], Any]:
     except (RuntimeError, TypeError, ValueError) as error:
         raise CheckpointDamaged(f"the payload is not a training state: {error}") from error
     for name, first in found.ties.items():
-        tensors[name] = tensors[first].clone() if copy else tensors[first]
+        tensors[name] = tensors[first]
     return tensors, found.document
+
+
+def ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """By name, of each tensor that shares all its memory with an earlier one: that one's name.
+
+    The same of tensors that were written and of those that were read, in the same order.
+    """
+    return _ties((name, _Form.of(tensor)) for name, tensor in tensors.items())
 
 
 def tensor_bytes(tensor: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
 """An object's load_state_dict gets what its state_dict gave; what it changes by it is put back.
 
-It keeps nothing of the memory that the state lies in. It does not promise that the object then has
-the state that was saved: state.py compares.
+It keeps nothing of the memory that the state lies in, and its parts stay the same objects
+(same_objects.py). It does not promise that the object then has the state that was saved: state.py
+compares.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,18 @@ from torch import Tensor, nn
 from elastic.errors import CheckpointDamaged, StateDoesNotFit
 from elastic.snapshot.image import dense_strides
 from elastic.train.as_built import WITH_SETTINGS
-from elastic.train.state_document import Order, decode, encode, layer_versions, with_layer_versions
+from elastic.train.key_order import in_order
+from elastic.train.same_objects import SameObjects
+from elastic.train.shared_memory import SharedCopies
+from elastic.train.state_document import (
+    Order,
+    TensorOf,
+    decode,
+    encode,
+    layer_versions,
+    with_layer_versions,
+    with_properties,
+)
 
 # How an object's load_state_dict may say that a state is not its own.
 LOAD_ERRORS = RuntimeError, LookupError, ArithmeticError, AttributeError, ValueError, TypeError
@@ -23,6 +36,7 @@ LOAD_ERRORS = RuntimeError, LookupError, ArithmeticError, AttributeError, ValueE
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedObject:
     """What was saved of the object `name`. versions: of a module's layers, None if not known.
+    orders: of keys that the document does not have (key_order.py).
 
     tensors: of all objects, perhaps views of a slot that will be overwritten. is_exact: the strides
     and the order of dicts are those that were saved.
@@ -32,6 +46,7 @@ class SavedObject:
     document: Any
     tensors: Mapping[str, Tensor]
     versions: Any
+    orders: Any
     is_exact: bool
 
 
@@ -41,29 +56,62 @@ def order_of(thing: Any) -> Order:
     return Order.FREE if isinstance(thing, WITH_SETTINGS) else Order.KEPT
 
 
-def load_saved(thing: Any, saved: SavedObject) -> None:
-    """Modules copy on load. That is verified, because a module may keep what it is given (as extra
-    state, for instance). Every other object gets copies: optimizers do keep what they are given.
+def load_module(module: nn.Module, saved: SavedObject, *, is_trial: bool = False) -> None:
+    """Modules copy on load. That is verified, because one may keep what it is given (as extra
+    state, for instance). is_trial: the state lies in the module's own memory.
 
-    Raises StateDoesNotFit when the object refuses the state, CheckpointDamaged when it is none.
+    Raises StateDoesNotFit when the module refuses the state, CheckpointDamaged when it is none.
     """
-    is_module = isinstance(thing, nn.Module)
-    value = _decoded(thing, saved, copy=not is_module)
-    try:
-        thing.load_state_dict(value)
-        if is_module and _keeps_any(thing, saved.tensors):
-            thing.load_state_dict(_decoded(thing, saved, copy=True))
-    except torch.OutOfMemoryError:
-        raise  # the machine's failure; a restart may help
-    except LOAD_ERRORS as error:
-        raise StateDoesNotFit(f"{saved.name} does not take it: {error}") from error
-    _put_back(thing, saved)
-
-
-def _decoded(thing: Any, saved: SavedObject, *, copy: bool) -> Any:
     tensors = saved.tensors
+    with _refusals(saved.name):
+        module.load_state_dict(_decoded(module, saved, lambda name, about: _with(tensors[name], about)))
+        if not is_trial and _keeps_any(module, tensors):
+            module.load_state_dict(
+                _decoded(module, saved, lambda name, about: _with(tensors[name].clone(), about))
+            )
+    _put_back(module, saved)
+
+
+def load_object(thing: Any, saved: SavedObject, copies: SharedCopies, untouchable: frozenset[int]) -> None:
+    """Everything that is no module gets copies: optimizers do keep what they are given.
+
+    untouchable: as in `SameObjects`. Raises as `load_module` does.
+    """
+    parts = SameObjects(thing, untouchable)
+    with _refusals(saved.name):
+        thing.load_state_dict(_decoded(thing, saved, copies))
+    _put_back(thing, saved)
+    parts.put_back()
+
+
+def has_own_load(thing: Any) -> bool:
+    """Whether its class has another load_state_dict than those of torch."""
+    return not type(thing).load_state_dict.__module__.startswith("torch.")
+
+
+def own_tensors(name: str, module: nn.Module) -> dict[str, Tensor]:
+    """A module's parameters and buffers, where its state has them detached."""
+    parameters = module.named_parameters(prefix=name, remove_duplicate=False)
+    return {**dict(parameters), **dict(module.named_buffers(prefix=name, remove_duplicate=False))}
+
+
+@contextmanager
+def _refusals(name: str) -> Iterator[None]:
     try:
-        value = decode(saved.document, lambda each: tensors[each].clone() if copy else tensors[each])
+        yield
+    except (torch.OutOfMemoryError, CheckpointDamaged):
+        raise  # the first is the machine's failure; a restart may help
+    except LOAD_ERRORS as error:
+        raise StateDoesNotFit(f"{name} does not take it: {error}") from error
+
+
+def _with(tensor: Tensor, properties: dict[str, Any]) -> Tensor:
+    return with_properties(tensor, properties) if properties else tensor
+
+
+def _decoded(thing: Any, saved: SavedObject, tensor_of: TensorOf) -> Any:
+    try:
+        value = in_order(decode(saved.document, tensor_of), saved.orders)
         if isinstance(thing, nn.Module):
             return with_layer_versions(value, saved.versions or layer_versions(thing.state_dict()))
     except LOAD_ERRORS as error:
@@ -82,9 +130,8 @@ def _put_back(thing: Any, saved: SavedObject) -> None:
     held: dict[str, Tensor] = {}
     is_module = isinstance(thing, nn.Module)
     if isinstance(thing, nn.Module):
-        # Its own tensors: those in its state_dict are detached, and a change would not reach it.
-        own = {**dict(thing.named_parameters()), **dict(thing.named_buffers())}
-        held = {f"{saved.name}.{entry}": tensor for entry, tensor in own.items()}
+        # A change of those in its state_dict would not reach it.
+        held = own_tensors(saved.name, thing)
     else:
         encode(thing.state_dict(), saved.name, held, order_of(thing) if saved.is_exact else Order.FREE)
     for entry, tensor in held.items():

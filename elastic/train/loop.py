@@ -39,6 +39,7 @@ from elastic.train.side_effects import SideEffects
 from elastic.train.state import checksum_of
 from elastic.train.step import Requests, Step, StepParts
 from elastic.train.step_record import StepRecorder
+from elastic.train.trial_load import load_own_again
 from elastic.train.whole_batch import FirstGradientCheck
 
 REASON_LIMIT = 500
@@ -90,6 +91,8 @@ class Loop:
             yield step
             if number == first:  # from here on an optimizer has state
                 parts.state.check_savable()
+            if number == 1:
+                load_own_again(parts.state)
             if self._stop_reason is not None:
                 self.leave(self._stop_reason)
                 return

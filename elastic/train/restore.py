@@ -44,7 +44,7 @@ from elastic.snapshot import checksum, image, safetensors_header
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
 from elastic.storage.store import Answer, Store, retrying
 from elastic.system.clock import Clock
-from elastic.train import restore_reasons
+from elastic.train import restore_reasons, trial_load
 from elastic.train.consistency import Comparison
 from elastic.train.inherit import Inheritance
 from elastic.train.process_groups import ProcessGroups
@@ -185,6 +185,9 @@ class Restorer:
     def restore(self, state: State) -> ResumePoint:
         """Load the newest state that loads.
 
+        A state that was just built is loaded as well, into the objects that hold it: what a load
+        does to them is then the same in all generations.
+
         Raises NothingLoads, StateDoesNotFit, UsageError, StatesDiffer, RecipeNotExact or PeerLost;
         StoreFailed on rank 0.
         """
@@ -206,6 +209,7 @@ class Restorer:
         if self.inheritance is not None:
             self.inheritance.load(state, self.groups, self.clock)
             chain, source = self.inheritance.parent.digest, "parent"
+        trial_load.load_as_built(state)
         self._fault_point()
         built = checksum_of(state.flatten())
         self.comparison.check_same_state(built, "before step 1", step=0, known=known)

@@ -11,7 +11,7 @@ same state: they compare checksums (consistency.py).
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -25,14 +25,12 @@ from elastic.snapshot.image import device_bytes, layout, tensor_bytes
 from elastic.system.untrusted import decode as decode_fields
 from elastic.train import as_built, structure
 from elastic.train.as_built import Built, Structure, StructureReader
-from elastic.train.loading import SavedObject, load_saved, order_of, strides_differ
+from elastic.train.contents import Contents, contents, difference
+from elastic.train.key_order import key_orders
+from elastic.train.loading import SavedObject, load_module, load_object, order_of, own_tensors
 from elastic.train.misuse import public
-from elastic.train.state_document import (
-    Order,
-    encode,
-    entries_of,
-    layer_versions,
-)
+from elastic.train.shared_memory import SharedCopies
+from elastic.train.state_document import Order, encode, layer_versions
 
 VERSION = 2  # 1 had neither the order of dicts nor strides, and not the versions of layers
 
@@ -51,7 +49,8 @@ class FlatState:
     """A flattened state: tensors by name, and the rest as one JSON value that refers to them.
 
     about: what stands beside the state and does not count in its digest. `version` is that of the
-    document, `layers` has for each module the versions of its layers, `built` what the recipe built
+    document, `layers` has for each module the versions of its layers, `orders` the orders of keys
+    that the document does not have (key_order.py), `built` what the recipe built
     before the loop, and `now` its structure in the loop (as_built.py).
     """
 
@@ -193,13 +192,15 @@ class State:
         Raises StateNotSavable with the name of the entry that needs pickle.
         """
         tensors: dict[str, Tensor] = {}
-        document, layers = {}, {}
+        document, layers, orders = {}, {}, {}
         for name, thing in sorted(self.objects.items()):
-            value = thing.state_dict()
-            document[name] = encode(value, name, tensors, order_of(thing) if exact else Order.FREE)
+            value, order = thing.state_dict(), order_of(thing) if exact else Order.FREE
+            document[name] = encode(value, name, tensors, order)
+            if order is Order.FREE and (found := key_orders(value)):
+                orders[name] = found
             if isinstance(thing, nn.Module):
                 layers[name] = layer_versions(value)
-        about: dict[str, Any] = {"version": VERSION, "layers": layers} if exact else {}
+        about: dict[str, Any] = {"version": VERSION, "layers": layers, "orders": orders} if exact else {}
         if exact and self._built is not None:
             about |= {"built": self._built.to_json(), "now": self._structure.read().to_json()}
         return FlatState(tensors=dict(sorted(tensors.items())), document=document, about=about)
@@ -228,24 +229,48 @@ class State:
             raise StateDoesNotFit(
                 f"it has the entries {_listed(flat.document)}, and the recipe's State has {_listed(self.objects)}"
             )
-        self._take_structure(flat)
+        if self._built is not None and flat.built is not None:
+            as_built.check_order(flat.built.groups, self._built.groups, "when the state was saved")
+        expected = self.contents(flat)
         for name, thing in self.objects.items():
-            saved = SavedObject(
-                name=name,
-                document=flat.document[name],
-                tensors=flat.tensors,
-                versions=flat.about.get("layers", {}).get(name),
-                is_exact=flat.is_exact,
+            if isinstance(thing, nn.Module):
+                load_module(thing, saved_object(flat, name))
+        self._take_structure(flat)
+        self.load_others(flat, self.objects, {})
+        now = self.contents(self.flatten(exact=flat.is_exact))
+        if found := difference(expected, now, is_exact=flat.is_exact):
+            raise StateDoesNotFit(
+                f"after load_state_dict the objects have another state; the first entry that differs is {found}"
             )
-            load_saved(thing, saved)
-        self._check_loaded(flat)
+
+    def load_others(self, flat: FlatState, names: Iterable[str], live: Mapping[str, Tensor]) -> None:
+        """Load those of these objects that are no modules, once the modules are loaded.
+
+        live: tensors, beside those of the modules, with which they may have shared memory. Raises
+        as `load` does.
+        """
+        modules = [(name, each) for name, each in self.objects.items() if isinstance(each, nn.Module)]
+        of_modules = (own_tensors(name, module) for name, module in modules)
+        live = dict(live) | {entry: each for tensors in of_modules for entry, each in tensors.items()}
+        copies = SharedCopies(flat.tensors, live)
+        of_all = (own_tensors("", module).values() for module in self.modules)
+        untouchable = frozenset(id(tensor) for tensors in of_all for tensor in tensors)
+        for name in names:
+            if not isinstance(self.objects[name], nn.Module):
+                load_object(self.objects[name], saved_object(flat, name), copies, untouchable)
+
+    def contents(self, flat: FlatState) -> Contents:
+        """What `flat`, a state of these objects, holds now."""
+        # Schedules have an optimizer's learning rate, if it is a tensor, under several names until
+        # a load makes copies.
+        shares = frozenset(name for name, each in self.objects.items() if order_of(each) is not Order.FREE)
+        return contents(flat.document, checksum_of(flat).entries, flat.tensors, shares)
 
     def _take_structure(self, saved: FlatState) -> None:
         """What the recipe's loop had made of what was built: groups, frozen parameters, modes."""
         built = saved.built
         if self._built is None or built is None:
             return
-        as_built.check_order(built.groups, self._built.groups, "when the state was saved")
         now = saved.structure
         as_built.add_groups(self.objects, self._built.groups, now.groups)
         if built.frozen == self._built.frozen:  # else the recipe was edited, and means it
@@ -254,51 +279,17 @@ class State:
             as_built.set_modes(self.objects, now.evaluating)
         self.ignored = as_built.changes(built.settings, self._built.settings)
 
-    def _check_loaded(self, saved: FlatState) -> None:
-        """Raises StateDoesNotFit with the first entry that is not as it was saved."""
-        found = self.flatten(exact=saved.is_exact)
-        expected, now = checksum_of(saved).entries, checksum_of(found).entries
-        different = sorted(name for name in expected | now if expected.get(name) != now.get(name))
-        if not different and saved.is_exact:
-            different = sorted(
-                name for name, each in found.tensors.items() if strides_differ(each, saved.tensors[name])
-            )
-        if different:
-            raise StateDoesNotFit(
-                "after load_state_dict the objects have another state; the first entry that differs is "
-                + _difference(different[0], saved, found)
-            )
 
-
-def _difference(entry: str, saved: FlatState, found: FlatState) -> str:
-    """An entry of both, as a phrase that says how they differ."""
-    name = entry.removesuffix(" (values)")
-    if name != entry:
-        return _first_difference(name, saved.document.get(name), found.document.get(name))
-    descriptions = []
-    for flat in (saved, found):
-        tensor = flat.tensors.get(entry)
-        of = (
-            "no tensor"
-            if tensor is None
-            else f"{tensor.dtype} {list(tensor.shape)}, strides {list(tensor.stride())}"
-        )
-        descriptions.append(of)
-    before, now = descriptions
-    return f"{entry}: other numbers" if before == now else f"{entry}: saved {before}; now {now}"
-
-
-def _first_difference(path: str, one: Any, other: Any) -> str:
-    """Where two values of a document differ first."""
-    before, now = entries_of(one), entries_of(other)
-    if before is not None and now is not None:
-        names, its_names = [name for name, _ in before], [name for name, _ in now]
-        if names != its_names:
-            return f"{path}: saved with the keys {names!r:.200}; now {its_names!r:.200}"
-        for (name, each), (_, its) in zip(before, now, strict=True):
-            if each != its:
-                return _first_difference(f"{path}.{name}", each, its)
-    return f"{path}: saved {json.dumps(one):.80}; now {json.dumps(other):.80}"
+def saved_object(flat: FlatState, name: str) -> SavedObject:
+    """What a flattened state has of the object `name`."""
+    return SavedObject(
+        name=name,
+        document=flat.document[name],
+        tensors=flat.tensors,
+        versions=flat.about.get("layers", {}).get(name),
+        orders=flat.about.get("orders", {}).get(name, []),
+        is_exact=flat.is_exact,
+    )
 
 
 def _listed(names: Mapping[str, Any]) -> str:

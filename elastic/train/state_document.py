@@ -141,7 +141,11 @@ def with_layer_versions(values: Any, versions: dict[str, dict[str, Any]]) -> Any
     return found
 
 
-def decode(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
+# The tensor of this name, with the properties that it had: see `_tensor`.
+TensorOf = Callable[[str, dict[str, Any]], Tensor]
+
+
+def decode(value: Any, tensor_of: TensorOf) -> Any:
     """The value of such JSON. Raises CheckpointDamaged, or what Python raises, for any other."""
     if not isinstance(value, dict):
         return value
@@ -149,7 +153,7 @@ def decode(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
     if rest:
         raise CheckpointDamaged(f"expected one tagged value, found the keys {sorted(value)}")
     if kind == "tensor":
-        return _as_saved(content, tensor_of)
+        return tensor_of(content, {}) if isinstance(content, str) else tensor_of(*content)
     if kind == "float":
         return float(content)
     if kind == "float64":
@@ -164,18 +168,15 @@ def decode(value: Any, tensor_of: Callable[[str], Tensor]) -> Any:
     raise CheckpointDamaged(f"expected a known kind of value, found {kind!r}")
 
 
-def _as_saved(content: Any, tensor_of: Callable[[str], Tensor]) -> Tensor:
-    if isinstance(content, str):
-        return tensor_of(content)
-    name, properties = content
-    tensor = tensor_of(name)
+def with_properties(tensor: Tensor, properties: dict[str, Any]) -> Tensor:
+    """A tensor in the same memory, unless it was on another device, with these properties."""
     # A state that began on a GPU may begin a new run where there is none.
     if properties.get("device") == "cuda" and torch.cuda.is_available():
         tensor = tensor.to("cuda")
     requires_grad = bool(properties.get("requires_grad", False))
     if properties.get("parameter"):
         return nn.Parameter(tensor, requires_grad=requires_grad)
-    return tensor.requires_grad_(requires_grad)
+    return tensor.detach().requires_grad_(requires_grad)
 
 
 def entries_of(value: Any) -> list[Any] | None:

@@ -10,6 +10,7 @@ from torch.optim import lr_scheduler, swa_utils
 from elastic.errors import StateDoesNotFit
 from elastic.snapshot import image
 from elastic.train.state import FlatState, State, checksum_of
+from elastic.train.trial_load import load_as_built
 
 
 def through_bytes(parts):
@@ -101,6 +102,18 @@ def test_real_objects_go_on_as_if_never_interrupted(optimizer, scheduler):
     other_draw.set_state(place)
     other_step(), other_step()
     assert checksum_of(other.flatten()) == checksum_of(state.flatten())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adam-groups"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_trial_load_of_real_objects_leaves_no_trace(optimizer, scheduler):
+    """As built, and after a step: the twin is never loaded, and both go on alike."""
+    (state, step, _), (twin, its_step, _) = training(optimizer, scheduler), training(optimizer, scheduler)
+    load_as_built(state)
+    step(), its_step()
+    load_as_built(state)
+    step(), its_step()
+    assert checksum_of(state.flatten()) == checksum_of(twin.flatten())
 
 
 def test_chained_schedulers_with_a_tensor_as_learning_rate_resume():
