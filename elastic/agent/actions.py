@@ -107,15 +107,15 @@ class NodeGeneration:
         self._parts.group.close(cause, step=self._parts.step, counts=False, failure=None)
         self.record_end(reason)
 
-    def fail(self, reason: str, before: list[RaisedError]) -> RunEnd | None:
+    def fail(self, reason: str, earlier: list[list[RaisedError]]) -> RunEnd | None:
         """A worker of this node failed: close the generation for all nodes.
 
-        before: the errors of this node's workers in the generation before. Returns the end of the
-        run where no restart is left, or none would help.
+        earlier: the errors of this node's workers in the generations before, the newest last.
+        Returns the end of the run where no restart is left, or none would help.
         """
         parts, limit = self._parts, self._parts.settings.options.max_restarts
         self.failure = self._first_failure(reason)
-        repeated = came_back(self._raised_by(self.failure.rank), before, limit)
+        repeated = came_back(self._raised_by(self.failure.rank), earlier, limit)
         # The group learns of the failure before this node kills its workers, which takes a moment:
         # meanwhile the other nodes kill theirs.
         group = parts.group.close("failure", step=parts.step, counts=True, failure=self.failure)

@@ -82,7 +82,7 @@ class NodeAgent(LocalElasticAgent):
         # Consecutive failures without a new step which the restored state may have caused: all but
         # those by SIGKILL. The workers skip a state that was restored too often without progress.
         self._suspect_failures = 0
-        self._raised: list[RaisedError] = []  # by this node's workers in the generation before
+        self._raised: list[list[RaisedError]] = []  # by this node's workers, in each generation
         # Because of which the next workers do steps again; their agreement settles it.
         self._divergence: Divergence | None = None
         self._wrong_steps: list[int] = []  # after which this node was found to have been wrong
@@ -323,7 +323,8 @@ class NodeAgent(LocalElasticAgent):
         self._generation.kill_workers()
         self._settle_divergence()
         self._divergence = self._generation.divergence or self._divergence
-        self._raised = self._generation.raised
+        restarts = self._parts.settings.options.max_restarts
+        self._raised = [*self._raised, self._generation.raised][-max(1, restarts) :]
         self.cut_short = self._generation.workers.was_cut_short
         self._generation = None
 

@@ -9,10 +9,11 @@ import sys
 from elastic.agent.actions import AgentParts
 from elastic.agent.agent import NodeAgent
 from elastic.agent.finished_run import read_stop
+from elastic.agent.repeated_error import told_at_the_end
 from elastic.checkpoint.record import CommitRecord
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS
-from elastic.events import RunFailed, RunFinished, RunInterrupted, RunStarted
+from elastic.events import RunFailed, RunFinished, RunInterrupted, RunStarted, WorkerFailed
 from elastic.observe import logged_event
 from elastic.observe.log import read_events
 from elastic.system.untrusted import printable
@@ -35,7 +36,8 @@ def report_exit(agent: NodeAgent, parts: AgentParts) -> int:
 
 def _complete(parts: AgentParts, last: CommitRecord | None) -> int:
     settings, run = parts.settings, parts.settings.run
-    started = logged_event.last(read_events(run.events), RunStarted)
+    events = read_events(run.events)
+    started = logged_event.last(events, RunStarted)
     if started is None or last is None:
         what = "complete"
         if settings.imports_library and started is None and last is None:
@@ -50,7 +52,10 @@ def _complete(parts: AgentParts, last: CommitRecord | None) -> int:
         epochs = length.epochs if stopped is None else last.step * length.epochs // length.steps
         parts.log.record(RunFinished(steps=last.step, epochs=epochs, digest=last.digest))
     what = f"complete: {last.step} steps" if stopped is None else str(stopped)
-    print(printable(f"{what}, digest {last.digest[:16]}; elastic-train report {run.url} shows how it went"))
+    failed = logged_event.of_kind(events, WorkerFailed)
+    errors = ((each.generation, each.event.message) for each in failed if each.event.traceback)
+    what += f", digest {last.digest[:16]}{told_at_the_end(errors, settings.options.max_restarts)}"
+    print(printable(f"{what}; elastic-train report {run.url} shows how it went"))
     return EXIT_COMPLETE
 
 

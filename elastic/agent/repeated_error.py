@@ -1,11 +1,14 @@
 """An error that came back after a restart ends the run, unless another state may still avoid it.
 
 The same exception at the same place in two generations in a row would come in the third one too.
+One that comes after as many steps of each process, whatever the step, hangs on the process: a run
+that trains a step or two between such errors would end well after more restarts than anybody wants.
 This keeps `--max-restarts` for failures that a restart may mend; worker/own_error.py says which
 exceptions can be such an error at all.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from elastic.system.raised_error import RESTORES_OF_ONE_STATE, RaisedError
 
@@ -15,19 +18,51 @@ _OF_THE_TEXT = frozenset(
 )
 
 
-def came_back(now: RaisedError | None, before: Iterable[RaisedError], max_restarts: int) -> str | None:
+def came_back(
+    now: RaisedError | None, earlier: Sequence[Sequence[RaisedError]], max_restarts: int
+) -> str | None:
     """Why no restart helps, as a sentence; None if one may.
 
-    now: of the worker that failed first. before: of the workers of the generation before.
+    now: of the worker that failed first. earlier: of the workers of each generation in a row before
+    this one, the newest last.
     """
-    if now is None:
+    if now is None or not earlier:
         return None
-    same = [each for each in before if _identity(each) == _identity(now)]
-    if not same or _may_be_the_state(now, same[0], max_restarts):
+    same = [each for each in earlier[-1] if _identity(each) == _identity(now)]
+    if not same:
+        return _kept_coming(now, earlier, max_restarts)
+    if _may_be_the_state(now, same[0], max_restarts):
         return None
     place = now.place
     begin = {None: "", 0: " from the beginning"}.get(place.resumed, f" from step {place.resumed}")
     return f"the same error came back {place.where} after a restart{begin}, so that another restart would not help"
+
+
+def told_at_the_end(failures: Iterable[tuple[int, str]], max_restarts: int) -> str:
+    """Of a run that is complete: whether one error came more often than restarts are allowed.
+
+    failures: pairs of a generation and the message of an error that ended it.
+    """
+    counts = Counter(message for _, message in set(failures))
+    message, times = next(iter(counts.most_common(1)), ("", 0))
+    if times <= max_restarts:
+        return ""
+    return f"; {times} generations failed with the same error on the way: {message.splitlines()[0]:.200}"
+
+
+def _kept_coming(now: RaisedError, earlier: Sequence[Sequence[RaisedError]], max_restarts: int) -> str | None:
+    """New steps lie between, so that it counts only once all restarts would be used up."""
+    in_a_row = 1
+    for errors in reversed(earlier):
+        if not any(_of_process(each) == _of_process(now) for each in errors):
+            break
+        in_a_row += 1
+    if in_a_row <= max_restarts:
+        return None
+    after = {0: "before its first step", 1: "after one step"}.get(
+        now.place.trained, f"after {now.place.trained} steps"
+    )
+    return f"the same error ended {in_a_row} generations in a row, each {after}, and --max-restarts is {max_restarts}"
 
 
 def _may_be_the_state(now: RaisedError, before: RaisedError, max_restarts: int) -> bool:
@@ -50,3 +85,7 @@ def _may_be_the_state(now: RaisedError, before: RaisedError, max_restarts: int) 
 def _identity(error: RaisedError) -> tuple[str, ...]:
     # The place names the step in work: where it is the same, no new step lies between.
     return error.kind, error.message, error.line, error.place.where
+
+
+def _of_process(error: RaisedError) -> tuple[str | int, ...]:
+    return error.kind, error.message, error.line, error.place.trained

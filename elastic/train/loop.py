@@ -140,7 +140,10 @@ class Loop:
         where = f"after step {passed}" if passed else "before step 1"
         if self._open is not None:
             where = f"in step {self._open.number}"
-        return ErrorPlace(where=where, resumed=self._began_from.step, has_older=self._began_from.has_older)
+        began = self._began_from
+        return ErrorPlace(
+            where=where, resumed=began.step, has_older=began.has_older, trained=passed - began.step
+        )
 
     def checksum(self) -> str:
         """Of the whole state, as it is now on this rank."""

@@ -26,6 +26,19 @@ RECOVERY = {
     "total_s",
 }
 
+SECOND_STEP = """
+import elastic, torch
+run = elastic.start(seed=0, global_batch=4, shards=2)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters())
+data = run.data(torch.utils.data.TensorDataset(torch.ones(8, 1)), epochs=16)
+for number, step in enumerate(run.steps(data, elastic.State(model=model, optimizer=optimizer))):
+    step.mean_loss(lambda batch: model(batch.data[0]).mean())
+    optimizer.step()
+    if number == 1:
+        raise ValueError("the second step of a process")
+"""
+
 
 def test_ranks_that_die_at_several_points_of_a_step_do_not_change_the_result(drill, undisturbed):
     """Each rank in turn gets SIGKILL in its forward pass, in the middle of the sum and after the
@@ -179,6 +192,17 @@ def test_a_recipe_that_raises_ends_the_run_and_its_traceback_is_printed_last(dri
 
     drill.start().ends_with(0)
     drill.is_like(undisturbed)
+
+
+def test_an_error_in_the_second_step_of_every_process_uses_up_the_restarts(drill):
+    """Each generation trains a step, so that none of them counts as a restart by itself."""
+    recipe = drill.folder / "second.py"
+    recipe.write_text(SECOND_STEP)
+    agent = drill.start("--max-restarts", "2", "--snapshot-every", "1", recipe=recipe)
+    agent.ends_with(1)
+    said = "the same error ended 3 generations in a row, each after one step, and --max-restarts is 2"
+    assert said in agent.output
+    assert agent.output.rstrip().endswith("ValueError: the second step of a process")
 
 
 def test_no_worker_outlives_a_killed_agent_and_the_same_command_resumes(drill, undisturbed):
