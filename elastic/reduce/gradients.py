@@ -96,6 +96,10 @@ class Gradients:
         self._sums = []
         self._next = 0
 
+    def begin_without(self) -> None:
+        """A computation without gradients, which leaves `.grad` alone."""
+        self._layout, self._sums = Layout([], self._trained), []
+
     def before_backward(self, shard: int) -> None:
         """Before the backward of one own shard; shards come in order."""
         is_first = shard == self._pair_of(shard)[0]

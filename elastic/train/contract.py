@@ -12,7 +12,7 @@ from weakref import WeakMethod
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from elastic.errors import UsageError
 from elastic.train import structure
@@ -37,7 +37,11 @@ class Contract:
         self._unsaved = Unsaved(state)
         self._unsaved.check_parameters(state.trained)
         self._unsaved.check_schedules()
-        self._hook = register_optimizer_step_post_hook(_call_weakly(self._updated))
+        self._hooks = (
+            register_optimizer_step_pre_hook(_call_weakly(self._before)),
+            register_optimizer_step_post_hook(_call_weakly(self._updated)),
+        )
+        self._before_update: Callable[[], None] = lambda: None
         self._first_step: int | None = None  # of this generation
         self._is_computing = False
         self._trained: list[nn.Parameter] = []  # in the computation that was begun last
@@ -52,7 +56,9 @@ class Contract:
     def name_of(self, parameter: nn.Parameter) -> str:
         return self._state.name_of(parameter)
 
-    def begin_step(self, number: int) -> None:
+    def begin_step(self, number: int, before_update: Callable[[], None]) -> None:
+        """before_update: called before each update by an optimizer of the state."""
+        self._before_update = before_update
         self._unused.step = number
         if self._first_step is None:
             self._first_step = number
@@ -127,7 +133,12 @@ class Contract:
             self._unused.gained(parameter)
 
     def close(self) -> None:
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
+
+    def _before(self, optimizer: Optimizer) -> None:
+        if not self._is_in_function and any(each is optimizer for each in self._state.optimizers):
+            self._before_update()
 
     def _updated(self, optimizer: Optimizer) -> None:
         self._unused.updated(optimizer)

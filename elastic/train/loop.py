@@ -300,11 +300,8 @@ class Loop:
 
     def _finish(self, step: Step) -> SavedState:
         """After the recipe's optimizer: leave behind what the step leaves behind, in order."""
-        parts, saving, outcome = self._parts, self._saving, step.outcome
-        if outcome is None:
-            raise UsageError(
-                f"step {step.number} ended without gradients: expected step.backward(loss) or step.mean_loss(...) in the body of the loop"
-            )
+        parts, saving = self._parts, self._saving
+        outcome = step.outcome or step.end_by_hand()
         step.fault_point("optimizer")
         saving.finish_copy()
         info = self._recorder.record(step, outcome)

@@ -6,7 +6,7 @@ shards' outputs. In later steps each rank compares its own with what was agreed,
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,51 +56,67 @@ def described(value: Any) -> str:
     return f"a {layout}tensor of shape {list(value.shape)} and type {value.dtype}"
 
 
+class Form(NamedTuple):
+    """has_graph: of any shard's output, so that the sum has a gradient."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    has_graph: bool
+
+
 class AgreedForms:
-    """The shape and type of each sum of a step, once all ranks have agreed on it."""
+    """The form of each sum of a step, once all ranks have agreed on it."""
 
     def __init__(self, exchange: Exchange, device: torch.device) -> None:
         self._exchange = exchange
         self._device = device
-        self._agreed: dict[tuple[int, object], tuple[torch.Size, torch.dtype]] = {}
+        self._agreed: dict[tuple[int, object], Form] = {}
 
-    def check(self, number: int, function: Callable[..., Any], outputs: dict[int, Tensor]) -> None:
-        """outputs: of the own shards, in the call `number` of the step, of this function.
+    def check(self, number: int, function: Callable[..., Any], outputs: dict[int, Tensor]) -> bool:
+        """Whether the sum has a graph, the same on every rank.
 
-        Raises UsageError unless all shards' outputs have the form of all earlier ones; PeerLost
-        when another rank is gone.
+        outputs: of the own shards, in the call `number` of the step, of this function. Raises
+        UsageError unless all shards' outputs have the form of all earlier ones; PeerLost when
+        another rank is gone.
         """
         # A recipe may call one function in one step and another one in the next.
         key = number, getattr(function, "__code__", type(function))
         agreed = self._agreed.get(key)
         if agreed is None:
-            self._check_all(outputs)
+            has_graph = self._check_all(outputs)
             first = next(iter(outputs.values()))
-            self._agreed[key] = first.shape, first.dtype
-            return
+            self._agreed[key] = Form(first.shape, first.dtype, has_graph)
+            return has_graph
         for shard, output in outputs.items():
-            if (output.shape, output.dtype) != agreed:
-                shape, dtype = agreed
+            if (output.shape, output.dtype) != agreed[:2]:
                 raise UsageError(
-                    f"step.sum: expected a tensor of shape {list(shape)} and type {dtype}, as in the steps before, found {described(output)} "
+                    f"step.sum: expected a tensor of shape {list(agreed.shape)} and type {agreed.dtype}, as in the steps before, found {described(output)} "
                     f"for shard {shard}; {ADVICE}"
                 )
+            if output.requires_grad and not agreed.has_graph:
+                raise UsageError(
+                    f"step.sum: expected a tensor without a graph for shard {shard}, as in the steps before, found one that requires a gradient; "
+                    "return .detach() in every step, or give the other steps a function of their own"
+                )
+        return agreed.has_graph
 
-    def _check_all(self, outputs: dict[int, Tensor]) -> None:
-        """The forms of all shards, each in its own row of one sum: float64 [S, dimensions + 2]."""
+    def _check_all(self, outputs: dict[int, Tensor]) -> bool:
+        """The forms of all shards, each in its own row of one sum: float64 [S, dimensions + 3]."""
         tables = {}
         for shard, output in outputs.items():
-            form = [DTYPES.index(output.dtype), output.dim(), *output.shape]
-            table = torch.zeros(self._exchange.shards, MAX_DIMENSIONS + 2, dtype=torch.float64)
+            form = [output.requires_grad, DTYPES.index(output.dtype), output.dim(), *output.shape]
+            table = torch.zeros(self._exchange.shards, MAX_DIMENSIONS + 3, dtype=torch.float64)
             table[shard, : len(form)] = torch.tensor(form, dtype=torch.float64)
             tables[shard] = table.to(self._device)
-        forms = self._exchange.sum_shards(tables, "the forms of a sum").tolist()
+        found = self._exchange.sum_shards(tables, "the forms of a sum")
+        forms = found[:, 1:].tolist()
         for shard, form in enumerate(forms):
             if form != forms[0]:
                 raise UsageError(
                     f"step.sum: expected the same shape and type for every shard, found {_form(forms[0])} for shard 0 and {_form(form)} "
                     f"for shard {shard}; {ADVICE}"
                 )
+        return bool(found[:, 0].any())
 
 
 ADVICE = "sum over the samples inside the function, or pad to one size"

@@ -9,9 +9,11 @@ It scales a loss only with the scaler that it is given; unscaling, clipping and 
 recipe's, with plain PyTorch on the gradients in `.grad`.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -52,10 +54,14 @@ class Requests(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What a step ends with, identical on all ranks."""
+    """What a step ends with, identical on all ranks.
+
+    loss: NaN where the library computed none. gradient_norms: of each bucket, or of the sums that
+    the recipe makes its gradients of.
+    """
 
     loss: float
-    gradient_norms: tuple[float, ...]  # of each bucket
+    gradient_norms: tuple[float, ...]
     requests: Requests  # each is made if any rank made it
 
 
@@ -114,11 +120,12 @@ class Step:
         self.audit: StepAudit | WholeBatchGradient | None = None
         if auditor is not None:
             self.audit = auditor.begin(number, self._compute)
-        self._sums: list[tuple[Tensor, dict[int, Tensor]]] = []
+        # Those whose gradients are not computed yet, by number of the call.
+        self._sums: dict[int, tuple[Tensor, dict[int, Tensor]]] = {}
         self._buffers_after: dict[int, Contents] = {}
         self._passes = 0
         self._is_in_shard = False  # inside the backward of one shard's sums
-        parts.contract.begin_step(number)
+        parts.contract.begin_step(number, self._end_before_update)
         # The recipe's draws before its first sum must not depend on what this rank computed before.
         random_streams.enter(parts.order.seed, "step", number, 0)
 
@@ -155,14 +162,15 @@ class Step:
         """The exact sum over all shards of function(batch), called once per own shard.
 
         function returns a tensor of the same shape and dtype for every shard (float64 is worth its
-        price for statistics). The result is a leaf that requires grad, the same on every rank. The
-        graphs of all own shards are kept until `backward`. Whole numbers and truth values become an
+        price for statistics). The result is the same on every rank: a leaf that requires grad, or
+        without a graph where no shard's output has one. The graphs of all own shards are kept until
+        `backward`. Whole numbers and truth values become an
         exact int64 sum, without gradients. Raises UsageError for other outputs, or where their form
         differs between shards or steps; PeerLost when another rank is gone.
         """
         outputs = {batch.shard: output for batch, output in self._forward(function, check_summand)}
         with self._parts.heartbeat.waiting():
-            self._parts.forms.check(self._passes, function, outputs)
+            has_graph = self._parts.forms.check(self._passes, function, outputs)
         is_counted = next(iter(outputs.values())).dtype in INTEGERS
         copies = {
             shard: output.detach().to(torch.int64 if is_counted else output.dtype, copy=True).contiguous()
@@ -172,10 +180,10 @@ class Step:
             total = self._parts.exchange.sum_shards(copies, "a sum over shards")
         # What this rank's last shard left there must not reach the recipe's own code.
         self._parts.buffers.load()
-        total.requires_grad_(not is_counted)
-        if not is_counted:
-            total.register_hook(self._reach_sum)  # type: ignore[no-untyped-call]
-        self._sums.append((total, outputs))
+        if has_graph:
+            total.requires_grad_()
+            total.register_hook(partial(self._reach_sum, self._passes))  # type: ignore[no-untyped-call]
+        self._sums[self._passes] = total, outputs
         if self.audit is not None:
             self.audit.add_sum(function, self._passes)
         self._parts.heartbeat.enter(Phase.BETWEEN)
@@ -207,7 +215,7 @@ class Step:
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         # Those that reach parameters past the sums; d loss / d sum is left in `sum.grad`.
         direct = {p: p.grad for p in gradients.parameters if p.grad is not None}
-        for total, _ in self._sums:
+        for total, _ in self._sums.values():
             if total.requires_grad and total.grad is None:
                 total.grad = torch.zeros_like(total)
         for batch in self._batches:
@@ -215,7 +223,7 @@ class Step:
             gradients.before_backward(batch.shard)
             # Activation checkpointing computes the forward again, from what the buffers are.
             self._parts.buffers.load(self._buffers_after[batch.shard])
-            self._backward_of_sums([outputs[batch.shard] for _, outputs in self._sums])
+            self._backward_of_sums([outputs[batch.shard] for _, outputs in self._sums.values()])
             self.fault_point("backward")
             gradients.after_backward(batch.shard)
         if self.audit is not None:
@@ -226,7 +234,6 @@ class Step:
         # Equal on every rank: added once, after the sum over shards.
         for parameter, gradient in direct.items():
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-        self._sums = []
         self._parts.contract.end_computation(gradients.parameters, outcome.gradient_norms)
 
     @public("step.mean_loss")
@@ -243,7 +250,9 @@ class Step:
 
         def backward(loss: Tensor) -> None:
             scaled = loss if scaler is None else scaler.scale(loss)
+            self._is_in_shard = True
             (scaled / exchange.shards).backward()  # type: ignore[no-untyped-call]
+            self._is_in_shard = False
 
         self._begin_gradients(scaler)
         losses: dict[int, float] = {}
@@ -261,6 +270,33 @@ class Step:
         outcome = self._finish(None, losses)
         self._parts.contract.end_computation(gradients.parameters, outcome.gradient_norms)
         return outcome.loss
+
+    def end_by_hand(self) -> StepOutcome:
+        """The recipe makes gradients, or the new state, itself, from sums without a graph.
+
+        Called before the first update by an optimizer of the state, or else at the end of the body.
+        Raises UsageError where no sum was made, or where one waits for its `backward`.
+        """
+        if not self._can_end_by_hand:
+            raise UsageError(
+                f"step {self.number} ended without gradients: expected step.backward(loss) or step.mean_loss(...) in the body of the loop. To make "
+                "gradients by hand, return them with .detach() from the function given to step.sum, and set .grad of the parameters from the sum"
+            )
+        norms = tuple(float(torch.linalg.vector_norm(total.double())) for total, _ in self._sums.values())
+        self._parts.gradients.begin_without()
+        if isinstance(self.audit, StepAudit):
+            self.audit.check_sums(lambda _outputs: None)
+        outcome = self._finish(math.nan, dict.fromkeys(self._parts.exchange.own_shards, 0.0))
+        self.outcome = replace(outcome, gradient_norms=norms)
+        return self.outcome
+
+    @property
+    def _can_end_by_hand(self) -> bool:
+        return bool(self._sums) and not any(total.requires_grad for total, _ in self._sums.values())
+
+    def _end_before_update(self) -> None:
+        if self.outcome is None and self._can_end_by_hand:
+            self.end_by_hand()
 
     @property
     def _batches(self) -> list[Batch]:
@@ -348,7 +384,7 @@ class Step:
         """
         reached = [
             (output, total.grad)
-            for output, (total, _) in zip(outputs, self._sums, strict=True)
+            for output, (total, _) in zip(outputs, self._sums.values(), strict=True)
             if output.requires_grad
         ]
         self._is_in_shard = True
@@ -356,12 +392,21 @@ class Step:
             torch.autograd.backward([output for output, _ in reached], [gradient for _, gradient in reached])
         self._is_in_shard = False
 
-    def _reach_sum(self, _gradient: Tensor) -> None:
-        """A backward has reached the result of a sum; only that of the loss may."""
+    def _reach_sum(self, number: int, _gradient: Tensor) -> None:
+        """A backward has reached the result of a sum; only that of the step's loss may.
+
+        number: of the call.
+        """
         if self._is_in_shard:
             raise UsageError(
-                f"step {self.number}: the function of a step.sum uses the result of an earlier one, and its gradient would have to go through "
-                "all shards of that one again; add up in one sum what both need (a variance follows from Σx and Σx²), or use the result's .detach()"
+                f"step {self.number}: the function of a step.sum or step.mean_loss uses the result of an earlier step.sum, and its gradient would have "
+                "to go through all shards of that one again; add up in one sum what both need (a variance follows from Σx and Σx²), or use the "
+                "result's .detach()"
+            )
+        if number not in self._sums:
+            raise UsageError(
+                f"a loss uses the result of a step.sum of step {self.number} after a later step.backward or step.mean_loss, which ended what it belongs "
+                "to: the gradient would not reach the function's parameters. Compute the sum again, or use the result's .detach()"
             )
 
     def _finish(self, loss: float | None, losses: dict[int, float]) -> StepOutcome:
@@ -399,7 +444,7 @@ class Step:
         parts.gradients.assign(flats, used)
         self._check_integers(buffers)
         parts.buffers.end(buffers)
-        self._buffers_after = {}
+        self._buffers_after, self._sums = {}, {}
         self.outcome = StepOutcome(
             loss=loss if loss is not None else loss_sum / parts.exchange.shards,
             gradient_norms=tuple(float(torch.linalg.vector_norm(flat)) for flat in flats),

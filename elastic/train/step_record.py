@@ -34,7 +34,7 @@ class StepRecorder:
         line = StepLine(
             step=step.number,
             epoch=step.epoch,
-            loss=outcome.loss,
+            loss=step.logged.get("loss", outcome.loss) if math.isnan(outcome.loss) else outcome.loss,
             chain=self._chain[:16],
             world_size=parts.groups.world_size,
             generation=parts.generation,

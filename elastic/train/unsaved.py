@@ -92,7 +92,8 @@ class Unsaved:
             raise UsageError(
                 f"an optimizer ({type(optimizer).__name__}) updates {self._state.name_of(ours)} and keeps a state of its own, which no object of "
                 "the State saves; a resume would begin without it: State(..., optimizer=optimizer), or that of the optimizer that it wraps, "
-                "State(..., base=optimizer.base_optimizer)"
+                "State(..., base=optimizer.base_optimizer). One that the loop makes anew for inner steps (Reptile, MAML): let it train a copy of the "
+                "module inside the function given to step.sum, return the change of the weights there, and set .grad from the sum"
             )
 
     def _owned(self) -> dict[int, nn.Parameter]:

@@ -86,10 +86,10 @@ class UnusedGradients:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 mark = marks.get(id(parameter))
-                if mark is not None:
-                    if mark.step != self.step:
-                        raise UsageError(
-                            f"step {self.step}: {type(optimizer).__name__} made an update with gradients of step {mark.step}; gradients are no part "
-                            "of the state, so that a resume between the two steps would lose them: call the optimizer in the step that computed them"
-                        )
+                if mark is not None and mark.step != self.step:
+                    raise UsageError(
+                        f"step {self.step}: {type(optimizer).__name__} made an update with gradients of step {mark.step}; gradients are no part "
+                        "of the state, so that a resume between the two steps would lose them: call the optimizer in the step that computed them"
+                    )
+                if parameter.grad is not None:  # also one of the recipe's own hand
                     marks[id(parameter)] = None

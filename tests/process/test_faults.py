@@ -418,3 +418,19 @@ def test_a_paused_process_was_stopped_and_continued(whom, code):
     _, status = os.waitpid(process.pid, os.WCONTINUED)
     assert os.WIFCONTINUED(status)
     assert process.wait() == code
+
+
+def test_gradients_that_a_recipe_makes_itself_survive_a_killed_worker(drill, tmp_path):
+    """The recipe clips the gradient of each shard, sums them and sets `.grad`: such a step ends
+    with its body, without `backward`. Its loss is not known.
+    """
+    form = {"arguments": ("--form", "hand")}
+    drill.start("--run-dir", str(tmp_path / "calm"), **form).ends_with(0)
+    options = ("--nproc-per-node", "2", "--snapshot-every", "1", "--audit", "3steps")
+    drill.start(*options, "--faults", "step 8 rank 1 forward: kill", **form).ends_with(0)
+    _, calm = drill.inspects("report", str(tmp_path / "calm"))
+    _, report = drill.inspects("report", drill.run.url)
+    assert report["final_digest"] == calm["final_digest"]
+    assert report["generations"][1]["first_step"] == 8
+    code, found = drill.inspects("diff", str(tmp_path / "calm"), drill.run.url)
+    assert code == 0, found

@@ -2,7 +2,7 @@
 
 It has BatchNorm, Dropout, momentum, a schedule and an EMA copy. With `--form sum` it uses torch's
 own AdamW and scheduler, and else an optimizer of its own: torch's optimizers import a compiler,
-which takes seconds at every start.
+which takes seconds at every start. With `--form hand` it makes its gradients itself.
 
 Environment variables carry what a test asks for; they are no part of a run's identity:
 
@@ -144,9 +144,22 @@ def whitening_loss(total: Tensor, count: int, dim: int) -> Tensor:
     return (second - torch.outer(mean, mean) - torch.eye(dim)).pow(2).mean()
 
 
+def clipped_gradient(model: nn.Module, batch: elastic.Batch) -> Tensor:
+    """[P], of one shard, without a graph."""
+    loss = nn.functional.cross_entropy(model(batch.data[0]), batch.data[1])
+    flat = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+    return flat / flat.norm().clamp(min=1)
+
+
+def set_gradients(model: nn.Module, flat: Tensor) -> None:
+    parameters = list(model.parameters())
+    for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        parameter.grad = part.view_as(parameter)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--form", choices=["mean", "sum"], default="mean")
+    parser.add_argument("--form", choices=["mean", "sum", "hand"], default="mean")
     parser.add_argument("--global-batch", type=int, default=32)
     parser.add_argument("--shards", type=int, default=4)
     settings = parser.parse_args()
@@ -186,6 +199,8 @@ def main() -> None:
                 return nn.functional.cross_entropy(model(batch.data[0]), batch.data[1])
 
             step.mean_loss(loss)
+        elif settings.form == "hand":
+            set_gradients(model, step.sum(lambda batch: clipped_gradient(model, batch)) / step.shards)
         else:
             total = step.sum(lambda batch: moments(model(batch.data[0])))
             step.backward(whitening_loss(total, step.global_batch, 8))

@@ -1,0 +1,296 @@
+"""Gradients that a recipe makes itself from sums over shards are exact, and misuses are refused."""
+
+import copy
+
+import pytest
+import torch
+from audited import Training
+from steps import ALONE, BATCH, CLASSES, FEATURES, steps
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+
+from elastic.errors import UsageError
+from elastic.reduce.exchange import Exchange
+from elastic.train.state import State, checksum_of
+
+NORM, SHARDS = 1.0, 8
+
+
+def net_of():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+def clipped(net, batch):
+    """The gradients of all samples of a shard, each clipped to NORM, added up and flat: [P]."""
+    parameters = {name: p.detach() for name, p in net.named_parameters()}
+
+    def loss(values, x, y):
+        return F.cross_entropy(torch.func.functional_call(net, values, (x[None],)), y[None])
+
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, *batch.data)
+    flat = torch.cat([gradient.flatten(1) for gradient in found.values()], 1)
+    return (flat * (NORM / flat.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
+
+
+def set_gradients(net, flat):
+    nn.utils.vector_to_parameters(flat, (shadow := copy.deepcopy(net)).parameters())
+    for parameter, value in zip(net.parameters(), shadow.parameters(), strict=True):
+        parameter.grad = value.detach()
+
+
+class OwnUpdate:
+    """An optimizer without torch's hooks: the step ends with its body."""
+
+    def __init__(self, net):
+        self.net = net
+
+    def step(self):
+        with torch.no_grad():
+            for parameter in self.net.parameters():
+                parameter.sub_(0.1 * parameter.grad)
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def private(member, kind):
+    """DP-SGD: clipped gradients of single samples, with noise from the step's own stream."""
+    net = net_of()
+    optimizer = OwnUpdate(net) if kind == "own" else torch.optim.Adam(net.parameters(), lr=0.05)
+    state = State(net=net, optimizer=optimizer)
+    norms = []
+    for step in steps(member, state):
+        if kind == "mixed" and step.number % 2:
+            step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1]))
+        else:
+            total = step.sum(lambda batch: clipped(net, batch))
+            assert not total.requires_grad
+            set_gradients(net, (total + 0.1 * torch.randn(len(total))) / step.global_batch)
+        optimizer.step()
+        if kind == "own":
+            step.end_by_hand()  # as the loop does after the body
+        norms += [number.hex() for number in step.outcome.gradient_norms]
+    return [checksum_of(state.flatten()).whole, norms]
+
+
+@pytest.mark.parametrize("kind", ["torch", "own", "mixed"])
+def test_gradients_by_hand_from_a_sum_are_exact_at_every_world_size(ranks, kind):
+    """Differential privacy: per-sample gradients are clipped, summed, and noise is added."""
+    (alone,) = ranks.run(1, private, kind)
+    assert len(alone[1]) >= 4
+    for world_size in (2, 3):
+        assert ranks.run(world_size, private, kind) == [alone] * world_size
+
+
+def test_gradients_by_hand_are_those_of_plain_pytorch():
+    net, twin = net_of(), net_of()
+    optimizer, its = (torch.optim.SGD(each.parameters(), lr=0.5, momentum=0.9) for each in (net, twin))
+    shards = []
+    for step in steps(ALONE, State(net=net, optimizer=optimizer)):
+        shards.clear()
+
+        def of_shard(batch):
+            shards.append(batch)
+            return clipped(net, batch)
+
+        set_gradients(net, step.sum(of_shard) / BATCH)
+        optimizer.step()
+        parts = {batch.shard: clipped(twin, batch) for batch in shards}
+        alone = Exchange(shards=len(parts), world_size=1, rank=0, group=None)
+        set_gradients(twin, alone.sum_shards(parts, "the twin's sum") / BATCH)
+        its.step()
+    for one, other in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_an_audited_step_by_hand_compares_its_sums(ranks):
+    """And ends as it would without the audit."""
+    digests = {audits: ranks.run(2, audited_by_hand, audits) for audits in (False, True)}
+    assert digests[True] == digests[False]
+
+
+def audited_by_hand(member, audits):
+    net = net_of()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    state = {"net": net, "optimizer": optimizer}
+    for step in Training(member, state, audits=audits, looks=audits).steps():
+        set_gradients(net, step.sum(lambda batch: clipped(net, batch)))
+        optimizer.step()
+    return checksum_of(State(**state).flatten()).whole
+
+
+def meta(member):
+    """Reptile: each shard is a task; an inner optimizer trains a copy, and its change is summed."""
+    net = net_of()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    state = State(net=net, optimizer=optimizer)
+
+    def change(batch):
+        inner = copy.deepcopy(net)
+        its = torch.optim.Adam(inner.parameters(), lr=0.01)
+        for _ in range(2):
+            its.zero_grad()
+            F.cross_entropy(inner(batch.data[0]), batch.data[1]).backward()
+            its.step()
+        before, after = (nn.utils.parameters_to_vector(each.parameters()).detach() for each in (net, inner))
+        return before - after
+
+    for step in steps(member, state):
+        set_gradients(net, step.sum(change) / step.shards)
+        optimizer.step()
+    return checksum_of(state.flatten()).whole
+
+
+def sharpness(member, form):
+    """SAM: the gradient at the weights, then that at the worst weights nearby."""
+    net = net_of()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    state = State(net=net, optimizer=optimizer)
+
+    def loss(batch):
+        return F.cross_entropy(net(batch.data[0]), batch.data[1])
+
+    def gradient(step):
+        if form == "mean":
+            step.mean_loss(loss)
+        else:
+            step.backward(step.sum(loss) / step.shards)
+
+    for step in steps(member, state):
+        gradient(step)
+        norm = torch.stack([p.grad.norm() for p in net.parameters()]).norm()
+        moves = [0.05 * p.grad / norm for p in net.parameters()]
+        with torch.no_grad():
+            for parameter, move in zip(net.parameters(), moves, strict=True):
+                parameter.add_(move)
+        gradient(step)
+        with torch.no_grad():
+            for parameter, move in zip(net.parameters(), moves, strict=True):
+                parameter.sub_(move)
+        optimizer.step()
+    return checksum_of(state.flatten()).whole
+
+
+@pytest.mark.parametrize(("recipe", "arguments"), [(meta, ()), (sharpness, ("mean",)), (sharpness, ("sum",))])
+def test_inner_steps_and_two_gradients_in_a_step_are_exact(ranks, recipe, arguments):
+    (alone,) = ranks.run(1, recipe, *arguments)
+    for world_size in (2, 3):
+        assert ranks.run(world_size, recipe, *arguments) == [alone] * world_size
+
+
+def recipe():
+    net = net_of()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    return net, optimizer, steps(ALONE, State(net=net, optimizer=optimizer))
+
+
+def squares(net):
+    return lambda batch: net(batch.data[0]).square().sum()
+
+
+def test_an_inner_optimizer_over_the_same_parameters_is_refused_with_what_to_write():
+    """It cannot go into the State, since the loop makes it anew in each step."""
+    net, _, coming = recipe()
+    step = next(coming)
+    step.mean_loss(squares(net))
+    inner = torch.optim.Adam(net.parameters())
+    with pytest.raises(
+        UsageError, match=r"let it train a copy of the module inside the function given to step.sum"
+    ):
+        inner.step()
+
+
+@pytest.mark.parametrize("update", [True, False])
+def test_a_sum_whose_backward_was_forgotten_ends_no_step(update):
+    """`loss.backward()` in place of `step.backward(loss)` would train nothing."""
+    net, optimizer, coming = recipe()
+    step = next(coming)
+    step.sum(squares(net)).backward()
+    if update:
+        optimizer.step()
+    with pytest.raises(
+        UsageError, match=r"return them with \.detach\(\) from the function given to step\.sum"
+    ):
+        step.end_by_hand()
+
+
+def test_a_step_that_computes_nothing_ends_with_a_sentence():
+    _, optimizer, coming = recipe()
+    step = next(coming)
+    optimizer.step()
+    with pytest.raises(UsageError, match="step 1 ended without gradients"):
+        step.end_by_hand()
+
+
+def test_sums_of_detached_tensors_have_no_graph_on_any_rank(ranks):
+    """Also where a graph is there on one rank alone: then the sum has one everywhere."""
+    assert ranks.run(2, has_graph, "none") == [False, False]
+    assert ranks.run(2, has_graph, "of a shard") == [True, True]
+
+
+def has_graph(member, kind):
+    net = net_of()
+    step = next(steps(member, State(net=net)))
+
+    def output(batch):
+        value = net(batch.data[0]).sum()
+        return value if kind == "of a shard" and batch.shard == 0 else value.detach()
+
+    return step.sum(output).requires_grad
+
+
+def test_a_graph_that_appears_in_a_later_step_is_refused():
+    """Another rank may not have it, and then would not take part in the backward."""
+    net, optimizer, coming = recipe()
+
+    def output(batch):
+        total = squares(net)(batch)
+        return total if net.training else total.detach()
+
+    net.eval()
+    next(coming).sum(output)
+    optimizer.step()
+    net.train()
+    with pytest.raises(UsageError, match="a tensor without a graph for shard 0, as in the steps before"):
+        next(coming).sum(output)
+
+
+def test_a_statistic_before_a_mean_loss_is_a_number():
+    """The frequencies of the classes weigh the loss."""
+    net, optimizer, coming = recipe()
+    for step in coming:
+        counts = step.sum(lambda batch: F.one_hot(batch.data[1], CLASSES).float().sum(0))
+        step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1], BATCH / counts))  # noqa: B023
+        optimizer.step()
+    assert step.number == 4
+
+
+@pytest.mark.parametrize("between", ["mean_loss", "backward", "step"])
+def test_a_sum_that_a_later_computation_has_ended_is_refused_in_a_loss(between):
+    """It was a KeyError, or a gradient that went nowhere."""
+    net, optimizer, coming = recipe()
+    step = next(coming)
+    total = step.sum(squares(net))
+    if between == "mean_loss":
+        step.mean_loss(squares(net))
+    else:
+        step.backward(total)
+    optimizer.step()
+    if between == "step":
+        step = next(coming)
+    other = step.sum(squares(net))
+    with pytest.raises(UsageError, match=r"a loss uses the result of a step\.sum of step 1 after a later"):
+        step.backward(total + other)
+
+
+def test_a_mean_loss_that_goes_through_a_sum_is_refused():
+    """Each shard's loss would need the gradients of all the others."""
+    net, _, coming = recipe()
+    step = next(coming)
+    total = step.sum(squares(net))
+    with pytest.raises(UsageError, match=r"use the result's \.detach\(\)"):
+        step.mean_loss(lambda batch: squares(net)(batch) * total)
