@@ -31,6 +31,7 @@ from elastic.train.loading import SavedObject, load_module, load_object, order_o
 from elastic.train.misuse import public
 from elastic.train.shared_memory import SharedCopies
 from elastic.train.state_document import Order, encode, layer_versions
+from elastic.train.unsavable import advice_for_object
 
 VERSION = 2  # 1 had neither the order of dicts nor strides, and not the versions of layers
 
@@ -108,7 +109,8 @@ class State:
         for name, thing in objects.items():
             if not isinstance(thing, Stateful):
                 raise UsageError(
-                    f"State({name}=...): expected an object with state_dict and load_state_dict, found {type(thing).__name__}"
+                    f"State({name}=...): expected an object with state_dict and load_state_dict, found {type(thing).__name__}; "
+                    f"{advice_for_object(name, thing)}"
                 )
         self.objects = objects
         # Settings of the recipe without effect, because those that were saved are in force.

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from elastic.errors import CheckpointDamaged, StateNotSavable
+from elastic.train.unsavable import advice
 
 # By the name that the document has for them. torch's MultiStepLR has a Counter.
 _LISTS: dict[str, Any] = {"list": list, "tuple": tuple}
@@ -60,7 +61,7 @@ def encode(value: Any, path: str, tensors: dict[str, Tensor], order: Order) -> A
         return {kind.__name__: [encode(item, f"{path}.{i}", tensors, order) for i, item in enumerate(value)]}
     raise StateNotSavable(
         f"state entry {path}: expected tensors, numbers, strings, lists and dicts, found {kind.__module__}."
-        f"{kind.__qualname__}, which only pickle could keep; leave it out of state_dict or turn it into one of these"
+        f"{kind.__qualname__}, which only pickle could keep; with x for it: {advice(value)}"
     )
 
 
@@ -68,7 +69,8 @@ def _dict(value: Any, path: str, tensors: dict[str, Tensor], order: Order) -> di
     for name in value:
         if type(name) not in (str, int):
             raise StateNotSavable(
-                f"state entry {path}: expected str or int keys, found {type(name).__name__}"
+                f"state entry {path}: expected str or int keys, found {type(name).__name__}; give a list of pairs, "
+                "list(x.items()), in state_dict, and dict(saved) of it in load_state_dict"
             )
     kind, is_module, names = type(value).__name__, hasattr(value, "_metadata"), list(value)
     if order is not Order.KEPT:

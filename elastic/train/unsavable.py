@@ -1,0 +1,88 @@
+"""What to write in the place of a value that only pickle could keep.
+
+The advice is a pair of expressions for state_dict and load_state_dict, where the kind is known. It
+does not promise that they keep all that an instance of a subclass has.
+"""
+
+import random
+from collections import defaultdict, deque
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+
+# (kind, what state_dict gives, what load_state_dict makes of it); the first that fits.
+_INSTEAD: tuple[tuple[Any, str, str], ...] = (
+    (torch.Size, "tuple(x)", "torch.Size(saved)"),
+    (Enum, "x.name", "Kind[saved]"),
+    (np.ndarray, "torch.from_numpy(x)", "saved.numpy()"),
+    (np.generic, "x.item()", "saved"),
+    (set | frozenset, "sorted(x)", "set(saved)"),
+    (deque, "list(x)", "deque(saved, maxlen=...)"),
+    (defaultdict, "dict(x)", "x.update(saved)"),
+    (torch.Generator, "x.get_state()", "x.set_state(saved)"),
+    (np.random.Generator, "x.bit_generator.state", "x.bit_generator.state = saved"),
+    (random.Random, "x.getstate()", "x.setstate(saved)"),
+    (bytes | bytearray, "list(x)", "bytes(saved)"),
+    (complex, "[x.real, x.imag]", "complex(*saved)"),
+    (PurePath, "str(x)", "Path(saved)"),
+    (torch.dtype, "str(x)", "getattr(torch, saved.removeprefix('torch.'))"),
+)
+
+
+def advice(value: Any) -> str:
+    """What to do, as the rest of a sentence."""
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        return (
+            "it has a state of its own: give it to the State under a name, as State(scheduler=scheduler), or give x.state_dict() in "
+            "state_dict and call x.load_state_dict(saved) in load_state_dict"
+        )
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return (
+            f"give tuple(x) in state_dict, and make {type(value).__name__}(*saved) of it in load_state_dict"
+        )
+    for kind, given, made in _INSTEAD:
+        if isinstance(value, kind):
+            return f"give {given} in state_dict, and in load_state_dict {made}"
+    if isinstance(value, int | float | str | list | tuple | dict):
+        return f"give a plain {_plain_kind(value)} in state_dict, and make a {type(value).__name__} of it in load_state_dict"
+    if isinstance(value, torch.Tensor):
+        return "give x.detach().as_subclass(torch.Tensor) in state_dict"
+    if callable(value):
+        return "leave it out of state_dict: the recipe builds it again"
+    return (
+        "leave it out of state_dict if the recipe builds it again and no step changes it; else give the tensors, numbers and words in it, "
+        "and build it from them in load_state_dict"
+    )
+
+
+def _plain_kind(value: Any) -> str:
+    kinds = int, float, str, list, tuple, dict
+    return next(kind.__name__ for kind in kinds if isinstance(value, kind))
+
+
+def advice_for_object(name: str, thing: Any) -> str:
+    """The same of what was given to a State and has not both methods."""
+    if isinstance(thing, dict):
+        return "give what it holds by name: State(**objects), or each object under a name of its own"
+    if isinstance(thing, list | tuple):
+        return f"give its items under names of their own, State({name}_0=..., {name}_1=...), or modules as an nn.ModuleList"
+    if isinstance(thing, torch.nn.Parameter):
+        return f"keep it in a module: {name} = nn.ParameterDict({{'value': parameter}})"
+    if isinstance(thing, bool | int | float | str | None):
+        return f"keep it in elastic.Values({name}=...), and read and set it there"
+    if isinstance(thing, type):
+        return f"give an instance: State({name}={thing.__name__}(...))"
+    kind = type(thing).__name__
+    missing = [each for each in ("state_dict", "load_state_dict") if not hasattr(thing, each)]
+    if isinstance(thing, torch.Tensor) or not type(thing).__module__.startswith(
+        ("torch", "numpy", "builtins")
+    ):
+        owner = "a class that holds it" if isinstance(thing, torch.Tensor) else f"the class {kind}"
+        return (
+            f"give {owner} the missing {' and '.join(missing)}: state_dict(self) returns a dict of the tensors, lists and numbers that the "
+            "steps change, as {'momenta': self.momenta}; load_state_dict(self, saved) puts them back, as self.momenta = saved['momenta']"
+        )
+    return f"with x for it, give an object whose state_dict and load_state_dict keep it: {advice(thing)}"
