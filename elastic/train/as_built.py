@@ -10,6 +10,7 @@ It does not tell parameters apart that no module of the State has.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -137,6 +138,21 @@ def add_groups(objects: Objects, built: Groups, saved: Groups) -> None:
         for group in groups[had:]:
             if all(parameter in tensors for parameter in group):
                 each.add_param_group({"params": [tensors[parameter] for parameter in group]})
+                vars(each)["add_param_group"] = partial(_add_group, name, each, tensors)
+
+
+def _add_group(name: str, optimizer: Optimizer, tensors: Mapping[str, Tensor], group: dict[str, Any]) -> None:
+    """The method of an optimizer that has got groups of the loop back."""
+    given = group["params"] if isinstance(group["params"], list | tuple) else [group["params"]]
+    present = {id(p) for each in optimizer.param_groups for p in each["params"]}
+    for path, tensor in tensors.items():
+        if id(tensor) in present and any(p is tensor for p in given):
+            raise UsageError(
+                f"{name}.add_param_group: {path} is in a group already. This process resumed after the step in which the loop had added it, "
+                "and has the group again; a variable of the script, as in `if not unfrozen:`, begins anew. Decide by the step, "
+                "`if step.number == 4:`, or by what is there, `if len(optimizer.param_groups) == 1:`"
+            )
+    type(optimizer).add_param_group(optimizer, group)
 
 
 def freeze(objects: Objects, frozen: list[str]) -> None:

@@ -23,7 +23,7 @@ from elastic.errors import CheckpointDamaged, StateDoesNotFit, UsageError
 from elastic.snapshot import checksum
 from elastic.snapshot.image import device_bytes, layout, tensor_bytes
 from elastic.system.untrusted import decode as decode_fields
-from elastic.train import as_built, structure
+from elastic.train import as_built, reshaped, structure
 from elastic.train.as_built import Built, Structure, StructureReader
 from elastic.train.contents import Contents, contents, difference
 from elastic.train.key_order import key_orders
@@ -116,6 +116,7 @@ class State:
         # Settings of the recipe without effect, because those that were saved are in force.
         self.ignored: list[str] = []
         self._built: Built | None = None  # None until the loop begins
+        self._shapes: dict[str, tuple[int, ...]] | None = None  # of modules' tensors; likewise
         self._structure = StructureReader(objects)
 
     @property
@@ -178,6 +179,10 @@ class State:
         tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
         return {tensor.data_ptr() for tensor in [*self.trained, *tensors]}
 
+    @property
+    def _modules(self) -> dict[str, nn.Module]:
+        return {name: thing for name, thing in self.objects.items() if isinstance(thing, nn.Module)}
+
     def _named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         for name, thing in self.objects.items():
             for part in structure.held(thing):
@@ -191,7 +196,8 @@ class State:
     def flatten(self, *, exact: bool = True) -> FlatState:
         """Tensors are references, not copies. exact: else as version 1 had it.
 
-        Raises StateNotSavable with the name of the entry that needs pickle.
+        Raises StateNotSavable with the name of the entry that needs pickle, or that has another
+        shape than when the loop began.
         """
         tensors: dict[str, Tensor] = {}
         document, layers, orders = {}, {}, {}
@@ -202,6 +208,8 @@ class State:
                 orders[name] = found
             if isinstance(thing, nn.Module):
                 layers[name] = layer_versions(value)
+        if self._shapes is not None:
+            reshaped.check(self._shapes, reshaped.shapes_of(tensors, self._modules), self._modules)
         about: dict[str, Any] = {"version": VERSION, "layers": layers, "orders": orders} if exact else {}
         if exact and self._built is not None:
             about |= {"built": self._built.to_json(), "now": self._structure.read().to_json()}
@@ -212,7 +220,9 @@ class State:
 
         Raises StateNotSavable.
         """
+        self._shapes = None
         self.check_savable()
+        self._shapes = reshaped.shapes_of(self.flatten().tensors, self._modules)
         self._built = as_built.as_built(self.objects)
         return self._built
 
@@ -234,9 +244,8 @@ class State:
         if self._built is not None and flat.built is not None:
             as_built.check_order(flat.built.groups, self._built.groups, "when the state was saved")
         expected = self.contents(flat)
-        for name, thing in self.objects.items():
-            if isinstance(thing, nn.Module):
-                load_module(thing, saved_object(flat, name))
+        for name, module in self._modules.items():
+            load_module(module, saved_object(flat, name))
         self._take_structure(flat)
         self.load_others(flat, self.objects, {})
         now = self.contents(self.flatten(exact=flat.is_exact))
@@ -251,8 +260,7 @@ class State:
         live: tensors, beside those of the modules, with which they may have shared memory. Raises
         as `load` does.
         """
-        modules = [(name, each) for name, each in self.objects.items() if isinstance(each, nn.Module)]
-        of_modules = (own_tensors(name, module) for name, module in modules)
+        of_modules = (own_tensors(name, module) for name, module in self._modules.items())
         live = dict(live) | {entry: each for tensors in of_modules for entry, each in tensors.items()}
         copies = SharedCopies(flat.tensors, live)
         of_all = (own_tensors("", module).values() for module in self.modules)

@@ -145,6 +145,22 @@ def test_what_one_step_of_the_loop_unfroze_and_added_is_there_after_a_restart():
     assert checksum_of(other.flatten()) == checksum_of(state.flatten())
 
 
+def test_a_group_that_a_resumed_loop_adds_again_is_refused_with_what_to_decide_by():
+    """`if not unfrozen: grow()` where `unfrozen` is a variable. Another group may still be added;
+    a name that was given as a generator is no mistake.
+    """
+    state, _, grow = unfrozen_in_the_loop()
+    grow()
+    other, step, grow_again = unfrozen_in_the_loop()
+    other.load(saved(state))
+    with pytest.raises(UsageError, match=r"optimizer\.add_param_group: model\.c is in a group already"):
+        grow_again()
+    optimizer, model = other.objects["optimizer"], other.objects["model"]
+    optimizer.add_param_group({"params": (p for p in [model["d"].requires_grad_(True)])})
+    step()
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 1, 1]
+
+
 def test_a_recipe_that_was_edited_to_freeze_others_means_it():
     state, _, grow = unfrozen_in_the_loop("abcd")
     grow()
