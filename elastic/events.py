@@ -150,6 +150,19 @@ class SettingsIgnored(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnsavedVariables(Event):
+    """The loop remembers something that no object of the State saves; written by rank 0.
+
+    `changing`: numbers, strings and lists that begin again in each generation. `after_loop`:
+    variables that the loop sets and the code after it reads. `step`: at which it was seen.
+    """
+
+    step: int
+    changing: list[str]
+    after_loop: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped(Event):
     """The recipe ended the run after `step`, of the `steps` that it would have had."""
 

@@ -28,6 +28,7 @@ from elastic.train.state_document import (
     with_layer_versions,
     with_properties,
 )
+from elastic.train.values import Values
 
 # How an object's load_state_dict may say that a state is not its own.
 LOAD_ERRORS = RuntimeError, LookupError, ArithmeticError, AttributeError, ValueError, TypeError
@@ -51,7 +52,7 @@ class SavedObject:
 
 
 def order_of(thing: Any) -> Order:
-    if isinstance(thing, nn.Module):
+    if isinstance(thing, (nn.Module, Values)):  # loaded by name
         return Order.MODULE
     return Order.FREE if isinstance(thing, WITH_SETTINGS) else Order.KEPT
 

@@ -29,6 +29,7 @@ from elastic.train.buffers import Buffers
 from elastic.train.contract import Contract
 from elastic.train.early_end import check_unchanged, write_down
 from elastic.train.leaving import StepPlace, agree
+from elastic.train.loop_memory import loop_memory
 from elastic.train.loop_parts import LoopParts
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import ResumePoint
@@ -75,6 +76,7 @@ class Loop:
             of_steps = replace(of_steps, side_effects=SideEffects(auditor))
         own_shards = self._of_steps.exchange.own_shards
         batches = parts.loader.steps(own_shards, first, check_first=first == 1)
+        memory = loop_memory(parts, self.last_step)
         for number in range(first, self.last_step + 1):
             if is_audited and parts.output is not None:
                 parts.output.audits.begin(number)
@@ -88,6 +90,7 @@ class Loop:
             # there.
             parts.heartbeat.enter(Phase.BETWEEN)
             self._open = step
+            memory.begin(number, begins_epoch=parts.loader.order.position(number)[1] == 0)
             yield step
             if number == first:  # from here on an optimizer has state
                 parts.state.check_savable()

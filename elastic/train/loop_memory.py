@@ -1,0 +1,248 @@
+"""What a loop remembers outside its State is found while it runs, and refused or said.
+
+A process that restarts runs the script from its top. What a pass of the loop changes, and a later
+one reads, must be saved by an object of the State; else the run would end with another result, and
+nobody were told. Marks of all that the loop can reach and no State saves are taken at the beginning
+of the first steps of a process, and then ever more rarely, and compared with those before.
+
+Tensors, arrays, generators and iterators that change end the run. Numbers, strings and lists of
+them may be functions of the step, or only be printed: they are named once on the console. It does
+not see what lies in files, in classes, or in objects of other libraries that have no state_dict.
+"""
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from elastic.errors import UsageError
+from elastic.events import UnsavedVariables
+from elastic.train import structure
+from elastic.train.loop_parts import LoopParts
+from elastic.train.loop_variables import LoopVariables, loop_variables
+from elastic.train.object_marks import Kind, Mark, Weight, leaves, plain_text
+from elastic.train.object_walk import FREE, Walk, storage_of
+from elastic.train.own_code import filled_by_hooks
+from elastic.train.state import State, tensor_sums
+from elastic.train.values import Values
+
+FIRST_LOOKS = 4
+MANY_NAMES = 12
+MANY_LINES = 3
+_SAVES_ALL = (LRScheduler, torch.amp.GradScaler, Values)
+
+_ADVICE: dict[Kind | str, str] = {
+    Kind.RANDOM: "draw from the global generators of torch, NumPy or Python, which every step sets, or make the generator in "
+    "each step from its number, as np.random.default_rng((seed, step.number))",
+    Kind.ITERATOR: "an iterator cannot be saved: give the data to run.data, or take by the step what belongs to it, as "
+    "dataset[step.number % len(dataset)]",
+    Kind.ARRAY: "keep it in elastic.Values(name=array), which goes into the State; make it in each step before it is read; or "
+    "compute it from step.number",
+    Kind.TENSOR: "give it to the State in elastic.Values(name=tensor), or in a registered buffer of a module there; make it in "
+    "each step before it is read; or compute it from step.number",
+    "optimizer": "keep it in optimizer.state[parameter], which an optimizer's state_dict saves",
+    "buffer": "register the buffer with persistent=True",
+    "attribute": "make it a buffer, by self.register_buffer, and update it in the loop",
+    "values": "give these Values to the State, State(..., values=values)",
+    "schedule": "give it state_dict and load_state_dict, and put it into the State, or compute the rate from step.number",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    """What the state_dict of an object of the State holds: its keys, and texts of its numbers."""
+
+    is_module: bool
+    keys: frozenset[str]
+    numbers: frozenset[str]
+    tensors: list[Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    step: int
+    marks: dict[str, Mark]
+    saved: dict[str, _Saved]
+    after_loop: list[str]
+
+
+@dataclass(slots=True, kw_only=True)
+class LoopMemory:
+    """Call `begin` at the beginning of each step, in the generator that the recipe iterates over.
+
+    left_out: objects that are not looked at, such as the dataset. report: called on each rank with
+    what is to be said; rank 0 says it.
+    """
+
+    state: State
+    last_step: int
+    left_out: list[Any]
+    report: Callable[[UnsavedVariables], None]
+    _looks: int = 0
+    _steps: int = 0
+    _before: _Look | None = None
+    _changing: dict[str, None] = field(default_factory=dict)
+    _said: set[str] = field(default_factory=set)
+
+    def begin(self, step: int, *, begins_epoch: bool = False) -> None:
+        """Raises UsageError for what changed since an earlier step and is not saved."""
+        self._steps += 1
+        count = self._steps
+        is_due = count <= FIRST_LOOKS or not count & (count - 1) or step == self.last_step
+        if is_due or (begins_epoch and self._looks < 2 * FIRST_LOOKS):
+            self.look(step, sys._getframe(1))  # noqa: SLF001 - the recipe's frame is above
+
+    def look(self, step: int, frame: FrameType | None) -> None:
+        self._looks += 1
+        variables = loop_variables(frame)
+        now = self._take(step, variables)
+        before, self._before = self._before, now
+        if before is not None:
+            self._compare(before, now)
+        if self._looks >= FIRST_LOOKS or step == self.last_step:
+            self._say(step, now.after_loop)
+
+    def _take(self, step: int, variables: LoopVariables) -> _Look:
+        saved = {storage_of(tensor) for tensor in self.state.flatten().tensors.values()} - {0}
+        walk = Walk(
+            saved=saved,
+            left_out={id(each) for each in self.left_out},
+            assigned=frozenset(variables.assigned),
+            outputs=filled_by_hooks(structure.submodules(self.state.modules)),
+            cells=frozenset(variables.cells),
+        )
+        contents = {name: self._enter(walk, name, thing) for name, thing in self.state.objects.items()}
+        for name, value in variables.carried:
+            walk.enter(name, value, FREE, owner=_owner(value))
+        for name, value in variables.targets:
+            walk.enter(name, value, FREE, owner="iterator")
+        for name, value in variables.on_errors:
+            walk.enter(name, value, FREE.at_most(Weight.SAID))
+        return _Look(
+            step=step,
+            marks=walk.marks,
+            saved={name: each for name, each in contents.items() if each is not None},
+            after_loop=variables.after_loop,
+        )
+
+    def _enter(self, walk: Walk, name: str, thing: Any) -> _Saved | None:
+        """Mark what an object of the State keeps outside its state_dict, or perhaps does."""
+        if isinstance(thing, nn.Module):
+            walk.module_of_state(name, thing)
+        elif isinstance(thing, Optimizer) and type(thing).state_dict is Optimizer.state_dict:
+            walk.optimizer_of_state(name, thing)
+            return None
+        elif isinstance(thing, _SAVES_ALL):
+            walk.left_out.add(id(thing))
+            return None
+        else:
+            walk.enter(name, thing, FREE.at_most(Weight.SAID), owner="object", entry=name)
+        found = list(leaves(thing.state_dict()))
+        return _Saved(
+            is_module=isinstance(thing, nn.Module),
+            keys=frozenset(key.rpartition(".")[2].strip("_") for key, _ in found),
+            numbers=frozenset(plain_text(value) for _, value in found if not isinstance(value, Tensor)),
+            tensors=[value for _, value in found if isinstance(value, Tensor)],
+        )
+
+    def _compare(self, before: _Look, now: _Look) -> None:
+        refused = []
+        for path, mark in now.marks.items():
+            weight = mark.weight_of_change(before.marks.get(path))
+            if weight is Weight.NONE or (mark.entry and _is_saved(path, mark, before, now)):
+                continue
+            if weight is Weight.REFUSED:
+                refused.append(path)
+            else:
+                self._changing[path] = None
+        if refused:
+            raise UsageError(_refusal(refused, now.marks[refused[0]], before.step, now.step))
+
+    def _say(self, step: int, after_loop: list[str]) -> None:
+        changing = [name for name in self._changing if name not in self._said]
+        late = [name for name in after_loop if name not in self._said]
+        if (changing or late) and len(self._said) < MANY_LINES * MANY_NAMES:
+            self._said |= {*changing, *late}
+            self.report(UnsavedVariables(step=step, changing=changing, after_loop=late))
+
+
+def loop_memory(parts: LoopParts, last_step: int) -> LoopMemory:
+    """That of a rank's loop; rank 0 records what is found, and says it."""
+
+    def report(found: UnsavedVariables) -> None:
+        if parts.output is not None:
+            parts.output.log.record(found)
+            print(sentence(found), flush=True)
+
+    return LoopMemory(state=parts.state, last_step=last_step, left_out=[parts.loader.dataset], report=report)
+
+
+def sentence(found: UnsavedVariables) -> str:
+    """One line for the console."""
+    parts = []
+    if found.changing:
+        parts.append(
+            f"the loop changes {_listed(found.changing)}, which no object of the State saves: after a restart it begins again as at the top"
+            " of the script. Where the result depends on it, keep it in elastic.Values(...), which goes into the State, or derive it from"
+            " step.number"
+        )
+    if found.after_loop:
+        parts.append(
+            f"{_listed(found.after_loop)} is set in the loop and read after it: if the run is resumed after its last step, the loop's body"
+            " does not run. Keep it in elastic.Values(...), or compute it after the loop"
+        )
+    return "note: " + ". And ".join(parts)
+
+
+def _refusal(paths: list[str], first: Mark, earlier: int, step: int) -> str:
+    others = f" (and {_listed(paths[1:])})" if len(paths) > 1 else ""
+    return (
+        f"{paths[0]}{others} was changed between step {earlier} and step {step}, and no object of the State saves it. A process that "
+        f"restarts runs the script from its top, where it begins anew, so that the run would end with another result: {_advice(paths[0], first)}"
+    )
+
+
+def _advice(path: str, mark: Mark) -> str:
+    if mark.owner == "module":
+        owner = re.match(r"(?:self\.)?(\w+)", path)
+        name = "module" if owner is None else owner.group(1)
+        return (
+            f"give {name} to the State as well, State(..., {name}={'self.' * path.startswith('self.')}{name})"
+        )
+    if mark.kind in (Kind.RANDOM, Kind.ITERATOR):
+        return _ADVICE[mark.kind]
+    return _ADVICE.get(mark.owner) or _ADVICE.get(mark.kind) or _ADVICE[Kind.TENSOR]
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:MANY_NAMES])
+    return shown if len(names) <= MANY_NAMES else f"{shown} and {len(names) - MANY_NAMES} more"
+
+
+def _owner(value: Any) -> str:
+    return "module" if isinstance(value, (nn.Module, Optimizer)) else ""
+
+
+def _is_saved(path: str, mark: Mark, before: _Look, now: _Look) -> bool:
+    """Whether the state_dict of the object that holds it has it, by name or by its contents."""
+    known, earlier = now.saved.get(mark.entry), before.saved.get(mark.entry)
+    if known is None or earlier is None:
+        return False
+    names = [each.strip("_") for each in re.findall(r"[A-Za-z_]\w*", path[len(mark.entry) :])]
+    if known.keys.intersection(names[-1:] if known.is_module else names):
+        return True
+    former = before.marks.get(path)
+    if mark.kind is Kind.PLAIN and former is not None and not known.is_module:
+        return mark.value in known.numbers and former.value in earlier.numbers
+    thing = None if mark.anchor is None else mark.anchor()
+    if isinstance(thing, Tensor):
+        alike = [each for each in known.tensors if each.shape == thing.shape and each.dtype == thing.dtype]
+        return any(tensor_sums(each) == tensor_sums(thing.detach()) for each in alike)
+    return False

@@ -1,0 +1,187 @@
+"""What an object was at a moment, in so few bytes that a later look tells whether it changed.
+
+A tensor's mark is the object and its count of changes, an array's a checksum of a bounded part, a
+generator's its state, a number's its text. Nothing of the recipe's is called, and no mark keeps
+what it marks alive. Content of other kinds (files, connections, classes) has no mark.
+"""
+
+import itertools
+import operator
+import random
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from types import GeneratorType
+from typing import Any
+from weakref import ReferenceType, ref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ARRAY_BYTES = 2**22
+TEXT = 200
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_NUMPY_RANDOM = (np.random.Generator, np.random.RandomState)
+_OF_PROCESS = {id(random.random.__self__), id(np.random.mtrand._rand)}  # type: ignore[attr-defined]  # noqa: SLF001
+_SEQUENCES: tuple[Any, ...] = (
+    [],
+    (),
+    {},
+    {}.values(),
+    {}.items(),
+    set(),
+    range(0),
+    range(2**70),
+    "",
+    reversed([]),
+)
+_BUILTIN_ITERATORS = tuple(type(iter(each)) for each in _SEQUENCES)
+_CHAINS = (
+    itertools.cycle,
+    itertools.islice,
+    itertools.chain,
+    itertools.zip_longest,
+    itertools.starmap,
+    itertools.repeat,
+    zip,
+    map,
+    filter,
+    enumerate,
+)
+
+
+class Kind(Enum):
+    TENSOR = "tensor"
+    ARRAY = "array"
+    RANDOM = "generator of random numbers"
+    ITERATOR = "iterator"
+    PLAIN = "plain"
+
+
+class Weight(IntEnum):
+    """What a change means: nothing, a word on the console, or the end of the run."""
+
+    NONE = 0
+    SAID = 1
+    REFUSED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The weights of three kinds of change, by where the object hangs.
+
+    rebound: another tensor, array or generator is in its place. in_place: the same one has changed.
+    plain: a number, a string or the length of a list.
+    """
+
+    rebound: Weight
+    in_place: Weight
+    plain: Weight
+
+    def at_most(self, limit: Weight) -> "Rules":
+        return Rules(
+            rebound=min(self.rebound, limit), in_place=min(self.in_place, limit), plain=min(self.plain, limit)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """owner: what holds it, a word for the sentence. entry: of the State whose object holds it."""
+
+    kind: Kind
+    value: Any
+    rules: Rules
+    anchor: ReferenceType[Any] | None = None
+    owner: str = ""
+    entry: str = ""
+
+    def weight_of_change(self, before: "Mark | None") -> Weight:
+        """before: what the same path was earlier, None if there was nothing."""
+        if before is None:  # made when it was first needed, perhaps
+            return min(self.rules.rebound, Weight.SAID) if self.kind is not Kind.PLAIN else Weight.NONE
+        if before.kind is not self.kind:
+            return min(self.rules.rebound, Weight.SAID)
+        if self.kind is Kind.PLAIN:
+            if self.owner == "dict" and before.value[:1] == (0,):
+                return Weight.NONE  # it is filled when it is first needed
+            return self.rules.plain if before.value != self.value else Weight.NONE
+        if self.kind is Kind.TENSOR and before.anchor is not None and self.anchor is not None:
+            found = before.anchor()
+            if found is None or found is not self.anchor():
+                return self.rules.rebound
+        if before.value == self.value:
+            return Weight.NONE
+        if self.kind is Kind.RANDOM and before.value[0] != self.value[0]:
+            return Weight.NONE  # seeded anew since, as one does from the step's number
+        return self.rules.in_place if _is_same(before, self) else self.rules.rebound
+
+
+def _is_same(before: Mark, now: Mark) -> bool:
+    return before.anchor is None or now.anchor is None or before.anchor() is now.anchor()
+
+
+def mark_of(thing: Any, rules: Rules, owner: str = "", entry: str = "") -> Mark | None:
+    """None for an object that has no mark of its own, such as a container."""
+    found: tuple[Kind, Any, bool] | None = None
+    if isinstance(thing, Tensor):
+        if thing.grad_fn is not None:  # a forward's output, which no later step can train through
+            rules = rules.at_most(Weight.SAID)
+        version = 0 if thing.is_inference() else thing._version  # noqa: SLF001 - autograd's count of changes
+        found = Kind.TENSOR, version, True
+    elif isinstance(thing, np.ndarray):
+        found = Kind.ARRAY, array_checksum(thing), True
+    elif isinstance(thing, torch.Generator):
+        found = Kind.RANDOM, (thing.initial_seed(), thing.get_state().numpy().tobytes()), False
+    elif isinstance(thing, _NUMPY_RANDOM) and id(thing) not in _OF_PROCESS:
+        bits = thing._bit_generator if isinstance(thing, np.random.RandomState) else thing.bit_generator  # noqa: SLF001
+        found = Kind.RANDOM, (0, repr(bits.state)), False
+    elif isinstance(thing, random.Random) and id(thing) not in _OF_PROCESS:
+        if type(thing) is random.Random:
+            found = Kind.RANDOM, (0, hash(thing.getstate())), False
+    elif isinstance(thing, _BUILTIN_ITERATORS):
+        found = Kind.ITERATOR, operator.length_hint(thing), False
+    elif type(thing) is itertools.count:
+        found = Kind.ITERATOR, repr(thing)[:TEXT], False
+    elif isinstance(thing, GeneratorType):
+        frame = thing.gi_frame
+        found = Kind.ITERATOR, None if frame is None else frame.f_lasti, False
+    elif type(thing) in _PLAIN or isinstance(thing, np.generic):
+        found = Kind.PLAIN, plain_text(thing), False
+    if found is None:
+        return None
+    kind, value, has_anchor = found
+    anchor = ref(thing) if has_anchor else None
+    return Mark(kind=kind, value=value, rules=rules, anchor=anchor, owner=owner, entry=entry)
+
+
+def plain_text(value: Any) -> str:
+    return f"{type(value).__name__} {repr(value)[:TEXT]}"
+
+
+def passes_on(thing: Any) -> bool:
+    """Whether it is an iterator of Python's own over other ones."""
+    return isinstance(thing, (*_CHAINS, GeneratorType))
+
+
+def array_checksum(array: Any) -> tuple[Any, ...]:
+    """Of at most ARRAY_BYTES, taken evenly."""
+    if array.dtype.hasobject or array.size == 0:
+        return (array.shape,)
+    every = -(-array.nbytes // ARRAY_BYTES)
+    part = array if every == 1 else array.reshape(-1)[::every] if array.flags.c_contiguous else array[::every]
+    return (array.shape, str(array.dtype), zlib.crc32(np.ascontiguousarray(part).tobytes()))
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The tensors, numbers and the like of nested dicts, lists and tuples, each with its key."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield str(key), None
+            yield from leaves(item, str(key))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from leaves(item, name)
+    else:
+        yield name, value

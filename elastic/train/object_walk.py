@@ -1,0 +1,307 @@
+"""From a few names to the marks of all that hangs on them: bounded, and without the recipe's code.
+
+It follows containers, the attributes of objects of the recipe's own classes and of torch's, what
+functions close over, and iterators. It looks at attributes in `vars` and slots alone: no property,
+comparison or `__getattr__` of the recipe's runs. What the State saves is left out, and so are this
+library's objects, classes, files, and objects of other libraries without a state_dict.
+"""
+
+import functools
+import gc
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from elastic.train.object_marks import Kind, Mark, Rules, Weight, mark_of, passes_on
+from elastic.train.own_code import (
+    attributes_of,
+    cell_contents,
+    is_own_class,
+    is_own_file,
+    updated_attributes,
+)
+from elastic.train.values import Values
+
+MANY_OBJECTS = 50_000
+MANY_ITEMS = 1000
+FEW_NUMBERS = 16
+DEPTH = 8
+
+FREE = Rules(rebound=Weight.REFUSED, in_place=Weight.REFUSED, plain=Weight.SAID)
+STRICT = replace(FREE, plain=Weight.REFUSED)
+_OUTPUT = Rules(rebound=Weight.NONE, in_place=Weight.REFUSED, plain=Weight.SAID)
+_OF_LIBRARY = Rules(rebound=Weight.NONE, in_place=Weight.SAID, plain=Weight.NONE)
+
+_MODULE_NAMES = frozenset(vars(nn.Module()))
+_OPTIMIZER_NAMES = frozenset({"defaults", "state", "param_groups"})
+_ITERATORS_OF_TORCH = torch.utils.data.dataloader._BaseDataLoaderIter  # noqa: SLF001
+
+
+@dataclass(slots=True, kw_only=True)
+class Walk:
+    """One look at everything.
+
+    saved: addresses of the storages of the State's tensors. left_out: ids of objects that are not
+    entered. assigned: attributes that the code of the loop assigns. outputs: ids of containers that
+    hooks of modules fill. cells: variables of the loop's frames, each with the id of its value,
+    which the functions that close over them do not carry by themselves.
+    """
+
+    saved: set[int]
+    left_out: set[int]
+    assigned: frozenset[str] = frozenset()
+    outputs: frozenset[int] = frozenset()
+    cells: frozenset[tuple[str, int]] = frozenset()
+    marks: dict[str, Mark] = field(default_factory=dict)
+    _seen: set[int] = field(default_factory=set)
+    _objects: int = 0
+
+    def enter(
+        self, path: str, thing: Any, rules: Rules, *, owner: str = "", entry: str = "", depth: int = DEPTH
+    ) -> None:
+        """Mark an object, or what it holds, under this path."""
+        if id(thing) in self.left_out or depth < 0:
+            return
+        mark = None if self._is_saved(thing) else mark_of(thing, rules, owner, entry)
+        if mark is not None and mark.kind is Kind.PLAIN:
+            self.marks.setdefault(path, mark)
+            return
+        if id(thing) in self._seen or self._objects > MANY_OBJECTS:
+            return
+        self._seen.add(id(thing))
+        self._objects += 1
+        if mark is not None:
+            self.marks.setdefault(path, mark)
+        place = _Place(path=path, rules=rules, owner=owner, entry=entry, depth=depth - 1)
+        for part in self._parts(thing, place):
+            self.enter(part.path, part.thing, part.rules, owner=part.owner, entry=entry, depth=part.depth)
+
+    def module_of_state(self, path: str, module: nn.Module) -> None:
+        """What its state_dict leaves out: plain attributes, and buffers that are not persistent."""
+        for name, each in module.named_modules(prefix=path):
+            self._seen.add(id(each))
+            for buffer in each._non_persistent_buffers_set:  # noqa: SLF001
+                value = each._buffers.get(buffer)  # noqa: SLF001
+                is_updated = buffer in updated_attributes(type(each)) or buffer in self.assigned
+                rules = FREE if is_updated else replace(FREE, rebound=Weight.SAID)
+                self.enter(f"{name}.{buffer}", value, rules, owner="buffer", entry=path)
+            self._attributes_of_module(name, each, entry=path)
+
+    def optimizer_of_state(self, path: str, optimizer: Optimizer) -> None:
+        """What its state_dict leaves out: plain attributes."""
+        self._seen.add(id(optimizer))
+        for name, value in vars(optimizer).items():
+            if name not in _OPTIMIZER_NAMES and not name.endswith("_hooks"):
+                rules = FREE if not name.startswith("_") else replace(FREE, plain=Weight.NONE)
+                self.enter(f"{path}.{name}", value, rules, owner="optimizer")
+
+    def _is_saved(self, thing: Any) -> bool:
+        return isinstance(thing, Tensor) and storage_of(thing) in self.saved
+
+    def _parts(self, thing: Any, place: "_Place") -> Iterable["_Part"]:
+        if isinstance(
+            thing,
+            (str, bytes, int, float, Tensor, type, ModuleType, CodeType, FrameType, BuiltinFunctionType),
+        ):
+            return ()
+        if isinstance(thing, dict):
+            return self._items(thing, place, thing.items(), "{}[{!r}]")
+        if isinstance(thing, (list, tuple, deque)):
+            return self._items(thing, place, enumerate(thing), "{}[{}]")
+        if isinstance(thing, (set, frozenset)):
+            return self._items(thing, place, (), "")
+        if passes_on(thing):
+            return self._of_iterator(thing, place)
+        if isinstance(thing, _ITERATORS_OF_TORCH):
+            number = Mark(kind=Kind.ITERATOR, value=thing._num_yielded, rules=STRICT, owner=place.owner)  # noqa: SLF001
+            self.marks.setdefault(place.path, number)
+            return ()
+        if isinstance(thing, torch.utils.data.DataLoader):
+            held = (thing.generator, getattr(thing.sampler, "generator", None))
+            return [place.part("{}.generator", place.path, each) for each in held if each is not None]
+        if isinstance(thing, FunctionType):
+            return self._of_function(thing, place)
+        if isinstance(thing, MethodType):
+            return [place.part("{}", place.path, thing.__self__)]
+        if isinstance(thing, functools.partial):
+            return [place.part("{}", place.path, each) for each in (thing.func, thing.args, thing.keywords)]
+        return self._of_object(thing, place)
+
+    def _items(
+        self, thing: Any, place: "_Place", items: Iterable[tuple[Any, Any]], form: str
+    ) -> Iterator["_Part"]:
+        """A container's mark is its length and its first numbers."""
+        rules = place.rules
+        if id(thing) in self.outputs:
+            rules = replace(_OUTPUT, plain=Weight.NONE)
+        is_sequence = not isinstance(thing, (dict, set, frozenset))
+        numbers, has_contents = list[str](), False
+        for count, (name, item) in enumerate(items):
+            if count >= MANY_ITEMS:
+                break
+            if type(item) in (bool, int, float, str, type(None)):
+                if len(numbers) < FEW_NUMBERS:
+                    numbers.append(repr(item)[:40])
+                continue
+            has_contents = has_contents or isinstance(item, Tensor)
+            yield replace(place, rules=rules).part(form, place.path, item, name)
+        plain = rules.rebound if has_contents and is_sequence else rules.plain
+        mark = Mark(
+            kind=Kind.PLAIN,
+            value=(len(thing), tuple(numbers)),
+            rules=replace(rules, plain=plain),
+            owner="list" if is_sequence else "dict",
+            entry=place.entry,
+        )
+        if type(thing) is not tuple:
+            self.marks.setdefault(place.path, mark)
+
+    def _of_iterator(self, thing: Any, place: "_Place") -> Iterable["_Part"]:
+        """All that an iterator holds counts as its place, but for the steps of the run."""
+        held: list[Any] = []
+        if isinstance(thing, GeneratorType):
+            frame = thing.gi_frame
+            if frame is None or not is_own_file(frame.f_code.co_filename):
+                return ()
+            held = list(frame.f_locals.values())
+        inner = [each for each in gc.get_referents(thing) if _is_iterator(each)]
+        if any(_gives_steps(each) for each in (thing, *inner)):
+            self.marks.pop(place.path, None)
+            return ()
+        parts = []
+        for number, each in enumerate([*inner, *held]):
+            if isinstance(each, (FunctionType, ModuleType, type, nn.Module)):
+                continue
+            part = place.part("{}", place.path, each)
+            name = place.path if number == 0 else f"{place.path} (its part {number})"
+            parts.append(replace(part, path=name, rules=STRICT, owner="iterator"))
+        return parts
+
+    def _of_function(self, thing: FunctionType, place: "_Place") -> Iterator["_Part"]:
+        if not is_own_file(thing.__code__.co_filename):
+            return
+        names = thing.__code__.co_freevars
+        for name, cell in zip(names, thing.__closure__ or (), strict=False):
+            for value in cell_contents(cell):
+                if (name, id(value)) in self.cells:
+                    continue
+                yield replace(place.part("{}", place.path, value), path=name)
+        for name, value in vars(thing).items():
+            if not name.startswith("__"):
+                yield place.part("{}.{}", place.path, value, name)
+
+    def _of_object(self, thing: Any, place: "_Place") -> Iterable["_Part"]:
+        kind = type(thing)
+        if kind is Values:
+            return [
+                replace(place.part("{}.{}", place.path, value, name), rules=STRICT, owner="values")
+                for name, value in vars(thing).items()
+            ]
+        if kind.__module__.partition(".")[0] == "elastic":
+            return ()
+        if isinstance(thing, nn.Module):
+            return self._of_module(thing, place)
+        if isinstance(thing, Optimizer):
+            held = ("state", thing.state), ("param_groups", thing.param_groups)
+            return [
+                replace(place.part("{}.{}", place.path, value, name), owner="module") for name, value in held
+            ]
+        if is_own_class(kind):
+            return self._attributes(thing, place)
+        if hasattr(kind, "state_dict"):
+            return (place.part("{}.{}", place.path, value, name) for name, value in attributes_of(thing))
+        return ()
+
+    def _of_module(self, module: nn.Module, place: "_Place") -> Iterator["_Part"]:
+        for name, each in module.named_modules():
+            path = f"{place.path}.{name}" if name else place.path
+            self._seen.add(id(each))
+            for key, tensor in (*each._parameters.items(), *each._buffers.items()):  # noqa: SLF001
+                if tensor is not None:
+                    yield replace(place.part("{}.{}", path, tensor, key), owner="module")
+            self._attributes_of_module(path, each)
+
+    def _attributes_of_module(self, path: str, module: nn.Module, entry: str = "") -> None:
+        """A tensor that a forward leaves in an attribute is its output, and may be another one."""
+        rules = _OUTPUT if is_own_class(type(module)) else _OF_LIBRARY
+        for name, value in vars(module).items():
+            if name not in _MODULE_NAMES and not isinstance(value, nn.Module):
+                is_assigned = name in self.assigned and rules is _OUTPUT
+                its = replace(rules, rebound=Weight.SAID) if is_assigned else rules
+                self.enter(f"{path}.{name}", value, its, owner="attribute", entry=entry, depth=DEPTH // 2)
+
+    def _attributes(self, thing: Any, place: "_Place") -> Iterator["_Part"]:
+        """Of an object of the recipe's own. A schedule has an optimizer and no module."""
+        held = list(attributes_of(thing))
+        is_schedule = any(isinstance(value, Optimizer) for _, value in held)
+        is_schedule = is_schedule and not any(isinstance(value, nn.Module) for _, value in held)
+        updated = updated_attributes(type(thing))
+        for name, value in held:
+            rules = place.rules
+            if name in updated and is_schedule:
+                rules = replace(rules, plain=rules.in_place)
+            elif name not in updated:
+                rules = replace(rules, rebound=min(rules.rebound, Weight.SAID))
+            owner = "schedule" if is_schedule else "object"
+            yield replace(place.part("{}.{}", place.path, value, name), rules=rules, owner=owner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    path: str
+    thing: Any
+    rules: Rules
+    owner: str
+    depth: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    path: str
+    rules: Rules
+    owner: str
+    entry: str
+    depth: int
+
+    def part(self, form: str, path: str, thing: Any, name: Any = "") -> _Part:
+        written = form.format(path, name if isinstance(name, (str, int)) else type(name).__name__)
+        return _Part(path=written, thing=thing, rules=self.rules, owner=self.owner, depth=self.depth)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """The address of a tensor's memory; 0 where it has none that can be compared."""
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a subclass without memory of its own
+        return 0
+
+
+def _is_iterator(thing: Any) -> bool:
+    return hasattr(type(thing), "__next__")
+
+
+def _gives_steps(thing: Any) -> bool:
+    if isinstance(thing, GeneratorType):
+        frame = thing.gi_frame
+        return thing.gi_running or (frame is not None and not is_own_file(frame.f_code.co_filename))
+    return (
+        any(_gives_steps(each) for each in gc.get_referents(thing) if passes_on(each))
+        if passes_on(thing)
+        else False
+    )

@@ -1,0 +1,125 @@
+"""Which code is the recipe's own, and what its functions and objects hold, without running any.
+
+Own is what lies neither in Python's library, nor in an installed package, nor in this one.
+"""
+
+import dis
+import functools
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from inspect import CO_OPTIMIZED
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import nn
+
+import elastic
+
+_LIBRARIES = tuple(
+    {str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    | {str(Path(elastic.__file__).resolve().parent)}
+)
+
+_updated: dict[type, frozenset[str]] = {}
+
+
+@cache
+def is_own_file(path: str) -> bool:
+    """Whether a file of code is the recipe's, and no library's."""
+    if path.startswith("<frozen"):
+        return False
+    return not Path(path).resolve().as_posix().startswith(_LIBRARIES) and "-packages/" not in path
+
+
+def is_own_class(kind: type) -> bool:
+    return _is_own_module(kind.__module__)
+
+
+@cache
+def _is_own_module(name: str) -> bool:
+    module = sys.modules.get(name)
+    path = getattr(module, "__file__", None)
+    if path is None:  # the text of a command, or what another text executes
+        return module is None or name == "__main__"
+    return is_own_file(path)
+
+
+def updated_attributes(kind: type) -> frozenset[str]:
+    """The attributes that a method of the recipe's class both reads and assigns."""
+    if kind not in _updated:
+        found = set[str]()
+        for each in kind.__mro__:
+            if is_own_class(each):
+                for function in vars(each).values():
+                    if isinstance(function, FunctionType) and function.__name__ != "__init__":
+                        read, assigned = attributes(function.__code__)
+                        found |= read & assigned
+        _updated[kind] = frozenset(found)
+    return _updated[kind]
+
+
+def attributes(code: CodeType, *, is_whole: bool = True) -> tuple[frozenset[str], frozenset[str]]:
+    """The attributes that a function reads, and those that it assigns.
+
+    is_whole: with the functions that are made inside it, and not the classes.
+    """
+    read, assigned = set[str](), set[str]()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            read.add(instruction.argval)
+        elif instruction.opname == "STORE_ATTR":
+            assigned.add(instruction.argval)
+    for each in code.co_consts if is_whole else ():
+        if isinstance(each, CodeType) and each.co_flags & CO_OPTIMIZED:
+            inner_read, inner_assigned = attributes(each)
+            read |= inner_read
+            assigned |= inner_assigned
+    return frozenset(read), frozenset(assigned)
+
+
+def attributes_of(thing: Any) -> Iterator[tuple[str, Any]]:
+    """An object's attributes, in its dict and in its slots, without a call of its own code."""
+    with suppress(AttributeError):  # it has none
+        yield from list(object.__getattribute__(thing, "__dict__").items())
+    for kind in type(thing).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            member = vars(kind).get(re.sub(r"^__(?=.*[^_]_?$)", f"_{kind.__name__}__", name))
+            if member is not None and type(member).__name__ == "member_descriptor":
+                try:
+                    yield name, member.__get__(thing)
+                except AttributeError:
+                    continue
+
+
+def cell_contents(cell: Any) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:  # it is empty
+        return []
+
+
+def filled_by_hooks(modules: Iterable[nn.Module]) -> frozenset[int]:
+    """The ids of containers that forward hooks of these modules can reach."""
+    found = set[int]()
+    for module in modules:
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):  # noqa: SLF001
+            function = hook.func if isinstance(hook, functools.partial) else hook
+            held = list(hook.args) if isinstance(hook, functools.partial) else []
+            if isinstance(function, MethodType):
+                held.append(function.__self__)
+                function = function.__func__
+            if isinstance(function, FunctionType):
+                held += [value for cell in function.__closure__ or () for value in cell_contents(cell)]
+                space: Mapping[str, Any] = function.__globals__
+                held += [space[name] for name in function.__code__.co_names if name in space]
+            for each in held:
+                found.add(id(each))
+                if not isinstance(each, (nn.Module, type, ModuleType)):
+                    found |= {id(value) for _, value in attributes_of(each)}
+    return frozenset(found)

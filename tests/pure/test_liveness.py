@@ -1,0 +1,164 @@
+"""Which variables a loop carries from pass to pass, found in its bytecode."""
+
+import sys
+import textwrap
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.train.liveness import Variable, live_after
+
+
+def live_in(body, after="", mentions=None, head="for step in source:", before=""):
+    """Of a function whose loop has this body, at the step that it takes first."""
+    lines = ["def function(source):"]
+    lines += textwrap.indent(before, "    ").splitlines()
+    lines += ["    " + head, *textwrap.indent(body, "        ").splitlines()]
+    lines += textwrap.indent(after, "    ").splitlines()
+    space = {"__name__": "recipe", "FOUND": []}
+    exec(compile("\n".join(lines), "recipe.py", "exec"), space)
+
+    def source():
+        frame = sys._getframe(1)
+        while frame.f_code.co_name != "function":
+            frame = frame.f_back
+        reads = mentions or {}
+        found = live_after(
+            frame.f_code,
+            frame.f_lasti,
+            "recipe",
+            lambda each: [Variable("recipe", name) for name in reads.get(each.name, ())],
+        )
+        space["FOUND"].append(found)
+        yield from ()
+
+    with suppress(NameError, TypeError):  # the text is analysed, and hardly runs
+        space["function"](source())
+    return space["FOUND"][0]
+
+
+def names(variables):
+    return {each.name for each in variables}
+
+
+def test_a_variable_that_a_pass_reads_before_it_writes_is_carried():
+    found = live_in("if value < best:\n    best = value\nvalue = make(step)\nloss = value")
+    assert {"best", "value"} <= names(found.carried)
+    assert not {"loss", "step"} & names(found.carried)
+
+
+def test_a_variable_that_each_pass_writes_first_is_not_carried():
+    found = live_in("total = 0\nfor x in step:\n    total += x\nprint(total)")
+    assert not {"total", "x"} & names(found.carried)
+
+
+def test_what_only_one_branch_writes_and_the_code_after_the_loop_reads_is_carried():
+    found = live_in("if step:\n    best = step\nloss = step", after="print(best, loss, step)")
+    assert "best" in names(found.carried)
+    assert names(found.after_loop) == {"loss", "step"}
+
+
+def test_what_is_read_after_an_exception_alone_is_told_apart():
+    found = live_in(
+        "try:\n    loss = make(step)\nexcept ValueError:\n    print(saved)\n    continue\nsaved = loss"
+    )
+    assert "saved" not in names(found.carried)
+    assert "saved" in names(found.on_errors)
+
+
+def test_variables_of_functions_made_in_the_loop_count_as_read():
+    found = live_in("make(lambda x: x + bias)\nbias = 1\nweight = 2\nmake(lambda x: x * weight)")
+    assert "bias" in names(found.carried)
+    assert "weight" not in names(found.carried)
+
+
+def test_globals_that_a_function_of_the_loop_reads_count_where_it_is_named():
+    mentions = {"loss_of": ["scale", "shift"]}
+    found = live_in("global scale, shift\nscale = step\nloss_of(step)\nshift = step", mentions=mentions)
+    assert Variable("recipe", "shift") in found.carried
+    assert Variable("recipe", "scale") not in found.carried
+
+
+@pytest.mark.parametrize(
+    ("head", "targets"),
+    [
+        ("for number, step in enumerate(source):", {"number", "step"}),
+        ("for number, (step, unused) in enumerate(zip(source, source)):", {"number", "step"}),
+        ("for step in source:", set()),
+    ],
+)
+def test_targets_of_a_loop_over_tuples_that_its_body_reads_are_named(head, targets):
+    body = "print(step, number)" if "number" in head else "print(step)"
+    assert names(live_in(body, head=head).targets) == targets
+
+
+NAMES = st.sampled_from("abcd")
+FLAGS = st.sampled_from(["flags.pop()"])
+SIMPLE = st.one_of(
+    st.builds("{} = write('{}')".format, NAMES, NAMES).filter(lambda line: line[0] == line[-3]),
+    st.builds("read({0}, '{0}')".format, NAMES),
+    st.builds("{0} = read({0}, '{0}')".format, NAMES),
+)
+
+
+def indented(lines):
+    return textwrap.indent("\n".join(lines), "    ")
+
+
+def compound(children):
+    block = st.lists(children, min_size=1, max_size=3).map(indented)
+    return st.one_of(
+        st.builds("if {}:\n{}\nelse:\n{}".format, FLAGS, block, block),
+        st.builds("while {}:\n{}".format, FLAGS, block),
+        st.builds("for x in ['y'] * {}:\n{}".format, FLAGS, block),
+        st.builds("if {}:\n    continue\n{}".format, FLAGS, children),
+        st.builds("try:\n{}\nfinally:\n{}".format, block, block),
+    )
+
+
+PROGRAMS = st.lists(st.recursive(SIMPLE, compound, max_leaves=6), min_size=1, max_size=4).map("\n".join)
+
+
+@given(
+    body=PROGRAMS,
+    after=st.lists(SIMPLE, max_size=2).map("\n".join),
+    flags=st.lists(st.booleans(), min_size=60, max_size=60),
+)
+def test_no_value_of_a_pass_is_read_in_a_later_one_unless_its_variable_is_carried(body, after, flags):
+    """The dumb twin runs the program with values that know in which pass they were written."""
+    carried: set[str] = set()
+    state = {"pass": 0}
+    flags = [*flags]
+
+    class Flags:
+        def pop(self):
+            return flags.pop() if flags else False
+
+    def write(name):
+        return (name, state["pass"])
+
+    def read(value, name):
+        if value[1] < state["pass"]:
+            carried.add(name)
+        return (name, state["pass"])
+
+    found = []
+
+    def source():
+        for number in range(1, 4):
+            state["pass"] = number
+            frame = sys._getframe(1)
+            found.append(live_after(frame.f_code, frame.f_lasti, "recipe", lambda _: ()))
+            yield number
+        state["pass"] = 4
+
+    text = (
+        "def program(source, flags, read, write):\n    a = b = c = d = (None, 0)\n    for step in source:\n"
+    )
+    text += textwrap.indent(body, " " * 8) + "\n" + textwrap.indent(after, " " * 4)
+    space: dict = {}
+    exec(text, space)
+    space["program"](source(), Flags(), read, write)
+    assert carried <= names(found[0].carried) | names(found[0].after_loop)

@@ -1,0 +1,440 @@
+"""Loops that remember something outside their State, each written as people write it."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import elastic
+from elastic.errors import UsageError
+from elastic.train.loop_memory import LoopMemory
+
+# The library's own frames are no part of a recipe, and neither is this one.
+STEPS = compile(
+    "def steps_of(memory, count, Step):\n    for number in range(1, count + 1):\n        memory.begin(number)\n        yield Step(number)",
+    str(Path(elastic.__file__).parent / "steps.py"),
+    "exec",
+)
+HEADER = """
+import collections, copy, functools, itertools, math, random, time
+import numpy as np
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+def update():
+    loss = model(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss)
+
+"""
+
+
+class Step:
+    def __init__(self, number):
+        self.number = number
+
+
+Step.__module__ = "elastic.train.step"
+
+
+def outcome(recipe, count=9, form="module"):
+    """(what was refused, names that were said to change, names read after the loop)."""
+    found: list = []
+    names: dict = {}
+    exec(STEPS, names)
+    space = {"__name__": "recipe", "elastic": elastic}
+
+    def run_steps(**objects):
+        state = elastic.State(**objects)
+        left_out = [found, names, space, Step]
+        memory = LoopMemory(state=state, last_step=count, left_out=left_out, report=found.append)
+        return names["steps_of"](memory, count, Step)
+
+    space["run_steps"] = run_steps
+    text = HEADER + textwrap.dedent(recipe)
+    if form == "function":
+        text = "def main():\n" + textwrap.indent(text, "    ") + "\nmain()\n"
+    refused = ""
+    try:
+        exec(compile(text, "/recipes/recipe.py", "exec"), space)
+    except UsageError as error:
+        refused = str(error)
+    changing = {name for each in found for name in each.changing}
+    return refused, changing, {name for each in found for name in each.after_loop}
+
+
+LOOP = "for step in run_steps(model=model, optimizer=optimizer):\n"
+REFUSED = {
+    "teacher.0.weight": """
+        teacher = copy.deepcopy(model)
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            with torch.no_grad():
+                for ours, its in zip(model.parameters(), teacher.parameters()):
+                    its.mul_(0.9).add_(ours, alpha=0.1)
+        """,
+    "slow[0]": """
+        slow = [p.detach().clone() for p in model.parameters()]
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            if step.number % 2 == 0:
+                for kept, p in zip(slow, model.parameters()):
+                    kept.add_(p.detach() - kept, alpha=0.5)
+                    p.data.copy_(kept)
+        """,
+    "loss_function.center": """
+        class Loss(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("center", torch.zeros(4))
+            def update(self, x):
+                self.center = 0.9 * self.center + 0.1 * x
+        loss_function = Loss()
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            loss_function.update(torch.ones(4))
+        """,
+    "net.usage": """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(4, 4)
+                self.register_buffer("usage", torch.zeros(4), persistent=False)
+        net = Net()
+        for step in run_steps(model=model, optimizer=optimizer, net=net):
+            update()
+            net.usage += 1
+        """,
+    "scheduler.count": """
+        class Warmup:
+            def __init__(self, optimizer):
+                self.optimizer, self.count = optimizer, 0
+            def step(self):
+                self.count += 1
+                for group in self.optimizer.param_groups:
+                    group["lr"] = 0.1 / self.count
+        scheduler = Warmup(optimizer)
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            scheduler.step()
+        """,
+    "iterator": """
+        def cycle(loader):
+            while True:
+                for batch in loader:
+                    yield batch
+        other = [(torch.ones(4), number) for number in range(3)]
+        iterator = cycle(torch.utils.data.DataLoader(other))
+        for step in run_steps(model=model, optimizer=optimizer):
+            x, _ = next(iterator)
+            update()
+        """,
+    "batches": """
+        loader = torch.utils.data.DataLoader([torch.ones(4)] * 9)
+        batches = iter(loader)
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            x = next(batches, None)
+        """,
+    "rng": """
+        rng = np.random.default_rng(0)
+        for step in run_steps(model=model, optimizer=optimizer):
+            noise = rng.normal()
+            update()
+        """,
+    "generator": """
+        generator = torch.Generator().manual_seed(0)
+        for step in run_steps(model=model, optimizer=optimizer):
+            noise = torch.randn(3, generator=generator)
+            update()
+        """,
+    "dice": """
+        dice = random.Random(0)
+        def roll():
+            return dice.random()
+        for step in run_steps(model=model, optimizer=optimizer):
+            if roll() < 0.5:
+                update()
+        """,
+    "priorities": """
+        priorities = np.ones(32)
+        for step in run_steps(model=model, optimizer=optimizer):
+            chosen = priorities.argmax()
+            priorities[chosen] = update()
+        """,
+    "own.momenta[0]": """
+        class Own(torch.optim.Optimizer):
+            def __init__(self, parameters):
+                super().__init__(parameters, {"lr": 0.1})
+                self.momenta = [torch.zeros_like(p) for p in self.param_groups[0]["params"]]
+            @torch.no_grad()
+            def step(self):
+                for momentum, p in zip(self.momenta, self.param_groups[0]["params"]):
+                    momentum.mul_(0.9).add_(p.grad)
+                    p.sub_(0.1 * momentum)
+        own = Own(model.parameters())
+        for step in run_steps(model=model, own=own):
+            update()
+            own.step()
+        """,
+    "average": """
+        average = torch.zeros(4)
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            average = 0.9 * average + 0.1 * model[0].bias.detach()
+        """,
+    "best": """
+        best = copy.deepcopy(model.state_dict())
+        lowest = math.inf
+        for step in run_steps(model=model, optimizer=optimizer):
+            loss = update()
+            if step.number % 2:
+                best = {name: value.clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(best)
+        """,
+    "queue": """
+        queue = collections.deque(maxlen=50)
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            queue.append(torch.ones(3))
+        """,
+    "values.best": """
+        values = elastic.Values(best=math.inf)
+        for step in run_steps(model=model, optimizer=optimizer):
+            values.best = min(values.best, update())
+        """,
+    "x": """
+        other = torch.utils.data.DataLoader([torch.ones(4)] * 20)
+        for step, x in zip(run_steps(model=model, optimizer=optimizer), other):
+            update()
+            print(x.mean())
+        """,
+}
+
+
+@pytest.mark.parametrize("form", ["module", "function"])
+@pytest.mark.parametrize("path", REFUSED)
+def test_what_the_loop_keeps_outside_its_state_is_refused_by_name(path, form):
+    refused, _, _ = outcome(REFUSED[path], form=form)
+    assert refused.startswith(path), refused
+    assert "no object of the State saves it" in refused
+
+
+SAID = {
+    "best patience": """
+        best, patience = math.inf, 0
+        for step in run_steps(model=model, optimizer=optimizer):
+            loss = update() * step.number
+            if loss < best:
+                best, patience = loss, 0
+            else:
+                patience += 1
+        """,
+    "history": """
+        history = []
+        for step in run_steps(model=model, optimizer=optimizer):
+            history.append(update())
+        """,
+    "number": """
+        for number, step in enumerate(run_steps(model=model, optimizer=optimizer)):
+            update()
+            if number < 3:
+                optimizer.param_groups[0]["lr"] = 0.1
+        """,
+    "model.beta": """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer, self.beta = nn.Linear(4, 4), 1.0
+        model = Net()
+        for step in run_steps(model=model):
+            model.beta = model.beta * 0.9
+        """,
+    "ema.steps": """
+        class EMA:
+            def __init__(self, model):
+                self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+                self.steps = 0
+            def update(self, model):
+                self.steps += 1
+                for name, p in model.named_parameters():
+                    self.shadow[name].mul_(0.9).add_(p.detach(), alpha=0.1)
+            def state_dict(self):
+                return {"shadow": {name: value.clone() for name, value in self.shadow.items()}}
+            def load_state_dict(self, state):
+                self.shadow = state["shadow"]
+        ema = EMA(model)
+        for step in run_steps(model=model, optimizer=optimizer, ema=ema):
+            update()
+            ema.update(model)
+        """,
+    "count": """
+        count = 0
+        def train():
+            global count
+            count += 1
+            return update()
+        for step in run_steps(model=model, optimizer=optimizer):
+            train()
+        """,
+    "meter.total meter.seen": """
+        class Meter:
+            total, seen = 0.0, 0
+            def add(self, value):
+                self.total += value
+                self.seen += 1
+        meter = Meter()
+        for step in run_steps(model=model, optimizer=optimizer):
+            meter.add(update())
+        """,
+}
+
+
+@pytest.mark.parametrize("names", SAID)
+def test_numbers_that_the_loop_keeps_are_named_once(names):
+    refused, changing, _ = outcome(SAID[names])
+    assert (refused, changing) == ("", set(names.split()))
+
+
+HARMLESS = {
+    "temporaries": """
+        for step in run_steps(model=model, optimizer=optimizer):
+            total = 0.0
+            for x in range(3):
+                total += x
+            loss = update()
+            noise = torch.randn(3)
+            rng = np.random.default_rng(step.number)
+            print(total, loss, noise.sum(), rng.normal())
+        """,
+    "set each step before it is used": """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(4, 4)
+            def forward(self, x):
+                self.last_attention = x.detach() * 2
+                return self.layer(x)
+        model = Net()
+        weight = 0.0
+        def loss_of(x):
+            return weight * x
+        for step in run_steps(model=model):
+            weight = 1 / step.number
+            rates = [1.0 / step.number]
+            loss_of(3)
+            model(torch.randn(2, 4))
+        """,
+    "features of hooks": """
+        features = {}
+        def keep(module, inputs, output):
+            features["first"] = output.detach()
+        model[0].register_forward_hook(keep)
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            print(features["first"].mean())
+        """,
+    "a cache that is made when it is first needed": """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer, self.mask = nn.Linear(4, 4), None
+            def forward(self, x):
+                if self.mask is None:
+                    self.mask = torch.ones(4)
+                return self.layer(x) * self.mask
+        model = Net()
+        for step in run_steps(model=model):
+            model(torch.randn(2, 4))
+        """,
+    "an EMA that saves copies": """
+        class EMA:
+            def __init__(self, model):
+                self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+                self.steps = 0
+                self.recent = collections.deque(maxlen=4)
+            def update(self, model):
+                self.steps += 1
+                self.recent.append(torch.ones(2) * self.steps)
+                for name, p in model.named_parameters():
+                    self.shadow[name] = self.shadow[name] * 0.9 + p.detach() * 0.1
+            def state_dict(self):
+                return {"average": {k: v.clone() for k, v in self.shadow.items()}, "steps": self.steps, "recent": torch.stack(list(self.recent)) if self.recent else None}
+            def load_state_dict(self, state):
+                raise NotImplementedError
+        ema = EMA(model)
+        for step in run_steps(model=model, optimizer=optimizer, ema=ema):
+            update()
+            ema.update(model)
+        """,
+    "a generator of the recipe's own around the steps": """
+        def shown(steps):
+            for step in steps:
+                yield step
+        held = shown(run_steps(model=model, optimizer=optimizer))
+        for step in held:
+            update()
+        """,
+    "a closure over a variable of the loop": """
+        def run_it():
+            scale = 0.0
+            def loss_of(x):
+                return scale * x
+            for step in run_steps(model=model, optimizer=optimizer):
+                scale = 1 / step.number
+                update()
+                loss_of(torch.ones(3))
+        run_it()
+        """,
+    "a schedule, an average and a scaler in the state": """
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        values = elastic.Values(best=math.inf)
+        for step in run_steps(model=model, optimizer=optimizer, schedule=schedule, average=average, values=values):
+            values.best = min(values.best, update())
+            schedule.step()
+            average.update_parameters(model)
+        """,
+}
+
+
+@pytest.mark.parametrize("form", ["module", "function"])
+@pytest.mark.parametrize("habit", HARMLESS)
+def test_what_each_pass_makes_anew_or_the_state_saves_is_left_alone(habit, form):
+    assert outcome(HARMLESS[habit], form=form) == ("", set(), set())
+
+
+def test_what_the_loop_sets_and_the_script_reads_after_it_is_named():
+    recipe = LOOP + "    loss = update()\n    other = 1\nprint(loss, step.number)"
+    assert outcome(recipe) == ("", set(), {"loss", "step"})
+
+
+def test_nothing_is_called_and_nothing_kept_alive():
+    """Objects that fail where they are compared, read or asked for an attribute."""
+    recipe = """
+        class Bomb:
+            def __getattr__(self, name):
+                raise RuntimeError(name)
+            def __eq__(self, other):
+                raise RuntimeError("compared")
+            __hash__ = None
+            def __repr__(self):
+                raise RuntimeError("shown")
+            def __len__(self):
+                raise RuntimeError("counted")
+            @property
+            def content(self):
+                raise RuntimeError("read")
+        bomb, held = Bomb(), {}
+        bomb.__dict__["inner"] = [bomb]
+        for step in run_steps(model=model, optimizer=optimizer):
+            held["bomb"] = bomb
+            x = torch.ones(1000)
+            update()
+        """
+    assert outcome(recipe)[0] == ""
