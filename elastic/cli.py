@@ -145,14 +145,15 @@ def _train(words: list[str]) -> int:
         )
     if words == sys.argv[1:]:  # a test or a program that calls `main` must not be replaced
         environment.restart_interpreter()  # before imports, which it would repeat
-    from elastic.agent import preflight
+    from elastic.agent import preflight, second_loop
     from elastic.agent.workers.fork_server_client import ForkServerClient
     from elastic.agent.workers.spawner import Spawner
     from elastic.worker.fork_server import become_fork_server
 
     recipe = Path(options.recipe)
     # The spawner reads the recipe for its imports: refuse a file that is not Python before that.
-    preflight.imports_library(recipe)
+    if preflight.imports_library(recipe):
+        second_loop.refuse(recipe, recipe.read_bytes())
     preflight.check_command(options)
     environment.pin_threads()
     # torch takes seconds to import. Mistakes in the command are refused before that, and the fork

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from elastic.agent import second_loop
 from elastic.agent.preflight import imports_library
 from elastic.check.check import Checked, Proof, check
 from elastic.config.options import CheckOptions
@@ -22,6 +23,7 @@ def run_check(options: CheckOptions) -> int:
             f"expected a recipe that imports elastic, found that {options.recipe} does not: this library keeps no state of such"
             " a script, and there is nothing to compare"
         )
+    second_loop.refuse(Path(options.recipe), Path(options.recipe).read_bytes())
     if options.as_json:
         found = check(options, lambda _: None)
         print(json.dumps(asdict(found), indent=2))

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent.second_loop import lines_of_calls, note
+from elastic.agent.second_loop import lines_of_calls, note, refuse
+from elastic.errors import UsageError
 
 START = "import elastic\nrun = elastic.start(seed=0)\n"
 LOOP = "for step in run.steps(data, state):\n    step.mean_loss(f)\n"
@@ -70,6 +71,64 @@ def test_a_second_loop_is_announced(text):
 def test_what_may_be_one_loop_is_not_announced(text):
     """A note that is wrong would teach people to read past it."""
     assert lines_of_calls(text.encode()) == []
+
+
+PHASES = "def first(run):\n" + indented(LOOP) + "def second(run):\n" + indented(LOOP)
+CERTAIN = {
+    name: SECOND[name]
+    for name in (
+        "one after another",
+        "in a function",
+        "under the guard",
+        "inside a block with",
+        "after an early stop",
+        "with the iterators in variables",
+        "after a check that raises",
+        "start by its name",
+    )
+} | {
+    "a function for each phase, both called": START + PHASES + "first(run)\nsecond(run)\n",
+    "one function, called twice": START
+    + "def train(run):\n"
+    + indented(LOOP)
+    + "train(run)\ntrain(run=run)\n",
+    "from main, under the guard": START
+    + PHASES
+    + "def main():\n    first(run)\n    if 1:\n        print()\n    second(run)\n"
+    + "if __name__ == '__main__':\n    main()\n",
+}
+UNCERTAIN = ONE | {
+    "of a function that is not called": SECOND["of a run that a function is given"],
+    "for phases that may be one": SECOND["for each phase"],
+    "a function that is called in a branch": START + PHASES + "first(run)\nif go_on:\n    second(run)\n",
+    "a function that is given something else": START + PHASES + "first(run)\nsecond(other)\n",
+    "a function that may return": START
+    + "def train(run):\n    if no:\n        return\n"
+    + indented(LOOP)
+    + "train(run)\ntrain(run)\n",
+    "a function between that may exit": START
+    + "def end():\n    if done:\n        raise SystemExit\n"
+    + LOOP
+    + "end()\n"
+    + LOOP,
+    "a function that calls itself": START
+    + "def train(run):\n    train(run)\n"
+    + indented(LOOP)
+    + "train(run)\n",
+    "a generator": START + "def train(run):\n" + indented(LOOP) + "    yield\ntrain(run)\ntrain(run)\n",
+}
+
+
+@pytest.mark.parametrize("text", CERTAIN.values(), ids=CERTAIN)
+def test_a_script_that_surely_comes_to_a_second_loop_is_refused(text):
+    with pytest.raises(UsageError, match=r"expected one loop over run\.steps in r\.py, found one in") as said:
+        refuse(Path("r.py"), text.encode())
+    assert "elastic-train SECOND_RECIPE --from runs/first --run-dir runs/second" in str(said.value)
+
+
+@pytest.mark.parametrize("text", UNCERTAIN.values(), ids=UNCERTAIN)
+def test_a_script_that_may_have_one_loop_is_not_refused(text):
+    refuse(Path("r.py"), text.encode())
 
 
 @pytest.mark.parametrize(
