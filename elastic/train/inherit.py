@@ -90,12 +90,20 @@ class Inheritance:
         words = [each for of_entry in misfits.values() for each in of_entry]
         named, more = "; ".join(words[:MOST_NAMED]), len(words) - MOST_NAMED
         fitting = sorted((saved.document.keys() & state.objects.keys()) - misfits.keys())
+        modules = [name for name in misfits if isinstance(state.objects.get(name), nn.Module)]
         # What goes with a module, such as its optimizer's moments, is of no use without it.
-        if "" in misfits or any(isinstance(state.objects.get(name), nn.Module) for name in misfits):
+        if "" in misfits or modules:
             fitting = []
+        beside = ""
+        if modules and modules[0] in saved.document:
+            beside = (
+                f". A module is taken whole: for new layers build {modules[0]} as it was there, and give them an entry of their own, "
+                f"State({modules[0]}=..., new=...), with --from {self.parent.url}@{self.parent.step}:{modules[0]}: a new head beside the old one, which is not used any "
+                "more, or adapters that forward hooks of the old layers call"
+            )
         return (
             f"expected {self.parent} to fit this recipe, found: {named}{f'; and {more} more' if more > 0 else ''}. "
             f"It has the entries {', '.join(sorted(saved.document))}, and this State has {', '.join(sorted(state.objects))}. "
             f"Correct the recipe, or name the entries to take: --from {self.parent.url}@{self.parent.step}:{','.join(fitting) or 'ENTRY,ENTRY'}; "
-            "the others begin as the recipe builds them"
+            f"the others begin as the recipe builds them{beside}"
         )

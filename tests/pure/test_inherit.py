@@ -136,3 +136,36 @@ def test_a_refusal_names_the_entries_that_fit(tmp_path, parent, recipe, advice):
     """The command that a user would give next; none where a module is among what does not fit."""
     with pytest.raises(UsageError, match=rf"--from {tmp_path}/first@40{advice}"):
         restore(ALONE, parent, tmp_path, State(**recipe()))
+
+
+class WithAdapter(nn.Module):
+    """A low-rank adapter inside a model: the model has other names, and more of them."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.down = base, nn.Linear(2, 1, bias=False)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: WithAdapter(model(0.0)), lambda: model(0.0, 3)], ids=["adapter", "wider"]
+)
+def test_a_refused_module_with_new_layers_is_told_where_they_belong(tmp_path, parent, make):
+    """LoRA, or a head for other classes: no entries could be named that would fit."""
+    words = rf"for new layers build model as it was there, .* State\(model=\.\.\., new=\.\.\.\), with --from {tmp_path}/first@40:model:"
+    with pytest.raises(UsageError, match=words):
+        restore(ALONE, parent, tmp_path / "own", State(model=make()))
+
+
+def test_new_layers_beside_the_old_ones_begin_from_the_old_ones(tmp_path, parent):
+    """What the refusal advises: an adapter that a forward hook calls, and a new head."""
+    base, adapter, head = model(0.0), nn.Linear(2, 1, bias=False), nn.Linear(1, 3)
+    base.register_forward_hook(lambda _module, inputs, output: output + adapter(inputs[0]))
+    base.requires_grad_(False)
+    new = nn.ModuleDict({"adapter": adapter, "head": head})
+    state = State(model=base, new=new, optimizer=torch.optim.Adam(new.parameters()))
+    before = [each.detach().clone() for each in new.parameters()]
+    taken = Parent(**{**encode(parent), "entries": ("model",)})
+    found = restore(ALONE, taken, tmp_path / "own", state)
+    assert (found.source, base.weight[0, 0].item(), base.weight.requires_grad) == ("parent", 40.0, False)
+    assert all(torch.equal(one, other) for one, other in zip(before, new.parameters(), strict=True))
+    assert torch.equal(base(torch.ones(1, 2)), torch.full((1, 1), 80.0) + adapter(torch.ones(1, 2)))
