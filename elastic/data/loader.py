@@ -12,7 +12,7 @@ import atexit
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice, tee
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from elastic.data import random_streams, sample_memory
+from elastic.data import random_streams, sample_memory, stale_copies
 from elastic.data.order import SampleOrder
 from elastic.data.random_keys import key, uniform
 from elastic.errors import UsageError
@@ -152,19 +152,25 @@ class BatchLoader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
-    """Loads the shards of one rank; workers and collate as in BatchLoader."""
+    """Loads the shards of one rank; workers and collate as in BatchLoader.
+
+    of_loading: names of the dataset's attributes that loading itself was seen to change.
+    """
 
     dataset: Any
     order: SampleOrder
     device: torch.device
     workers: int = 0
     collate: Callable[[list[Any]], Any] | None = None
+    of_loading: set[str] = field(default_factory=set)
 
     def steps(self, shards: range, first_step: int, *, check_first: bool = False) -> Iterator[list[Batch]]:
         """The batches of `shards`, in order, for each step from `first_step` to the last.
 
-        check_first: as in BatchLoader.batches.
+        check_first: as in BatchLoader.batches. Raises UsageError if the loop has changed a dataset
+        of which processes have copies.
         """
+        before, number = stale_copies.values_of(self.dataset) if self.workers else {}, first_step
         loader = BatchLoader(
             dataset=self.dataset,
             seed=self.order.seed,
@@ -174,17 +180,31 @@ class Loader:
         )
         batches = loader.batches(self._slices(shards, first_step), check_first=check_first)
         while batch := list(islice(batches, len(shards))):
+            if self.workers and number == first_step:
+                before = self._since(before)
+            elif self.workers:
+                stale_copies.check(before, self.dataset, self.of_loading, number, self.workers)
             yield batch
+            number += 1
 
     def shard(self, step: int, shard: int) -> Batch:
         """One shard's batch of one step, loaded by itself in this process."""
+        before = stale_copies.values_of(self.dataset) if self.workers else {}
         (batch,) = next(replace(self, workers=0).steps(range(shard, shard + 1), step))
+        if self.workers:
+            self._since(before)
         return batch
 
     def whole(self, step: int) -> Batch:
         """All samples of one step in one batch, as if there were one shard."""
         order = replace(self.order, shards=1)
         return replace(self, order=order).shard(step, 0)
+
+    def _since(self, before: stale_copies.Values) -> stale_copies.Values:
+        """What the dataset holds now. It has only been loaded from since `before`."""
+        now = stale_copies.values_of(self.dataset)
+        self.of_loading.update(stale_copies.changed(before, now))
+        return now
 
     def _slices(self, shards: range, first_step: int) -> Iterator[Slice]:
         order = self.order

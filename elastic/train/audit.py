@@ -266,6 +266,7 @@ class StepAudit:
                 owners_second=told[owner][2],
                 auditors_second=told[auditor][3],
                 is_redo=is_redo,
+                has_copies=self._auditor.loader.workers > 0,
             )
             place = Place(
                 step=self._step,

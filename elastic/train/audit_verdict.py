@@ -70,16 +70,23 @@ def audited_by(auditor: int, world_size: int) -> int:
 
 
 def judge(
-    *, first: Evidence, again: Evidence, owners_second: Evidence, auditors_second: Evidence, is_redo: bool
+    *,
+    first: Evidence,
+    again: Evidence,
+    owners_second: Evidence,
+    auditors_second: Evidence,
+    is_redo: bool,
+    has_copies: bool,
 ) -> Verdict:
     """Whose fault it is that `first`, the owner's, and `again`, the auditor's, differ.
 
     is_redo: an audit failed in this step before, and the step is done again because of it.
+    has_copies: the owner's data come from processes with copies of the dataset, and only those.
     """
     assert first != again
     names = list(dict.fromkeys([*first, *again]))
     different = [name for name in names if first.get(name) != again.get(name)]
-    if is_redo:
+    if is_redo or (has_copies and DATA in different):
         culprit = Culprit.RECIPE
     elif again == owners_second == auditors_second:
         culprit = Culprit.OWNER
@@ -127,7 +134,8 @@ def _cause(verdict: Verdict) -> str:
         return (
             "The data set returned something else for the same samples. A random generator, a counter or a cache of its"
             " own usually does that: draw from the global generators of torch, Python or NumPy in __getitem__, which are"
-            " keyed for each sample, and leave nothing behind there"
+            " keyed for each sample, and leave nothing behind there. Data-loading processes (workers=) also lack what the loop"
+            " changed in the dataset: use workers=0 there"
         )
     if verdict.owner_repeats and verdict.auditor_repeats:
         return (
