@@ -187,7 +187,7 @@ def gradient_proof(found: FirstGradient | None) -> Proof:
     """What the first gradient of the calm run shows, which was compared beside it."""
     plain = Proof(proof=GRADIENT, workers=1, same=True, seconds=0.0)
     if found is None or found.difference is None:
-        obstacle = "the run did not begin at step 1" if found is None else found.obstacle
+        obstacle = "step 1 was not trained, or without a backward" if found is None else found.obstacle
         return replace(plain, note=f"not compared: {obstacle}", ran=False)
     note = f"{found.difference:.1e} of its norm from that of the whole batch"
     if found.difference <= GRADIENT_LIMIT:

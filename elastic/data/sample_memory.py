@@ -164,11 +164,13 @@ def _datasets(thing: Any, name: str, number: int, depth: int) -> Iterator[tuple[
         return
     yield thing, name, number
     if isinstance(thing, Subset):
-        yield from _datasets(thing.dataset, f"{name}.dataset", int(thing.indices[number]), depth + 1)
+        inner = int(thing.indices[number]) if number < len(thing.indices) else number
+        yield from _datasets(thing.dataset, f"{name}.dataset", inner, depth + 1)
     elif isinstance(thing, ConcatDataset):
         part = bisect_right(thing.cumulative_sizes, number)
         first = thing.cumulative_sizes[part - 1] if part else 0
-        yield from _datasets(thing.datasets[part], f"{name}.datasets[{part}]", number - first, depth + 1)
+        for each in thing.datasets[part : part + 1]:
+            yield from _datasets(each, f"{name}.datasets[{part}]", number - first, depth + 1)
     else:
         for attribute, value in list(held.items()):
             if isinstance(value, Dataset):

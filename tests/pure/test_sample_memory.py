@@ -210,3 +210,19 @@ def test_samples_that_cannot_be_compared_pass():
             return object()
 
     assert len(loaded(Objects(), collate=list)) == 4
+
+
+def test_a_subset_that_numbers_its_samples_otherwise_is_loaded_as_it_says():
+    """Twice each of eight samples: its numbers go beyond its indices and the parts in it."""
+
+    class Twice(Subset):
+        def __len__(self):
+            return 2 * len(self.indices)
+
+        def __getitem__(self, sample):
+            return self.dataset[self.indices[sample // 2]]
+
+        def __getitems__(self, samples):
+            return [self[sample] for sample in samples]
+
+    assert len(loaded(Twice(ConcatDataset([Images(ROWS[:8])]), range(8)))) == 4
