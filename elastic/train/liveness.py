@@ -10,6 +10,7 @@ import dis
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from types import CodeType
 from typing import NamedTuple
 
@@ -59,7 +60,8 @@ def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> 
     carried = plain[onward]
     on_errors = all_ways[onward] - carried
     if instruction.opname != "FOR_ITER":
-        return Live(carried=carried, on_errors=on_errors)
+        # The statement may have read variables that it needs when the call returns.
+        return Live(carried=carried | plain[flow.start_of_line(here)], on_errors=on_errors)
     end = flow.index_of(instruction.argval)
     written = {each.variable for body in flow.accesses[onward:end] for each in body if not each.is_read}
     targets, body = flow.targets(onward)
@@ -71,6 +73,7 @@ def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> 
     )
 
 
+@cache
 def globals_read(code: CodeType) -> frozenset[str]:
     """The global names that a function, or a function inside it, may read."""
     names = {
@@ -120,6 +123,15 @@ class _Flow:
                 if found != live[number]:
                     live[number], is_stable = found, False
         return live
+
+    def start_of_line(self, number: int) -> int:
+        """The first of the instructions up to this one that belong to the same line."""
+        lines = [
+            each.positions.lineno if each.positions else None for each in self.instructions[: number + 1]
+        ]
+        while number and lines[number - 1] == lines[-1]:
+            number -= 1
+        return number
 
     def targets(self, start: int) -> tuple[list[Variable], int]:
         """The variables that a `for` assigns, and the first instruction of its body."""

@@ -63,6 +63,7 @@ def updated_attributes(kind: type) -> frozenset[str]:
     return _updated[kind]
 
 
+@cache
 def attributes(code: CodeType, *, is_whole: bool = True) -> tuple[frozenset[str], frozenset[str]]:
     """The attributes that a function reads, and those that it assigns.
 

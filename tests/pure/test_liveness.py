@@ -94,6 +94,25 @@ def test_targets_of_a_loop_over_tuples_that_its_body_reads_are_named(head, targe
     assert names(live_in(body, head=head).targets) == targets
 
 
+def test_what_a_statement_has_read_before_it_called_for_the_step_is_carried():
+    """It lies on the stack of the frame, where nothing looks."""
+    text = (
+        "def function(source):\n    worst = 0\n    for _ in (1, 2):\n        worst = max(worst, next(source))"
+    )
+    space = {}
+    exec(text, space)
+
+    def source():
+        for number in (1, 2):
+            frame = sys._getframe(1)
+            found.append(live_after(frame.f_code, frame.f_lasti, "recipe", lambda _: ()))
+            yield number
+
+    found = []
+    space["function"](source())
+    assert {"worst", "source"} <= names(found[0].carried)
+
+
 NAMES = st.sampled_from("abcd")
 FLAGS = st.sampled_from(["flags.pop()"])
 SIMPLE = st.one_of(

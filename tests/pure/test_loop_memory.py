@@ -203,6 +203,29 @@ REFUSED = {
             update()
             queue.append(torch.ones(3))
         """,
+    "self.teacher.weight": """
+        class Trainer:
+            def __init__(self):
+                self.teacher = nn.Linear(2, 2)
+            def fit(self):
+                for step in run_steps(model=model, optimizer=optimizer):
+                    update()
+                    with torch.no_grad():
+                        self.teacher.weight.mul_(0.9)
+        trainer = Trainer()
+        trainer.fit()
+        """,
+    "world.dice": """
+        class World:
+            def __init__(self):
+                self.dice, self.place = np.random.default_rng(0), np.zeros(3)
+            def move(self):
+                self.place = self.place + self.dice.normal(size=3)
+        world = World()
+        for step in run_steps(model=model, optimizer=optimizer):
+            world.move()
+            update()
+        """,
     "values.best": """
         values = elastic.Values(best=math.inf)
         for step in run_steps(model=model, optimizer=optimizer):
@@ -234,6 +257,18 @@ SAID = {
                 best, patience = loss, 0
             else:
                 patience += 1
+        """,
+    "worst losses": """
+        steps = run_steps(model=model, optimizer=optimizer)
+        def epoch(steps, length):
+            losses = []
+            for _ in range(length):
+                next(steps)
+                losses.append(update())
+            return sum(losses)
+        worst = 0
+        for number in range(3):
+            worst = max(worst, epoch(steps, 3))
         """,
     "history": """
         history = []
@@ -329,6 +364,36 @@ HARMLESS = {
             rates = [1.0 / step.number]
             loss_of(3)
             model(torch.randn(2, 4))
+        """,
+    "features of hooks by name": """
+        features = {}
+        def keep(name, module, inputs, output):
+            features[name] = output.detach()
+        for name, module in model.named_modules():
+            module.register_forward_hook(functools.partial(keep, name))
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            print(len(features))
+        """,
+    "a data set that is evaluated in a drawn order": """
+        held_out = torch.utils.data.DataLoader([torch.ones(4)] * 8, batch_size=2, shuffle=True)
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            print(sum(float(model(x).sum().detach()) for x in held_out))
+        """,
+    "a trainer in the state, which saves copies": """
+        class Trainer:
+            def __init__(self):
+                self.net, self.optimizer, self.count = model, optimizer, 0
+            def state_dict(self):
+                net = {name: value.clone() for name, value in self.net.state_dict().items()}
+                return {"net": net, "optimizer": self.optimizer.state_dict(), "count": self.count}
+            def load_state_dict(self, state):
+                raise NotImplementedError
+        trainer = Trainer()
+        for step in run_steps(trainer=trainer):
+            update()
+            trainer.count += 1
         """,
     "features of hooks": """
         features = {}
