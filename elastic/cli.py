@@ -23,10 +23,9 @@ from elastic.config.options import (
     parse_inspection,
 )
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, ElasticError, UsageError
+from elastic.system import interrupt
 from elastic.system.processes import die_with_parent
 from elastic.system.untrusted import printable
-
-EXIT_CTRL_C = 130  # what a shell reports for a program that SIGINT ended
 
 _HELP = """\
 Train a PyTorch recipe on machines that may come, go and fail.
@@ -83,6 +82,7 @@ def command() -> NoReturn:
     It exits with `os._exit`: interpreter shutdown would spend half a second or more on taking torch
     down.
     """
+    interrupt.end_at_once()
     code = main()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # the reader is gone, or the disk is full
@@ -101,8 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"elastic-train: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("elastic-train: interrupted before it trained anything; nothing is lost", file=sys.stderr)
-        return EXIT_CTRL_C
+        print(interrupt.SENTENCE, file=sys.stderr)
+        return interrupt.EXIT_CTRL_C
     except BrokenPipeError:
         # `report RUN | head` has closed its end. The interpreter flushes stdout once more at exit,
         # and would print a second error.
@@ -124,12 +124,13 @@ def _dispatch(words: list[str]) -> int:
     if words and words[0] == CHECK:
         from elastic.check.command import run_check
 
+        interrupt.raise_from_here()
         return run_check(parse_check(words[1:]))
     return _train(words)
 
 
 def _version() -> str:
-    import importlib.metadata  # during imports Ctrl-C still shows a traceback: keep them short
+    import importlib.metadata
 
     return f"elastic-train {importlib.metadata.version('elastic-train')}"
 
@@ -166,6 +167,7 @@ def _train(words: list[str]) -> int:
     with contextlib.closing(spawner):
         from elastic.agent.launch import launch
 
+        interrupt.raise_from_here()
         return launch(options, spawner)
 
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 from elastic.config.parent import Origin, Parent
 from elastic.divergence import Divergence
 from elastic.errors import UsageError
+from elastic.system import interrupt
 from elastic.system.untrusted import decode, parse_number
 
 AGENT = "ELASTIC_AGENT"
@@ -208,6 +209,7 @@ def restart_interpreter() -> None:
     """
     lacks_hashing, lacks_pages = _fix_hashing(), _ask_for_large_pages()
     if lacks_hashing or lacks_pages:
+        interrupt.hold()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - itself
 
 

@@ -45,6 +45,7 @@ from typing import IO, Any, NoReturn
 
 from elastic.config import environment
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED
+from elastic.system import interrupt
 from elastic.system.fork_protocol import Exited, Forked, ForkRequest, FromServer, Ready, Refused
 from elastic.system.json_lines import JsonLineSocket
 from elastic.system.processes import die_with_parent, thread_count
@@ -167,6 +168,7 @@ def become_fork_server(recipe: Path, agent: socket.socket, agent_pid: int, outpu
     try:
         die_with_parent(agent_pid)
         # From here to the imports: what a new interpreter would have.
+        interrupt.raise_from_here()
         os.setsid()
         connection = agent.detach()
         with Path(os.devnull).open() as nothing:
