@@ -44,14 +44,16 @@ def has_trained_nothing(settings: Settings) -> bool:
 def finished_text(settings: Settings) -> str:
     run, recipe, stopped = settings.run, settings.options.recipe, read_stop(settings)
     finished = logged_event.last(read_events(run.events), RunFinished)
-    how = "finished" if finished is None else f"finished: {finished.event.steps} steps"
+    length = "" if finished is None else f": {finished.event.steps} steps ({finished.event.epochs} epochs)"
+    how = f"finished{length}"
     if stopped is not None:
         how = f"finished: it was {stopped}"
     if _is_edited(settings):
         how += f"; {recipe} was edited since it began"
     return (
-        f"the run in {run.url} is {how}; elastic-train report {run.url} shows it. Nothing was trained. For more steps or other settings"
-        f" begin a run from its state: elastic-train {recipe} --from {run.url} --run-dir NEW; --fresh sets it aside and begins a new one"
+        f"the run in {run.url} is {how}; elastic-train report {run.url} shows it. Nothing was trained, whatever length the recipe"
+        f" asks for now: for more steps or other settings begin a run from its state: elastic-train {recipe}"
+        f" --from {run.url} --run-dir NEW; --fresh sets it aside and begins a new one"
     )
 
 

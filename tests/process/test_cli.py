@@ -14,6 +14,7 @@ from elastic.observe.log import EventLog
 from elastic.observe.metrics import Metrics
 from elastic.observe.step_line import StepLine
 from elastic.system.clock import SystemClock
+from elastic.system.interrupt import EXIT_CTRL_C
 
 COMMAND = [sys.executable, "-m", "elastic.cli"]
 
@@ -41,7 +42,7 @@ def test_ctrl_c_before_training_ends_with_one_line(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "_dispatch", interrupted)
-    assert main(["recipe.py"]) == cli.EXIT_CTRL_C
+    assert main(["recipe.py"]) == EXIT_CTRL_C
     said = "elastic-train: interrupted before it trained anything; nothing is lost\n"
     assert capsys.readouterr() == ("", said)
 

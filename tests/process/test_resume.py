@@ -65,7 +65,9 @@ def test_a_finished_run_is_reported_and_not_changed(drill, undisturbed, copy_run
     agent = drill.start()
     agent.ends_with(0)
 
-    assert "is finished" in agent.output
+    assert "is finished: 24 steps (" in agent.output
+    assert "whatever length the recipe asks for now" in agent.output
+    assert f"--from {drill.run.url} --run-dir NEW" in agent.output
     assert drill.tree() == before
     drill.is_like(undisturbed)
 
