@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from elastic.errors import UsageError
 from elastic.reduce.bucket import cut
@@ -31,11 +32,15 @@ MIX = 0x9E3779B97F4A7C15 - 2**64  # odd, from the golden ratio (Knuth's multipli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a module has a buffer. Several modules may have the same tensor."""
+    """Where a module has a buffer. Several modules may have the same tensor.
+
+    is_average: of a normalisation of torch, whose buffers of floats are running averages.
+    """
 
     holder: dict[str, Tensor | None]
     name: str
     opening: Tensor | None
+    is_average: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +102,12 @@ class Buffers:
         self._places, self._outside = [], []
         for module in modules:
             for name, tensor in module._buffers.items():  # noqa: SLF001
-                place = Place(holder=module._buffers, name=name, opening=tensor)  # noqa: SLF001
+                place = Place(
+                    holder=module._buffers,  # noqa: SLF001
+                    name=name,
+                    opening=tensor,
+                    is_average=isinstance(module, _NormBase),
+                )
                 is_saved = name not in module._non_persistent_buffers_set  # noqa: SLF001
                 (self._places if is_saved else self._outside).append(place)
         opening = {id(t): t for place in self._places if (t := place.opening) is not None}
@@ -196,6 +206,21 @@ class Buffers:
                 for i, tensor, value in zip(which, tensors, cut(flat, tensors), strict=True):
                     if is_changed.get(i) != 0:
                         tensor.copy_(value)
+
+    def averaged(self, contents: Contents) -> list[str]:
+        """The names of buffers, after `end`, whose shards had other values than their mean.
+
+        contents: after one of this rank's shards. Normalisations of torch do not count.
+        """
+        index = {id(self._tensors[i]): i for i in self._floats}
+        names = []
+        for place in self._places:
+            i = index.get(id(place.opening))
+            if i is not None and not place.is_average:
+                value = self._value(contents, i)
+                if not torch.equal(value, self._tensors[i]) and not value.isnan().any():
+                    names.append(self._name(place))
+        return names
 
     def have_same_integers(self, total: Tensor) -> bool:
         """Whether the integers of all shards are the same, from the sum of the contributions.

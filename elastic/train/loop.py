@@ -28,6 +28,7 @@ from elastic.train.audit import Auditor
 from elastic.train.buffers import Buffers
 from elastic.train.contract import Contract
 from elastic.train.early_end import check_unchanged, write_down
+from elastic.train.first_step_notes import notes
 from elastic.train.leaving import StepPlace, agree
 from elastic.train.loop_memory import loop_memory
 from elastic.train.loop_parts import LoopParts
@@ -308,6 +309,9 @@ class Loop:
         step.fault_point("optimizer")
         saving.finish_copy()
         info = self._recorder.record(step, outcome)
+        if step.number == 1:
+            for note in notes(parts.state, list(dict.fromkeys(step.averaged)), step.shards):
+                self.say(note)
         requests, is_last, published = outcome.requests, step.number == self.last_step, None
         if is_last or any(requests):
             parts.heartbeat.enter(Phase.SAVE)

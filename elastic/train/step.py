@@ -111,6 +111,7 @@ class Step:
         self.shards = parts.order.shards
         self.logged: dict[str, Any] = {}
         self.outcome: StepOutcome | None = None
+        self.averaged: list[str] = []  # buffers that became the mean of different values, in step 1
         # Called with the name of each point of the step at which a fault plan can strike.
         self.fault_point: Callable[[str], None] = lambda _point: None
         self._parts = parts
@@ -444,6 +445,8 @@ class Step:
         parts.gradients.assign(flats, used)
         self._check_integers(buffers)
         parts.buffers.end(buffers)
+        if self.number == 1:  # what is to be said is said after the first step
+            self.averaged += parts.buffers.averaged(self._buffers_after[parts.exchange.own_shards[-1]])
         self._buffers_after, self._sums = {}, {}
         self.outcome = StepOutcome(
             loss=loss if loss is not None else loss_sum / parts.exchange.shards,
@@ -462,6 +465,7 @@ class Step:
         names = parts.buffers.different_integers(parts.exchange.sum_shards(of_shard, "hashes of buffers"))
         raise UsageError(
             f"step {self.number}: expected the integers in buffer {names[0]} to be the same after every shard of the batch, found others "
-            "(it counts samples, perhaps, or points into a queue), so that none is that of the whole batch; sum them with step.sum(...) "
-            "and add the sum in the loop's body, or make it a buffer of floats, which becomes the mean over shards"
+            "(it counts samples, perhaps, or points into a queue or a codebook), so that none is that of the whole batch. Update it in the loop's body, "
+            "from a step.sum(...) of what each shard adds (counts, or new entries at their places in zeros); or make it a buffer of floats, which becomes "
+            "the mean over shards"
         )

@@ -14,6 +14,7 @@ TINY_GATES      Folder. While it holds the file `gate-<n>`, each rank makes the 
 TINY_RAISE      "STEP RANK": this rank raises in this step, every time.
 TINY_REMEMBER   The model counts its own forwards, and multiplies what it gives by that: in an
                 `attribute`, or in an `iterator`, into which nobody can look.
+TINY_HOOK       Any text: a parameter has a hook on its gradient, which changes nothing.
 TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards of a step has,
                 before it uses them.
 """
@@ -144,6 +145,13 @@ def whitening_loss(total: Tensor, count: int, dim: int) -> Tensor:
     return (second - torch.outer(mean, mean) - torch.eye(dim)).pow(2).mean()
 
 
+def change_if_asked(model: nn.Sequential) -> None:
+    if "TINY_REMEMBER" in os.environ:
+        model.append(Counter(os.environ["TINY_REMEMBER"]))
+    if "TINY_HOOK" in os.environ:
+        model[0].weight.register_hook(lambda gradient: gradient)
+
+
 def clipped_gradient(model: nn.Module, batch: elastic.Batch) -> Tensor:
     """[P], of one shard, without a graph."""
     loss = nn.functional.cross_entropy(model(batch.data[0]), batch.data[1])
@@ -173,8 +181,7 @@ def main() -> None:
     model = nn.Sequential(
         nn.Linear(16, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Dropout(0.2), nn.Linear(96, 96), nn.Linear(96, 8)
     )
-    if "TINY_REMEMBER" in os.environ:
-        model.append(Counter(os.environ["TINY_REMEMBER"]))
+    change_if_asked(model)
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     if settings.form == "sum":
         optimizer = AdamWithSchedule(list(model.parameters()))
