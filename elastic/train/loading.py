@@ -73,7 +73,9 @@ def load_module(module: nn.Module, saved: SavedObject, *, is_trial: bool = False
     _put_back(module, saved)
 
 
-def load_object(thing: Any, saved: SavedObject, copies: SharedCopies, untouchable: frozenset[int]) -> None:
+def load_object(
+    thing: Any, saved: SavedObject, copies: SharedCopies, untouchable: frozenset[int]
+) -> SameObjects:
     """Everything that is no module gets copies: optimizers do keep what they are given.
 
     untouchable: as in `SameObjects`. Raises as `load_module` does.
@@ -83,6 +85,7 @@ def load_object(thing: Any, saved: SavedObject, copies: SharedCopies, untouchabl
         thing.load_state_dict(_decoded(thing, saved, copies))
     _put_back(thing, saved)
     parts.put_back()
+    return parts
 
 
 def has_own_load(thing: Any) -> bool:

@@ -8,16 +8,20 @@ parts are noted before the load, and afterwards they get the contents of those t
 places.
 
 Parts are dicts, lists, tuples, deques, sets and tensors, and what further objects hold in their
-attributes, two levels deep. NumPy's arrays, and objects of other classes that a load replaces, are
-not kept. A module is left alone: it loads into its own tensors.
+attributes, two levels deep. NumPy's arrays, generators of random numbers and objects of other
+classes that a load replaces are not kept: `left_behind` finds those that something still holds. A
+module is left alone: it loads into its own tensors.
 """
 
+import random
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from torch import Tensor, nn
+import numpy as np
+from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from elastic.train.structure import DEPTH
@@ -26,6 +30,7 @@ _DICTS = dict, OrderedDict, Counter, defaultdict
 _LISTS = list, deque
 _CONTAINERS = frozenset({*_DICTS, *_LISTS, set, tuple})
 _NOT_LOOKED_INTO = nn.Module, Tensor, type, ModuleType, FunctionType, MethodType
+_NOT_KEPT = np.ndarray, np.random.Generator, random.Random, Generator, *_DICTS, *_LISTS, set
 _ABSENT = object()
 
 
@@ -39,17 +44,35 @@ class SameObjects:
         self._thing = thing
         self._untouchable = untouchable
         self._noted: dict[int, tuple[Any, Any]] = {}  # by id: (part, what it held)
+        self._others: dict[str, Any] = {}  # by path: parts that are not kept
         self._groups: set[int] = set()  # ids of the groups of optimizers
         self._filled: set[int] = set()  # ids of parts that have new contents
         self._placed: dict[int, tuple[Any, Any]] = {}  # by id: (loaded part, the one in its place)
-        self._note(thing, DEPTH)
+        self._note(thing, DEPTH, "")
 
     def put_back(self) -> None:
         self._fit(self._thing, self._thing)
 
-    def _note(self, part: Any, depth: int) -> None:
+    def left_behind(self) -> list[str]:
+        """Paths of parts that the load has replaced and that are held elsewhere. Call it last."""
+        others = self._others
+        self._others = {}
+        self._noted.clear()
+        self._placed.clear()
+        self._note(self._thing, DEPTH, "")
+        present = {id(part) for part in self._others.values()}
+        alone = {"": np.empty(0)}  # how many references a part has that nothing else holds
+        return [
+            path
+            for path in others
+            if _holds(others, path) > _holds(alone, "") and id(others[path]) not in present
+        ]
+
+    def _note(self, part: Any, depth: int, path: str) -> None:
         if isinstance(part, Tensor):
             self._noted[id(part)] = part, ()
+        if isinstance(part, _NOT_KEPT) and type(part) not in _CONTAINERS:
+            self._others[path] = part
         if id(part) in self._noted or isinstance(part, _NOT_LOOKED_INTO):
             return
         held = _contents(part)
@@ -60,8 +83,8 @@ class SameObjects:
         self._noted[id(part)] = part, held
         if isinstance(part, Optimizer):
             self._groups |= {id(group) for group in part.param_groups}
-        for each in held.values() if isinstance(held, dict) else held:
-            self._note(each, depth)
+        for name, each in held.items() if isinstance(held, dict) else enumerate(held):
+            self._note(each, depth, f"{path}.{name}")
 
     def _fit(self, old: Any, new: Any) -> Any:
         """What belongs in the place of `new`, which the load has put where `old` was."""
@@ -123,6 +146,10 @@ class SameObjects:
             return new
         old.data = new.data
         return old
+
+
+def _holds(parts: dict[str, Any], path: str) -> int:
+    return sys.getrefcount(parts[path])
 
 
 def _contents(part: Any) -> Any:

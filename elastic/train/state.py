@@ -29,6 +29,7 @@ from elastic.train.contents import Contents, contents, difference
 from elastic.train.key_order import key_orders
 from elastic.train.loading import SavedObject, load_module, load_object, order_of, own_tensors
 from elastic.train.misuse import public
+from elastic.train.same_objects import SameObjects
 from elastic.train.shared_memory import SharedCopies
 from elastic.train.state_document import Order, encode, layer_versions
 from elastic.train.unsavable import advice_for_object
@@ -254,7 +255,9 @@ class State:
                 f"after load_state_dict the objects have another state; the first entry that differs is {found}"
             )
 
-    def load_others(self, flat: FlatState, names: Iterable[str], live: Mapping[str, Tensor]) -> None:
+    def load_others(
+        self, flat: FlatState, names: Iterable[str], live: Mapping[str, Tensor]
+    ) -> dict[str, SameObjects]:
         """Load those of these objects that are no modules, once the modules are loaded.
 
         live: tensors, beside those of the modules, with which they may have shared memory. Raises
@@ -265,9 +268,11 @@ class State:
         copies = SharedCopies(flat.tensors, live)
         of_all = (own_tensors("", module).values() for module in self.modules)
         untouchable = frozenset(id(tensor) for tensors in of_all for tensor in tensors)
-        for name in names:
-            if not isinstance(self.objects[name], nn.Module):
-                load_object(self.objects[name], saved_object(flat, name), copies, untouchable)
+        return {
+            name: load_object(self.objects[name], saved_object(flat, name), copies, untouchable)
+            for name in names
+            if name not in self._modules
+        }
 
     def contents(self, flat: FlatState) -> Contents:
         """What `flat`, a state of these objects, holds now."""

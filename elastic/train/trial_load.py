@@ -48,8 +48,14 @@ def _load(state: State, names: list[str]) -> str:
         for name in names:
             if isinstance(module := state.objects[name], nn.Module):
                 load_module(module, saved_object(flat, name), is_trial=True)
-        state.load_others(flat, names, not_loaded)
-        flat = state.flatten()
+        parts = state.load_others(flat, names, not_loaded)
+        flat = state.flatten()  # what was flattened before may hold parts that the load replaced
+        for name, of_one in parts.items():
+            if left := of_one.left_behind():
+                return (
+                    f"{name}{left[0]} is another object now, and something still holds the one before, whose changes would be lost; let "
+                    f"load_state_dict change it in its place, as self.array[...] = saved does, and generators by their set_state"
+                )
         return difference(expected, state.contents(flat), is_exact=True) or _torn(
             before, _storages(state, flat)
         )

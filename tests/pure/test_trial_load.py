@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -161,3 +162,37 @@ def test_modules_and_optimizers_of_torch_are_not_copied_for_a_trial():
     net = State(net=state.objects["net"])
     load_as_built(net)
     assert all(places[name] == tensor.data_ptr() for name, tensor in net.flatten().tensors.items())
+
+
+class Replay:
+    """Priorities as an array, and a generator; `in_place`: its load fills what is there."""
+
+    def __init__(self, *, in_place):
+        self.in_place, self.priorities = in_place, np.zeros(3)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def state_dict(self):
+        return {"priorities": torch.from_numpy(self.priorities), "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state_dict):
+        if not self.in_place:
+            self.priorities, self.generator = state_dict["priorities"].numpy(), torch.Generator()
+        self.priorities[...] = state_dict["priorities"].numpy()
+        self.generator.set_state(state_dict["generator"])
+
+
+@pytest.mark.parametrize("part", ["priorities", "generator"])
+def test_an_array_that_a_load_replaces_is_refused_only_where_a_name_still_holds_it(part):
+    """`priorities = replay.priorities` above the loop: what it writes there would reach nothing."""
+    load_as_built(State(replay=Replay(in_place=False)))
+    replay = Replay(in_place=False)
+    held = getattr(replay, part)
+    with pytest.raises(
+        UsageError, match=rf"replay\.{part} is another object now, .* self\.array\[\.\.\.\] = saved"
+    ):
+        load_as_built(State(replay=replay))
+    assert held is not getattr(replay, part)
+    replay = Replay(in_place=True)
+    held = getattr(replay, part)
+    load_as_built(State(replay=replay))
+    assert held is getattr(replay, part)

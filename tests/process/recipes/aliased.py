@@ -65,6 +65,9 @@ data = run.data(TensorDataset(torch.arange(16.0).reshape(8, 2) / 16), epochs=4)
 state = elastic.State(net=net, optimizer=optimizer, slow=slow)
 (group,), momenta, history, average = optimizer.param_groups, optimizer.state, slow.history, slow.average[0]
 for step in run.steps(data, state):
+    # In a calm run too, which begins with a load.
+    assert group is optimizer.param_groups[0] and momenta is optimizer.state and slow.own[0] is net.weight
+    assert history is slow.history and average is slow.average[0]
     group["lr"] = 0.1 / step.number
     step.mean_loss(lambda batch: net(batch.data[0]).square().mean())
     optimizer.step()
