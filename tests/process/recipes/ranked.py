@@ -14,12 +14,12 @@ def main() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = run.data(TensorDataset(torch.arange(32.0).reshape(16, 2) / 32), epochs=4)
-    noise = torch.Generator()
-    noise.seed()
     for step in run.steps(data, elastic.State(model=model, optimizer=optimizer)):
         step.mean_loss(lambda batch: model(batch.data[0]).square().mean())
         optimizer.step()
         if step.number >= NOISY_FROM and run.rank == 1:
+            noise = torch.Generator()
+            noise.seed()
             with torch.no_grad():
                 model.weight += torch.rand(1, 2, generator=noise)
 
