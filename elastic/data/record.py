@@ -115,6 +115,21 @@ def _other_length(there: DataRecord, here: DataRecord, step: int) -> str:
     )
 
 
+def check_beginning(there: DataRecord, now: DataRecord) -> str:
+    """What to say where a run begins at step 0 again, and kept nothing; empty for nothing.
+
+    there: what it began with before.
+    """
+    names = [name for name in ("samples", "tail", "weights") if getattr(there, name) != getattr(now, name)]
+    found = [f"its {name}" for name in names] + _other_parts(there.contents, now.contents)
+    if not found:
+        return _other_draws(there, now)
+    return (
+        f"no state of this run is left, and it now begins on other data than at first ({_listed(found)}): its result is not the one that"
+        f" it would have had. If that was not meant, stop it. {_MAKE_ALIKE}"
+    )
+
+
 def _other_draws(there: DataRecord, here: DataRecord) -> str:
     other = [
         name for name in here.generators if there.generators.get(name, "") not in ("", here.generators[name])
@@ -122,7 +137,7 @@ def _other_draws(there: DataRecord, here: DataRecord) -> str:
     if not other:
         return ""
     return (
-        f"before the loop the script drew other random numbers ({_listed(other)}) than when this state was trained. What it made of them"
+        f"before the loop the script drew other random numbers ({_listed(other)}) than when the run began, or when its newest state was trained. What it made of them"
         " and does not keep in State (a split, a data set, frozen weights) may be another one now, and the result then is as well."
         " Usually something is drawn only in the first generation: give that a generator of its own"
     )

@@ -3,17 +3,23 @@
 All that is compared with other ranks is compared here, before the first step.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.data import random_streams
 from elastic.data.contents import contents_of
-from elastic.data.record import DataRecord, check_ranks, check_resume, record_of
+from elastic.data.record import DataRecord, check_beginning, check_ranks, check_resume, parse, record_of
+from elastic.errors import StoreFailed
 from elastic.events import Restored, RunStarted, SettingsIgnored
 from elastic.observe.metrics import Metrics
+from elastic.storage.store import create_or_read
+from elastic.system.clock import Clock
 from elastic.train import as_built, refuse, restore_reasons
 from elastic.train.loop_parts import LoopParts, Rank0Output
 from elastic.train.restore import ResumePoint
+
+BEGINNING = "data.json"  # in the run directory: the data that the run began with, at step 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +57,8 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     highest = 0 if parts.metrics is None else _rewind(parts.metrics, point)
     first_new = max(point.step, highest) + 1
     if output is not None:
+        if point.step == 0:
+            said = _compare_beginnings(output, records[0], parts.clock)
         if said:
             print(said, flush=True)
         if stopped is not None and point.step >= stopped.step:
@@ -62,6 +70,14 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
         )
         _report_ignored(parts, output, point.step)
     return Resumed(point=point, first_new=first_new, data=records[0])
+
+
+def _compare_beginnings(output: Rank0Output, now: DataRecord, clock: Clock) -> str:
+    """What to say where the run begins at step 0 once more. Data that were corrected may differ."""
+    with suppress(StoreFailed, ValueError):  # an outage never stops training
+        there = create_or_read(output.store, BEGINNING, now.to_json().encode(), clock)
+        return check_beginning(parse(there.decode()), now)
+    return ""
 
 
 def _report_ignored(parts: LoopParts, output: Rank0Output, step: int) -> None:

@@ -24,5 +24,14 @@ def test_a_split_by_a_generator_of_its_own_is_exact_and_the_other_draws_are_said
     for agent in agents:
         agent.ends_with(0)
     assert killed.values("run_finished", "steps", "digest") == calm.values("run_finished", "steps", "digest")
-    said = "before the loop the script drew other random numbers (torch) than when this state was trained"
+    said = "before the loop the script drew other random numbers (torch) than when the run began, or"
     assert [agent.output.count(said) for agent in agents] == [0, 1]
+
+
+def test_a_run_that_begins_again_on_another_split_says_so(drill, recipes):
+    """No state was kept, so nothing is wrong but the result: it is not that of a calm run."""
+    plan = ("--snapshot-every", "off", "--faults", "step 3 rank 0 backward: kill")
+    agent = drill.start(*plan, recipe=recipes / "splitting.py", arguments=("global",))
+    agent.ends_with(0)
+    assert drill.values("restored", "step") == [(0,), (0,)]
+    assert agent.output.count("it now begins on other data than at first (dataset.indices)") == 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.data.record import DataRecord, check_ranks, check_resume, parse, record_of
+from elastic.data.record import DataRecord, check_beginning, check_ranks, check_resume, parse, record_of
 from elastic.data.sampling import Sampling
 from elastic.errors import UsageError
 
@@ -161,7 +161,21 @@ def test_other_random_numbers_before_the_loop_are_said_by_the_name_of_their_gene
     same = {"torch": "aa", "numpy": "bb", "random": "ee"}
     assert resumes(there, order, 5, contents={}, generators=same) == ""
     said = resumes(there, order, 5, contents={}, generators=same | {"torch": "cc"})
-    assert "the script drew other random numbers (torch) than when this state was trained" in said
+    assert (
+        "the script drew other random numbers (torch) than when the run began, or when its newest state"
+        in said
+    )
+
+
+def test_a_beginning_on_other_data_than_at_first_is_said():
+    order, other = order_of(epochs=4), order_of(samples=32, epochs=4)
+    first = record_of(order, 0, SPLIT, {"torch": "aa"})
+    assert check_beginning(parse(first.to_json()), first) == ""
+    said = check_beginning(first, record_of(other, 0, SPLIT | {"dataset.indices": "cc"}))
+    assert "other data than at first (its samples, dataset.indices)" in said
+    assert "drew other random numbers (torch)" in check_beginning(
+        first, replace(first, generators={"torch": "bb"})
+    )
 
 
 def test_ranks_whose_samples_differ_are_told_which_part():
