@@ -40,7 +40,7 @@ def _say(text: str) -> None:
 
 def row(proof: Proof) -> str:
     """One line of what is a table from above."""
-    workers = f"{proof.workers} worker{'s' if proof.workers > 1 else ''}"
+    workers = f"{proof.workers} worker{'s' if proof.workers > 1 else ''}" if proof.ran else ""
     seconds = f"{proof.seconds:.1f} s" if proof.seconds else ""
     return f"  {proof.proof:<30}  {workers:<9}  {seconds:>6}  {_result(proof)}"
 

@@ -153,7 +153,8 @@ class Runs:
             gradient=launch.gradient,
         )
         options = self._options
-        command = [sys.executable, "-m", "elastic.cli", options.recipe, "--run-dir", str(folder)]
+        # -P: files in the working directory are not imported, as they are not by `elastic-train`.
+        command = [sys.executable, "-P", "-m", "elastic.cli", options.recipe, "--run-dir", str(folder)]
         command += ["--nproc-per-node", str(launch.workers), *launch.options, "--", *options.recipe_args]
         env = environment.variables() | request.to_env() | {"TMPDIR": str(self._root)}
         with (self._root / f"{name}.{number}.output").open("w+b") as output:

@@ -34,10 +34,10 @@ for step in run.steps(data, state):
 """
 
 
-def check(recipe: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def check(recipe: Path, *words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "elastic.cli", "check", str(recipe), *words],
-        cwd=recipe.parent,
+        [sys.executable, "-P", "-m", "elastic.cli", "check", str(recipe), *words],
+        cwd=folder or recipe.parent,
         capture_output=True,
         text=True,
         check=False,
@@ -126,10 +126,13 @@ def test_a_refusal_is_shown_as_its_sentence_and_the_recipes_line(tmp_path):
 
 
 def test_a_recipe_that_does_not_train_is_not_compared(tmp_path):
-    recipe = tmp_path / "broken.py"
+    """A file of the working directory with the name of a module changes nothing, as in training."""
+    recipe, folder = tmp_path / "broken.py", tmp_path / "elsewhere"
     recipe.write_text(RECIPE.format(last_line="raise SystemExit('no more')"))
+    folder.mkdir()
+    (folder / "argparse.py").write_text("raise SystemExit('imported from the working directory')")
 
-    done = check(recipe)
+    done = check(recipe, folder=folder)
 
     assert done.returncode == 1
     assert "no more" in done.stderr
