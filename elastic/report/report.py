@@ -171,7 +171,7 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
 
 
 def _divergences(events: Events) -> list[Divergence]:
-    """One for each node that was wrong; differences that nobody has judged yet come last."""
+    """One for each node that was wrong; differences without a verdict come last."""
     found, judged = [], set()
     for each in of_kind(events, kinds.DivergenceJudged):
         event = each.event

@@ -149,7 +149,7 @@ def _add_group(name: str, optimizer: Optimizer, tensors: Mapping[str, Tensor], g
         if id(tensor) in present and any(p is tensor for p in given):
             raise UsageError(
                 f"{name}.add_param_group: {path} is in a group already. This process resumed after the step in which the loop had added it, "
-                "and has the group again; a variable of the script, as in `if not unfrozen:`, begins anew. Decide by the step, "
+                "and has the group again; a variable of the script, as in `if not unfrozen:`, is as at the start. Decide by the step, "
                 "`if step.number == 4:`, or by what is there, `if len(optimizer.param_groups) == 1:`"
             )
     type(optimizer).add_param_group(optimizer, group)

@@ -6,8 +6,8 @@ batches seen, must be the same on every shard. A buffer that no forward changed 
 
 A forward may write into a buffer or assign another tensor to it. In both cases the module has its
 opening tensor again before the next shard, and at the end, with the new value in it. A buffer
-outside the state (persistent=False) may be a cache that a forward makes anew in another size, but
-no memory: what it learned would be lost at a resume.
+outside the state (persistent=False) may be a cache that a forward replaces by one of another size,
+but no memory: what it learned would be lost at a resume.
 
 It does not make BatchNorm's forward see the global batch: within a step each shard normalises by
 its own statistics, so that they do not depend on which rank holds it.

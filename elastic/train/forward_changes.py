@@ -50,7 +50,7 @@ class ForwardChanges:
                     self._refuse(self._state.name_of(parameter))
             if self._number_of_parts() != self._number:
                 raise UsageError(
-                    "forward added or removed a module, a parameter or a buffer; a process that resumes builds the objects anew and would not have it: "
+                    "forward added or removed a module, a parameter or a buffer; a process that resumes builds the objects from the start and would not have it: "
                     "make all of them in __init__ (a buffer that is a cache may be registered with persistent=False)"
                 )
 

@@ -2,8 +2,9 @@
 
 A process that restarts runs the script from its top. What a pass of the loop changes, and a later
 one reads, must be saved by an object of the State; else the run would end with another result, and
-nobody were told. Marks of all that the loop can reach and no State saves are taken at the beginning
-of the first steps of a process, and then ever more rarely, and compared with those before.
+no message would say so. Marks of all that the loop can reach and no State saves are taken at the
+beginning of the first steps of a run, and then ever more rarely, and compared with those before. A
+process that goes on with a run begins with the rare ones: a recovery waits for its first steps.
 
 Tensors, arrays, generators and iterators that change end the run. Numbers, strings and lists of
 them may be functions of the step, or only be printed: they are named once on the console. It does
@@ -94,10 +95,15 @@ class LoopMemory:
     def begin(self, step: int, *, begins_epoch: bool = False) -> None:
         """Raises UsageError for what changed since an earlier step and is not saved."""
         self._steps += 1
-        count = self._steps
-        is_due = count <= FIRST_LOOKS or not count & (count - 1) or step == self.last_step
-        if is_due or (begins_epoch and self._looks < 2 * FIRST_LOOKS):
+        if step == self.last_step or self._is_due(step, begins_epoch=begins_epoch):
             self.look(step, sys._getframe(1))  # noqa: SLF001 - the recipe's frame is above
+
+    def _is_due(self, step: int, *, begins_epoch: bool) -> bool:
+        count = self._steps
+        if count <= FIRST_LOOKS:
+            return count == step  # this process began the run
+        is_power_of_two = not count & (count - 1)
+        return is_power_of_two or (begins_epoch and self._looks < 2 * FIRST_LOOKS)
 
     def look(self, step: int, frame: FrameType | None) -> None:
         self._looks += 1
@@ -110,15 +116,17 @@ class LoopMemory:
             self._say(step, now.after_loop)
 
     def _take(self, step: int, variables: LoopVariables) -> _Look:
-        saved = {storage_of(tensor) for tensor in self.state.flatten().tensors.values()} - {0}
+        # Without State.flatten, which would encode it all for a save.
+        states = {name: list(leaves(thing.state_dict())) for name, thing in self.state.objects.items()}
+        tensors = (each for state in states.values() for _, each in state if isinstance(each, Tensor))
         walk = Walk(
-            saved=saved,
+            saved={storage_of(tensor) for tensor in tensors} - {0},
             left_out={id(each) for each in self.left_out},
             assigned=frozenset(variables.assigned),
             outputs=filled_by_hooks(structure.submodules(self.state.modules)),
             cells=frozenset(variables.cells),
         )
-        contents = {name: self._enter(walk, name, thing) for name, thing in self.state.objects.items()}
+        saved = {name: self._enter(walk, name, state) for name, state in states.items()}
         for name, value in variables.carried:
             walk.enter(name, value, FREE, owner=_owner(value))
         for name, value in variables.targets:
@@ -128,12 +136,16 @@ class LoopMemory:
         return _Look(
             step=step,
             marks=walk.marks,
-            saved={name: each for name, each in contents.items() if each is not None},
+            saved={name: each for name, each in saved.items() if each is not None},
             after_loop=variables.after_loop,
         )
 
-    def _enter(self, walk: Walk, name: str, thing: Any) -> _Saved | None:
-        """Mark what an object of the State keeps outside its state_dict, or perhaps does."""
+    def _enter(self, walk: Walk, name: str, state: list[tuple[str, Any]]) -> _Saved | None:
+        """Mark what an object of the State keeps outside its state_dict, or perhaps does.
+
+        state: the leaves of that.
+        """
+        thing: Any = self.state.objects[name]
         if isinstance(thing, nn.Module):
             walk.module_of_state(name, thing)
         elif isinstance(thing, Optimizer) and type(thing).state_dict is Optimizer.state_dict:
@@ -144,12 +156,11 @@ class LoopMemory:
             return None
         else:
             walk.enter(name, thing, FREE.at_most(Weight.SAID), owner="object", entry=name)
-        found = list(leaves(thing.state_dict()))
         return _Saved(
             is_module=isinstance(thing, nn.Module),
-            keys=frozenset(key.rpartition(".")[2].strip("_") for key, _ in found),
-            numbers=frozenset(plain_text(value) for _, value in found if not isinstance(value, Tensor)),
-            tensors=[value for _, value in found if isinstance(value, Tensor)],
+            keys=frozenset(key.rpartition(".")[2].strip("_") for key, _ in state),
+            numbers=frozenset(plain_text(value) for _, value in state if not isinstance(value, Tensor)),
+            tensors=[value for _, value in state if isinstance(value, Tensor)],
         )
 
     def _compare(self, before: _Look, now: _Look) -> None:
@@ -205,7 +216,7 @@ def _refusal(paths: list[str], first: Mark, earlier: int, step: int) -> str:
     others = f" (and {_listed(paths[1:])})" if len(paths) > 1 else ""
     return (
         f"{paths[0]}{others} was changed between step {earlier} and step {step}, and no object of the State saves it. A process that "
-        f"restarts runs the script from its top, where it begins anew, so that the run would end with another result: {_advice(paths[0], first)}"
+        f"restarts runs the script from its top, where it is as at the start, so that the run would end with another result: {_advice(paths[0], first)}"
     )
 
 

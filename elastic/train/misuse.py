@@ -18,7 +18,7 @@ _IN_THE_PLACE_OF = {
     "collate_fn": "write collate=function of a list of samples",
     "num_workers": "write workers=",
     "batch_size": "the samples of one step, over all workers, are elastic.start(global_batch=...)",
-    "shuffle": "leave it out: the run shuffles by its seed, anew in each epoch, and order=function(epoch) gives another order",
+    "shuffle": "leave it out: the run shuffles by its seed, each epoch in another order, and order=function(epoch) gives another order",
     "sampler": "write weights=, one number for each sample, or order=function(epoch), which returns sample numbers",
     "batch_sampler": "write order=function(epoch), which returns sample numbers",
     "drop_last": "write tail='drop' or tail='pad'",

@@ -114,7 +114,7 @@ class Mark:
         if before.value == self.value:
             return Weight.NONE
         if self.kind is Kind.RANDOM and before.value[0] != self.value[0]:
-            return Weight.NONE  # seeded anew since, as one does from the step's number
+            return Weight.NONE  # seeded since, as one does from the step's number
         return self.rules.in_place if _is_same(before, self) else self.rules.rebound
 
 

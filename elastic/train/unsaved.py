@@ -44,7 +44,7 @@ class Unsaved:
             if _storage(parameter) not in saved:
                 raise UsageError(
                     f"expected the State to hold every parameter that an optimizer updates, found one of shape {list(parameter.shape)} in "
-                    f"{self._optimizer_of(parameter)} that no object of it saves; a resume would begin it anew: give its module to the State as well, "
+                    f"{self._optimizer_of(parameter)} that no object of it saves; a resume would begin it as the script builds it: give its module to the State as well, "
                     "State(..., head=head); loose tensors belong into an nn.ParameterList or nn.ParameterDict"
                 )
 
@@ -55,7 +55,7 @@ class Unsaved:
             if hasattr(optimizer.step, "_wrapped_by_lr_sched") and id(optimizer) not in scheduled:
                 raise UsageError(
                     f"expected the State to hold the learning rate schedule of its {type(optimizer).__name__}, found none; a resume would begin the "
-                    "schedule anew: State(..., scheduler=scheduler)"
+                    "schedule from its start: State(..., scheduler=scheduler)"
                 )
 
     def check_scaler(self, scaler: Scaler | None) -> None:
@@ -92,7 +92,7 @@ class Unsaved:
             raise UsageError(
                 f"an optimizer ({type(optimizer).__name__}) updates {self._state.name_of(ours)} and keeps a state of its own, which no object of "
                 "the State saves; a resume would begin without it: State(..., optimizer=optimizer), or that of the optimizer that it wraps, "
-                "State(..., base=optimizer.base_optimizer). One that the loop makes anew for inner steps (Reptile, MAML): let it train a copy of the "
+                "State(..., base=optimizer.base_optimizer). One that the loop makes in each step for inner steps (Reptile, MAML): let it train a copy of the "
                 "module inside the function given to step.sum, return the change of the weights there, and set .grad from the sum"
             )
 

@@ -81,7 +81,7 @@ class ImportWatch:
         self._stop()
 
     def _stop(self) -> None:
-        if builtins.__import__ == self._import:  # and nobody has replaced it meanwhile
+        if builtins.__import__ == self._import:  # and no other code has replaced it meanwhile
             builtins.__import__ = self._originals[0]
         if importlib.import_module == self._import_module:
             importlib.import_module = self._originals[1]

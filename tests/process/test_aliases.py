@@ -21,7 +21,7 @@ def test_names_for_parts_of_objects_belong_to_them_after_a_kill(drill, drills, r
 
 
 def test_a_load_that_forgets_is_refused_after_the_first_step(drill, recipes):
-    """Its count would begin anew in every generation. No step is left behind."""
+    """Its count would begin from the start in every generation. No step is left behind."""
     agent = drill.start("--save-every", "1000steps", recipe=recipes / "aliased.py", arguments=("forgets",))
     agent.ends_with(2)
 

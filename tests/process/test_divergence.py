@@ -124,7 +124,7 @@ def test_a_finished_step_is_kept_though_its_workers_died_before_they_compared_it
 
 def test_under_torchrun_ranks_that_differ_fail_with_the_sentence(drill, recipes):
     """There is no agent to do the steps again: the exit code is that of any failure, and what
-    torchrun starts anew begins from a checkpoint.
+    torchrun starts again begins from a checkpoint.
     """
     torchrun = drill.start_torchrun(
         "--standalone",

@@ -63,7 +63,7 @@ def test_code_of_the_porting_guide_is_exact_where_a_worker_dies(habit, drills, t
 
 
 def test_the_guide_has_the_code_that_is_tested():
-    """A fence that lost its mark would not be run, and nobody would notice."""
+    """A fence that lost its mark would not be run, and no test would fail."""
     marked = len(BLOCK.findall(TEXT))
 
     assert TEXT.count("\n```python") == marked + 1, "only the script to be ported is not run"

@@ -4,6 +4,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 import elastic
 from elastic.errors import UsageError
@@ -470,7 +471,7 @@ HARMLESS = {
 
 @pytest.mark.parametrize("form", ["module", "function"])
 @pytest.mark.parametrize("habit", HARMLESS)
-def test_what_each_pass_makes_anew_or_the_state_saves_is_left_alone(habit, form):
+def test_what_each_pass_makes_or_the_state_saves_is_left_alone(habit, form):
     assert outcome(HARMLESS[habit], form=form) == ("", set(), set())
 
 
@@ -503,3 +504,20 @@ def test_nothing_is_called_and_nothing_kept_alive():
             update()
         """
     assert outcome(recipe)[0] == ""
+
+
+@pytest.mark.parametrize(("first", "looks"), [(1, [1, 2, 3, 4, 7, 8, 13, 16, 24]), (6, [13, 19, 21, 24])])
+def test_a_process_that_goes_on_with_a_run_does_not_look_in_its_first_steps(first, looks):
+    """A recovery would wait for each look; epochs of six steps begin in steps 7, 13 and 19."""
+    found = []
+
+    class Counted(LoopMemory):
+        def look(self, step, frame):
+            self._looks += 1
+            found.append(step)
+
+    state = elastic.State(model=torch.nn.Linear(1, 1))
+    memory = Counted(state=state, last_step=24, left_out=[], report=found.append)
+    for step in range(first, 25):
+        memory.begin(step, begins_epoch=step % 6 == 1)
+    assert found == looks

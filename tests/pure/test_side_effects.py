@@ -277,7 +277,7 @@ def features(net, batch, found):
 
 
 def test_features_that_a_hook_collects_are_an_output():
-    """The common way to look into a network: a dict that each forward fills anew."""
+    """The common way to look into a network: a dict that each forward fills again."""
     net, found = Net(""), {}
     net.body.register_forward_hook(lambda _m, _i, output: found.__setitem__("features", output))
     optimizer, loop = training(ALONE, net)

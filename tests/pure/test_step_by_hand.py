@@ -193,7 +193,7 @@ def squares(net):
 
 
 def test_an_inner_optimizer_over_the_same_parameters_is_refused_with_what_to_write():
-    """It cannot go into the State, since the loop makes it anew in each step."""
+    """It cannot go into the State, since the loop makes it in each step."""
     net, _, coming = recipe()
     step = next(coming)
     step.mean_loss(squares(net))

@@ -128,7 +128,7 @@ def test_a_recipe_that_updates_in_every_step_needs_no_zero_grad(kind):
 
 
 def test_an_update_that_a_scaler_skips_is_not_refused():
-    """Its gradients were not finite, and nobody misses them."""
+    """Its gradients were not finite, and nothing lacks them."""
     net = layers()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
@@ -300,7 +300,7 @@ def test_an_embedding_that_renormalises_itself_is_refused_by_name():
 
 
 def test_a_buffer_that_forward_registers_is_refused():
-    """A process that resumes has built its objects anew, without it, and cannot load it."""
+    """A process that resumes has built its objects again, without it, and cannot load it."""
 
     def register(net, x):
         net.register_buffer("mask", torch.ones(3))

@@ -1,4 +1,4 @@
-"""What a resume would begin anew is refused, and wrappers of the recipe's own are left alone."""
+"""What a resume would lose is refused, and wrappers of the recipe's own are left alone."""
 
 import pytest
 import torch

@@ -13,7 +13,7 @@ TINY_GATES      Folder. While it holds the file `gate-<n>`, each rank makes the 
                 that file and takes all memory that it can get.
 TINY_RAISE      "STEP RANK": this rank raises in this step, every time.
 TINY_REMEMBER   The model counts its own forwards, and multiplies what it gives by that: in an
-                `attribute`, or in an `iterator`, into which nobody can look.
+                `attribute`, or in an `iterator`, whose place cannot be seen.
 TINY_HOOK       Any text: a parameter has a hook on its gradient, which changes nothing.
 TINY_SAMPLES    Folder. Each rank writes there which samples each of its shards of a step has,
                 before it uses them.
