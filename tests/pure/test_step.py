@@ -4,6 +4,7 @@ from functools import cache, partial
 
 import pytest
 import torch
+from steps import CPU, step_parts
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import TensorDataset
@@ -11,17 +12,10 @@ from torch.utils.data import TensorDataset
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
 from elastic.reduce import bucket as bucket_module
-from elastic.reduce.exchange import Exchange
-from elastic.reduce.gradients import Gradients
 from elastic.testing.ranks import Member
-from elastic.train.buffers import Buffers
-from elastic.train.contract import Contract
-from elastic.train.shard_outputs import AgreedForms
 from elastic.train.state import State, checksum_of
-from elastic.train.step import Requests, Step, StepParts
-from elastic.worker.heartbeat import HeartbeatSender
+from elastic.train.step import Requests, Step
 
-CPU = torch.device("cpu")
 SAMPLES, BATCH, CLASSES = 60, 24, 3
 DRAIN_AT, OVERFLOW_AT = 3, 2
 
@@ -53,13 +47,6 @@ def data():
     return torch.randn(SAMPLES, 6, generator=draw), torch.randint(CLASSES, (SAMPLES,), generator=draw)
 
 
-class NoPage:
-    """A control page that no agent reads."""
-
-    def beat(self, local_rank, place):
-        pass
-
-
 class Loop:
     """The trainer's loop without restores, snapshots and saves."""
 
@@ -68,20 +55,9 @@ class Loop:
         self.order = SampleOrder(
             seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=epochs, tail=Tail.PAD
         )
-        exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
-        contract = Contract(state, global_batch=BATCH, shards=shards)
-        self.parts = StepParts(
-            exchange=exchange,
-            contract=contract,
-            gradients=Gradients(contract, exchange),
-            forms=AgreedForms(exchange, CPU),
-            buffers=Buffers(state, shards, CPU),
-            device=CPU,
-            heartbeat=HeartbeatSender(NoPage(), 0),
-            order=self.order,
-        )
+        self.parts = step_parts(state, self.order, member)
         loader = Loader(dataset=TensorDataset(*data()), order=self.order, device=CPU)
-        self.batches = loader.steps(exchange.own_shards, 1)
+        self.batches = loader.steps(self.parts.exchange.own_shards, 1)
 
     def step(self, number):
         """The last rank alone asks for a drain at one step.

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from steps import CPU, NO_REQUESTS, step_parts
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import TensorDataset
@@ -14,24 +15,10 @@ from torch.utils.data import TensorDataset
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
 from elastic.errors import UsageError
-from elastic.reduce.exchange import Exchange
-from elastic.reduce.gradients import Gradients
-from elastic.train.buffers import Buffers
-from elastic.train.contract import Contract
-from elastic.train.shard_outputs import AgreedForms
 from elastic.train.state import State
-from elastic.train.step import Requests, Step, StepParts
-from elastic.worker.heartbeat import HeartbeatSender
+from elastic.train.step import Step
 
-CPU = torch.device("cpu")
 SHARDS, STEPS, BATCH, CLASSES = 6, 2, 24, 3
-
-
-class NoPage:
-    """A control page that no agent reads."""
-
-    def beat(self, local_rank, place):
-        pass
 
 
 def linear(**options):
@@ -46,27 +33,14 @@ def data():
 
 def steps(net, **others):
     """The steps of a world of one, one epoch."""
-    exchange = Exchange(shards=SHARDS, world_size=1, rank=0, group=None)
     order = SampleOrder(
         seed=5, samples=2 * BATCH, global_batch=BATCH, shards=SHARDS, epochs=1, tail=Tail.DROP
     )
-    state = State(net=net, **others)
-    contract = Contract(state, global_batch=BATCH, shards=SHARDS)
-    parts = StepParts(
-        exchange=exchange,
-        contract=contract,
-        gradients=Gradients(contract, exchange),
-        forms=AgreedForms(exchange, CPU),
-        buffers=Buffers(state, SHARDS, CPU),
-        device=CPU,
-        heartbeat=HeartbeatSender(NoPage(), 0),
-        order=order,
-    )
+    parts = step_parts(State(net=net, **others), order)
     loader = Loader(dataset=TensorDataset(*data()), order=order, device=CPU)
-    requests = Requests(drain=False, snapshot=False, save=False)
     batches = loader.steps(range(SHARDS), 1)
     for number in range(1, order.steps + 1):
-        yield Step(number, parts, partial(next, batches), lambda _number: requests)
+        yield Step(number, parts, partial(next, batches), lambda _number: NO_REQUESTS)
 
 
 def gradient(parameters):

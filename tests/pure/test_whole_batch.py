@@ -4,33 +4,17 @@ from functools import partial
 
 import pytest
 import torch
+from audited import auditor_of
+from steps import CPU, NO_REQUESTS, step_parts
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import TensorDataset
 
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
-from elastic.reduce.exchange import Exchange
-from elastic.reduce.gradients import Gradients
-from elastic.system.clock import SystemClock
-from elastic.train.audit import Auditor
-from elastic.train.buffers import Buffers
-from elastic.train.contract import Contract
-from elastic.train.process_groups import ProcessGroups
-from elastic.train.shard_outputs import AgreedForms
 from elastic.train.state import State, checksum_of
-from elastic.train.step import Requests, Step, StepParts
+from elastic.train.step import Step
 from elastic.train.whole_batch import FirstGradientCheck
-from elastic.worker.heartbeat import HeartbeatSender
-
-CPU = torch.device("cpu")
-
-
-class NoPage:
-    """A control page that no agent reads."""
-
-    def beat(self, local_rank, place):
-        pass
 
 
 def first_step(net, *, watched=True, **others):
@@ -39,36 +23,12 @@ def first_step(net, *, watched=True, **others):
     draw = torch.Generator().manual_seed(3)
     tensors = torch.randn(24, 6, generator=draw), torch.randint(3, (24,), generator=draw)
     state = State(net=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), **others)
-    exchange = Exchange(shards=4, world_size=1, rank=0, group=None)
-    contract = Contract(state, global_batch=24, shards=4)
-    parts = StepParts(
-        exchange=exchange,
-        contract=contract,
-        gradients=Gradients(contract, exchange),
-        forms=AgreedForms(exchange, CPU),
-        buffers=Buffers(state, 4, CPU),
-        device=CPU,
-        heartbeat=HeartbeatSender(NoPage(), 0),
-        order=order,
-    )
+    parts = step_parts(state, order)
     loader = Loader(dataset=TensorDataset(*tensors), order=order, device=CPU)
-    auditor = Auditor(
-        groups=ProcessGroups(rank=0, world_size=1, local_rank=0, device=CPU),
-        loader=loader,
-        state=state,
-        buffers=parts.buffers,
-        gradients=parts.gradients,
-        heartbeat=parts.heartbeat,
-        clock=SystemClock(),
-        node="node",
-        generation=1,
-        compare=lambda: None,
-        redo=None,
-        log=None,
-    )
+    auditor = auditor_of(state, parts, loader)
     load = partial(next, loader.steps(range(4), 1))
     check = FirstGradientCheck(parts=auditor) if watched else None
-    return Step(1, parts, load, lambda _: Requests(drain=False, snapshot=False, save=False), check)
+    return Step(1, parts, load, lambda _: NO_REQUESTS, check)
 
 
 def net(*more):

@@ -44,6 +44,23 @@ def samples() -> TensorDataset:
     )
 
 
+def step_parts(state: State, order: SampleOrder, member: Member = ALONE) -> StepParts:
+    """Of a rank whose states are not compared with those of others, and which is not audited."""
+    shards = order.shards
+    exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
+    contract = Contract(state, global_batch=order.global_batch, shards=shards)
+    return StepParts(
+        exchange=exchange,
+        contract=contract,
+        gradients=Gradients(contract, exchange),
+        forms=AgreedForms(exchange, CPU),
+        buffers=Buffers(state, shards, CPU),
+        device=CPU,
+        heartbeat=HeartbeatSender(NoPage(), 0),
+        order=order,
+    )
+
+
 def steps(
     member: Member,
     state: State,
@@ -56,24 +73,13 @@ def steps(
 ) -> Iterator[Step]:
     """Two steps an epoch. dataset: of SAMPLES samples, by default `samples`."""
     torch.set_num_threads(1)
-    exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
     order = SampleOrder(
         seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=epochs, tail=Tail.DROP
     )
-    contract = Contract(state, global_batch=BATCH, shards=shards)
-    parts = StepParts(
-        exchange=exchange,
-        contract=contract,
-        gradients=Gradients(contract, exchange),
-        forms=AgreedForms(exchange, CPU),
-        buffers=Buffers(state, shards, CPU),
-        device=CPU,
-        heartbeat=HeartbeatSender(NoPage(), 0),
-        order=order,
-    )
+    parts = step_parts(state, order, member)
     loader = Loader(dataset=dataset or samples(), order=order, device=CPU, collate=collate)
-    batches = loader.steps(exchange.own_shards, first)
+    batches = loader.steps(parts.exchange.own_shards, first)
     for number in range(first, order.steps + 1):
         yield Step(number, parts, partial(next, batches), lambda _number: NO_REQUESTS)
     parts.gradients.close()
-    contract.close()
+    parts.contract.close()
