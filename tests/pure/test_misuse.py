@@ -109,7 +109,10 @@ def test_a_step_is_given_a_function_and_not_its_result():
 @pytest.mark.parametrize("kind", [Run, Step])
 def test_every_public_method_is_among_them(kind):
     """A new method must not be forgotten: what the wrapper adds is found in its closure."""
-    quiet = {"Run": {"print"}, "Step": {"abandon"}}[kind.__name__]  # print takes any words
+    quiet = {
+        "Run": {"print"},
+        "Step": {"abandon", "end_by_hand"},
+    }  # print takes any words; the loop calls the others
     for name, method in inspect.getmembers(kind, inspect.isfunction):
-        if not name.startswith("_") and name not in quiet:
+        if not name.startswith("_") and name not in quiet[kind.__name__]:
             assert hasattr(method, "__wrapped__"), name
