@@ -39,7 +39,8 @@ from elastic.train.saving import SavedState, Saving
 from elastic.train.shard_outputs import AgreedForms
 from elastic.train.side_effects import SideEffects
 from elastic.train.state import checksum_of
-from elastic.train.step import Requests, Step, StepParts
+from elastic.train.step import Step
+from elastic.train.step_parts import Requests, StepParts
 from elastic.train.step_record import StepRecorder
 from elastic.train.trial_load import load_own_again
 from elastic.train.whole_batch import FirstGradientCheck

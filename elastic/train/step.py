@@ -12,76 +12,27 @@ recipe's, with plain PyTorch on the gradients in `.grad`.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from elastic.data import random_streams
 from elastic.data.loader import Batch
-from elastic.data.order import SampleOrder
 from elastic.errors import UsageError
-from elastic.reduce.exchange import Exchange
-from elastic.reduce.gradients import Gradients
 from elastic.system.phase import Phase
-from elastic.train.agreement import Agreement
 from elastic.train.audit import Auditor, Call, StepAudit
-from elastic.train.buffers import Buffers, Contents
-from elastic.train.contract import Contract
+from elastic.train.buffers import Contents
 from elastic.train.leaving import StepPlace
 from elastic.train.misuse import public
-from elastic.train.shard_outputs import INTEGERS, AgreedForms, check_loss, check_summand, described
-from elastic.train.side_effects import FirstCall, SideEffects
+from elastic.train.open_sums import OpenSums
+from elastic.train.shard_outputs import INTEGERS, check_loss, check_summand, described
+from elastic.train.side_effects import FirstCall
+from elastic.train.step_end import StepEnd
+from elastic.train.step_parts import Requests, StepOutcome, StepParts
 from elastic.train.unsaved import Scaler
 from elastic.train.whole_batch import FirstGradientCheck, WholeBatchGradient
-from elastic.worker.heartbeat import HeartbeatSender
-
-
-class Requests(NamedTuple):
-    """What one rank asks of all ranks.
-
-    It rides in the end-of-step all-reduce, so that every rank decides the same at the same step.
-    """
-
-    drain: bool
-    snapshot: bool
-    save: bool  # a snapshot that becomes a checkpoint
-    audit: bool = False  # an audit of the next step
-    compare: bool = False  # the ranks' states after the step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOutcome:
-    """What a step ends with, identical on all ranks.
-
-    loss: NaN where the library computed none. gradient_norms: of each bucket, or of the sums that
-    the recipe makes its gradients of.
-    """
-
-    loss: float
-    gradient_norms: tuple[float, ...]
-    requests: Requests  # each is made if any rank made it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepParts:
-    """What all steps of a generation share.
-
-    agreement: None where no ranks are compared. side_effects: None where nothing is audited.
-    """
-
-    exchange: Exchange
-    contract: Contract
-    gradients: Gradients
-    buffers: Buffers
-    forms: AgreedForms
-    device: torch.device
-    heartbeat: HeartbeatSender
-    order: SampleOrder
-    agreement: Agreement | None = None
-    side_effects: SideEffects | None = None
 
 
 class Step:
@@ -121,11 +72,9 @@ class Step:
         self.audit: StepAudit | WholeBatchGradient | None = None
         if auditor is not None:
             self.audit = auditor.begin(number, self._compute)
-        # Those whose gradients are not computed yet, by number of the call.
-        self._sums: dict[int, tuple[Tensor, dict[int, Tensor]]] = {}
+        self._sums = OpenSums(number)
         self._buffers_after: dict[int, Contents] = {}
         self._passes = 0
-        self._is_in_shard = False  # inside the backward of one shard's sums
         parts.contract.begin_step(number, self._end_before_update)
         # The recipe's draws before its first sum must not depend on what this rank computed before.
         random_streams.enter(parts.order.seed, "step", number, 0)
@@ -181,10 +130,7 @@ class Step:
             total = self._parts.exchange.sum_shards(copies, "a sum over shards")
         # What this rank's last shard left there must not reach the recipe's own code.
         self._parts.buffers.load()
-        if has_graph:
-            total.requires_grad_()
-            total.register_hook(partial(self._reach_sum, self._passes))  # type: ignore[no-untyped-call]
-        self._sums[self._passes] = total, outputs
+        self._sums.add(self._passes, total, outputs, has_graph=has_graph)
         if self.audit is not None:
             self.audit.add_sum(function, self._passes)
         self._parts.heartbeat.enter(Phase.BETWEEN)
@@ -216,19 +162,17 @@ class Step:
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         # Those that reach parameters past the sums; d loss / d sum is left in `sum.grad`.
         direct = {p: p.grad for p in gradients.parameters if p.grad is not None}
-        for total, _ in self._sums.values():
-            if total.requires_grad and total.grad is None:
-                total.grad = torch.zeros_like(total)
+        self._sums.fill_gradients()
         for batch in self._batches:
             heartbeat.enter(Phase.STEP)
             gradients.before_backward(batch.shard)
             # Activation checkpointing computes the forward again, from what the buffers are.
             self._parts.buffers.load(self._buffers_after[batch.shard])
-            self._backward_of_sums([outputs[batch.shard] for _, outputs in self._sums.values()])
+            self._sums.backward(self._sums.outputs_of(batch.shard))
             self.fault_point("backward")
             gradients.after_backward(batch.shard)
         if self.audit is not None:
-            self.audit.check_sums(self._backward_of_sums)
+            self.audit.check_sums(self._sums.backward)
         with heartbeat.waiting():  # with nccl, gradient sums that are under way may come before it
             known = float(loss.detach())
         outcome = self._finish(known, dict.fromkeys(self._parts.exchange.own_shards, 0.0))
@@ -251,9 +195,8 @@ class Step:
 
         def backward(loss: Tensor) -> None:
             scaled = loss if scaler is None else scaler.scale(loss)
-            self._is_in_shard = True
-            (scaled / exchange.shards).backward()  # type: ignore[no-untyped-call]
-            self._is_in_shard = False
+            with self._sums.in_shard():
+                (scaled / exchange.shards).backward()  # type: ignore[no-untyped-call]
 
         self._begin_gradients(scaler)
         losses: dict[int, float] = {}
@@ -283,7 +226,7 @@ class Step:
                 f"step {self.number} ended without gradients: expected step.backward(loss) or step.mean_loss(...) in the body of the loop. To make "
                 "gradients by hand, return them with .detach() from the function given to step.sum, and set .grad of the parameters from the sum"
             )
-        norms = tuple(float(torch.linalg.vector_norm(total.double())) for total, _ in self._sums.values())
+        norms = self._sums.norms()
         self._parts.gradients.begin_without()
         if isinstance(self.audit, StepAudit):
             self.audit.check_sums(lambda _outputs: None)
@@ -293,7 +236,7 @@ class Step:
 
     @property
     def _can_end_by_hand(self) -> bool:
-        return bool(self._sums) and not any(total.requires_grad for total, _ in self._sums.values())
+        return bool(self._sums) and not self._sums.have_graph
 
     def _end_before_update(self) -> None:
         if self.outcome is None and self._can_end_by_hand:
@@ -378,94 +321,20 @@ class Step:
         else:
             self._parts.gradients.begin_step(audit.own, audit.see_gradient)
 
-    def _backward_of_sums(self, outputs: list[Tensor]) -> None:
-        """From d loss / d sum into one shard's graphs.
-
-        outputs: one for each sum. A sum for the metrics alone may have no graph.
-        """
-        reached = [
-            (output, total.grad)
-            for output, (total, _) in zip(outputs, self._sums.values(), strict=True)
-            if output.requires_grad
-        ]
-        self._is_in_shard = True
-        if reached:
-            torch.autograd.backward([output for output, _ in reached], [gradient for _, gradient in reached])
-        self._is_in_shard = False
-
-    def _reach_sum(self, number: int, _gradient: Tensor) -> None:
-        """A backward has reached the result of a sum; only that of the step's loss may.
-
-        number: of the call.
-        """
-        if self._is_in_shard:
-            raise UsageError(
-                f"step {self.number}: the function of a step.sum or step.mean_loss uses the result of an earlier step.sum, and its gradient would have "
-                "to go through all shards of that one again; add up in one sum what both need (a variance follows from Σx and Σx²), or use the "
-                "result's .detach()"
-            )
-        if number not in self._sums:
-            raise UsageError(
-                f"a loss uses the result of a step.sum of step {self.number} after a later step.backward or step.mean_loss, which ended what it belongs "
-                "to: the gradient would not reach the function's parameters. Compute the sum again, or use the result's .detach()"
-            )
-
     def _finish(self, loss: float | None, losses: dict[int, float]) -> StepOutcome:
-        """The end-of-step all-reduce, of one vector.
-
-        loss: known to every rank already, or None where it is the mean of `losses`, which are those
-        of the own shards. The vector of each shard is float64: [1] its loss, [5] the fields of
-        Requests, [2 · ranks] votes on the state before this step, [parameters] whether a gradient
-        exists, [buffers.length] its buffers.
-        """
-        parts = self._parts
-        with parts.heartbeat.waiting():
-            flats = parts.gradients.wait()
-        self.fault_point("mid-sum")
-        asks = self._requests(self.number)
-        said = [*asks, *(() if parts.agreement is None else parts.agreement.numbers())]
-        of_rank = torch.cat([torch.tensor(said, dtype=torch.float64), parts.gradients.used()])
-        of_rank = of_rank.to(parts.device)
-        contributions = {}
-        for index, shard in enumerate(parts.exchange.own_shards):
-            own_loss = torch.tensor([losses[shard]], dtype=torch.float64, device=parts.device)
-            # A rank's requests count once, whatever the number of its shards.
-            head = torch.cat([own_loss, of_rank * (index == 0)])
-            contributions[shard] = torch.cat(
-                [head, parts.buffers.contribution(self._buffers_after[shard], shard)]
-            )
-        with parts.heartbeat.waiting():
-            total = parts.exchange.sum_shards(contributions, "the end of a step")
-        sizes = [1 + len(said), of_rank.numel() - len(said), parts.buffers.length]
-        head, used, buffers = torch.split(total, sizes)
-        loss_sum, *sums = head.tolist()
-        asked, votes = sums[: len(asks)], sums[len(asks) :]
-        if parts.agreement is not None:
-            parts.agreement.read(votes, undo=parts.buffers.load)
-        parts.gradients.assign(flats, used)
-        self._check_integers(buffers)
-        parts.buffers.end(buffers)
-        if self.number == 1:  # what is to be said is said after the first step
-            self.averaged += parts.buffers.averaged(self._buffers_after[parts.exchange.own_shards[-1]])
-        self._buffers_after, self._sums = {}, {}
-        self.outcome = StepOutcome(
-            loss=loss if loss is not None else loss_sum / parts.exchange.shards,
-            gradient_norms=tuple(float(torch.linalg.vector_norm(flat)) for flat in flats),
-            requests=Requests(*(count > 0 for count in asked)),
+        """Loss and losses: see StepEnd.exchange."""
+        parts, buffers = self._parts, self._buffers_after
+        end = StepEnd(
+            parts=parts,
+            number=self.number,
+            buffers=buffers,
+            requests=self._requests,
+            fault_point=self.fault_point,
         )
+        self.outcome = end.exchange(loss, losses)
+        if self.number == 1:  # what is to be said is said after the first step
+            self.averaged += parts.buffers.averaged(buffers[parts.exchange.own_shards[-1]])
+        self._buffers_after = {}
+        self._sums.close()
         parts.heartbeat.enter(Phase.BETWEEN)
         return self.outcome
-
-    def _check_integers(self, total: Tensor) -> None:
-        """Every rank has the same sum, so that all ask for the names, or none does."""
-        parts = self._parts
-        if parts.buffers.have_same_integers(total):
-            return
-        of_shard = {shard: parts.buffers.hashes(after) for shard, after in self._buffers_after.items()}
-        names = parts.buffers.different_integers(parts.exchange.sum_shards(of_shard, "hashes of buffers"))
-        raise UsageError(
-            f"step {self.number}: expected the integers in buffer {names[0]} to be the same after every shard of the batch, found others "
-            "(it counts samples, perhaps, or points into a queue or a codebook), so that none is that of the whole batch. Update it in the loop's body, "
-            "from a step.sum(...) of what each shard adds (counts, or new entries at their places in zeros); or make it a buffer of floats, which becomes "
-            "the mean over shards"
-        )

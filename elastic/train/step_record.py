@@ -12,7 +12,8 @@ from elastic.observe.step_line import StepLine
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.train.loop_parts import LoopParts
 from elastic.train.resume import Resumed
-from elastic.train.step import Step, StepOutcome
+from elastic.train.step import Step
+from elastic.train.step_parts import StepOutcome
 
 
 class StepRecorder:

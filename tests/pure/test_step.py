@@ -14,7 +14,8 @@ from elastic.data.order import SampleOrder, Tail
 from elastic.reduce import bucket as bucket_module
 from elastic.testing.ranks import Member
 from elastic.train.state import State, checksum_of
-from elastic.train.step import Requests, Step
+from elastic.train.step import Step
+from elastic.train.step_parts import Requests
 
 SAMPLES, BATCH, CLASSES = 60, 24, 3
 DRAIN_AT, OVERFLOW_AT = 3, 2

@@ -19,7 +19,8 @@ from elastic.train.audit import Auditor
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.side_effects import SideEffects
 from elastic.train.state import State, checksum_of
-from elastic.train.step import Step, StepParts
+from elastic.train.step import Step
+from elastic.train.step_parts import StepParts
 
 SAMPLES, BATCH, CLASSES = 48, 24, 3
 

@@ -17,7 +17,8 @@ from elastic.train.buffers import Buffers
 from elastic.train.contract import Contract
 from elastic.train.shard_outputs import AgreedForms
 from elastic.train.state import State
-from elastic.train.step import Requests, Step, StepParts
+from elastic.train.step import Step
+from elastic.train.step_parts import Requests, StepParts
 from elastic.worker.heartbeat import HeartbeatSender
 
 CPU = torch.device("cpu")

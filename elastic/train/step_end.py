@@ -1,0 +1,91 @@
+"""The end of a step is one all-reduce of one vector, after which all ranks know the same.
+
+It carries losses, requests, votes on the state before the step, which gradients exist, and buffers.
+Then each rank has the step's gradients in `.grad` and the step's buffers in its modules.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from elastic.errors import UsageError
+from elastic.train.buffers import Contents
+from elastic.train.step_parts import Requests, StepOutcome, StepParts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnd:
+    """What one rank brings to the end of step `number`.
+
+    buffers: what they are after each own shard. requests: called with the step's number once the
+    gradients are summed. fault_point: see Step.
+    """
+
+    parts: StepParts
+    number: int
+    buffers: dict[int, Contents]
+    requests: Callable[[int], Requests]
+    fault_point: Callable[[str], None]
+
+    def exchange(self, loss: float | None, losses: dict[int, float]) -> StepOutcome:
+        """loss: known to every rank already, or None where it is the mean of `losses`.
+
+        losses: of the own shards. Raises UsageError for integers in buffers that differ between
+        shards, PeerLost when another rank is gone, and what a vote on the states raises.
+        """
+        parts = self.parts
+        with parts.heartbeat.waiting():
+            flats = parts.gradients.wait()
+        self.fault_point("mid-sum")
+        asks = self.requests(self.number)
+        said = [*asks, *(() if parts.agreement is None else parts.agreement.numbers())]
+        contributions = self._contributions(said, losses)
+        with parts.heartbeat.waiting():
+            total = parts.exchange.sum_shards(contributions, "the end of a step")
+        sizes = [1 + len(said), total.numel() - 1 - len(said) - parts.buffers.length, parts.buffers.length]
+        head, used, buffers = torch.split(total, sizes)
+        loss_sum, *sums = head.tolist()
+        asked, votes = sums[: len(asks)], sums[len(asks) :]
+        if parts.agreement is not None:
+            parts.agreement.read(votes, undo=parts.buffers.load)
+        parts.gradients.assign(flats, used)
+        self._check_integers(buffers)
+        parts.buffers.end(buffers)
+        return StepOutcome(
+            loss=loss if loss is not None else loss_sum / parts.exchange.shards,
+            gradient_norms=tuple(float(torch.linalg.vector_norm(flat)) for flat in flats),
+            requests=Requests(*(count > 0 for count in asked)),
+        )
+
+    def _contributions(self, said: list[float], losses: dict[int, float]) -> dict[int, Tensor]:
+        """The vector of each own shard, float64.
+
+        It is [1] its loss, [5] the fields of Requests, [2 · ranks] votes on the state before this
+        step, [parameters] whether a gradient exists, [buffers.length] its buffers.
+        """
+        parts = self.parts
+        of_rank = torch.cat([torch.tensor(said, dtype=torch.float64), parts.gradients.used()])
+        of_rank = of_rank.to(parts.device)
+        contributions = {}
+        for index, shard in enumerate(parts.exchange.own_shards):
+            own_loss = torch.tensor([losses[shard]], dtype=torch.float64, device=parts.device)
+            # A rank's requests count once, whatever the number of its shards.
+            head = torch.cat([own_loss, of_rank * (index == 0)])
+            contributions[shard] = torch.cat([head, parts.buffers.contribution(self.buffers[shard], shard)])
+        return contributions
+
+    def _check_integers(self, total: Tensor) -> None:
+        """Every rank has the same sum, so that all ask for the names, or none does."""
+        parts = self.parts
+        if parts.buffers.have_same_integers(total):
+            return
+        of_shard = {shard: parts.buffers.hashes(after) for shard, after in self.buffers.items()}
+        names = parts.buffers.different_integers(parts.exchange.sum_shards(of_shard, "hashes of buffers"))
+        raise UsageError(
+            f"step {self.number}: expected the integers in buffer {names[0]} to be the same after every shard of the batch, found others "
+            "(it counts samples, perhaps, or points into a queue or a codebook), so that none is that of the whole batch. Update it in the loop's body, "
+            "from a step.sum(...) of what each shard adds (counts, or new entries at their places in zeros); or make it a buffer of floats, which becomes "
+            "the mean over shards"
+        )

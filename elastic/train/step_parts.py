@@ -1,0 +1,58 @@
+"""What the steps of a generation share, and what each of them ends with on all ranks."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from elastic.data.order import SampleOrder
+from elastic.reduce.exchange import Exchange
+from elastic.reduce.gradients import Gradients
+from elastic.train.agreement import Agreement
+from elastic.train.buffers import Buffers
+from elastic.train.contract import Contract
+from elastic.train.shard_outputs import AgreedForms
+from elastic.train.side_effects import SideEffects
+from elastic.worker.heartbeat import HeartbeatSender
+
+
+class Requests(NamedTuple):
+    """What one rank asks of all ranks.
+
+    It rides in the end-of-step all-reduce, so that every rank decides the same at the same step.
+    """
+
+    drain: bool
+    snapshot: bool
+    save: bool  # a snapshot that becomes a checkpoint
+    audit: bool = False  # an audit of the next step
+    compare: bool = False  # the ranks' states after the step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """What a step ends with, identical on all ranks.
+
+    loss: NaN where the library computed none. gradient_norms: of each bucket, or of the sums that
+    the recipe makes its gradients of.
+    """
+
+    loss: float
+    gradient_norms: tuple[float, ...]
+    requests: Requests  # each is made if any rank made it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """agreement: None where no ranks are compared. side_effects: None where nothing is audited."""
+
+    exchange: Exchange
+    contract: Contract
+    gradients: Gradients
+    buffers: Buffers
+    forms: AgreedForms
+    device: torch.device
+    heartbeat: HeartbeatSender
+    order: SampleOrder
+    agreement: Agreement | None = None
+    side_effects: SideEffects | None = None
