@@ -16,13 +16,16 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
 import elastic
 
 _LIBRARIES = tuple(
     {str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    | {str(Path(elastic.__file__).resolve().parent)}
+    # These may lie in folders of their own, where they are developed.
+    | {str(Path(package.__file__ or "").resolve().parent) for package in (elastic, torch, np)}
 )
 
 _updated: dict[type, frozenset[str]] = {}

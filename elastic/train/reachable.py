@@ -11,15 +11,10 @@ objects with __slots__, items of a container beyond the first thousand, and what
 """
 
 import random
-import sys
-import sysconfig
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import Enum
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -28,163 +23,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-import elastic
 from elastic.train import structure
+from elastic.train.own_code import cell_contents, is_own_class, is_own_file
+from elastic.train.site import MODULES_OWN, Form, Site, is_plain_attribute, note, put_back
 from elastic.train.state import State
 from elastic.train.values import Values
 
-Content = dict[Any, Any]  # what a site holds, by its key; () for a site with one value
-WHOLE = ()
-VERSION = "version"  # beside the whole content of a tensor: autograd's count of changes
-
 MAX_SITES = 20_000
 MAX_ITEMS = 1000  # of one container that are followed
-ALL_COPIED_BYTES = 2**26  # of tensors and arrays
 
-_MODULES_OWN = frozenset(vars(nn.Module()))  # what every module has: parameters, hooks, its mode
 _MAPPINGS = dict, defaultdict, OrderedDict, Counter
 _NUMPY_GENERATORS = np.random.Generator, np.random.RandomState
 _GENERATORS = torch.Generator, random.Random, *_NUMPY_GENERATORS
-_NO_CODE_OF_RECIPES = (
-    *{sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-    *(str(Path(package.__file__ or "").parent) for package in (torch, np, elastic)),
-)
-
-
-class Form(Enum):
-    NAMES = "attributes or globals, in the dict of their names"
-    CLASS = "attributes of a class"
-    CELL = "a variable of an enclosing function"
-    MAPPING = "a dict"
-    SEQUENCE = "a list or a deque"
-    SET = "a set"
-    TENSOR = "the numbers in a tensor"
-    ARRAY = "the numbers in an array"
-    GENERATOR = "the state of a random generator"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """A place with a content that code can change.
-
-    path: as a recipe would write it. names: of globals, those that the function knows; None for all
-    attributes of an object. is_of_module: a module holds it, or something that a module holds.
-    """
-
-    path: str
-    form: Form
-    thing: Any
-    names: frozenset[str] | None = None
-    is_of_module: bool = False
-
-    def name_of(self, key: Any) -> str:
-        """The path of one key."""
-        match self.form:
-            case Form.NAMES | Form.CLASS:
-                return f"{self.path}.{key}" if self.path else str(key)
-            case Form.MAPPING:
-                return f"{self.path}[{key!r:.40}]"
-            case _:
-                return self.path
-
-    def read(self, *, copies: bool) -> Content:
-        """The content now. copies: of tensors and arrays too, else their count of changes."""
-        thing = self.thing
-        match self.form:
-            case Form.NAMES if self.names is not None:
-                return {name: thing[name] for name in self.names if name in thing}
-            case Form.NAMES:
-                return {name: value for name, value in thing.items() if name not in _MODULES_OWN}
-            case Form.CLASS:
-                return {
-                    name: value for name, value in vars(thing).items() if _is_plain_attribute(name, value)
-                }
-            case Form.CELL:
-                return _cell_content(thing)
-            case Form.MAPPING:
-                return dict(thing)
-            case Form.SEQUENCE:
-                return dict(enumerate(thing))
-            case Form.SET:
-                return {item: item for item in thing}
-            case Form.TENSOR:
-                version = thing._version  # noqa: SLF001 - autograd's count of changes
-                copy = thing.detach().clone() if copies else (version, thing.data_ptr())
-                return {WHOLE: copy, VERSION: version}
-            case Form.ARRAY:
-                return {WHOLE: thing.copy()} if copies else {}
-            case Form.GENERATOR:
-                return {WHOLE: _generator_state(thing)}
-
-    def write(self, content: Content) -> None:
-        """Put back what `read` gave. A tensor or array that was not copied stays as it is."""
-        thing, now = self.thing, self.read(copies=False)
-        match self.form:
-            case Form.NAMES:
-                for name in now.keys() - content.keys():
-                    del thing[name]
-                thing.update(
-                    {name: value for name, value in content.items() if now.get(name, now) is not value}
-                )
-            case Form.CLASS:
-                for name in now.keys() - content.keys():
-                    type.__delattr__(thing, name)
-                for name, value in content.items():
-                    if now.get(name, now) is not value:
-                        type.__setattr__(thing, name, value)
-            case Form.CELL:
-                if content:
-                    thing.cell_contents = content[WHOLE]
-                elif now:
-                    del thing.cell_contents
-            case Form.MAPPING | Form.SET | Form.SEQUENCE:
-                if (
-                    list(map(id, now.values())) != list(map(id, content.values()))
-                    or now.keys() != content.keys()
-                ):
-                    thing.clear()
-                    add = thing.extend if self.form is Form.SEQUENCE else thing.update
-                    add(content if self.form is Form.MAPPING else content.values())
-            case Form.TENSOR if isinstance(content[WHOLE], Tensor):
-                copy, version = content[WHOLE], content[VERSION]
-                if thing.shape != copy.shape or thing.dtype != copy.dtype:
-                    thing.data = copy
-                else:
-                    thing.data.copy_(copy)
-                torch._C._autograd._unsafe_set_version_counter((thing,), (version,))  # noqa: SLF001
-            case Form.ARRAY if content:
-                thing[...] = content[WHOLE]
-            case Form.GENERATOR:
-                _set_generator_state(thing, content[WHOLE])
-            case Form.TENSOR | Form.ARRAY:
-                pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """What sites held at one moment, in their order.
-
-    It refers to the values themselves, so that none of them can be replaced by another one with the
-    same id; tensors and arrays are copied, up to a size.
-    """
-
-    contents: list[Content]
-
-
-def note(sites: list[Site], *, copied_bytes: int) -> Note:
-    """copied_bytes: of one tensor or array, at most."""
-    left, contents = ALL_COPIED_BYTES, []
-    for site in sites:
-        size = site.thing.nbytes if site.form in (Form.TENSOR, Form.ARRAY) else 0
-        copies = size <= min(left, copied_bytes)
-        left -= size * copies
-        contents.append(site.read(copies=copies))
-    return Note(contents=contents)
-
-
-def put_back(sites: list[Site], before: Note) -> None:
-    for site, content in zip(sites, before.contents, strict=True):
-        site.write(content)
 
 
 def sites_of(state: State, functions: Iterable[Callable[..., Any]]) -> list[Site]:
@@ -258,7 +108,7 @@ class _Walk:
             case list() | deque() if type(thing) in (list, deque):
                 self._found(path, Form.SEQUENCE, thing, is_of_module)
                 self._add_items(path, enumerate(thing), is_of_module)
-            case _ if isinstance(thing, Values) or _is_of_recipe(type(thing)):
+            case _ if isinstance(thing, Values) or is_own_class(type(thing)):
                 self._visit_object(path, thing)
             case _:
                 pass
@@ -274,7 +124,7 @@ class _Walk:
         attributes = vars(module)
         self._found(path, Form.NAMES, attributes, is_of_module=True)
         for name, value in attributes.items():
-            if name not in _MODULES_OWN:
+            if name not in MODULES_OWN:
                 self.add(f"{path}.{name}", value, is_of_module=True)
         for tensor_name, tensor in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001
             self.add(f"{path}.{tensor_name}", tensor, is_of_module=True)
@@ -300,14 +150,14 @@ class _Walk:
 
     def _visit_class(self, kind: type, *, is_of_module: bool) -> None:
         for each in kind.__mro__:
-            if id(each) in self._seen or not _is_of_recipe(each):
+            if id(each) in self._seen or not is_own_class(each):
                 continue
             self._seen[id(each)] = each
             self._found(each.__name__, Form.CLASS, each, is_of_module)
             for name, value in vars(each).items():
                 if isinstance(value, FunctionType):
                     self.add("", value)
-                elif _is_plain_attribute(name, value):
+                elif is_plain_attribute(name, value):
                     self.add(f"{each.__name__}.{name}", value, is_of_module=is_of_module)
 
     def _visit_callable(self, path: str, function: Any) -> None:
@@ -321,7 +171,7 @@ class _Walk:
             case FunctionType():
                 for name in ("__wrapped__", "_torchdynamo_orig_callable"):
                     self.add("", vars(function).get(name))
-                if _is_in_recipe(function.__code__.co_filename):
+                if is_own_file(function.__code__.co_filename):
                     self._visit_function(function)
             case _:
                 pass
@@ -330,7 +180,7 @@ class _Walk:
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
             self._found(name, Form.CELL, cell, is_of_module=False)
-            for value in _cell_content(cell).values():
+            for value in cell_contents(cell):
                 self.add(name, value)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self.add("a default argument", default)
@@ -352,53 +202,3 @@ def _names(code: CodeType) -> Iterator[str]:
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
     for tensors in (module._parameters, module._buffers):  # noqa: SLF001
         yield from (tensor for tensor in tensors.values() if tensor is not None)
-
-
-def _is_plain_attribute(name: str, value: Any) -> bool:
-    is_code = callable(value) or isinstance(value, property | classmethod | staticmethod)
-    return not name.startswith("__") and not is_code and not hasattr(type(value), "__get__")
-
-
-def _is_of_recipe(kind: type) -> bool:
-    if kind.__module__ == "__main__":
-        return True
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file is not None and _is_in_recipe(file)
-
-
-@cache
-def _is_in_recipe(file: str) -> bool:
-    """Whether it is neither installed nor a part of Python or of this library."""
-    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
-    return not installed and not file.startswith((*_NO_CODE_OF_RECIPES, "<frozen"))
-
-
-def _cell_content(cell: Any) -> Content:
-    try:
-        return {WHOLE: cell.cell_contents}
-    except ValueError:  # the variable has no value yet
-        return {}
-
-
-def _generator_state(generator: Any) -> Any:
-    match generator:
-        case torch.Generator():
-            return bytes(generator.get_state().numpy())
-        case random.Random():
-            return generator.getstate()
-        case np.random.Generator():
-            return generator.bit_generator.state
-        case _:
-            return generator.get_state()
-
-
-def _set_generator_state(generator: Any, state: Any) -> None:
-    match generator:
-        case torch.Generator():
-            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-        case random.Random():
-            generator.setstate(state)
-        case np.random.Generator():
-            generator.bit_generator.state = state
-        case _:
-            generator.set_state(state)

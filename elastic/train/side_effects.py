@@ -32,7 +32,8 @@ from elastic.data.loader import Batch
 from elastic.errors import UsageError
 from elastic.train.audit import Auditor, Call, Compute
 from elastic.train.audit_evidence import tensor_checksum
-from elastic.train.reachable import WHOLE, Content, Form, Note, Site, note, put_back, sites_of
+from elastic.train.reachable import sites_of
+from elastic.train.site import WHOLE, Content, Form, Note, Site, note, put_back
 
 COPIED_BYTES = 2**24
 DEPTH = 3
