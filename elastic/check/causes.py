@@ -16,7 +16,7 @@ _ATTRIBUTE = (
     "a plain attribute that changes with the steps, of an optimizer outside optimizer.state or of a module outside its buffers: no "
     "state_dict has it, so that it begins again"
 )
-_HELD = "a name that the recipe holds for a part of an object (group = optimizer.param_groups[0]), which a load replaces: look it up in each step"
+_HELD = "a name that the recipe holds for an object inside another one, which that one's load_state_dict replaces: look it up in each step"
 _DATASET = (
     "a dataset that keeps something from sample to sample (a cache, a count of its calls, a change of its data in place) or draws from a "
     "generator of its own"

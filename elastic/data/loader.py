@@ -170,7 +170,7 @@ class Loader:
         check_first: as in BatchLoader.batches. Raises UsageError if the loop has changed a dataset
         of which processes have copies.
         """
-        before, number = stale_copies.values_of(self.dataset) if self.workers else {}, first_step
+        before, number = stale_copies.attributes_of(self.dataset) if self.workers else {}, first_step
         loader = BatchLoader(
             dataset=self.dataset,
             seed=self.order.seed,
@@ -189,7 +189,7 @@ class Loader:
 
     def shard(self, step: int, shard: int) -> Batch:
         """One shard's batch of one step, loaded by itself in this process."""
-        before = stale_copies.values_of(self.dataset) if self.workers else {}
+        before = stale_copies.attributes_of(self.dataset) if self.workers else {}
         (batch,) = next(replace(self, workers=0).steps(range(shard, shard + 1), step))
         if self.workers:
             self._since(before)
@@ -200,9 +200,9 @@ class Loader:
         order = replace(self.order, shards=1)
         return replace(self, order=order).shard(step, 0)
 
-    def _since(self, before: stale_copies.Values) -> stale_copies.Values:
+    def _since(self, before: stale_copies.Attributes) -> stale_copies.Attributes:
         """What the dataset holds now. It has only been loaded from since `before`."""
-        now = stale_copies.values_of(self.dataset)
+        now = stale_copies.attributes_of(self.dataset)
         self.of_loading.update(stale_copies.changed(before, now))
         return now
 

@@ -25,29 +25,29 @@ _DATA = *_PLAIN, list, tuple, dict, set, Tensor, np.ndarray
 _NOTHING = object()
 
 
-class Value(NamedTuple):
+class Attribute(NamedTuple):
     value: Any
     version: int  # of a tensor that processes do not share
 
 
-Values = dict[str, Value]  # by name, such as `dataset.transform.p`
+Attributes = dict[str, Attribute]  # by name, such as `dataset.transform.p`
 
 
-def values_of(dataset: Any) -> Values:
-    return dict(_values(dataset, "dataset", 0))
+def attributes_of(dataset: Any) -> Attributes:
+    return dict(_attributes(dataset, "dataset", 0))
 
 
-def changed(before: Values, now: Values) -> list[str]:
+def changed(before: Attributes, now: Attributes) -> list[str]:
     """The names of what is not as it was, but for files and the like that were opened."""
     return [name for name in before | now if _is_other(before.get(name), now.get(name))]
 
 
-def check(before: Values, dataset: Any, of_loading: set[str], step: int, workers: int) -> None:
+def check(before: Attributes, dataset: Any, of_loading: set[str], step: int, workers: int) -> None:
     """Raises UsageError if the loop changed an attribute.
 
     of_loading: the names of those that loading changes.
     """
-    now = values_of(dataset)
+    now = attributes_of(dataset)
     names = [name for name in changed(before, now) if name not in of_loading]
     if names:
         name = names[0]
@@ -59,17 +59,17 @@ def check(before: Values, dataset: Any, of_loading: set[str], step: int, workers
         )
 
 
-def _values(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Value]]:
+def _attributes(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Attribute]]:
     held = getattr(thing, "__dict__", None)
     if type(held) is not dict or depth > _DEPTH:
         return
     for attribute, value in held.items():
         place = f"{name}.{attribute}"
-        yield place, Value(value, _version(value))
+        yield place, Attribute(value, _version(value))
         parts = value if isinstance(value, list | tuple) and len(value) <= _FEW else [value]
         for number, part in enumerate(parts):
             if isinstance(part, Dataset) or ("transform" in attribute and not isinstance(part, _DATA)):
-                yield from _values(part, place if part is value else f"{place}[{number}]", depth + 1)
+                yield from _attributes(part, place if part is value else f"{place}[{number}]", depth + 1)
 
 
 def _version(value: Any) -> int:
@@ -79,7 +79,7 @@ def _version(value: Any) -> int:
     return 0 if is_shared else value._version  # noqa: SLF001 - autograd's count of changes
 
 
-def _is_other(before: Value | None, now: Value | None) -> bool:
+def _is_other(before: Attribute | None, now: Attribute | None) -> bool:
     one, other = (_NOTHING if each is None else each.value for each in (before, now))
     if one is other:
         return before is not None and now is not None and before.version != now.version
@@ -89,7 +89,7 @@ def _is_other(before: Value | None, now: Value | None) -> bool:
     return not is_opened
 
 
-def _described(value: Value | None) -> str:
+def _described(value: Attribute | None) -> str:
     if value is None:
         return "nothing"
     is_plain = isinstance(value.value, _PLAIN)

@@ -19,8 +19,8 @@ from elastic.events import DivergenceJudged
 from elastic.snapshot.image import LiveChecksum
 from elastic.system.control_page import ControlPage, Settled
 from elastic.train.consistency import Comparison
+from elastic.train.flat_state import FlatState, checksum_of
 from elastic.train.snapshotting import Snapshotting
-from elastic.train.state import FlatState, checksum_of
 
 LOW_BITS = 32
 _LOW = (1 << LOW_BITS) - 1

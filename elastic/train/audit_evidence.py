@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from elastic.train import structure
 from elastic.train.audit_verdict import DATA, Evidence
-from elastic.train.state import State, tensor_sums
+from elastic.train.flat_state import tensor_sums
+from elastic.train.state import State
 
 
 class ShardRecord:

@@ -29,10 +29,11 @@ from elastic.train.checkpointing import Checkpointing
 from elastic.train.consistency import Comparison
 from elastic.train.flip import flip
 from elastic.train.inherit import Inheritance
+from elastic.train.local_snapshots import LocalSnapshots
 from elastic.train.loop import Loop
 from elastic.train.loop_parts import LoopParts, Rank0Output
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.restore import LocalSnapshots, Restorer
+from elastic.train.restore import Restorer
 from elastic.train.schedule import ComparisonSchedule, SnapshotSchedule
 from elastic.train.snapshotting import AgentSlots, OwnSlots, Snapshotting
 from elastic.train.state import State

@@ -14,8 +14,8 @@ from elastic.divergence import Divergence, is_repeated, vote_of
 from elastic.errors import RecipeNotExact, StatesDiffer
 from elastic.events import DivergenceDetected, DivergenceJudged
 from elastic.observe.log import EventLog
+from elastic.train.flat_state import StateChecksum
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.state import StateChecksum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,11 @@ from elastic.errors import StoreFailed, UsageError
 from elastic.snapshot import image
 from elastic.storage.store import Store
 from elastic.system.clock import Clock
+from elastic.train.flat_state import FlatState, checksum_of
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import ResumePoint
 from elastic.train.snapshotting import PublishedSnapshot
-from elastic.train.state import FlatState, State, checksum_of
+from elastic.train.state import State
 
 
 def write_down(stopped: StopRecord, groups: ProcessGroups, store: Store | None, clock: Clock) -> None:

@@ -24,7 +24,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, UsageError
 from elastic.train.as_built import as_built, check_order
 from elastic.train.fit_optimizer import GROUPS, fit_optimizer, other_shapes, set_by
-from elastic.train.state import FlatState, State
+from elastic.train.flat_state import FlatState
+from elastic.train.state import State
 from elastic.train.state_document import entries_of
 
 MOST_NOTED = 4  # numbers of one entry

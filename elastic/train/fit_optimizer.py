@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from elastic.train.state import FlatState
+from elastic.train.flat_state import FlatState
 
 GROUPS = "param_groups"
 _OF_PARAMETERS = {"params", "param_names"}

@@ -14,7 +14,8 @@ from torch import nn
 
 from elastic.errors import UsageError
 from elastic.train import structure
-from elastic.train.state import FlatState, State, checksum_of
+from elastic.train.flat_state import FlatState, checksum_of
+from elastic.train.state import State
 
 
 class ForwardChanges:

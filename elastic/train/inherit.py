@@ -23,8 +23,9 @@ from elastic.storage.remote import open_store
 from elastic.storage.store import Store, retrying
 from elastic.system.clock import Clock
 from elastic.train.fit_entries import Problems, load_entries
+from elastic.train.flat_state import FlatState
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.state import FlatState, State
+from elastic.train.state import State
 
 STORAGE_PATIENCE_S = 60.0
 MOST_NAMED = 4  # misfits in one sentence

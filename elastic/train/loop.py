@@ -29,6 +29,7 @@ from elastic.train.buffers import Buffers
 from elastic.train.contract import Contract
 from elastic.train.early_end import check_unchanged, write_down
 from elastic.train.first_step_notes import notes
+from elastic.train.flat_state import checksum_of
 from elastic.train.leaving import StepPlace, agree
 from elastic.train.loop_memory import loop_memory
 from elastic.train.loop_parts import LoopParts
@@ -38,7 +39,6 @@ from elastic.train.resume import resume
 from elastic.train.saving import SavedState, Saving
 from elastic.train.shard_outputs import AgreedForms
 from elastic.train.side_effects import SideEffects
-from elastic.train.state import checksum_of
 from elastic.train.step import Step
 from elastic.train.step_parts import Requests, StepParts
 from elastic.train.step_record import StepRecorder

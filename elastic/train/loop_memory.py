@@ -26,12 +26,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
 from elastic.train import structure
+from elastic.train.flat_state import tensor_sums
 from elastic.train.loop_parts import LoopParts
 from elastic.train.loop_variables import LoopVariables, loop_variables
 from elastic.train.object_marks import Kind, Mark, Weight, leaves, plain_text
 from elastic.train.object_walk import FREE, Walk, storage_of
 from elastic.train.own_code import filled_by_hooks
-from elastic.train.state import State, tensor_sums
+from elastic.train.state import State
 from elastic.train.values import Values
 
 FIRST_LOOKS = 4

@@ -19,7 +19,7 @@ from torch import nn
 from elastic.train.liveness import Variable, globals_read, live_after
 from elastic.train.own_code import attributes, is_own_class, is_own_file
 
-Values = list[tuple[str, Any]]
+Named = list[tuple[str, Any]]
 _KEEPS_A_COPY = sys.version_info < (3, 13)  # a frame keeps the dict that its f_locals gave
 
 
@@ -32,9 +32,9 @@ class LoopVariables:
     assigned: attributes that functions of the loop assign. cells: the variables of its frames.
     """
 
-    carried: Values = field(default_factory=list)
-    on_errors: Values = field(default_factory=list)
-    targets: Values = field(default_factory=list)
+    carried: Named = field(default_factory=list)
+    on_errors: Named = field(default_factory=list)
+    targets: Named = field(default_factory=list)
     after_loop: list[str] = field(default_factory=list)
     assigned: set[str] = field(default_factory=set)
     cells: set[tuple[str, int]] = field(default_factory=set)
@@ -76,7 +76,7 @@ class _Names:
         self._spaces = {self.module: frame.f_globals, "": self.own}
         self._mentioned: dict[Variable, tuple[Variable, ...]] = {}
 
-    def values(self, variables: Iterable[Variable]) -> Values:
+    def values(self, variables: Iterable[Variable]) -> Named:
         found = []
         for each in sorted(variables):
             space = self._spaces.get(each.module, {})

@@ -18,7 +18,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,24 +39,24 @@ from elastic.faults.inject import WorkerFaults
 from elastic.observe import step_line
 from elastic.observe.log import EventLog, parse_lines
 from elastic.observe.step_line import StepLine
-from elastic.snapshot import checksum, image, safetensors_header
-from elastic.snapshot.slots import Snapshot, SnapshotSlots
+from elastic.snapshot import image, safetensors_header
 from elastic.storage.store import Answer, Store, retrying
 from elastic.system.clock import Clock
 from elastic.train import restore_reasons, trial_load
 from elastic.train.consistency import Comparison
+from elastic.train.flat_state import FlatState, StateChecksum, checksum_of
 from elastic.train.inherit import Inheritance
+from elastic.train.local_snapshots import LocalSnapshots
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore_order import (
     AvailableStates,
     Candidate,
-    OfferedSnapshot,
     RejectedState,
     is_void,
     newest_divergence,
     order_candidates,
 )
-from elastic.train.state import FlatState, State, StateChecksum, checksum_of
+from elastic.train.state import State
 
 STORAGE_PATIENCE_S = 60.0
 
@@ -83,64 +82,6 @@ class ResumePoint:
     digest: str = ""
     checksum: str = ""
     has_older: bool = False
-
-
-class LocalSnapshots:
-    """The snapshots in this node's memory on which all ranks agreed, newest first.
-
-    The bytes of the newest one are still those that were written; those of an older one are looked
-    at when it is needed.
-    """
-
-    def __init__(self, slots: SnapshotSlots | None) -> None:
-        self._slots = slots
-        self._by_step: dict[int, Snapshot] = {}
-        self.problems: list[str] = []
-        for snapshot in [] if slots is None else slots.whole():
-            if snapshot.is_agreed and (self._by_step or self._is_intact(snapshot)):
-                self._by_step.setdefault(snapshot.info.step, snapshot)
-
-    @property
-    def offers(self) -> tuple[OfferedSnapshot, ...]:
-        infos = [snapshot.info for snapshot in self._by_step.values()]
-        return tuple(
-            OfferedSnapshot(step=info.step, checksum=info.checksum, generation=info.generation)
-            for info in infos
-        )
-
-    def line(self, step: int) -> dict[str, Any] | None:
-        """The step's line of the metrics, if its snapshot kept it."""
-        snapshot = self._by_step.get(step)
-        return None if snapshot is None else snapshot.info.line
-
-    def image(self, step: int) -> Tensor:
-        """uint8 [n], a view of the slot: valid until the next snapshot is written.
-
-        Raises CheckpointDamaged when it is not what was written.
-        """
-        snapshot = self._by_step[step]
-        if not self._is_intact(snapshot):
-            raise CheckpointDamaged(self.problems[-1])
-        return torch.frombuffer(self._body(snapshot), dtype=torch.uint8)
-
-    def discard_newer(self, step: int) -> None:
-        """Training resumes from `step`: what is newer belongs to steps that will be done again."""
-        if self._slots is not None:
-            self._slots.discard_newer(step)
-
-    def _is_intact(self, snapshot: Snapshot) -> bool:
-        if checksum.of_image(self._body(snapshot)) == snapshot.info.checksum:
-            return True
-        self.problems.append(
-            f"the snapshot of step {snapshot.info.step} changed in memory after it was written; it is not used"
-        )
-        assert self._slots is not None
-        self._slots.invalidate(snapshot.slot)
-        return False
-
-    def _body(self, snapshot: Snapshot) -> memoryview:
-        assert self._slots is not None
-        return self._slots.body(snapshot.slot)[: snapshot.size_bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from elastic.snapshot.image import Layout
 from elastic.snapshot.slots import Snapshot, SnapshotInfo, SnapshotSlots
 from elastic.system.clock import Clock
 from elastic.system.control_page import ControlPage
-from elastic.train.state import FlatState
+from elastic.train.flat_state import FlatState
 
 # By how much a state may grow (a longer history in some state_dict) before it needs larger slots.
 SLACK = 1.05

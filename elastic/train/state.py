@@ -9,34 +9,26 @@ It does not keep the gaps of a view between its elements. It does not promise th
 same state: they compare checksums (consistency.py).
 """
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from elastic.errors import CheckpointDamaged, StateDoesNotFit, UsageError
-from elastic.snapshot import checksum
-from elastic.snapshot.image import device_bytes, layout, tensor_bytes
-from elastic.system.untrusted import decode as decode_fields
+from elastic.errors import StateDoesNotFit, UsageError
+from elastic.snapshot.image import layout
 from elastic.train import as_built, reshaped, structure
-from elastic.train.as_built import Built, Structure, StructureReader
-from elastic.train.contents import Contents, contents, difference
+from elastic.train.as_built import Built, StructureReader
+from elastic.train.flat_state import VERSION, FlatState, checksum_of
 from elastic.train.key_order import key_orders
 from elastic.train.loading import SavedObject, load_module, load_object, order_of, own_tensors
 from elastic.train.misuse import public
 from elastic.train.same_objects import SameObjects
 from elastic.train.shared_memory import SharedCopies
+from elastic.train.state_contents import StateContents, contents, difference
 from elastic.train.state_document import Order, encode, layer_versions
 from elastic.train.unsavable import advice_for_object
-
-VERSION = 2  # 1 had neither the order of dicts nor strides, and not the versions of layers
-
-T = TypeVar("T")
 
 
 @runtime_checkable
@@ -44,56 +36,6 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlatState:
-    """A flattened state: tensors by name, and the rest as one JSON value that refers to them.
-
-    about: what stands beside the state and does not count in its digest. `version` is that of the
-    document, `layers` has for each module the versions of its layers, `orders` the orders of keys
-    that the document does not have (key_order.py), `built` what the recipe built
-    before the loop, and `now` its structure in the loop (as_built.py).
-    """
-
-    tensors: dict[str, Tensor]
-    document: Any
-    about: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """All but the tensors, for the document of an image, which may hold more than this."""
-        return {"state": self.document, "about": self.about}
-
-    @staticmethod
-    def read(tensors: dict[str, Tensor], image_document: Any) -> "FlatState":
-        """Raises CheckpointDamaged unless the document is that of an image of a state."""
-        if isinstance(image_document, dict):
-            state, about = image_document.get("state"), image_document.get("about", {})
-            if isinstance(state, dict) and isinstance(about, dict):
-                return FlatState(tensors=tensors, document=state, about=about)
-        raise CheckpointDamaged("the payload is not a training state: its document lacks a state")
-
-    @property
-    def is_exact(self) -> bool:
-        return self.about.get("version") == VERSION
-
-    @property
-    def built(self) -> Built | None:
-        """None of a state that earlier code saved. Raises CheckpointDamaged."""
-        return self._read(Built, "built") if "built" in self.about else None
-
-    @property
-    def structure(self) -> Structure:
-        """Raises CheckpointDamaged."""
-        return self._read(Structure, "now")
-
-    def _read(self, kind: type[T], key: str) -> T:
-        try:
-            return decode_fields(
-                kind, self.about.get(key), what=f"the structure {key!r} of a state", exact=False
-            )
-        except ValueError as error:
-            raise CheckpointDamaged(str(error)) from error
 
 
 class State:
@@ -274,7 +216,7 @@ class State:
             if name not in self._modules
         }
 
-    def contents(self, flat: FlatState) -> Contents:
+    def contents(self, flat: FlatState) -> StateContents:
         """What `flat`, a state of these objects, holds now."""
         # Schedules have an optimizer's learning rate, if it is a tensor, under several names until
         # a load makes copies.
@@ -309,33 +251,3 @@ def saved_object(flat: FlatState, name: str) -> SavedObject:
 
 def _listed(names: Mapping[str, Any]) -> str:
     return ", ".join(sorted(names)) or "none"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateChecksum:
-    """Of the whole state and of each entry, in hexadecimal; checksum.py says what it is for."""
-
-    whole: str
-    entries: dict[str, str]
-
-
-def checksum_of(flat: FlatState) -> StateChecksum:
-    """The same on every device, for every stride and address of the tensors."""
-    entries = {}
-    for name, tensor in flat.tensors.items():
-        head = f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode()
-        entries[name] = hashlib.sha256(head + tensor_sums(tensor)).hexdigest()
-    for name, value in flat.document.items():
-        entries[f"{name} (values)"] = hashlib.sha256(json.dumps(value).encode()).hexdigest()
-    whole = hashlib.sha256("".join(f"{k} {v}\n" for k, v in sorted(entries.items())).encode()).hexdigest()
-    return StateChecksum(whole=whole, entries=entries)
-
-
-def tensor_sums(tensor: Tensor) -> bytes:
-    """`checksum.tensor_sums` of a tensor's bytes. On a GPU the same sums are computed there."""
-    if tensor.device.type == "cpu" or tensor.nbytes <= checksum.SMALL_BYTES:
-        return checksum.tensor_sums(tensor_bytes(tensor).numpy().data)
-    flat = device_bytes(tensor)
-    words, cut = checksum.stretch_words(flat.numel())
-    stretches = flat[:cut].view(torch.int64).view(checksum.STRETCHES, words).sum(1)
-    return stretches.cpu().numpy().tobytes() + flat[cut:].cpu().numpy().tobytes()

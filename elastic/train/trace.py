@@ -16,7 +16,7 @@ from elastic.observe.step_line import StepLine
 from elastic.system.clock import Clock
 from elastic.system.trace_line import TraceLine
 from elastic.train.audit import Auditor
-from elastic.train.state import FlatState, checksum_of
+from elastic.train.flat_state import FlatState, checksum_of
 from elastic.train.step import Step
 from elastic.train.whole_batch import FirstGradientCheck, WholeBatchGradient
 

@@ -14,9 +14,10 @@ from typing import Any
 from torch import nn
 
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, StateNotSavable, UsageError
-from elastic.train.contents import difference
+from elastic.train.flat_state import FlatState
 from elastic.train.loading import has_own_load, load_module, order_of
-from elastic.train.state import FlatState, State, saved_object
+from elastic.train.state import State, saved_object
+from elastic.train.state_contents import difference
 from elastic.train.state_document import Order
 
 Plain = Mapping[str, Mapping[str, Any]]

@@ -11,9 +11,9 @@ from elastic.testing.fakes import FakeClock
 from elastic.testing.ranks import Member
 from elastic.train.agreement import Agreement
 from elastic.train.consistency import Comparison
+from elastic.train.flat_state import FlatState
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.snapshotting import Snapshotting
-from elastic.train.state import FlatState
 
 ALONE = Member(rank=0, world_size=1, group=None)
 

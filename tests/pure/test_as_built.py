@@ -15,7 +15,8 @@ import elastic
 from elastic.errors import CheckpointDamaged, UsageError
 from elastic.snapshot import image, safetensors_header
 from elastic.train.as_built import Built, as_built, check_alike
-from elastic.train.state import FlatState, State, checksum_of
+from elastic.train.flat_state import FlatState, checksum_of
+from elastic.train.state import State
 
 
 def saved(state):

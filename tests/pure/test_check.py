@@ -124,7 +124,7 @@ def test_the_likely_cause_follows_from_what_differs_first():
     assert first_of(plan.MORE_WORKERS, forward).startswith("a forward that remembers")
     assert first_of(plan.MORE_WORKERS, update).startswith("run.rank")
     assert "elastic.Values" in cause(plan.DRAINED, logged)
-    for hint in ("plain attribute", "a dataset that keeps", "State lacks", "param_groups[0]"):
+    for hint in ("plain attribute", "a dataset that keeps", "State lacks", "object inside another"):
         assert hint in cause(plan.CHECKPOINT, forward)
 
 

@@ -8,8 +8,8 @@ import torch
 from elastic.divergence import Divergence
 from elastic.errors import RecipeNotExact, StatesDiffer
 from elastic.train.consistency import Comparison
+from elastic.train.flat_state import FlatState, checksum_of
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.state import FlatState, checksum_of
 
 
 def groups_of(member):

@@ -15,8 +15,9 @@ from elastic.data.loader import BatchLoader
 from elastic.errors import RecipeNotExact, UsageError
 from elastic.testing.ranks import Member
 from elastic.train.evaluation import Evaluation
+from elastic.train.flat_state import checksum_of
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.state import State, checksum_of
+from elastic.train.state import State
 from elastic.worker.heartbeat import HeartbeatSender
 
 CPU = torch.device("cpu")

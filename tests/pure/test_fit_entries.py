@@ -10,7 +10,8 @@ from torch.optim import SGD, AdamW, NAdam, RMSprop
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, SequentialLR, StepLR
 
 from elastic.train.fit_entries import load_entries
-from elastic.train.state import FlatState, State, checksum_of
+from elastic.train.flat_state import FlatState, checksum_of
+from elastic.train.state import State
 
 
 def net(seed: int, width: int = 4) -> nn.Sequential:

@@ -18,8 +18,9 @@ from elastic.testing.fakes import FakeClock, FakeStore
 from elastic.testing.ranks import Member
 from elastic.train.consistency import Comparison
 from elastic.train.inherit import Inheritance
+from elastic.train.local_snapshots import LocalSnapshots
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.restore import LocalSnapshots, Restorer
+from elastic.train.restore import Restorer
 from elastic.train.state import State
 
 ALONE = Member(rank=0, world_size=1, group=None)

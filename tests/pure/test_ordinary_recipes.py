@@ -24,7 +24,8 @@ from torch.utils.data import Dataset, TensorDataset
 from torchvision.transforms import v2
 
 import elastic
-from elastic.train.state import State, checksum_of
+from elastic.train.flat_state import checksum_of
+from elastic.train.state import State
 
 STEPS, RESUMED_AT = 6, 4
 WIDTH = 8

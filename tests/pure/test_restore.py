@@ -15,8 +15,9 @@ from elastic.storage.store import Payload, StoreRefused, StoreUnavailable
 from elastic.testing.fakes import FakeClock, FakeStore
 from elastic.testing.ranks import Member
 from elastic.train.consistency import Comparison
+from elastic.train.local_snapshots import LocalSnapshots
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.restore import LocalSnapshots, Restorer
+from elastic.train.restore import Restorer
 from elastic.train.restore_order import RESTORES_OF_ONE_STATE
 from elastic.train.state import State
 

@@ -13,9 +13,10 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import TensorDataset
 
 from elastic.errors import UsageError
+from elastic.train.flat_state import checksum_of
 from elastic.train.reachable import sites_of
 from elastic.train.site import note, put_back
-from elastic.train.state import State, checksum_of
+from elastic.train.state import State
 from elastic.train.values import Values
 
 CALLS, SHARED = 0, {}

@@ -80,7 +80,7 @@ def train(dataset, change, *, workers, audits=False):
 @pytest.mark.parametrize(("change", "said"), CHANGES)
 def test_a_change_that_loading_processes_do_not_see_is_refused_at_its_step(change, said):
     dataset = Augmented()
-    before = stale_copies.values_of(dataset)
+    before = stale_copies.attributes_of(dataset)
     stale_copies.check(before, dataset, set(), 2, 1)
     change(dataset)
     with pytest.raises(UsageError, match="have copies of the dataset from the beginning") as refused:
@@ -114,11 +114,11 @@ def test_a_change_before_the_first_samples_is_in_the_copies():
 def test_datasets_inside_others_are_looked_at():
     inner, other = Augmented(), Augmented()
     whole = ConcatDataset([Subset(inner, range(10)), other])
-    before = stale_copies.values_of(whole)
-    assert stale_copies.changed(before, stale_copies.values_of(whole)) == []
+    before = stale_copies.attributes_of(whole)
+    assert stale_copies.changed(before, stale_copies.attributes_of(whole)) == []
     set_epoch(inner)
     set_strength(other)
-    assert stale_copies.changed(before, stale_copies.values_of(whole)) == [
+    assert stale_copies.changed(before, stale_copies.attributes_of(whole)) == [
         "dataset.datasets[0].dataset.epoch",
         "dataset.datasets[1].transform.strength",
     ]

@@ -16,7 +16,8 @@ from torch import nn
 
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, StateNotSavable, UsageError
 from elastic.snapshot import image
-from elastic.train.state import FlatState, State, checksum_of
+from elastic.train.flat_state import FlatState, checksum_of
+from elastic.train.state import State
 
 
 class Holder:

@@ -9,7 +9,8 @@ from torch.optim import lr_scheduler, swa_utils
 
 from elastic.errors import StateDoesNotFit
 from elastic.snapshot import image
-from elastic.train.state import FlatState, State, checksum_of
+from elastic.train.flat_state import FlatState, checksum_of
+from elastic.train.state import State
 from elastic.train.trial_load import load_as_built
 
 

@@ -13,7 +13,8 @@ from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
 from elastic.reduce import bucket as bucket_module
 from elastic.testing.ranks import Member
-from elastic.train.state import State, checksum_of
+from elastic.train.flat_state import checksum_of
+from elastic.train.state import State
 from elastic.train.step import Step
 from elastic.train.step_parts import Requests
 

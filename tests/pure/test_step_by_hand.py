@@ -11,7 +11,8 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange
-from elastic.train.state import State, checksum_of
+from elastic.train.flat_state import checksum_of
+from elastic.train.state import State
 
 NORM, SHARDS = 1.0, 8
 

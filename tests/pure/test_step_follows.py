@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 from elastic.errors import UsageError
-from elastic.train.state import State, checksum_of
+from elastic.train.flat_state import checksum_of
+from elastic.train.state import State
 
 WIDTH = 8
 

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from elastic.errors import UsageError
-from elastic.train.state import State, checksum_of
+from elastic.train.flat_state import checksum_of
+from elastic.train.state import State
 from elastic.train.trial_load import load_as_built, load_own_again
 
 

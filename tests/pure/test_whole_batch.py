@@ -12,7 +12,8 @@ from torch.utils.data import TensorDataset
 
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
-from elastic.train.state import State, checksum_of
+from elastic.train.flat_state import checksum_of
+from elastic.train.state import State
 from elastic.train.step import Step
 from elastic.train.whole_batch import FirstGradientCheck
 

@@ -16,9 +16,10 @@ from elastic.errors import StatesDiffer
 from elastic.system.clock import SystemClock
 from elastic.testing.ranks import Member
 from elastic.train.audit import Auditor
+from elastic.train.flat_state import checksum_of
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.side_effects import SideEffects
-from elastic.train.state import State, checksum_of
+from elastic.train.state import State
 from elastic.train.step import Step
 from elastic.train.step_parts import StepParts
 

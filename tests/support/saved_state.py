@@ -1,7 +1,8 @@
 """A state as a checkpoint keeps it."""
 
 from elastic.snapshot import image
-from elastic.train.state import FlatState, State
+from elastic.train.flat_state import FlatState
+from elastic.train.state import State
 
 
 def saved(state: State) -> FlatState:

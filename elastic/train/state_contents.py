@@ -1,7 +1,7 @@
 """What a load must give back, in a form that stays true when the tensors themselves change.
 
-A trial load (state.py) writes into the very tensors that it loads from. So what they hold is noted
-before: the checksum of each entry, the form of each tensor, and which of them share memory.
+A trial load (trial_load.py) writes into the very tensors that it loads from. So what they hold is
+noted before: the checksum of each entry, the form of each tensor, and which of them share memory.
 """
 
 import json
@@ -17,7 +17,7 @@ from elastic.train.state_document import entries_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
+class StateContents:
     """Of a state: its document, the checksums of its entries, the forms of its tensors in words.
 
     strides: of tensors that are not row-major. ties: of tensors whose sharing of memory counts, the
@@ -33,10 +33,10 @@ class Contents:
 
 def contents(
     document: Any, checksums: Mapping[str, str], tensors: Mapping[str, Tensor], shares: frozenset[str]
-) -> Contents:
+) -> StateContents:
     """shares: the objects whose tensors must share the memory that they shared."""
     found = {name: dense_strides(each.shape, each.stride()) for name, each in tensors.items()}
-    return Contents(
+    return StateContents(
         document=document,
         checksums=checksums,
         forms={name: _form(each) for name, each in tensors.items()},
@@ -45,7 +45,7 @@ def contents(
     )
 
 
-def difference(saved: Contents, found: Contents, *, is_exact: bool) -> str:
+def difference(saved: StateContents, found: StateContents, *, is_exact: bool) -> str:
     """The first entry that differs, as a phrase that says how; "" where none does.
 
     is_exact: strides and shared memory count too.
@@ -60,7 +60,7 @@ def difference(saved: Contents, found: Contents, *, is_exact: bool) -> str:
     return _torn(saved.ties, found.ties) if is_exact else ""
 
 
-def _in_words(entry: str, saved: Contents, found: Contents) -> str:
+def _in_words(entry: str, saved: StateContents, found: StateContents) -> str:
     name = entry.removesuffix(" (values)")
     if name != entry:
         return _first_difference(name, saved.document.get(name), found.document.get(name))
