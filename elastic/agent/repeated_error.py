@@ -2,8 +2,8 @@
 
 The same exception at the same place in two generations in a row would come in the third one too.
 One that comes after as many steps of each process, whatever the step, hangs on the process: a run
-that trains a step or two between such errors would end well after more restarts than anybody wants.
-This keeps `--max-restarts` for failures that a restart may mend; worker/own_error.py says which
+that trains a step or two between such errors would end well after any number of restarts. This
+keeps `--max-restarts` for failures that a restart may mend; worker/own_error.py says which
 exceptions can be such an error at all.
 """
 

@@ -19,28 +19,24 @@ from functools import partial
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.errors import EXIT_COMPLETE, StoreFailed, UsageError
 from elastic.events import Stopped
-from elastic.reduce.exchange import Exchange
-from elastic.reduce.gradients import Gradients
 from elastic.system.phase import Phase
 from elastic.system.raised_error import ErrorPlace
 from elastic.train.agreement import Agreement
 from elastic.train.audit import Auditor
-from elastic.train.buffers import Buffers
-from elastic.train.contract import Contract
 from elastic.train.early_end import check_unchanged, write_down
 from elastic.train.first_step_notes import notes
 from elastic.train.flat_state import checksum_of
 from elastic.train.leaving import StepPlace, agree
 from elastic.train.loop_memory import loop_memory
 from elastic.train.loop_parts import LoopParts
+from elastic.train.loop_progress import LoopProgress
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import ResumePoint
 from elastic.train.resume import resume
 from elastic.train.saving import SavedState, Saving
-from elastic.train.shard_outputs import AgreedForms
 from elastic.train.side_effects import SideEffects
 from elastic.train.step import Step
-from elastic.train.step_parts import Requests, StepParts
+from elastic.train.step_parts import Requests, StepParts, step_parts
 from elastic.train.step_record import StepRecorder
 from elastic.train.trial_load import load_own_again
 from elastic.train.whole_batch import FirstGradientCheck
@@ -59,9 +55,7 @@ class Loop:
         self.stopped = stopped
         self.digest = ""
         self._parts = parts
-        self._began_from: ResumePoint | None = None  # None until a state is restored
-        self._open: Step | None = None  # the step whose body the recipe runs
-        self._passed = 0  # the last step whose body is over
+        self._progress = LoopProgress()
         self._last: SavedState | None = None  # of that step, if it is new
         self._stop_reason: str | None = None
 
@@ -91,7 +85,7 @@ class Loop:
             # Until its first sum the step is the recipe's own code, which may evaluate a model
             # there.
             parts.heartbeat.enter(Phase.BETWEEN)
-            self._open = step
+            self._progress.open = step
             memory.begin(number, begins_epoch=parts.loader.order.position(number)[1] == 0)
             yield step
             if number == first:  # from here on an optimizer has state
@@ -101,7 +95,7 @@ class Loop:
             if self._stop_reason is not None:
                 self.leave(self._stop_reason)
                 return
-            self._open, self._passed = None, number
+            self._progress.close(number)
             self._last = self._finish(step)
             is_audited = step.outcome is not None and step.outcome.requests.audit
             if parts.trace is not None and parts.trace.is_over(number):
@@ -127,28 +121,17 @@ class Loop:
     @property
     def is_in_step(self) -> bool:
         """Whether the recipe has taken a step and not asked for the next one."""
-        return self._open is not None
+        return self._progress.open is not None
 
     @property
     def place(self) -> StepPlace:
         """How far this rank is."""
-        if self._open is not None:
-            return self._open.place
-        return StepPlace(step=self._passed + 1, passes=0, computed=False)
+        return self._progress.place
 
     @property
     def error_place(self) -> ErrorPlace | None:
         """Where an error is that ends the script now; None while a state is being restored."""
-        if self._began_from is None:
-            return None
-        passed = max(self._passed, self._began_from.step)
-        where = f"after step {passed}" if passed else "before step 1"
-        if self._open is not None:
-            where = f"in step {self._open.number}"
-        began = self._began_from
-        return ErrorPlace(
-            where=where, resumed=began.step, has_older=began.has_older, trained=passed - began.step
-        )
+        return self._progress.error_place
 
     def checksum(self) -> str:
         """Of the whole state, as it is now on this rank."""
@@ -161,7 +144,7 @@ class Loop:
 
     def stop(self, reason: str) -> None:
         """End the run after the step whose body runs. Raises UsageError outside of a body."""
-        if self._open is None:
+        if self._progress.open is None:
             raise UsageError(
                 "expected run.stop(reason) in the body of the loop over run.steps, found it outside"
             )
@@ -172,7 +155,7 @@ class Loop:
 
         Raises UsageError where ranks left at different places, and what the end of a run raises.
         """
-        step, heartbeat = self._open, self._parts.heartbeat
+        step, heartbeat = self._progress.open, self._parts.heartbeat
         assert step is not None
         heartbeat.enter(Phase.AFTER)  # the others may still evaluate something of their own
         self._close()  # before the groups, which a thread uses
@@ -194,7 +177,7 @@ class Loop:
             store = None if parts.output is None else parts.output.store
             write_down(stopped, parts.groups, store, parts.clock)
             self.stopped = stopped
-        self._open, self._passed = None, end
+        self._progress.close(end)
         if is_done:
             self._last = self._finish(step)
         elif self._last is not None:  # all ranks vote once more; some of them have a snapshot
@@ -205,7 +188,7 @@ class Loop:
         parts, order = self._parts, self._parts.loader.order
         resumed = resume(parts, self.stopped)
         self._resumed: ResumePoint = resumed.point
-        self._began_from = resumed.point
+        self._progress.began_from = resumed.point
         self._agreement = Agreement(
             comparison=parts.comparison,
             page=parts.page,
@@ -219,23 +202,8 @@ class Loop:
         self._saving = Saving(parts=parts, agreement=self._agreement)
         if resumed.point.source == "parent":
             self._commit_start()
-        exchange = Exchange(
-            shards=order.shards,
-            world_size=parts.groups.world_size,
-            rank=parts.groups.rank,
-            group=parts.groups.gradients,
-        )
-        contract = Contract(parts.state, global_batch=order.global_batch, shards=order.shards)
-        self._of_steps: StepParts = StepParts(
-            exchange=exchange,
-            contract=contract,
-            gradients=Gradients(contract, exchange),
-            forms=AgreedForms(exchange, parts.groups.device),
-            buffers=Buffers(parts.state, order.shards, parts.groups.device),
-            device=parts.groups.device,
-            heartbeat=parts.heartbeat,
-            order=order,
-            agreement=self._agreement,
+        self._of_steps: StepParts = step_parts(
+            parts.state, order, parts.groups, parts.heartbeat, self._agreement
         )
 
     def _commit_start(self) -> None:

@@ -11,8 +11,10 @@ from elastic.reduce.gradients import Gradients
 from elastic.train.agreement import Agreement
 from elastic.train.buffers import Buffers
 from elastic.train.contract import Contract
+from elastic.train.process_groups import ProcessGroups
 from elastic.train.shard_outputs import AgreedForms
 from elastic.train.side_effects import SideEffects
+from elastic.train.state import State
 from elastic.worker.heartbeat import HeartbeatSender
 
 
@@ -56,3 +58,27 @@ class StepParts:
     order: SampleOrder
     agreement: Agreement | None = None
     side_effects: SideEffects | None = None
+
+
+def step_parts(
+    state: State,
+    order: SampleOrder,
+    groups: ProcessGroups,
+    heartbeat: HeartbeatSender,
+    agreement: Agreement | None = None,
+) -> StepParts:
+    """Of one rank."""
+    shards, device = order.shards, groups.device
+    exchange = Exchange(shards=shards, world_size=groups.world_size, rank=groups.rank, group=groups.gradients)
+    contract = Contract(state, global_batch=order.global_batch, shards=shards)
+    return StepParts(
+        exchange=exchange,
+        contract=contract,
+        gradients=Gradients(contract, exchange),
+        buffers=Buffers(state, shards, device),
+        forms=AgreedForms(exchange, device),
+        device=device,
+        heartbeat=heartbeat,
+        order=order,
+        agreement=agreement,
+    )

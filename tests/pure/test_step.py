@@ -4,7 +4,7 @@ from functools import cache, partial
 
 import pytest
 import torch
-from steps import CPU, step_parts
+from steps import CPU, parts_of
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import TensorDataset
@@ -57,7 +57,7 @@ class Loop:
         self.order = SampleOrder(
             seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=epochs, tail=Tail.PAD
         )
-        self.parts = step_parts(state, self.order, member)
+        self.parts = parts_of(state, self.order, member)
         loader = Loader(dataset=TensorDataset(*data()), order=self.order, device=CPU)
         self.batches = loader.steps(self.parts.exchange.own_shards, 1)
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from steps import CPU, NO_REQUESTS, step_parts
+from steps import CPU, NO_REQUESTS, parts_of
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import TensorDataset
@@ -36,7 +36,7 @@ def steps(net, **others):
     order = SampleOrder(
         seed=5, samples=2 * BATCH, global_batch=BATCH, shards=SHARDS, epochs=1, tail=Tail.DROP
     )
-    parts = step_parts(State(net=net, **others), order)
+    parts = parts_of(State(net=net, **others), order)
     loader = Loader(dataset=TensorDataset(*data()), order=order, device=CPU)
     batches = loader.steps(range(SHARDS), 1)
     for number in range(1, order.steps + 1):

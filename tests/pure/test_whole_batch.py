@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from audited import auditor_of
-from steps import CPU, NO_REQUESTS, step_parts
+from steps import CPU, NO_REQUESTS, parts_of
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import TensorDataset
@@ -24,7 +24,7 @@ def first_step(net, *, watched=True, **others):
     draw = torch.Generator().manual_seed(3)
     tensors = torch.randn(24, 6, generator=draw), torch.randint(3, (24,), generator=draw)
     state = State(net=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), **others)
-    parts = step_parts(state, order)
+    parts = parts_of(state, order)
     loader = Loader(dataset=TensorDataset(*tensors), order=order, device=CPU)
     auditor = auditor_of(state, parts, loader)
     load = partial(next, loader.steps(range(4), 1))

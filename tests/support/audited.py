@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from steps import ALONE, CPU, NO_REQUESTS, step_parts
+from steps import ALONE, CPU, NO_REQUESTS, groups_of, parts_of
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -17,7 +17,6 @@ from elastic.system.clock import SystemClock
 from elastic.testing.ranks import Member
 from elastic.train.audit import Auditor
 from elastic.train.flat_state import checksum_of
-from elastic.train.process_groups import ProcessGroups
 from elastic.train.side_effects import SideEffects
 from elastic.train.state import State
 from elastic.train.step import Step
@@ -50,16 +49,9 @@ def auditor_of(
     compare: Callable[[], None] = lambda: None,
     log: Any = None,
 ) -> Auditor:
-    """As the loop makes it; each rank is a node."""
+    """As the loop makes it."""
     return Auditor(
-        groups=ProcessGroups(
-            rank=member.rank,
-            world_size=member.world_size,
-            local_rank=0,
-            device=CPU,
-            gradients=member.group,
-            control=member.group,
-        ),
+        groups=groups_of(member),
         loader=loader,
         state=state,
         buffers=parts.buffers,
@@ -95,7 +87,7 @@ class Training:
             seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=3, tail=Tail.PAD
         )
         state = State(**objects)
-        self.parts = step_parts(state, order, member)
+        self.parts = parts_of(state, order, member)
         self.loader = Loader(
             dataset=TensorDataset(*tensors()) if dataset is None else dataset,
             order=order,

@@ -9,16 +9,12 @@ from torch.utils.data import TensorDataset
 
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
-from elastic.reduce.exchange import Exchange
-from elastic.reduce.gradients import Gradients
 from elastic.system.control_page import ControlPage
 from elastic.testing.ranks import Member
-from elastic.train.buffers import Buffers
-from elastic.train.contract import Contract
-from elastic.train.shard_outputs import AgreedForms
+from elastic.train.process_groups import ProcessGroups
 from elastic.train.state import State
 from elastic.train.step import Step
-from elastic.train.step_parts import Requests, StepParts
+from elastic.train.step_parts import Requests, StepParts, step_parts
 from elastic.worker.heartbeat import HeartbeatSender
 
 CPU = torch.device("cpu")
@@ -45,21 +41,21 @@ def samples() -> TensorDataset:
     )
 
 
-def step_parts(state: State, order: SampleOrder, member: Member = ALONE) -> StepParts:
-    """Of a rank whose states are not compared with those of others, and which is not audited."""
-    shards = order.shards
-    exchange = Exchange(shards=shards, world_size=member.world_size, rank=member.rank, group=member.group)
-    contract = Contract(state, global_batch=order.global_batch, shards=shards)
-    return StepParts(
-        exchange=exchange,
-        contract=contract,
-        gradients=Gradients(contract, exchange),
-        forms=AgreedForms(exchange, CPU),
-        buffers=Buffers(state, shards, CPU),
+def groups_of(member: Member) -> ProcessGroups:
+    """Each rank is a node."""
+    return ProcessGroups(
+        rank=member.rank,
+        world_size=member.world_size,
+        local_rank=0,
         device=CPU,
-        heartbeat=HeartbeatSender(NoPage(), 0),
-        order=order,
+        gradients=member.group,
+        control=member.group,
     )
+
+
+def parts_of(state: State, order: SampleOrder, member: Member = ALONE) -> StepParts:
+    """Of a rank whose states are not compared with those of others, and which is not audited."""
+    return step_parts(state, order, groups_of(member), HeartbeatSender(NoPage(), 0))
 
 
 def steps(
@@ -77,7 +73,7 @@ def steps(
     order = SampleOrder(
         seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=epochs, tail=Tail.DROP
     )
-    parts = step_parts(state, order, member)
+    parts = parts_of(state, order, member)
     loader = Loader(dataset=dataset or samples(), order=order, device=CPU, collate=collate)
     batches = loader.steps(parts.exchange.own_shards, first)
     for number in range(first, order.steps + 1):
