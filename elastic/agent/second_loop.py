@@ -17,6 +17,7 @@ from elastic.errors import UsageError
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _CONDITIONAL = (ast.If, ast.IfExp, ast.Try, ast.TryStar, ast.While, ast.Match, ast.BoolOp, ast.comprehension)
 _EXITS = {"exit", "quit", "_exit", "SystemExit"}
+_ADVICE = "Make a recipe of each phase, and begin the second from the state of the first:"
 
 
 def refuse(recipe: Path, text: bytes) -> None:
@@ -26,8 +27,7 @@ def refuse(recipe: Path, text: bytes) -> None:
     if len(lines) > 1:
         raise UsageError(
             f"expected one loop over run.steps in {recipe}, found one in line {lines[0]} and another one in line {lines[1]}: a run is one loop."
-            " Make a recipe of each phase, and begin the second from the state of the first:"
-            " elastic-train FIRST_RECIPE --run-dir runs/first; elastic-train SECOND_RECIPE --from runs/first --run-dir runs/second"
+            f" {_ADVICE} elastic-train FIRST_RECIPE --run-dir runs/first; elastic-train SECOND_RECIPE --from runs/first --run-dir runs/second"
         )
 
 
@@ -41,8 +41,7 @@ def note(recipe: Path, text: bytes, run_dir: str) -> str:
         where = f"again and again in line {lines[0]}"
     return (
         f"{recipe} calls run.steps {where}: a run is one loop, and the second call will be refused when the first loop is over."
-        f" Make a recipe of each phase, and begin the second from the state of the first:"
-        f" elastic-train SECOND_RECIPE --from {run_dir} --run-dir NEW"
+        f" {_ADVICE} elastic-train SECOND_RECIPE --from {run_dir} --run-dir NEW"
     )
 
 

@@ -36,11 +36,11 @@ LOAD_ERRORS = RuntimeError, LookupError, ArithmeticError, AttributeError, ValueE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedObject:
-    """What was saved of the object `name`. versions: of a module's layers, None if not known.
-    orders: of keys that the document does not have (key_order.py).
+    """What was saved of the object `name`.
 
-    tensors: of all objects, perhaps views of a slot that will be overwritten. is_exact: the strides
-    and the order of dicts are those that were saved.
+    tensors: of all objects, perhaps views of a slot that will be overwritten. versions: of a
+    module's layers, None if not known. orders: of keys that the document does not have
+    (key_order.py). is_exact: the strides and the order of dicts are those that were saved.
     """
 
     name: str
@@ -58,8 +58,9 @@ def order_of(thing: Any) -> Order:
 
 
 def load_module(module: nn.Module, saved: SavedObject, *, is_trial: bool = False) -> None:
-    """Modules copy on load. That is verified, because one may keep what it is given (as extra
-    state, for instance). is_trial: the state lies in the module's own memory.
+    """Modules copy on load, which is verified: one may keep what it is given, as extra state.
+
+    is_trial: the state lies in the module's own memory, so that nothing is verified.
 
     Raises StateDoesNotFit when the module refuses the state, CheckpointDamaged when it is none.
     """

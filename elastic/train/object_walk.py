@@ -297,11 +297,8 @@ def _is_iterator(thing: Any) -> bool:
 
 
 def _gives_steps(thing: Any) -> bool:
+    """Whether it is the iterator over the run's steps, or passes on what that gives."""
     if isinstance(thing, GeneratorType):
         frame = thing.gi_frame
         return thing.gi_running or (frame is not None and not is_own_file(frame.f_code.co_filename))
-    return (
-        any(_gives_steps(each) for each in gc.get_referents(thing) if passes_on(each))
-        if passes_on(thing)
-        else False
-    )
+    return passes_on(thing) and any(_gives_steps(each) for each in gc.get_referents(thing) if passes_on(each))
