@@ -74,7 +74,7 @@ def load_module(module: nn.Module, saved: SavedObject, *, is_trial: bool = False
     _put_back(module, saved)
 
 
-def load_object(
+def load_stateful(
     thing: Any, saved: SavedObject, copies: SharedCopies, untouchable: frozenset[int]
 ) -> SameObjects:
     """Everything that is no module gets copies: optimizers do keep what they are given.

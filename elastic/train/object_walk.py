@@ -139,7 +139,7 @@ class Walk:
             return [place.part("{}", place.path, thing.__self__)]
         if isinstance(thing, functools.partial):
             return [place.part("{}", place.path, each) for each in (thing.func, thing.args, thing.keywords)]
-        return self._of_object(thing, place)
+        return self._of_instance(thing, place)
 
     def _items(
         self, thing: Any, place: "_Place", items: Iterable[tuple[Any, Any]], form: str
@@ -204,7 +204,7 @@ class Walk:
             if not name.startswith("__"):
                 yield place.part("{}.{}", place.path, value, name)
 
-    def _of_object(self, thing: Any, place: "_Place") -> Iterable["_Part"]:
+    def _of_instance(self, thing: Any, place: "_Place") -> Iterable["_Part"]:
         kind = type(thing)
         if kind is Values:
             return [

@@ -109,7 +109,7 @@ class _Walk:
                 self._found(path, Form.SEQUENCE, thing, is_of_module)
                 self._add_items(path, enumerate(thing), is_of_module)
             case _ if isinstance(thing, Values) or is_own_class(type(thing)):
-                self._visit_object(path, thing)
+                self._visit_instance(path, thing)
             case _:
                 pass
 
@@ -135,7 +135,7 @@ class _Walk:
                 self.add("", hook)
         self._visit_class(type(module), is_of_module=True)
 
-    def _visit_object(self, path: str, thing: Any) -> None:
+    def _visit_instance(self, path: str, thing: Any) -> None:
         """Of the recipe's own class; an optimizer changes what it updates, not what it computes."""
         try:
             attributes = object.__getattribute__(thing, "__dict__")

@@ -22,13 +22,13 @@ from elastic.train import as_built, reshaped, structure
 from elastic.train.as_built import Built, StructureReader
 from elastic.train.flat_state import VERSION, FlatState, checksum_of
 from elastic.train.key_order import key_orders
-from elastic.train.loading import SavedObject, load_module, load_object, order_of, own_tensors
+from elastic.train.loading import SavedObject, load_module, load_stateful, order_of, own_tensors
 from elastic.train.misuse import public
 from elastic.train.same_objects import SameObjects
 from elastic.train.shared_memory import SharedCopies
 from elastic.train.state_contents import StateContents, contents, difference
 from elastic.train.state_document import Order, encode, layer_versions
-from elastic.train.unsavable import advice_for_object
+from elastic.train.unsavable import advice_for_entry
 
 
 @runtime_checkable
@@ -53,7 +53,7 @@ class State:
             if not isinstance(thing, Stateful):
                 raise UsageError(
                     f"State({name}=...): expected an object with state_dict and load_state_dict, found {type(thing).__name__}; "
-                    f"{advice_for_object(name, thing)}"
+                    f"{advice_for_entry(name, thing)}"
                 )
         self.objects = objects
         # Settings of the recipe without effect, because those that were saved are in force.
@@ -188,7 +188,7 @@ class State:
             as_built.check_order(flat.built.groups, self._built.groups, "when the state was saved")
         expected = self.contents(flat)
         for name, module in self._modules.items():
-            load_module(module, saved_object(flat, name))
+            load_module(module, saved_entry(flat, name))
         self._take_structure(flat)
         self.load_others(flat, self.objects, {})
         now = self.contents(self.flatten(exact=flat.is_exact))
@@ -211,7 +211,7 @@ class State:
         of_all = (own_tensors("", module).values() for module in self.modules)
         untouchable = frozenset(id(tensor) for tensors in of_all for tensor in tensors)
         return {
-            name: load_object(self.objects[name], saved_object(flat, name), copies, untouchable)
+            name: load_stateful(self.objects[name], saved_entry(flat, name), copies, untouchable)
             for name in names
             if name not in self._modules
         }
@@ -237,7 +237,7 @@ class State:
         self.ignored = as_built.changes(built.settings, self._built.settings)
 
 
-def saved_object(flat: FlatState, name: str) -> SavedObject:
+def saved_entry(flat: FlatState, name: str) -> SavedObject:
     """What a flattened state has of the object `name`."""
     return SavedObject(
         name=name,

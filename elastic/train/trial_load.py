@@ -16,7 +16,7 @@ from torch import nn
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, StateNotSavable, UsageError
 from elastic.train.flat_state import FlatState
 from elastic.train.loading import has_own_load, load_module, order_of
-from elastic.train.state import State, saved_object
+from elastic.train.state import State, saved_entry
 from elastic.train.state_contents import difference
 from elastic.train.state_document import Order
 
@@ -48,7 +48,7 @@ def _load(state: State, names: list[str]) -> str:
     try:
         for name in names:
             if isinstance(module := state.objects[name], nn.Module):
-                load_module(module, saved_object(flat, name), is_trial=True)
+                load_module(module, saved_entry(flat, name), is_trial=True)
         parts = state.load_others(flat, names, not_loaded)
         flat = state.flatten()  # what was flattened before may hold parts that the load replaced
         for name, of_one in parts.items():

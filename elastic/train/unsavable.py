@@ -63,7 +63,7 @@ def _plain_kind(value: Any) -> str:
     return next(kind.__name__ for kind in kinds if isinstance(value, kind))
 
 
-def advice_for_object(name: str, thing: Any) -> str:
+def advice_for_entry(name: str, thing: Any) -> str:
     """The same of what was given to a State and has not both methods."""
     if isinstance(thing, dict):
         return "give what it holds by name: State(**objects), or each object under a name of its own"
