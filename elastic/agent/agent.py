@@ -207,7 +207,10 @@ class NodeAgent(LocalElasticAgent):
         settings, shutdown, watchdog = parts.settings, parts.shutdown, parts.watchdog
         return Observation(
             workers=settings.nproc,
-            exits=tuple(WorkerExit(rank=rank, code=code) for rank, code in workers.exit_codes.items()),
+            exits=tuple(
+                WorkerExit(rank=rank, code=code, open_step=workers.open_steps[rank])
+                for rank, code in workers.exit_codes.items()
+            ),
             first_exit_age_s=workers.first_exit_age_s(),
             knows_difference=EXIT_DIVERGED in workers.exit_codes.values()
             and generation.divergence is not None,
@@ -305,7 +308,8 @@ class NodeAgent(LocalElasticAgent):
             memory=parts.memory.path,
             uploader=parts.uploader.socket_path,
         )
-        workers = NodeWorkers(starts, parts.spawner.start, parts.log, parts.console, parts.clock)
+        start, open_step = parts.spawner.start, parts.page.open_step
+        workers = NodeWorkers(starts, start, open_step, parts.log, parts.console, parts.clock)
         self._generation = NodeGeneration(parts, entered.number, workers)
         # The uploader may be saving a state of the generation before. The agent tells it that this
         # node is in the new one, which therefore does not fence that save; the workers start

@@ -57,14 +57,30 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExit:
-    """`code`: the exit code of a local worker, or minus the number of the signal that ended it."""
+    """`code`: the exit code of a local worker, or minus the number of the signal that ended it.
+
+    open_step: the step of its loop that it was in, 0 before the first; None outside of a loop.
+    """
 
     rank: int
     code: int
+    open_step: int | None = None
+
+    @property
+    def is_within_loop(self) -> bool:
+        """It ended as if it had finished, and its loop had not ended."""
+        return self.code == EXIT_COMPLETE and self.open_step is not None
 
     def __str__(self) -> str:
         how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
-        return f"rank {self.rank} ended with {how}"
+        ended = f"rank {self.rank} ended with {how}"
+        if not self.is_within_loop:
+            return ended
+        place = f"in step {self.open_step}" if self.open_step else "before its first step"
+        return (
+            f"{ended} within the loop, {place}: os._exit, a library that calls exit, or a recipe that catches an error of run.steps,"
+            " leaves no defined end; use break or run.stop(reason)"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +112,7 @@ class Observation:
     def failure(self) -> WorkerExit | None:
         """The first worker that failed by itself; if none did, the first that lost a peer."""
         ends_well = (EXIT_COMPLETE, EXIT_INTERRUPTED) if self.has_drain else (EXIT_COMPLETE,)
-        failures = [each for each in self.exits if each.code not in ends_well]
+        failures = [each for each in self.exits if each.code not in ends_well or each.is_within_loop]
         by_itself = [each for each in failures if each.code != EXIT_PEER_LOST]
         return next(iter(by_itself + failures), None)
 
@@ -129,7 +145,8 @@ class Observation:
 
     @property
     def all_finished(self) -> bool:
-        return [each.code for each in self.exits] == self.workers * [EXIT_COMPLETE]
+        codes = [each.code for each in self.exits if not each.is_within_loop]
+        return codes == self.workers * [EXIT_COMPLETE]
 
     @property
     def all_drained(self) -> bool:

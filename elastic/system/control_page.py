@@ -19,7 +19,7 @@ SIZE_BYTES = 8192
 ROWS, WORDS_IN_ROW, FIRST_OF_WORKERS = 128, 8, 2
 MAX_WORKERS = ROWS - FIRST_OF_WORKERS
 DRAIN, WANTED_BYTES, SLOTS_FD, SETTLED = (0, 0), (0, 1), (0, 2), (0, 3)
-STEP, PHASE, BEATS = 0, 1, 2
+STEP, PHASE, BEATS, OPEN_STEP = 0, 1, 2, 3
 # A vote takes two words: the step, and the checksum of the worker's state after it. Two votes are
 # enough: by the time of the second one, all ranks' sums have told about the first.
 VOTES = (4, 6)
@@ -105,6 +105,17 @@ class ControlPage:
 
     def set_step(self, local_rank: int, step: int) -> None:
         self._words[FIRST_OF_WORKERS + local_rank, STEP] = step
+
+    def open_step(self, local_rank: int) -> int | None:
+        """The step in which this worker is in its loop, 0 before its first; None outside of it.
+
+        A worker that ends meanwhile leaves it so: its end was none of the loop.
+        """
+        word = self._words[FIRST_OF_WORKERS + local_rank, OPEN_STEP]
+        return None if word == 0 else word - 1
+
+    def set_open_step(self, local_rank: int, step: int | None) -> None:
+        self._words[FIRST_OF_WORKERS + local_rank, OPEN_STEP] = 0 if step is None else step + 1
 
     @property
     def settled(self) -> Settled:

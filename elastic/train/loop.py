@@ -86,6 +86,7 @@ class Loop:
             # there.
             parts.heartbeat.enter(Phase.BETWEEN)
             self._progress.open = step
+            parts.page.set_open_step(parts.groups.local_rank, number)
             memory.begin(number, begins_epoch=parts.loader.order.position(number)[1] == 0)
             yield step
             if number == first:  # from here on an optimizer has state
@@ -99,6 +100,7 @@ class Loop:
             self._last = self._finish(step)
             is_audited = step.outcome is not None and step.outcome.requests.audit
             if parts.trace is not None and parts.trace.is_over(number):
+                parts.page.set_open_step(parts.groups.local_rank, None)
                 raise SystemExit(EXIT_COMPLETE)
         self._close()
         self._end()
@@ -186,6 +188,9 @@ class Loop:
 
     def _begin(self) -> None:
         parts, order = self._parts, self._parts.loader.order
+        # Until the loop has ended, the agent takes an end of this process for a failure, also one
+        # with exit code 0.
+        parts.page.set_open_step(parts.groups.local_rank, 0)
         resumed = resume(parts, self.stopped)
         self._resumed: ResumePoint = resumed.point
         self._progress.began_from = resumed.point
@@ -324,4 +329,5 @@ class Loop:
         if self.stopped is not None and parts.output is not None:
             ended = self.stopped
             parts.output.log.record(Stopped(step=ended.step, steps=ended.steps, reason=ended.reason))
+        parts.page.set_open_step(parts.groups.local_rank, None)
         parts.heartbeat.enter(Phase.AFTER)

@@ -145,7 +145,7 @@ class Node:
             )
             for rank in range(size)
         ]
-        return NodeWorkers(starts, self.spawner.start, Quiet(), Quiet(), Quiet())
+        return NodeWorkers(starts, self.spawner.start, lambda _: None, Quiet(), Quiet(), Quiet())
 
     def stand(self, size: int) -> tuple[NodeWorkers, list[int]]:
         """Workers that ignore SIGTERM and have a child each; returns all their pids once they have

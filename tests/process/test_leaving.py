@@ -126,6 +126,30 @@ def test_an_exit_code_in_the_loop_is_a_failure(drill, leave):
     assert drill.inspects("report", drill.run.url)[1]["finished"] is False
 
 
+def test_a_worker_that_is_gone_with_exit_code_0_within_its_loop_has_failed(drills, tmp_path, leave):
+    """`os._exit(0)` in step 9, as a C library may call it: no Python code of the worker follows.
+
+    With two workers only rank 1 is gone, and rank 0 has a traceback of the sum that broke.
+    """
+    gone = "ended with exit code 0 within the loop, in step 9"
+    alone, pair, plain = (drills(tmp_path / name) for name in ("alone", "pair", "plain"))
+    first = leave(alone, "gone", "--max-restarts", "1")
+    second = leave(pair, "gone", "--max-restarts", "0", "--nproc-per-node", "2", rank=("1",))
+    script = plain.folder / "script.py"
+    script.write_text("import os\nos._exit(0)\n")
+    third = plain.start(recipe=script)
+    for drill, agent, rank in (alone, first, 0), (pair, second, 1):
+        agent.ends_with(1)
+        assert f"training failed: rank {rank} {gone}" in agent.output
+        assert "use break or run.stop(reason)" in agent.output
+        assert f"first failing worker: rank {rank} on" in agent.output
+        assert set(drill.values("worker_failed", "rank")) == {(rank,)}
+        assert not drill.events("run_finished")
+    leave(alone, "gone", env={"LEAVING_STEP": "99"}).ends_with(0)
+    assert alone.last_step == 18
+    third.ends_with(0)
+
+
 def test_a_state_that_was_changed_before_the_end_was_seen_is_refused(drill, leave):
     """An exception takes the recipe out of the loop, and other weights follow its handler."""
     agent = leave(drill, "catch-change")

@@ -47,6 +47,17 @@ def test_writing_one_word_changes_no_other(steps, drain):
     assert all(other.step(rank) == steps.get(rank, 0) for rank in {0, 1, MAX_WORKERS - 1, *steps})
 
 
+def test_a_worker_shows_the_step_of_its_loop_before_and_after_its_first_and_no_other():
+    """Step 0 is the time before its first step, in which a state is restored."""
+    page = ControlPage.create()
+    assert page.open_step(1) is None
+    for step in 0, 7, None:
+        page.set_open_step(1, step)
+        page.set_step(1, 3)
+        assert page.open_step(1) == step
+    assert (page.open_step(0), page.open_step(2), page.step(1)) == (None, None, 3)
+
+
 def test_a_cleared_page_keeps_nothing_of_the_old_generation():
     """Read through a second mapping, as a new worker reads it."""
     page = ControlPage.create()

@@ -103,6 +103,26 @@ TABLE = {
         Action.FAIL,
         "rank 5 ended with exit code 3",
     ),
+    "a worker ended with exit code 0 within its loop": (
+        {
+            "exits": (
+                WorkerExit(rank=4, code=EXIT_COMPLETE),
+                WorkerExit(rank=5, code=EXIT_COMPLETE, open_step=7),
+            )
+        },
+        Action.FAIL,
+        "rank 5 ended with exit code 0 within the loop, in step 7",
+    ),
+    "a worker ended with exit code 0 while its state was restored, and its peer lost it": (
+        {
+            "exits": (
+                WorkerExit(rank=4, code=EXIT_PEER_LOST, open_step=0),
+                WorkerExit(rank=5, code=EXIT_COMPLETE, open_step=0),
+            )
+        },
+        Action.FAIL,
+        "rank 5 ended with exit code 0 within the loop, before its first step",
+    ),
     "a worker lost a peer before the failed worker ended": (
         after(EXIT_PEER_LOST, -9),
         Action.FAIL,

@@ -48,6 +48,13 @@ def test_a_culprit_that_has_not_exited_yet_is_blamed_before_a_victim_that_has():
     assert first_failure({0: -9}, set(), [error(1, 1.0)], "reason").message == "reason"
 
 
+def test_a_worker_that_ended_with_0_within_its_loop_is_blamed_before_a_victim():
+    """It leaves no error file; its peer does, with a traceback of the sum that broke."""
+    codes, files = {0: EXIT_PEER_LOST, 1: EXIT_COMPLETE}, [error(0, 1.0)]
+    assert first_failure(codes, set(), files, "rank 1 ended", {1}).message == "rank 1 ended"
+    assert first_failure(codes, set(), files, "reason").rank == 0
+
+
 @given(
     st.dictionaries(
         st.integers(0, 5), st.sampled_from([EXIT_COMPLETE, EXIT_FAILED, EXIT_PEER_LOST, -9]), min_size=1

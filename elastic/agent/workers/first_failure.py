@@ -5,25 +5,31 @@ that closes the generation.
 """
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from elastic.errors import EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST
 from elastic.system.worker_error import WorkerError
 
 
 def first_failure(
-    codes: Mapping[int, int], killed: set[int], errors: list[WorkerError], reason: str
+    codes: Mapping[int, int],
+    killed: set[int],
+    errors: list[WorkerError],
+    reason: str,
+    ended_within: Collection[int] = (),
 ) -> WorkerError:
     """The worker to blame for the end of a generation on this node.
 
     codes: exit codes by rank, in the order in which the agent saw them.
     killed: ranks that the agent itself killed.
     reason: speaks for a culprit that left no error file, as one that was killed from outside.
+    ended_within: ranks whose exit code 0 was no end of their loop.
     """
     culprits = [
         rank
         for rank, code in codes.items()
-        if code not in (EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST) and rank not in killed
+        if rank not in killed
+        and (rank in ended_within or code not in (EXIT_COMPLETE, EXIT_INTERRUPTED, EXIT_PEER_LOST))
     ]
     of_culprits = [error for error in errors if error.rank in culprits]
     # A worker writes its error file, then its sockets close, and only later its exit code is seen.

@@ -41,16 +41,19 @@ class NodeWorkers:
         self,
         starts: list[WorkerStart],
         start_process: Callable[[ProcessStart], Process],
+        open_step: Callable[[int], int | None],
         log: EventLog,
         console: ConsoleFollower,
         clock: Clock,
     ) -> None:
-        """Start the workers."""
+        """Start the workers. open_step: in which step of its loop a local rank is, if in any."""
         # By rank, in the order in which the exits were seen. A negative code is the number of the
         # signal that ended the worker.
         self.exit_codes: dict[int, int] = {}
+        self.open_steps: dict[int, int | None] = {}  # of those, when they ended
         self.killed: set[int] = set()  # ranks that this agent killed
         self._starts = {start.rank: start for start in starts}
+        self._open_step = open_step
         self._log = log
         self._console = console
         self._clock = clock
@@ -71,7 +74,17 @@ class NodeWorkers:
     @property
     def was_cut_short(self) -> bool:
         """Whether a worker exited otherwise than by finishing or draining."""
-        return any(code not in (EXIT_COMPLETE, EXIT_INTERRUPTED) for code in self.exit_codes.values())
+        codes = self.exit_codes.values()
+        return bool(self.ended_within) or any(code not in (EXIT_COMPLETE, EXIT_INTERRUPTED) for code in codes)
+
+    @property
+    def ended_within(self) -> set[int]:
+        """Ranks that ended with exit code 0 before their loop had ended."""
+        return {
+            rank
+            for rank, step in self.open_steps.items()
+            if step is not None and self.exit_codes[rank] == EXIT_COMPLETE
+        }
 
     def first_exit_age_s(self) -> float:
         """Seconds since the first exit was seen; 0 while all run."""
@@ -84,6 +97,7 @@ class NodeWorkers:
         """
         codes = {rank: code for rank in self.running if (code := self._processes[rank].poll()) is not None}
         self.exit_codes.update(codes)
+        self.open_steps |= {rank: self._open_step(self._starts[rank].local_rank) for rank in codes}
         if codes and self._first_exit_s is None:
             self._first_exit_s = self._clock.monotonic()
         for rank, code in codes.items():
@@ -136,7 +150,7 @@ class NodeWorkers:
         worker that was found to hang; it is to blame whatever error files the others left.
         """
         files = read_errors(errors, list(self._processes))
-        first = hung or first_failure(self.exit_codes, self.killed, files, reason)
+        first = hung or first_failure(self.exit_codes, self.killed, files, reason, self.ended_within)
         self._log.record(WorkerFailed(rank=first.rank, message=first.message, traceback=first.traceback))
         return WorkerFailure(
             node=node,
@@ -152,7 +166,7 @@ class NodeWorkers:
         self._log.record(
             WorkerExited(rank=rank, pid=pid, code=None if code < 0 else code, signal=name, victim=victim)
         )
-        if code not in (EXIT_COMPLETE, EXIT_INTERRUPTED):
+        if code not in (EXIT_COMPLETE, EXIT_INTERRUPTED) or rank in self.ended_within:
             how = f"killed by {name}" if name else f"exit code {code}"
             of_another = ", a victim of another failure" if victim else ""
             self._console.print_line(f"rank {rank} (pid {pid}) ended: {how}{of_another}")

@@ -1,6 +1,7 @@
 """A recipe that leaves its loop early: `leaving.py HOW STEP [RANK]`.
 
-HOW: break, return, catch (an exception that it catches), exit (sys.exit(0)), exit-3, held (break
+HOW: break, return, catch (an exception that it catches), exit (sys.exit(0)), exit-3, gone
+(os._exit(0)), held (break
 while a variable holds the iterator), stop (run.stop), before (break before the step's gradients),
 never (no loop at all), two (a second loop after the first), or nine (a run of nine steps). STEP:
 where. RANK: on this rank alone.
@@ -62,6 +63,8 @@ def loop() -> None:
             return
         if HOW.startswith("catch"):
             raise LookupError
+        if HOW == "gone":
+            os._exit(0)
         if HOW.startswith("exit"):
             sys.exit(3 if HOW == "exit-3" else 0)
         if HOW == "stop":
