@@ -3,12 +3,13 @@
 The processes copy the dataset when they begin, and load ahead: a strength or an epoch that the loop
 sets later would have no effect in them, and a process that resumes would copy the new one. Each
 step therefore compares the attributes with what they were when the processes began: those of the
-dataset, of datasets in it, and of their transforms, by identity, numbers and words by value, and
-tensors by autograd's count of changes.
+dataset and of its class, of datasets in it, and of their transforms, by identity, numbers and words
+by value, containers also by length, and tensors by autograd's count of changes.
 
-It does not see changes inside lists, dicts and arrays, nor in other objects.
+It does not see changes inside arrays, nor in other objects.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -22,12 +23,13 @@ _DEPTH = 4
 _FEW = 64  # datasets or transforms in a list
 _PLAIN = bool, int, float, str, type(None)
 _DATA = *_PLAIN, list, tuple, dict, set, Tensor, np.ndarray
+_OF_CLASS = int, float, list, dict, set, Tensor, np.ndarray
 _NOTHING = object()
 
 
 class Attribute(NamedTuple):
     value: Any
-    version: int  # of a tensor that processes do not share
+    version: int  # see version_of
 
 
 Attributes = dict[str, Attribute]  # by name, such as `dataset.transform.p`
@@ -63,16 +65,23 @@ def _attributes(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Attrib
     held = getattr(thing, "__dict__", None)
     if type(held) is not dict or depth > _DEPTH:
         return
-    for attribute, value in held.items():
+    # What the class has itself holds for it, such as a list that all its samples share.
+    of_class = {key: value for key, value in vars(type(thing)).items() if isinstance(value, _OF_CLASS)}
+    for attribute, value in {**of_class, **held}.items():
+        if attribute.startswith("__"):
+            continue
         place = f"{name}.{attribute}"
-        yield place, Attribute(value, _version(value))
+        yield place, Attribute(value, version_of(value))
         parts = value if isinstance(value, list | tuple) and len(value) <= _FEW else [value]
         for number, part in enumerate(parts):
             if isinstance(part, Dataset) or ("transform" in attribute and not isinstance(part, _DATA)):
                 yield from _attributes(part, place if part is value else f"{place}[{number}]", depth + 1)
 
 
-def _version(value: Any) -> int:
+def version_of(value: Any) -> int:
+    """Autograd's count of changes to a tensor that processes do not share; a container's length."""
+    if isinstance(value, list | dict | set | deque):
+        return len(value)
     if not isinstance(value, Tensor) or value.is_inference():
         return 0
     is_shared = value.is_shared()  # type: ignore[no-untyped-call]

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from elastic.checkpoint.stop_record import StopRecord
+from elastic.data.loader import Batch
 from elastic.errors import EXIT_COMPLETE, StoreFailed, UsageError
 from elastic.events import Stopped
 from elastic.system.phase import Phase
@@ -72,12 +73,20 @@ class Loop:
             of_steps = replace(of_steps, side_effects=SideEffects(auditor))
         own_shards = self._of_steps.exchange.own_shards
         batches = parts.loader.steps(own_shards, first, check_first=first == 1)
-        memory = loop_memory(parts, self.last_step)
+        memory = self._memory = loop_memory(parts, self.last_step)
+
+        def load(number: int) -> list[Batch]:
+            memory.before_loading(number, begins_epoch=begins_epoch(number))
+            return next(batches)
+
+        def begins_epoch(number: int) -> bool:
+            return parts.loader.order.position(number)[1] == 0
+
         for number in range(first, self.last_step + 1):
             if is_audited and parts.output is not None:
                 parts.output.audits.begin(number)
             witness = self._witness(number, auditor) or (auditor if is_audited else None)
-            step = Step(number, of_steps, partial(next, batches), self._requests, witness)
+            step = Step(number, of_steps, partial(load, number), self._requests, witness)
             if parts.faults is not None:
                 step.fault_point = parts.faults.at_step(number)
             if parts.snapshotting is not None:
@@ -87,7 +96,7 @@ class Loop:
             parts.heartbeat.enter(Phase.BETWEEN)
             self._progress.open = step
             parts.page.set_open_step(parts.groups.local_rank, number)
-            memory.begin(number, begins_epoch=parts.loader.order.position(number)[1] == 0)
+            memory.begin(number, begins_epoch=begins_epoch(number))
             yield step
             if number == first:  # from here on an optimizer has state
                 parts.state.check_savable()
@@ -265,6 +274,7 @@ class Loop:
 
     def _requests(self, number: int) -> Requests:
         parts, output = self._parts, self._parts.output
+        self._memory.body.after_gradients()
         if parts.snapshotting is not None:
             parts.snapshotting.copy.before_update()
         drain = parts.page.drain or (parts.trace is not None and parts.trace.wants_drain(number))

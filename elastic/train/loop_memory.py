@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
 from elastic.train import structure
+from elastic.train.body_changes import BodyChanges
 from elastic.train.flat_state import tensor_sums
 from elastic.train.loop_parts import LoopParts
 from elastic.train.loop_variables import LoopVariables, loop_variables
@@ -79,14 +80,15 @@ class _Look:
 class LoopMemory:
     """Call `begin` at the beginning of each step, in the generator that the recipe iterates over.
 
-    left_out: objects that are not looked at, such as the dataset. report: called on each rank with
-    what is to be said; rank 0 says it.
+    left_out: objects that are not looked at, such as the dataset, which `body` watches. report:
+    called on each rank with what is to be said; rank 0 says it.
     """
 
     state: State
     last_step: int
     left_out: list[Any]
     report: Callable[[UnsavedVariables], None]
+    body: BodyChanges
     _looks: int = 0
     _steps: int = 0
     _before: _Look | None = None
@@ -95,9 +97,21 @@ class LoopMemory:
 
     def begin(self, step: int, *, begins_epoch: bool = False) -> None:
         """Raises UsageError for what changed since an earlier step and is not saved."""
+        if self._steps == 0:
+            self.body.before_loop()
         self._steps += 1
+        self._note(step, self.body.begin(step))
         if step == self.last_step or self._is_due(step, begins_epoch=begins_epoch):
             self.look(step, sys._getframe(1))  # noqa: SLF001 - the recipe's frame is above
+
+    def before_loading(self, step: int, *, begins_epoch: bool = False) -> None:
+        """Raises UsageError for contents of the dataset that the body sets in some steps."""
+        self._note(step, self.body.before_loading(step, begins_epoch=begins_epoch))
+
+    def _note(self, step: int, names: list[str]) -> None:
+        if names:
+            self._changing.update(dict.fromkeys(names))
+            self._say(step, [])
 
     def _is_due(self, step: int, *, begins_epoch: bool) -> bool:
         count = self._steps
@@ -130,6 +144,9 @@ class LoopMemory:
         saved = {name: self._enter(walk, name, state) for name, state in states.items()}
         for name, value in variables.carried:
             walk.enter(name, value, FREE, owner=_owner(value))
+            if callable(value):  # another criterion, say, from some step on
+                mark = Mark(kind=Kind.PLAIN, value=f"object {id(value)}", rules=FREE)
+                walk.marks.setdefault(name, mark)
         for name, value in variables.targets:
             walk.enter(name, value, FREE, owner="iterator")
         for name, value in variables.on_errors:
@@ -193,7 +210,9 @@ def loop_memory(parts: LoopParts, last_step: int) -> LoopMemory:
             parts.output.log.record(found)
             print(sentence(found), flush=True)
 
-    return LoopMemory(state=parts.state, last_step=last_step, left_out=[parts.loader.dataset], report=report)
+    dataset = parts.loader.dataset
+    body = BodyChanges(state=parts.state, dataset=dataset)
+    return LoopMemory(state=parts.state, last_step=last_step, left_out=[dataset], report=report, body=body)
 
 
 def sentence(found: UnsavedVariables) -> str:

@@ -8,6 +8,7 @@ import torch
 
 import elastic
 from elastic.errors import UsageError
+from elastic.train.body_changes import BodyChanges
 from elastic.train.loop_memory import LoopMemory
 
 # The library's own frames are no part of a recipe, and neither is this one.
@@ -35,6 +36,13 @@ def update():
 """
 
 
+class Unread(BodyChanges):
+    """See test_body_changes.py: here no step has moments inside."""
+
+    def _read(self):
+        return {}
+
+
 class Step:
     def __init__(self, number):
         self.number = number
@@ -53,7 +61,13 @@ def outcome(recipe, count=9, form="module"):
     def run_steps(**objects):
         state = elastic.State(**objects)
         left_out = [found, names, space, Step]
-        memory = LoopMemory(state=state, last_step=count, left_out=left_out, report=found.append)
+        memory = LoopMemory(
+            state=state,
+            last_step=count,
+            left_out=left_out,
+            report=found.append,
+            body=Unread(state=state, dataset=None),
+        )
         return names["steps_of"](memory, count, Step)
 
     space["run_steps"] = run_steps
@@ -517,7 +531,8 @@ def test_a_process_that_goes_on_with_a_run_does_not_look_in_its_first_steps(firs
             found.append(step)
 
     state = elastic.State(model=torch.nn.Linear(1, 1))
-    memory = Counted(state=state, last_step=24, left_out=[], report=found.append)
+    body = Unread(state=state, dataset=None)
+    memory = Counted(state=state, last_step=24, left_out=[], report=found.append, body=body)
     for step in range(first, 25):
         memory.begin(step, begins_epoch=step % 6 == 1)
     assert found == looks

@@ -1,0 +1,119 @@
+"""What the loop's body sets in modules of the State and in the dataset, in some steps and not in
+others: labels at the beginning of an epoch, a layer that is swapped at step 1000, a list of samples
+that grows. No state_dict has it, and a process that begins between two such steps lacks it.
+
+Attributes are compared by identity, numbers and words by value, containers also by length, tensors
+by autograd's count of changes. A step is read three times: when its body begins, before its batch
+is loaded, and when its gradients are there. What differs between the last two was left by the
+forward or by loading. What differs between the first two was set for this step: in each step, which
+is harmless, or in some. What differs from the end of one step to the next was set for later ones.
+After the first steps only some are read. It does not see changes inside arrays and other objects,
+nor a number that is set where an epoch begins: most recipes set that in each step.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from elastic.data import stale_copies
+from elastic.data.stale_copies import Attribute, Attributes
+from elastic.errors import UsageError
+from elastic.train.state import State
+
+ALL_OF_FIRST = 16
+EVERY = 8
+_OF_MODULES = frozenset(vars(nn.Module())) - {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks"}
+_CONTENTS = Tensor, np.ndarray, list, tuple, dict, set
+
+
+@dataclass(slots=True, kw_only=True)
+class BodyChanges:
+    """Call `before_loop` once, and the other three in each step.
+
+    They give the names of what the body sets, as far as it is new and a process that begins at this
+    step would lack it, and raise UsageError where that is contents of the dataset.
+    """
+
+    state: State
+    dataset: Any
+    _steps: int = 0
+    _read_steps: int = 0
+    _before: Attributes = field(default_factory=dict)  # as the last reading found them
+    _set_in: dict[str, int] = field(default_factory=dict)  # number of read steps that set it
+    _left: set[str] = field(default_factory=set)  # by the forward or by loading; or said already
+    _is_read: bool = False
+
+    def before_loop(self) -> None:
+        self._before = self._read()
+
+    def begin(self, step: int) -> list[str]:
+        self._steps += 1
+        is_first = self._steps <= ALL_OF_FIRST
+        self._is_read = is_first or self._steps % EVERY == 0
+        if not self._is_read:
+            return []
+        names, now = self._changed()
+        in_each = {name for name, times in self._set_in.items() if times == self._read_steps}
+        self._read_steps += 1
+        # Between readings that are steps apart, numbers have been set by those steps.
+        return self._new(
+            step, [n for n in names if n not in in_each and (is_first or not _is_plain(now, n))], now
+        )
+
+    def before_loading(self, step: int, *, begins_epoch: bool) -> list[str]:
+        if not self._is_read:
+            return []
+        names, now = self._changed()
+        for name in names:
+            if not (begins_epoch and _is_plain(now, name)):
+                self._set_in[name] = self._set_in.get(name, 0) + 1
+        in_some = [name for name, times in self._set_in.items() if times < self._read_steps]
+        for name in in_some:
+            del self._set_in[name]
+        return self._new(step, in_some, now)
+
+    def after_gradients(self) -> None:
+        if self._is_read:
+            names, _ = self._changed()
+            self._left.update(names)
+
+    def _changed(self) -> tuple[list[str], Attributes]:
+        """Since the last reading."""
+        now = self._read()
+        names, self._before = stale_copies.changed(self._before, now), now
+        return names, now
+
+    def _new(self, step: int, names: list[str], now: Attributes) -> list[str]:
+        new = [name for name in names if name not in self._left]
+        self._left.update(new)
+        # A module that took the place of another is named alone, without its attributes.
+        found = [name for name in new if name.rpartition(".")[0] not in new]
+        for name in found:
+            if name.startswith("dataset.") and name in now and isinstance(now[name].value, _CONTENTS):
+                raise UsageError(_refusal(name, now[name].value, step))
+        return found
+
+    def _read(self) -> Attributes:
+        found = stale_copies.attributes_of(self.dataset)
+        for entry, thing in self.state.objects.items():
+            if isinstance(thing, nn.Module):
+                for path, module in thing.named_modules(prefix=entry):
+                    found[path] = Attribute(module, 0)
+                    for name, value in vars(module).items():
+                        if name not in _OF_MODULES:
+                            found[f"{path}.{name}"] = Attribute(value, stale_copies.version_of(value))
+        return found
+
+
+def _is_plain(now: Attributes, name: str) -> bool:
+    return name in now and isinstance(now[name].value, bool | int | float | str)
+
+
+def _refusal(name: str, value: Any, step: int) -> str:
+    return (
+        f"step {step}: the loop has changed {name}, a {type(value).__name__}, in some steps and not in others, and no object of the State saves it: a process "
+        "that restarts in between would load other samples. Give it to the State, State(..., values=elastic.Values(name=...)), change it there, and let "
+        "the dataset read it from those values"
+    )

@@ -1,0 +1,184 @@
+"""What a loop's body sets in some steps is found; what it sets in each step is not, nor what a
+forward leaves.
+
+`play` goes through the moments of each step as the loop does: the body's head, the batch, the
+forward, and the body's tail.
+"""
+
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import elastic
+from elastic.errors import UsageError
+from elastic.train.body_changes import ALL_OF_FIRST, EVERY, BodyChanges
+
+EPOCH = 5  # steps
+
+
+class Samples(torch.utils.data.Dataset):
+    shared: ClassVar = []
+
+    def __init__(self):
+        self.labels, self.kept, self.strength, self.cache = torch.zeros(4), [0], 0.0, {}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.1))
+        self.temperature, self.mask, self.last, self.noise = 1.0, None, None, None
+
+
+class Recipe:
+    """What happens at each moment; each case replaces one of the four."""
+
+    def __init__(self):
+        self.net, self.data = Net(), Samples()
+
+    def head(self, step):
+        pass
+
+    def load(self, step):
+        pass
+
+    def forward(self, step):
+        pass
+
+    def tail(self, step):
+        pass
+
+
+def play(recipe, steps=3 * EPOCH, first=1):
+    """{step: names}. Raises what BodyChanges raises."""
+    Samples.shared = []
+    body = BodyChanges(
+        state=elastic.State(net=recipe.net, o=torch.optim.SGD(recipe.net.parameters())), dataset=recipe.data
+    )
+    found = {}
+    body.before_loop()
+    for step in range(first, first + steps):
+        names = body.begin(step)
+        recipe.head(step)
+        names += body.before_loading(step, begins_epoch=step % EPOCH == 1)
+        recipe.load(step)
+        recipe.forward(step)
+        body.after_gradients()
+        recipe.tail(step)
+        if names:
+            found[step] = names
+    return found
+
+
+def case(**moments):
+    recipe = Recipe()
+    for name, function in moments.items():
+        setattr(recipe, name, lambda step, function=function: function(recipe, step))
+    return recipe
+
+
+def at(wanted, do):
+    return lambda recipe, step: do(recipe) if step == wanted else None
+
+
+def set_labels(recipe):
+    recipe.data.labels = torch.ones(4)
+
+
+def set_mask(recipe):
+    recipe.net.mask = torch.ones(2)
+
+
+def swap(recipe):
+    recipe.net.layers[1] = nn.Tanh()
+
+
+def set_temperature(recipe):
+    recipe.net.temperature *= 0.5
+
+
+def hook(recipe):
+    recipe.net.layers[0].register_forward_hook(lambda *_: None)
+
+
+FOUND = {
+    "a layer that is swapped": (case(head=at(7, swap)), {7: ["net.layers.1"]}),
+    "a mask that is set once": (case(head=at(6, set_mask)), {6: ["net.mask"]}),
+    "a mask that a tail sets": (case(tail=at(6, set_mask)), {7: ["net.mask"]}),
+    "a hook": (case(tail=at(6, hook)), {7: ["net.layers.0._forward_hooks"]}),
+    "a temperature that falls": (
+        case(tail=lambda r, s: set_temperature(r) if s % EPOCH == 0 else None),
+        {EPOCH + 1: ["net.temperature"]},
+    ),
+    "a strength of the dataset": (
+        case(tail=at(6, lambda r: setattr(r.data, "strength", 0.5))),
+        {7: ["dataset.strength"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_the_body_sets_in_some_steps_is_named_once(name):
+    recipe, expected = FOUND[name]
+    assert play(recipe) == expected
+
+
+@pytest.mark.parametrize("step", [200, 203])
+@pytest.mark.parametrize("moment", ["head", "tail"])
+def test_a_layer_that_is_swapped_late_is_named_soon(step, moment):
+    """After the first steps only one in eight is read."""
+    (found,) = play(case(**{moment: at(step, swap)}), steps=300).items()
+    assert found[0] - step <= EVERY
+    assert found[1] == ["net.layers.1"]
+
+
+REFUSED = {
+    "labels at the beginning of an epoch": (
+        case(head=lambda r, s: set_labels(r) if s % EPOCH == 1 else None),
+        r"step 2: .*dataset\.labels, a Tensor",
+    ),
+    "labels at its end": (
+        case(tail=lambda r, s: set_labels(r) if s % EPOCH == 0 else None),
+        r"step 6: .*dataset\.labels",
+    ),
+    "labels changed in place": (case(tail=at(6, lambda r: r.data.labels.add_(1))), r"dataset\.labels"),
+    "a list that grows": (
+        case(tail=at(6, lambda r: r.data.kept.append(1))),
+        r"step 7: .*dataset\.kept, a list",
+    ),
+    "a list of the class": (case(tail=at(6, lambda r: Samples.shared.append(1))), r"dataset\.shared"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_contents_of_the_dataset_that_the_body_sets_are_refused(name):
+    """A process that begins in between would load other samples."""
+    recipe, sentence = REFUSED[name]
+    with pytest.raises(UsageError, match=sentence):
+        play(recipe)
+
+
+HARMLESS = {
+    "noise that is set in each step": case(head=lambda r, s: setattr(r.net, "noise", torch.rand(1))),
+    "labels that are made in each step": case(head=lambda r, s: set_labels(r)),
+    "a strength that is set in each step, by the epoch": case(
+        head=lambda r, s: setattr(r.data, "strength", (s - 1) // EPOCH)
+    ),
+    "what a forward leaves": case(
+        forward=lambda r, s: setattr(r.net, "last", torch.rand(1)),
+        tail=lambda r, s: setattr(r.net, "last", torch.rand(1)),
+    ),
+    "a mask of the first forward": case(forward=at(3, set_mask)),
+    "a cache that loading fills": case(
+        load=lambda r, s: r.data.cache.update({s: s}), tail=at(6, lambda r: r.data.cache.update(x=1))
+    ),
+    "evaluation mode": case(tail=lambda r, s: r.net.train(s % 2 == 0)),
+    "training": case(forward=lambda r, s: r.net.layers[0](torch.rand(1, 1)).sum().backward()),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_a_process_that_begins_here_has_too_is_not_named(name):
+    assert play(HARMLESS[name], steps=2 * ALL_OF_FIRST + EVERY) == {}
