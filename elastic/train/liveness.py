@@ -2,15 +2,17 @@
 
 The analysis is the textbook's: a backward fixpoint over the instructions of one function, from
 their reads and writes of variables by name. It takes every branch for possible, so it errs towards
-live. Whether an object changes that a variable names, it does not know. It misses a variable that a
-comprehension of Python 3.12 or newer hides behind one of the same name.
+live. One way is left out: a `with` statement is taken to pass exceptions on, unless the function
+names `suppress`. Whether an object changes that a variable names, it does not know. It misses a
+variable that a comprehension of Python 3.12 or newer hides behind one of the same name.
 """
 
 import dis
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from inspect import CO_OPTIMIZED, CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType
 from typing import NamedTuple
 
@@ -39,9 +41,11 @@ Mentions = Callable[[Variable], Iterable[Variable]]
 class Live:
     """What is live where a frame goes on, after the call or the `for` that it stands in.
 
-    carried: on a way without exceptions. on_errors: on the others alone. after_loop: of a `for`,
-    the variables that its body writes in every pass and the code after it reads. targets: of a
-    `for` over tuples, those of its targets that the body reads.
+    carried: on a way without exceptions. on_errors: on the others alone. after_loop: variables that
+    the loop writes and only the code after it reads, if each pass writes them, or if the loop alone
+    does. A process that resumes then has the last value that was written, or none; but a variable
+    that was written before the loop, and not in each pass, would silently have that value again,
+    and so is carried. targets: of a `for` over tuples, those of its targets that the body reads.
     """
 
     carried: frozenset[Variable]
@@ -54,21 +58,27 @@ def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> 
     """offset: of the instruction in which the frame stands (`f_lasti`)."""
     flow = _Flow(code, module, mentions)
     here = flow.index_of(offset)
-    plain, all_ways = flow.fixpoint(has_errors=False), flow.fixpoint(has_errors=True)
+    loop = flow.loop_of(here)
+    plain, all_ways = flow.fixpoint(), flow.fixpoint(has_errors=True)
+    staying = flow.fixpoint(within=loop)
     onward = here + 1
     instruction = flow.instructions[here]
-    carried = plain[onward]
-    on_errors = all_ways[onward] - carried
-    if instruction.opname != "FOR_ITER":
-        # The statement may have read variables that it needs when the call returns.
-        return Live(carried=carried | plain[flow.start_of_line(here)], on_errors=on_errors)
+    is_for = instruction.opname == "FOR_ITER"
+    # The statement of a call may have read variables that it needs when the call returns.
+    places = [onward] if is_for else [onward, flow.start_of_line(here)]
+    live = frozenset().union(*(plain[each] for each in places))
+    in_loop = frozenset().union(*(staying[each] for each in places))
+    only_after = ((live - in_loop) & flow.written(loop)) - flow.written_before(loop)
+    carried = live - only_after
+    on_errors = all_ways[onward] - plain[onward]
+    if not is_for:
+        return Live(carried=carried, on_errors=on_errors, after_loop=only_after)
     end = flow.index_of(instruction.argval)
-    written = {each.variable for body in flow.accesses[onward:end] for each in body if not each.is_read}
     targets, body = flow.targets(onward)
     return Live(
         carried=carried,
         on_errors=on_errors,
-        after_loop=frozenset((plain[end] - carried) & written),
+        after_loop=only_after | (plain[end] - carried) & flow.written(range(onward, end)),
         targets=tuple(each for each in targets if each in plain[body]) if len(targets) > 1 else (),
     )
 
@@ -91,6 +101,7 @@ class _Flow:
 
     def __init__(self, code: CodeType, module: str, mentions: Mentions) -> None:
         self.instructions = list(dis.get_instructions(code))
+        self._code = code
         self._index = {each.offset: number for number, each in enumerate(self.instructions)}
         self._module = module
         self.accesses = [list(self._accesses(each, mentions)) for each in self.instructions]
@@ -107,14 +118,19 @@ class _Flow:
             offset += 2
         return self._index[offset]
 
-    def fixpoint(self, *, has_errors: bool) -> list[frozenset[Variable]]:
-        """The variables that are live before each instruction."""
+    def fixpoint(
+        self, *, has_errors: bool = False, within: Container[int] | None = None
+    ) -> list[frozenset[Variable]]:
+        """The variables that are live before each instruction.
+
+        within: the numbers of the instructions that a way may lead through, None for all.
+        """
         live: list[frozenset[Variable]] = [frozenset()] * (len(self.instructions) + 1)
         is_stable = False
         while not is_stable:
             is_stable = True
             for number in reversed(range(len(self.instructions))):
-                onward = self._next[number]
+                onward = [each for each in self._next[number] if within is None or each in within]
                 found = live[onward[0]].union(*(live[each] for each in onward[1:])) if onward else frozenset()
                 for access in reversed(self.accesses[number]):
                     found = found | {access.variable} if access.is_read else found - {access.variable}
@@ -123,6 +139,46 @@ class _Flow:
                 if found != live[number]:
                     live[number], is_stable = found, False
         return live
+
+    def loop_of(self, number: int) -> set[int]:
+        """The instructions on a way from this one back to it; none if no way leads back."""
+        onward = self._reachable(self._next[number], self._next)
+        before: list[list[int]] = [[] for _ in self._next]
+        for each, leads_to in enumerate(self._next):
+            for other in leads_to:
+                before[other].append(each)
+        return onward & self._reachable(before[number], before)
+
+    def written(self, numbers: Iterable[int]) -> frozenset[Variable]:
+        return frozenset(
+            each.variable for number in numbers for each in self.accesses[number] if not each.is_read
+        )
+
+    def written_before(self, loop: set[int]) -> frozenset[Variable]:
+        """The variables that may have a value where the loop begins."""
+        outside = [[each for each in onward if each not in loop] for onward in self._next]
+        return self.written(self._reachable([0], outside)) | self._given_to_function()
+
+    def _given_to_function(self) -> frozenset[Variable]:
+        """Its parameters, and the variables that other functions may write."""
+        code = self._code
+        if not code.co_flags & CO_OPTIMIZED:
+            return frozenset()
+        count = code.co_argcount + code.co_kwonlyargcount
+        count += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
+        given = {Variable("", name) for name in (*code.co_varnames[:count], *code.co_freevars)}
+        everywhere = (each.variable for of_one in self.accesses for each in of_one)
+        return frozenset(given | {each for each in everywhere if each.module})
+
+    def _reachable(self, start: Iterable[int], leads_to: list[list[int]]) -> set[int]:
+        found = set[int]()
+        left = list(start)
+        while left:
+            number = left.pop()
+            if number not in found:
+                found.add(number)
+                left += leads_to[number]
+        return found
 
     def start_of_line(self, number: int) -> int:
         """The first of the instructions up to this one that belong to the same line."""
@@ -178,5 +234,14 @@ class _Flow:
         is_unconditional = name.startswith("JUMP_") and "_IF_" not in name
         if not is_unconditional:
             yield number + 1
-        if instruction.opcode in _JUMPS:
+        if instruction.opcode in _JUMPS and not self._swallows(number):
             yield self.index_of(instruction.argval)
+
+    def _swallows(self, number: int) -> bool:
+        """Whether this jump is taken where a context manager lets an exception end."""
+        if "suppress" in self._code.co_names:
+            return False
+        before = number - 1
+        while before > 0 and self.instructions[before].opname == "TO_BOOL":  # of Python 3.13
+            before -= 1
+        return self.instructions[before].opname == "WITH_EXCEPT_START"

@@ -226,8 +226,8 @@ def sentence(found: UnsavedVariables) -> str:
         )
     if found.after_loop:
         parts.append(
-            f"{_listed(found.after_loop)} is set in the loop and read after it: if the run is resumed after its last step, the loop's body"
-            " does not run. Keep it in elastic.Values(...), or compute it after the loop"
+            f"{_listed(found.after_loop)} is set in the loop and read after it: a process that resumes the run after the last step that sets"
+            " it does not run that step. Keep it in elastic.Values(...), or compute it after the loop"
         )
     return "note: " + ". And ".join(parts)
 

@@ -2,7 +2,7 @@
 
 import sys
 import textwrap
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 from hypothesis import given
@@ -54,10 +54,55 @@ def test_a_variable_that_each_pass_writes_first_is_not_carried():
     assert not {"total", "x"} & names(found.carried)
 
 
-def test_what_only_one_branch_writes_and_the_code_after_the_loop_reads_is_carried():
-    found = live_in("if step:\n    best = step\nloss = step", after="print(best, loss, step)")
+ONE_BRANCH = "if step:\n    best = step\nloss = step"
+
+
+def test_what_only_one_branch_writes_and_the_code_after_the_loop_reads_is_no_variable_of_a_pass():
+    """A process that resumes has the last value that was written, or fails by a NameError."""
+    found = live_in(ONE_BRANCH, after="print(best, loss, step)")
+    assert "best" not in names(found.carried)
+    assert names(found.after_loop) == {"best", "loss", "step"}
+
+
+def test_what_had_a_value_before_the_loop_and_is_written_by_one_branch_is_carried():
+    """A process that resumes would silently have the value from before the loop."""
+    found = live_in(ONE_BRANCH, after="print(best, loss)", before="best = None")
     assert "best" in names(found.carried)
-    assert names(found.after_loop) == {"loss", "step"}
+    assert names(found.after_loop) == {"loss"}
+
+
+def test_what_is_read_on_the_way_out_of_a_loop_around_a_call_is_no_variable_of_a_pass():
+    body = "next(source, None)\nif step:\n    best = worst = step\nif best:\n    print(worst)\n    break"
+    found = live_in(body, head="for step in (1, 2):")
+    assert "best" in names(found.carried)
+    assert "worst" not in names(found.carried)
+    assert names(found.after_loop) == {"worst"}
+
+
+WITH = "with look(step):\n    x = make(step)\nuse(x)"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        WITH,
+        "with look(), look() as y:\n    with look():\n        x = make(step)\n    use(x, y)\nuse(x)",
+        "with look():\n    if step:\n        continue\n    x = make(step)\nuse(x)",
+    ],
+)
+def test_a_with_statement_is_taken_to_pass_exceptions_on(body):
+    """Else all that is assigned under torch.no_grad() would be carried."""
+    found = live_in(body)
+    assert "x" not in names(found.carried | found.on_errors)
+
+
+def test_what_a_with_statement_suppresses_counts_where_the_function_names_it():
+    assert "x" in names(live_in(WITH.replace("look(", "suppress(")).on_errors)
+
+
+def test_an_except_around_a_with_statement_counts():
+    found = live_in("try:\n" + textwrap.indent(WITH, "    ") + "\nexcept ValueError:\n    use(x)")
+    assert "x" in names(found.on_errors)
 
 
 def test_what_is_read_after_an_exception_alone_is_told_apart():
@@ -134,6 +179,8 @@ def compound(children):
         st.builds("for x in ['y'] * {}:\n{}".format, FLAGS, block),
         st.builds("if {}:\n    continue\n{}".format, FLAGS, children),
         st.builds("try:\n{}\nfinally:\n{}".format, block, block),
+        st.builds("with manager:\n{}".format, block),
+        st.builds("with manager, manager:\n    if {}:\n        break\n{}".format, FLAGS, block),
     )
 
 
@@ -141,13 +188,15 @@ PROGRAMS = st.lists(st.recursive(SIMPLE, compound, max_leaves=6), min_size=1, ma
 
 
 @given(
+    begin=st.sampled_from(["a = b = c = d = (None, 0)", "a = c = (None, 0)", "pass"]),
     body=PROGRAMS,
     after=st.lists(SIMPLE, max_size=2).map("\n".join),
     flags=st.lists(st.booleans(), min_size=60, max_size=60),
 )
-def test_no_value_of_a_pass_is_read_in_a_later_one_unless_its_variable_is_carried(body, after, flags):
+def test_no_value_of_a_pass_is_read_in_a_later_one_unless_its_variable_is_carried(begin, body, after, flags):
     """The dumb twin runs the program with values that know in which pass they were written."""
     carried: set[str] = set()
+    after_loop: set[str] = set()
     state = {"pass": 0}
     flags = [*flags]
 
@@ -160,7 +209,7 @@ def test_no_value_of_a_pass_is_read_in_a_later_one_unless_its_variable_is_carrie
 
     def read(value, name):
         if value[1] < state["pass"]:
-            carried.add(name)
+            (carried if state["pass"] < 4 else after_loop).add(name)
         return (name, state["pass"])
 
     found = []
@@ -173,11 +222,11 @@ def test_no_value_of_a_pass_is_read_in_a_later_one_unless_its_variable_is_carrie
             yield number
         state["pass"] = 4
 
-    text = (
-        "def program(source, flags, read, write):\n    a = b = c = d = (None, 0)\n    for step in source:\n"
-    )
+    text = f"def program(source, flags, read, write, manager):\n    {begin}\n    for step in source:\n"
     text += textwrap.indent(body, " " * 8) + "\n" + textwrap.indent(after, " " * 4)
     space: dict = {}
     exec(text, space)
-    space["program"](source(), Flags(), read, write)
-    assert carried <= names(found[0].carried) | names(found[0].after_loop)
+    with suppress(NameError):
+        space["program"](source(), Flags(), read, write, nullcontext())
+    assert carried <= names(found[0].carried) | (names(found[0].after_loop) if "break" in body else set())
+    assert after_loop <= names(found[0].carried) | names(found[0].after_loop)

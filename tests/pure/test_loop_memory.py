@@ -460,6 +460,14 @@ HARMLESS = {
         for step in held:
             update()
         """,
+    "what is made under no_grad": """
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            with torch.no_grad(), torch.autograd.profiler.record_function("x"):
+                td = model(torch.randn(2, 4))
+                number = float(td.sum())
+            print(td.sum(), number)
+        """,
     "a closure over a variable of the loop": """
         def run_it():
             scale = 0.0
@@ -492,6 +500,16 @@ def test_what_each_pass_makes_or_the_state_saves_is_left_alone(habit, form):
 def test_what_the_loop_sets_and_the_script_reads_after_it_is_named():
     recipe = LOOP + "    loss = update()\n    other = 1\nprint(loss, step.number)"
     assert outcome(recipe) == ("", set(), {"loss", "step"})
+
+
+def test_a_tensor_that_some_passes_set_and_the_script_reads_after_the_loop_is_named():
+    """As `if step.ends_epoch: confusion = run.evaluate(...)`, with no value before the loop."""
+    recipe = (
+        LOOP + "    update()\n    if step.number % 3 == 0:\n        c = torch.ones(4) * step.number\nprint(c)"
+    )
+    assert outcome(recipe) == ("", set(), {"c"})
+    refused, _, _ = outcome("c = torch.zeros(4)\n" + recipe)
+    assert refused.startswith("c was changed")
 
 
 def test_nothing_is_called_and_nothing_kept_alive():
