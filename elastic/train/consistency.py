@@ -60,7 +60,8 @@ class Comparison:
         alike = [
             [rank for rank, of_rank in enumerate(votes) if of_rank == vote] for vote in dict.fromkeys(votes)
         ]
-        is_recipe = is_repeated(known, step)
+        # Before step 1 the script alone made the objects, in each process, and no machine is blamed.
+        is_recipe = step == 0 or is_repeated(known, step)
         if self.log is not None:
             self.log.record(DivergenceDetected(step=step, entry=entry, ranks=alike))
             if is_recipe:
@@ -71,8 +72,8 @@ class Comparison:
             f"{when}: expected the same training state on every rank, found {len(alike)} different ones "
             f"(ranks {' | '.join(map(str, alike))}); {_entry_text(entry, len(different))}"
         )
-        if known is not None and is_recipe:
-            raise RecipeNotExact(f"{found}. {_recipe_text(known)}")
+        if is_recipe:
+            raise RecipeNotExact(f"{found}. {_recipe_text(step, known)}")
         raise StatesDiffer(
             f"{found}. {_redo_text(step, agreed)}",
             Divergence(
@@ -93,18 +94,17 @@ def _entry_text(entry: str, count: int) -> str:
 
 
 def _redo_text(step: int, agreed: int) -> str:
-    if step == 0:
-        return "Every rank must build its objects alike, from the run's seed or the same files; they are built once more"
     if step == agreed:
         return "It is loaded once more"
     return f"The last state that all ranks agreed on is that of step {agreed}; from there the steps are done again"
 
 
-def _recipe_text(known: Divergence) -> str:
-    if known.step == 0:
+def _recipe_text(step: int, known: Divergence | None) -> str:
+    if step == 0 or known is None:
         return (
-            "So it was the time before: every rank must build its objects alike, from the run's seed (build them after "
-            "elastic.start) or from the same files"
+            "Every rank must build its objects alike, from the run's seed (after elastic.start) or from the same files. A file that the script "
+            "makes itself if it is missing is read by other ranks before it is whole, and changes which random numbers are drawn next: make it "
+            "by another command, before this one"
         )
     return (
         f"Ranks differed after step {known.step} as well, and the steps since {known.agreed} were done again from one state: "

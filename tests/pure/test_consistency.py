@@ -79,12 +79,13 @@ def test_ranks_that_differ_again_in_steps_done_again_are_told_that_it_is_the_rec
     assert [kind for kind, *_ in ranks.run(2, answers_of, [1.0, 2.0], 8, 7)] == ["machine?"] * 2
 
 
-def test_objects_that_ranks_build_differently_are_the_recipes_the_second_time(ranks):
-    """Before step 1 there is no state to begin from again: the objects are built once more."""
-    (kind, message, _), _ = ranks.run(2, answers_of, [1.0, 2.0], 0, None)
-    assert kind == "machine?" and "Every rank must build its objects alike" in message
-    (kind, message, _), _ = ranks.run(2, answers_of, [1.0, 2.0], 0, 0)
-    assert kind == "recipe" and "build them after elastic.start" in message
+def test_objects_that_ranks_build_differently_are_the_recipes(ranks):
+    """A redo may agree, because a file is there by then that one rank had read half written; the
+    result would be that of other random numbers, and a machine would be blamed.
+    """
+    for known in (None, 0):
+        (kind, message, _), _ = ranks.run(2, answers_of, [1.0, 2.0], 0, known)
+        assert kind == "recipe" and "Every rank must build its objects alike" in message
 
 
 def test_the_difference_is_recorded_before_any_rank_may_end():
