@@ -60,7 +60,7 @@ class Comparison:
         alike = [
             [rank for rank, of_rank in enumerate(votes) if of_rank == vote] for vote in dict.fromkeys(votes)
         ]
-        # Before step 1 the script alone made the objects, in each process, and no machine is blamed.
+        # Before step 1 the script alone has made the objects: no machine is blamed.
         is_recipe = step == 0 or is_repeated(known, step)
         if self.log is not None:
             self.log.record(DivergenceDetected(step=step, entry=entry, ranks=alike))
