@@ -60,7 +60,11 @@ _ADVICE: dict[Kind | str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Saved:
-    """What the state_dict of an object of the State holds: its keys, and texts of its numbers."""
+    """What the state_dict of an object of the State holds: its keys, and texts of its numbers.
+
+    tensors: during a look alone. They would keep alive the arrays that they are views of, which a
+    trial load takes for a sign that the recipe holds them.
+    """
 
     is_module: bool
     keys: frozenset[str]
@@ -127,6 +131,8 @@ class LoopMemory:
         before, self._before = self._before, now
         if before is not None:
             self._compare(before, now)
+        for each in now.saved.values():
+            each.tensors.clear()
         if self._looks >= FIRST_LOOKS or step == self.last_step:
             self._say(step, now.after_loop)
 

@@ -45,7 +45,8 @@ def advice(value: Any) -> str:
         )
     for kind, given, made in _INSTEAD:
         if isinstance(value, kind):
-            return f"give {given} in state_dict, and in load_state_dict {made}"
+            as_it_is = "; elastic.Values(name=array) takes arrays as they are" * (kind is np.ndarray)
+            return f"give {given} in state_dict, and in load_state_dict {made}{as_it_is}"
     if isinstance(value, int | float | str | list | tuple | dict):
         return f"give a plain {_plain_kind(value)} in state_dict, and make a {type(value).__name__} of it in load_state_dict"
     if isinstance(value, torch.Tensor):

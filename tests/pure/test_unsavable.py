@@ -75,6 +75,8 @@ def test_what_is_advised_for_a_value_keeps_it(value):
         .removeprefix("make ")
         .removesuffix(" of it in load_state_dict")
     )
+    made, _, other = made.partition("; ")
+    assert other == "elastic.Values(name=array) takes arrays as they are" * isinstance(value, np.ndarray)
     kept, loaded = Own(eval(given, NAMES | {"x": value})), Own(None)
     State(own=loaded).load(saved(State(own=kept)))
     found = eval(made.replace("...", "3"), NAMES | {"saved": loaded.value})
