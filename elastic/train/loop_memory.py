@@ -25,12 +25,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
+from elastic.snapshot.image import tensor_bytes
 from elastic.train import structure
 from elastic.train.body_changes import BodyChanges
 from elastic.train.flat_state import tensor_sums
 from elastic.train.loop_parts import LoopParts
 from elastic.train.loop_variables import LoopVariables, loop_variables
-from elastic.train.object_marks import Kind, Mark, Weight, leaves, plain_text
+from elastic.train.object_marks import Kind, Mark, Rules, Weight, containers, leaves, plain_text
 from elastic.train.object_walk import FREE, Walk, storage_of
 from elastic.train.own_code import filled_by_hooks
 from elastic.train.state import State
@@ -39,16 +40,20 @@ from elastic.train.values import Values
 FIRST_LOOKS = 4
 MANY_NAMES = 12
 MANY_LINES = 3
+MANY_NUMBERS = 1000
 _SAVES_ALL = (LRScheduler, torch.amp.GradScaler, Values)
+
+# Of an object with a state_dict of its own: a tensor that is another one may be derived.
+_OF_OBJECT = Rules(rebound=Weight.SAID, in_place=Weight.REFUSED, plain=Weight.SAID)
 
 _ADVICE: dict[Kind | str, str] = {
     Kind.RANDOM: "draw from the global generators of torch, NumPy or Python, which every step sets, or make the generator in "
     "each step from its number, as np.random.default_rng((seed, step.number))",
     Kind.ITERATOR: "an iterator cannot be saved: give the data to run.data, or take by the step what belongs to it, as "
     "dataset[step.number % len(dataset)]",
-    Kind.ARRAY: "keep it in elastic.Values(name=array), which goes into the State; make it in each step before it is read; or "
+    Kind.ARRAY: "keep it in elastic.Values(name=array), which goes into the State (Values holds a copy: change values.name); make it in each step before it is read; or "
     "compute it from step.number",
-    Kind.TENSOR: "give it to the State in elastic.Values(name=tensor), or in a registered buffer of a module there; make it in "
+    Kind.TENSOR: "give it to the State in elastic.Values(name=tensor) (Values holds a copy: change values.name), or in a registered buffer of a module there; make it in "
     "each step before it is read; or compute it from step.number",
     "optimizer": "keep it in optimizer.state[parameter], which an optimizer's state_dict saves",
     "buffer": "register the buffer with persistent=True",
@@ -177,9 +182,13 @@ class LoopMemory:
             return None
         elif isinstance(thing, _SAVES_ALL):
             walk.left_out.add(id(thing))
+            if isinstance(thing, Values):  # a load fills what a name of the loop may hold
+                walk.left_out |= {id(each) for each in containers(list(vars(thing).values()))}
             return None
+        elif isinstance(thing, Optimizer):
+            walk.optimizer_of_state(name, thing, _OF_OBJECT, entry=name)
         else:
-            walk.enter(name, thing, FREE.at_most(Weight.SAID), owner="object", entry=name)
+            walk.enter(name, thing, _OF_OBJECT, owner="object", entry=name)
         return _Saved(
             is_module=isinstance(thing, nn.Module),
             keys=frozenset(key.rpartition(".")[2].strip("_") for key, _ in state),
@@ -193,6 +202,8 @@ class LoopMemory:
             weight = mark.weight_of_change(before.marks.get(path))
             if weight is Weight.NONE or (mark.entry and _is_saved(path, mark, before, now)):
                 continue
+            if mark.entry and mark.kind is not Kind.TENSOR and not now.saved[mark.entry].is_module:
+                weight = Weight.SAID  # only of tensors the leaves of a state_dict tell that it has them
             if weight is Weight.REFUSED:
                 refused.append(path)
             else:
@@ -247,6 +258,8 @@ def _refusal(paths: list[str], first: Mark, earlier: int, step: int) -> str:
 
 
 def _advice(path: str, mark: Mark) -> str:
+    if mark.entry and mark.owner not in ("buffer", "attribute"):
+        return f"let the state_dict of {mark.entry} give it, and its load_state_dict put it back"
     if mark.owner == "module":
         owner = re.match(r"(?:self\.)?(\w+)", path)
         name = "module" if owner is None else owner.group(1)
@@ -280,6 +293,29 @@ def _is_saved(path: str, mark: Mark, before: _Look, now: _Look) -> bool:
         return mark.value in known.numbers and former.value in earlier.numbers
     thing = None if mark.anchor is None else mark.anchor()
     if isinstance(thing, Tensor):
-        alike = [each for each in known.tensors if each.shape == thing.shape and each.dtype == thing.dtype]
-        return any(tensor_sums(each) == tensor_sums(thing.detach()) for each in alike)
+        return _holds_values(known, thing.detach())
     return False
+
+
+def _holds_values(known: _Saved, tensor: Tensor) -> bool:
+    """Whether they are those of a leaf, or a part of one (as of torch.stack or a flat vector)."""
+    alike = [each for each in known.tensors if each.shape == tensor.shape and each.dtype == tensor.dtype]
+    if any(tensor_sums(each) == tensor_sums(tensor) for each in alike):
+        return True
+    if known.is_module or storage_of(tensor) == 0:
+        return False
+    if tensor.numel() <= MANY_NUMBERS and all(
+        plain_text(each) in known.numbers for each in tensor.flatten().tolist()
+    ):
+        return True  # as of tolist()
+    wanted = _bytes_of(tensor)
+    larger = [
+        each
+        for each in known.tensors
+        if each.numel() >= tensor.numel() and each.is_complex() == tensor.is_complex() and storage_of(each)
+    ]
+    return any(wanted in _bytes_of(each.detach().to(tensor.dtype)) for each in larger)
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    return tensor_bytes(tensor.cpu()).numpy().tobytes()

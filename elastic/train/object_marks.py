@@ -185,3 +185,12 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(item, name)
     else:
         yield name, value
+
+
+def containers(value: Any) -> Iterator[Any]:
+    """The lists, dicts and arrays among nested ones."""
+    if isinstance(value, (list, dict, np.ndarray)):
+        yield value
+    if isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from containers(item)

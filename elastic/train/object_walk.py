@@ -101,13 +101,19 @@ class Walk:
                 self.enter(f"{name}.{buffer}", value, rules, owner="buffer", entry=path)
             self._attributes_of_module(name, each, entry=path)
 
-    def optimizer_of_state(self, path: str, optimizer: Optimizer) -> None:
-        """What its state_dict leaves out: plain attributes."""
+    def optimizer_of_state(
+        self, path: str, optimizer: Optimizer, rules: Rules = FREE, *, entry: str = ""
+    ) -> None:
+        """What its state_dict leaves out: plain attributes.
+
+        entry: of one that has a state_dict of its own, which may leave out its state as well.
+        """
         self._seen.add(id(optimizer))
+        kept_by_torch = {"param_groups", "defaults"} if entry else _OPTIMIZER_NAMES
         for name, value in vars(optimizer).items():
-            if name not in _OPTIMIZER_NAMES and not name.endswith("_hooks"):
-                rules = FREE if not name.startswith("_") else replace(FREE, plain=Weight.NONE)
-                self.enter(f"{path}.{name}", value, rules, owner="optimizer")
+            if name not in kept_by_torch and not name.endswith("_hooks"):
+                its = rules if not name.startswith("_") else replace(rules, plain=Weight.NONE)
+                self.enter(f"{path}.{name}", value, its, owner="optimizer", entry=entry)
 
     def _is_saved(self, thing: Any) -> bool:
         return isinstance(thing, Tensor) and storage_of(thing) in self.saved

@@ -197,6 +197,36 @@ REFUSED = {
             update()
             own.step()
         """,
+    "wrapper.slow[0][0]": """
+        class Lookahead(torch.optim.Optimizer):
+            def __init__(self, base):
+                self.optimizer, self.param_groups, self.state = base, base.param_groups, base.state
+                self.count = 0
+                self.slow = [[p.detach().clone() for p in g["params"]] for g in self.param_groups]
+            def step(self):
+                self.optimizer.step()
+                self.count += 1
+                if self.count % 5 == 0:
+                    for kept, group in zip(self.slow, self.param_groups):
+                        for slow, p in zip(kept, group["params"]):
+                            slow.add_(p.detach() - slow, alpha=0.5)
+                            p.data.copy_(slow)
+            def state_dict(self):
+                return self.optimizer.state_dict()
+            def load_state_dict(self, state):
+                self.optimizer.load_state_dict(state)
+        wrapper = Lookahead(optimizer)
+        for step in run_steps(model=model, wrapper=wrapper):
+            update()
+            wrapper.step()
+        """,
+    "rewind": """
+        rewind = torch.zeros(4, 4)
+        kept = elastic.Values(weights=rewind)
+        for step in run_steps(model=model, optimizer=optimizer, kept=kept):
+            update()
+            rewind.copy_(model[0].weight.detach())
+        """,
     "average": """
         average = torch.zeros(4)
         for step in run_steps(model=model, optimizer=optimizer):
@@ -432,6 +462,30 @@ HARMLESS = {
         for step in run_steps(model=model):
             model(torch.randn(2, 4))
         """,
+    "a list, an array and a dict in Values, under names of their own": """
+        values = elastic.Values(hist=[], table=np.zeros(4), by={"a": [1]})
+        hist, table, by = values.hist, values.table, values.by["a"]
+        for step in run_steps(model=model, optimizer=optimizer, values=values):
+            hist.append(update())
+            table[step.number % 4] += 1
+            by.append(2)
+        """,
+    "averages that are saved in other forms": """
+        class Averages:
+            def __init__(self):
+                self.a, self.b, self.c = torch.zeros(3), torch.zeros(3), torch.zeros(2, dtype=torch.bfloat16)
+            def update(self):
+                for each in (self.a, self.b, self.c):
+                    each.mul_(0.5).add_(torch.randn(each.shape))
+            def state_dict(self):
+                return {"flat": torch.cat([self.a, self.b]), "numbers": self.c.tolist()}
+            def load_state_dict(self, state):
+                raise NotImplementedError
+        averages = Averages()
+        for step in run_steps(model=model, optimizer=optimizer, averages=averages):
+            update()
+            averages.update()
+        """,
     "an EMA that saves copies": """
         class EMA:
             def __init__(self, model):
@@ -495,6 +549,12 @@ HARMLESS = {
 @pytest.mark.parametrize("habit", HARMLESS)
 def test_what_each_pass_makes_or_the_state_saves_is_left_alone(habit, form):
     assert outcome(HARMLESS[habit], form=form) == ("", set(), set())
+
+
+def test_the_advice_names_what_can_be_done():
+    refused, _, _ = outcome(REFUSED["wrapper.slow[0][0]"])
+    assert refused.endswith("let the state_dict of wrapper give it, and its load_state_dict put it back")
+    assert "(Values holds a copy: change values.name)" in outcome(REFUSED["rewind"])[0]
 
 
 def test_what_the_loop_sets_and_the_script_reads_after_it_is_named():
