@@ -54,6 +54,8 @@ class Inheritance:
                 # It was claimed for a run that never trained. The next command claims it again.
                 with suppress(StoreFailed):
                     self.run_store.delete(identity.NAME)
+            # The agent ends all ranks when the first one has left: none may leave before that.
+            groups.from_rank0("given back")
             raise UsageError(self._sentence(misfits, saved, state))
         if groups.rank == 0:
             parent, taken = self.parent, sorted(self.parent.entries or state.objects)

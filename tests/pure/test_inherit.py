@@ -1,5 +1,8 @@
 """Ranks begin from one state of another run, or all refuse it alike."""
 
+import os
+import select
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,7 @@ from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import Restorer
 from elastic.train.state import State
 
+LEFT = "left"  # a pipe
 ALONE = Member(rank=0, world_size=1, group=None)
 
 
@@ -39,7 +43,7 @@ def parent(tmp_path):
     return Parent(run_id=IDENTITY.run_id, url=str(tmp_path / "first"), step=40, digest=record.digest)
 
 
-def restore(member, parent, own, state):
+def restore(member, parent, own, state, store=LocalStore):
     """Restore a run of the folder `own`, which has no state of its own."""
     groups = ProcessGroups(
         rank=member.rank,
@@ -60,7 +64,7 @@ def restore(member, parent, own, state):
         log=None,
         clock=FakeClock(),
         faults=None,
-        inheritance=Inheritance(parent=parent, run_store=LocalStore(Path(own))),
+        inheritance=Inheritance(parent=parent, run_store=store(Path(own))),
     )
     return restorer.restore(state)
 
@@ -101,6 +105,36 @@ def test_a_misfit_gives_the_run_directory_back(tmp_path, parent):
     with pytest.raises(UsageError):
         restore(ALONE, parent, own, State(model=model(0.0, 3)))
     assert not (own / identity.NAME).exists()
+
+
+class DeletesLast(LocalStore):
+    """Deletes once the other rank has left, or half a second later."""
+
+    def delete(self, name):
+        left = os.open(self._root / LEFT, os.O_RDONLY | os.O_NONBLOCK)
+        select.select([left], [], [], 0.5)
+        os.close(left)
+        super().delete(name)
+
+
+def finds_on_leaving(member, written, own):
+    """Whether the run directory is still claimed when this rank leaves."""
+    with pytest.raises(UsageError):
+        restore(member, decode(Parent, written, what="parent"), own, State(model=model(0.0, 3)), DeletesLast)
+    is_claimed = Path(own, identity.NAME).exists()
+    if member.rank == 1:
+        with suppress(OSError):
+            os.write(os.open(Path(own, LEFT), os.O_WRONLY | os.O_NONBLOCK), b"left")
+    return is_claimed
+
+
+def test_no_rank_leaves_before_the_run_directory_is_given_back(ranks, tmp_path, parent):
+    """The agent ends every rank when the first one has left, so the first one's delete would never
+    be done, and the corrected command would be refused.
+    """
+    own = begin_run(tmp_path / "own", IDENTITY)
+    os.mkfifo(own / LEFT)
+    assert ranks.run(2, finds_on_leaving, encode(parent), str(own)) == [False, False]
 
 
 def test_a_parent_that_is_gone_or_damaged_is_never_begun_from(tmp_path, parent):
