@@ -6,12 +6,15 @@ The format stands here because `elastic.agent` must not import `elastic.worker`.
 import json
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from elastic.divergence import Divergence
 from elastic.system.files import replace_whole
 from elastic.system.raised_error import RaisedError
 from elastic.system.untrusted import decode, encode
+
+SAME_AS = "error: the same as that of rank "  # a line of a worker's log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,19 @@ class WorkerError:
 def write_error(folder: Path, error: WorkerError) -> None:
     """Raises OSError."""
     replace_whole(_file(folder, error.rank), json.dumps(encode(error)).encode(), fsync=False)
+
+
+def first_with(sentence: str, folder: Path, rank: int) -> int:
+    """The rank whose error said this sentence first, of those that share the folder."""
+    claim = folder / f"said-{sha256(sentence.encode(errors='replace')).hexdigest()[:16]}"
+    try:
+        claim.symlink_to(str(rank))  # created whole, with what it says
+    except FileExistsError:
+        with suppress(OSError, ValueError):
+            return int(str(claim.readlink()))
+    except OSError:  # a full disk: rather said twice than never
+        pass
+    return rank
 
 
 def read_errors(folder: Path, ranks: list[int]) -> list[WorkerError]:

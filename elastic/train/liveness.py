@@ -42,10 +42,12 @@ class Live:
     """What is live where a frame goes on, after the call or the `for` that it stands in.
 
     carried: on a way without exceptions. on_errors: on the others alone. after_loop: variables that
-    the loop writes and only the code after it reads, if each pass writes them, or if the loop alone
-    does. A process that resumes then has the last value that was written, or none; but a variable
-    that was written before the loop, and not in each pass, would silently have that value again,
-    and so is carried. targets: of a `for` over tuples, those of its targets that the body reads.
+    the loop writes and only the code after it reads, either in each pass, and that were written
+    before the loop too, or in some passes, and nowhere else. A process that resumes after the pass
+    that wrote them last has the value from before the loop, or none. (What each pass writes, and
+    the loop alone, is there whenever a pass is left to do.) A variable that was written before the
+    loop, and in some passes, would silently have that value again, and so is carried. targets: of a
+    `for` over tuples, those of its targets that the body reads.
     """
 
     carried: frozenset[Variable]
@@ -68,7 +70,8 @@ def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> 
     places = [onward] if is_for else [onward, flow.start_of_line(here)]
     live = frozenset().union(*(plain[each] for each in places))
     in_loop = frozenset().union(*(staying[each] for each in places))
-    only_after = ((live - in_loop) & flow.written(loop)) - flow.written_before(loop)
+    before = flow.written_before(loop)
+    only_after = ((live - in_loop) & flow.written(loop)) - before
     carried = live - only_after
     on_errors = all_ways[onward] - plain[onward]
     if not is_for:
@@ -78,7 +81,7 @@ def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> 
     return Live(
         carried=carried,
         on_errors=on_errors,
-        after_loop=only_after | (plain[end] - carried) & flow.written(range(onward, end)),
+        after_loop=only_after | (plain[end] - carried) & flow.written(range(onward, end)) & before,
         targets=tuple(each for each in targets if each in plain[body]) if len(targets) > 1 else (),
     )
 

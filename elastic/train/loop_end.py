@@ -24,6 +24,7 @@ from elastic.system.raised_error import ErrorPlace
 from elastic.train.leaving import explain_loss
 from elastic.train.loop import Loop
 from elastic.train.step import Step
+from elastic.train.unset_variable import explain_unset
 from elastic.worker import script_end
 
 LEFT = "the recipe left the loop"
@@ -86,7 +87,12 @@ class LoopEnd:
             self._leave()
 
     def explain(self, error: BaseException) -> BaseException:
-        """A rank that waits for one that left the loop sees that its peer is gone."""
+        """A rank that waits for one that left the loop sees that its peer is gone.
+
+        One that had no step left to do misses what its loop would have set.
+        """
+        if isinstance(error, NameError) and self._is_over and self._loop.did_nothing:
+            return explain_unset(error, self._loop.last_step) or error
         if not isinstance(error, PeerLost):
             return error
         return explain_loss(self._loop.groups, self._loop.place) or error

@@ -38,8 +38,9 @@ from elastic.train.state import State
 from elastic.train.values import Values
 
 FIRST_LOOKS = 4
-MANY_NAMES = 12
-MANY_LINES = 3
+MANY_NAMES = 4  # on a line of the console, the events have all
+MANY_PARTS = 2  # of one object
+MANY_SAID = 36
 MANY_NUMBERS = 1000
 _SAVES_ALL = (LRScheduler, torch.amp.GradScaler, Values)
 
@@ -209,12 +210,12 @@ class LoopMemory:
             else:
                 self._changing[path] = None
         if refused:
-            raise UsageError(_refusal(refused, now.marks[refused[0]], before.step, now.step))
+            raise UsageError(_refusal({path: now.marks[path] for path in refused}, before.step, now.step))
 
     def _say(self, step: int, after_loop: list[str]) -> None:
         changing = [name for name in self._changing if name not in self._said]
         late = [name for name in after_loop if name not in self._said]
-        if (changing or late) and len(self._said) < MANY_LINES * MANY_NAMES:
+        if (changing or late) and len(self._said) < MANY_SAID:
             self._said |= {*changing, *late}
             self.report(UnsavedVariables(step=step, changing=changing, after_loop=late))
 
@@ -237,23 +238,29 @@ def sentence(found: UnsavedVariables) -> str:
     parts = []
     if found.changing:
         parts.append(
-            f"the loop changes {_listed(found.changing)}, which no object of the State saves: after a restart it begins again as at the top"
+            f"no object of the State saves {_listed(found.changing)}, which the loop changes: after a restart it begins again as at the top"
             " of the script. Where the result depends on it, keep it in elastic.Values(...), which goes into the State, or derive it from"
-            " step.number"
+            " step.number; what is only shown may stay"
         )
     if found.after_loop:
         parts.append(
-            f"{_listed(found.after_loop)} is set in the loop and read after it: a process that resumes the run after the last step that sets"
-            " it does not run that step. Keep it in elastic.Values(...), or compute it after the loop"
+            f"the script reads {_listed(found.after_loop)} after the loop, which sets it: a process that resumes after the last step that"
+            " sets it does not have that value. Keep it in elastic.Values(...), or compute it after the loop"
         )
-    return "note: " + ". And ".join(parts)
+    return f"note: {'. And '.join(parts)}"
 
 
-def _refusal(paths: list[str], first: Mark, earlier: int, step: int) -> str:
-    others = f" (and {_listed(paths[1:])})" if len(paths) > 1 else ""
+def _refusal(found: dict[str, Mark], earlier: int, step: int) -> str:
+    """found: all that one look found, by path."""
+    advised: dict[str, list[str]] = {}
+    for path, mark in found.items():
+        advised.setdefault(_advice(path, mark), []).append(path)
+    (advice, *_), is_one = advised, len(advised) == 1
+    what_to_do = advice if is_one else "; ".join(f"{_listed(advised[each])}: {each}" for each in advised)
+    was, it, is_ = ("was", "it", "it is") if len(found) == 1 else ("were", "them", "they are")
     return (
-        f"{paths[0]}{others} was changed between step {earlier} and step {step}, and no object of the State saves it. A process that "
-        f"restarts runs the script from its top, where it is as at the start, so that the run would end with another result: {_advice(paths[0], first)}"
+        f"{_listed([*found])} {was} changed between step {earlier} and step {step}, and no object of the State saves {it}. A process that "
+        f"restarts runs the script from its top, where {is_} as at the start, so that the run would end with another result: {what_to_do}"
     )
 
 
@@ -272,8 +279,22 @@ def _advice(path: str, mark: Mark) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:MANY_NAMES])
-    return shown if len(names) <= MANY_NAMES else f"{shown} and {len(names) - MANY_NAMES} more"
+    """Names for a sentence; several parts of one object as one name."""
+    parts: dict[str, list[str]] = {}
+    for name in names:
+        owner = re.match(r"(?:self\.)?\w+", name)
+        parts.setdefault(name if owner is None else owner.group(), []).append(name)
+    words = []
+    for owner, (first, *others) in parts.items():
+        more = _first([each[len(owner) :] for each in others], MANY_PARTS)
+        words.append(f"{first} (and {more})" if others else first)
+    return _first(words, MANY_NAMES)
+
+
+def _first(words: list[str], limit: int) -> str:
+    if len(words) > limit + 1:  # else the last would be longer as a number
+        words = [*words[:limit], f"{len(words) - limit} more"]
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def _owner(value: Any) -> str:

@@ -44,7 +44,7 @@ from elastic.errors import (
 from elastic.system import global_random
 from elastic.system.clock import SystemClock
 from elastic.system.processes import die_with_parent
-from elastic.system.worker_error import WorkerError, write_error
+from elastic.system.worker_error import SAME_AS, WorkerError, first_with, write_error
 from elastic.worker import import_watch, own_error, script_end
 from elastic.worker.import_watch import ImportWatch
 
@@ -110,10 +110,17 @@ def end_failed(launch: Launch, raised: BaseException) -> NoReturn:
     report_error(launch.agent, launch.rank, error)
     last_words = traceback_of(error)
     if isinstance(error, _EXPLAINED):
-        last_words = f"error: {error}\n{last_words}"
+        last_words = explained(launch, error, last_words)
     elif isinstance(error, PeerLost):
         last_words = f"{error}\nthis worker is a victim; the agent begins a new generation"
     exit_now(error.exit_code if isinstance(error, ElasticError) else EXIT_FAILED, last_words)
+
+
+def explained(launch: Launch, error: BaseException, line: str) -> str:
+    """The sentence of an error, and its line: of all workers of a node that fail alike, by one."""
+    sentence, agent = f"error: {error}\n{line}", launch.agent
+    first = launch.rank if agent is None else first_with(sentence, Path(agent.error_folder), launch.rank)
+    return sentence if first == launch.rank else f"{SAME_AS}{first}"
 
 
 def run_script(recipe: str) -> None:

@@ -28,7 +28,7 @@ def update(step):
 
 
 def test_a_teacher_outside_the_state_ends_the_run_at_once_on_all_ranks(drill):
-    """Two workers, each of which finds it; no restart follows."""
+    """Two workers, each of which finds it; one of them says it, and so does the last line."""
     recipe = drill.folder / "recipe.py"
     recipe.write_text(
         HEADER
@@ -43,7 +43,10 @@ def test_a_teacher_outside_the_state_ends_the_run_at_once_on_all_ranks(drill):
     agent = drill.start("--nproc-per-node", "2", recipe=recipe)
     agent.ends_with(2)
     said = "teacher.weight was changed between step 1 and step 2, and no object of the State saves it"
-    assert said in agent.output
+    assert agent.output.count(said) == 2
+    assert agent.output.count(f"error: {said}") == 1
+    logs = [log.read_text() for log in drill.run.logs.glob("*/rank*.log")]
+    assert sorted(f"error: {said}" in log for log in logs) == [False, True]
     assert "State(..., teacher=teacher)" in agent.output
     assert len(drill.events("generation_started")) == 1
 
@@ -59,7 +62,9 @@ def test_numbers_of_the_loop_are_named_once_and_the_run_goes_on(drill):
             for number, step in enumerate(run.steps(data, state)):
                 loss = update(step) + number
                 best = min(best, loss)
-            print(loss)
+                if number == 0:
+                    first = loss
+            print(loss, first)
 
         main()
         """)
@@ -67,5 +72,29 @@ def test_numbers_of_the_loop_are_named_once_and_the_run_goes_on(drill):
     agent = drill.start("--nproc-per-node", "2", recipe=recipe)
     agent.ends_with(0)
     (found,) = drill.events("unsaved_variables")
-    assert (sorted(found["changing"]), found["after_loop"]) == (["best", "number"], ["loss"])
+    assert (sorted(found["changing"]), found["after_loop"]) == (["best", "number"], ["first"])
     assert agent.output.count("no object of the State saves") == 1
+
+
+def test_a_variable_that_no_step_was_left_to_set_is_explained(drill):
+    """The worker dies after its last step; the next one finds the training complete."""
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(
+        HEADER
+        + textwrap.dedent("""
+        for step in run.steps(data, state):
+            loss = update(step)
+        if not run.path("died").exists():
+            run.path("died").touch()
+            import os
+            os.kill(os.getpid(), 9)
+        print(loss)
+        """)
+    )
+    agent = drill.start(recipe=recipe)
+    agent.ends_with(2)
+    assert (
+        "'loss' has no value after the loop, which sets it: all 16 steps are done and saved" in agent.output
+    )
+    assert "print(loss)" in agent.output
+    assert len(drill.events("generation_started")) == 2

@@ -8,8 +8,9 @@ import torch
 
 import elastic
 from elastic.errors import UsageError
+from elastic.events import UnsavedVariables
 from elastic.train.body_changes import BodyChanges
-from elastic.train.loop_memory import LoopMemory
+from elastic.train.loop_memory import LoopMemory, sentence
 
 # The library's own frames are no part of a recipe, and neither is this one.
 STEPS = compile(
@@ -290,7 +291,7 @@ REFUSED = {
 def test_what_the_loop_keeps_outside_its_state_is_refused_by_name(path, form):
     refused, _, _ = outcome(REFUSED[path], form=form)
     assert refused.startswith(path), refused
-    assert "no object of the State saves it" in refused
+    assert "no object of the State saves" in refused
 
 
 SAID = {
@@ -557,9 +558,47 @@ def test_the_advice_names_what_can_be_done():
     assert "(Values holds a copy: change values.name)" in outcome(REFUSED["rewind"])[0]
 
 
-def test_what_the_loop_sets_and_the_script_reads_after_it_is_named():
+def test_all_that_one_look_finds_is_refused_in_one_sentence_with_the_advice_of_each():
+    """A queue, an array and two tensors of a teacher, all of which the first pass changes."""
+    recipe = """
+        queue, bank, teacher = torch.zeros(4), np.zeros(3), nn.Linear(2, 2)
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            queue += 1
+            bank += 1
+            with torch.no_grad():
+                teacher.weight.mul_(0.9)
+                teacher.bias.mul_(0.9)
+        """
+    refused, _, _ = outcome(recipe)
+    found, _, advice = refused.partition(" were changed between step 1 and step 2, and ")
+    assert sorted(found.replace(" and teacher", ", teacher").split(", ")) == [
+        "bank",
+        "queue",
+        "teacher.weight (and .bias)",
+    ]
+    assert "bank: keep it in elastic.Values" in advice
+    assert "queue: give it to the State in elastic.Values" in advice
+    assert "teacher.weight (and .bias): give teacher to the State as well" in advice
+
+
+def test_a_note_names_few_objects_and_what_hangs_on_them_with_each():
+    """As progress bars, meters and loggers do."""
+    names = ["meter.val", "best", "meter.avg", "meter.sum", "meter.count", "i", "bar.n", "a", "b", "c"]
+    said = sentence(UnsavedVariables(step=4, changing=names, after_loop=[]))
+    assert said.startswith(
+        "note: no object of the State saves meter.val (and .avg, .sum and .count), best, i, bar.n and 3 more, which"
+    )
+    said = sentence(UnsavedVariables(step=4, changing=[*names, "meter.name"], after_loop=["c"]))
+    assert "meter.val (and .avg, .sum and 2 more), best" in said
+    assert "the script reads c after the loop" in said
+
+
+def test_what_each_pass_sets_anew_is_not_named_for_the_code_after_the_loop():
+    """But what had a value before the loop: with no step left, a process would go on with that."""
     recipe = LOOP + "    loss = update()\n    other = 1\nprint(loss, step.number)"
-    assert outcome(recipe) == ("", set(), {"loss", "step"})
+    assert outcome(recipe) == ("", set(), set())
+    assert outcome("loss = None\n" + recipe) == ("", set(), {"loss"})
 
 
 def test_a_tensor_that_some_passes_set_and_the_script_reads_after_the_loop_is_named():

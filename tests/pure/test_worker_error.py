@@ -1,7 +1,7 @@
 """An agent reads the errors that its workers left, and leaves out files that are damaged."""
 
 from elastic.divergence import Divergence
-from elastic.system.worker_error import WorkerError, read_errors, write_error
+from elastic.system.worker_error import WorkerError, first_with, read_errors, write_error
 
 
 def test_errors_are_read_as_they_were_written_and_damaged_files_are_left_out(tmp_path):
@@ -20,3 +20,10 @@ def test_an_error_keeps_what_is_known_of_a_difference_between_ranks(tmp_path):
     write_error(tmp_path, error)
 
     assert read_errors(tmp_path, [1]) == [error]
+
+
+def test_of_workers_that_fail_alike_one_says_so(tmp_path):
+    """Each asks before it prints; a folder that is gone costs a repetition, and no sentence."""
+    assert [first_with("a queue was changed", tmp_path, rank) for rank in (2, 0, 1)] == [2, 2, 2]
+    assert first_with("rank 1 differs", tmp_path, 1) == 1
+    assert first_with("a queue was changed", tmp_path / "gone", 3) == 3
