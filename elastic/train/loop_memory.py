@@ -282,8 +282,8 @@ def _listed(names: list[str]) -> str:
     """Names for a sentence; several parts of one object as one name."""
     parts: dict[str, list[str]] = {}
     for name in names:
-        owner = re.match(r"(?:self\.)?\w+", name)
-        parts.setdefault(name if owner is None else owner.group(), []).append(name)
+        found = re.match(r"(?:self\.)?\w+", name)
+        parts.setdefault(name if found is None else found.group(), []).append(name)
     words = []
     for owner, (first, *others) in parts.items():
         more = _first([each[len(owner) :] for each in others], MANY_PARTS)
