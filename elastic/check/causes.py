@@ -13,8 +13,8 @@ _VARIABLE = (
 )
 _LACKING = "an object that State lacks (an EMA copy, a schedule, a scaler, a queue or memory bank): name it in elastic.State"
 _ATTRIBUTE = (
-    "a plain attribute that changes with the steps, of an optimizer outside optimizer.state or of a module outside its buffers: no "
-    "state_dict has it, so that it begins again"
+    "a plain attribute that changes with the steps, of an optimizer outside optimizer.state, of a module outside its buffers, or of a "
+    "class: no state_dict has it, so that it begins again"
 )
 _HELD = "a name that the recipe holds for an object inside another one, which that one's load_state_dict replaces: look it up in each step"
 _DATASET = (
@@ -22,6 +22,11 @@ _DATASET = (
     "generator of its own"
 )
 _FORWARD = "a forward that remembers earlier calls (a counter, a queue, a momentum update, an initialisation from the first batch)"
+_EPOCH = "what the loop sets only where an epoch begins or ends, in the dataset, a module or a class: set it in every step, from step.epoch"
+_FILE = (
+    "a file that the recipe writes and reads back: a restart does not put back what it held then, and another rank or run may be "
+    "writing it; keep it in elastic.Values"
+)
 _RANK = "run.rank, run.world_size or run.mean in what is trained"
 _SEED = "a generator of the recipe's own, the clock, a model that is built before elastic.start"
 _SET = "objects in the order of a set, or of memory addresses"
@@ -29,16 +34,20 @@ _SET = "objects in the order of a set, or of memory addresses"
 # Of each proof: what it shows; likely causes where the loss of the step differs; and where it is
 # the same.
 _USUAL = {
-    plan.AGAIN: ("something does not come from the run's seed", (_SEED, _DATASET, _SET), (_SEED, _SET)),
+    plan.AGAIN: (
+        "something does not come from the run's seed",
+        (_SEED, _DATASET, _SET, _FILE),
+        (_SEED, _SET, _FILE),
+    ),
     plan.MORE_WORKERS: (
         "the result depends on which worker computes which shard",
-        (_FORWARD, _DATASET, _RANK),
-        (_RANK, _FORWARD, _DATASET),
+        (_FORWARD, _DATASET, _RANK, _FILE),
+        (_RANK, _FORWARD, _DATASET, _FILE),
     ),
     plan.KILLED: (
         "what a restart restores is not all that the loop depends on",
-        (_LACKING, _DATASET, _VARIABLE, _ATTRIBUTE, _HELD),
-        (_VARIABLE, _HELD, _ATTRIBUTE, _LACKING),
+        (_LACKING, _DATASET, _VARIABLE, _EPOCH, _ATTRIBUTE, _HELD, _FILE),
+        (_VARIABLE, _HELD, _ATTRIBUTE, _LACKING, _FILE),
     ),
 }
 _USUAL[plan.DRAINED] = _USUAL[plan.CHECKPOINT] = _USUAL[plan.KILLED]

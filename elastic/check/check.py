@@ -6,12 +6,13 @@ breaks something else (plan.py). Nothing else is written, unless the recipe writ
 """
 
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from elastic.check.causes import cause
-from elastic.check.compare import FirstDifference, averaged_buffers, first_difference, unsteady_values
+from elastic.check.compare import FirstDifference, first_difference, unsteady_values
 from elastic.check.plan import (
     AGAIN,
     CALM,
@@ -23,60 +24,20 @@ from elastic.check.plan import (
     launches,
     left_out,
 )
+from elastic.check.proof import Checked, Proof, Result, Verdict
 from elastic.check.runs import LIMIT_S, Ended, Runs, signals_as_news
 from elastic.config.options import CheckOptions
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, ElasticError, UsageError
 from elastic.system.trace_line import FirstGradient, TraceLine
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """What the steps of one launch showed.
-
-    step, entry: of the first difference from the calm run. failure: how the launch ended, where it
-    did not end as it should. note: what a proof shows or leaves open that found no difference.
-    ran: false where there was nothing to compare, for the reason in `note`.
-    """
-
-    proof: str
-    workers: int
-    same: bool
-    seconds: float
-    step: int | None = None
-    entry: str | None = None
-    failure: str | None = None
-    note: str | None = None
-    ran: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """The fields are the keys of `check --json`.
-
-    steps: how many steps were compared, the first ones, of steps_of_run. ignored: names of logged
-    values that differ between two equal commands. not_compared: what the check says nothing about.
-    cause: what usually makes the first proof fail that failed, None where its failure says it.
-    """
-
-    recipe: str
-    same: bool
-    steps: int
-    steps_of_run: int
-    proofs: list[Proof]
-    ignored: list[str]
-    not_compared: list[str]
-    cause: str | None
+Tell = Callable[[Proof], None]
 
 
 class RecipeFailed(ElasticError):  # noqa: N818
     """The calm run did not come through: there is nothing to compare."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
-
-def check(options: CheckOptions, tell: Callable[[Proof], None]) -> Checked:
+def check(options: CheckOptions, tell: Tell) -> Checked:
     """tell: is given each proof as soon as it is known.
 
     Raises UsageError or RecipeFailed where the calm run by one worker does not come through, and
@@ -85,10 +46,16 @@ def check(options: CheckOptions, tell: Callable[[Proof], None]) -> Checked:
     temporary = tempfile.TemporaryDirectory(prefix="elastic-check-", ignore_cleanup_errors=True)
     # Left in the opposite order: the processes go before their folder.
     with signals_as_news() as news, temporary as folder, Runs(options, Path(folder), news) as runs:
-        return _check(options, runs, tell)
+        calm = _calm(options, runs)
+        steps, of_run = calm.lines[-1].step, _steps_of_run(calm)
+        note = f"the first {steps} of {of_run} steps, with which the others are compared"
+        if calm.stopped is not None:
+            note = f"all {steps} steps, after which the recipe ends the run ({calm.stopped})"
+        tell(Proof(proof=CALM, workers=1, result=Result.EXACT, seconds=calm.seconds, note=note))
+        return _prove(options, runs, tell, calm)
 
 
-def _check(options: CheckOptions, runs: Runs, tell: Callable[[Proof], None]) -> Checked:
+def _calm(options: CheckOptions, runs: Runs) -> Ended:
     least, seconds = (LEAST_STEPS, CALM_SECONDS) if options.steps is None else (options.steps, 0.0)
     runs.begin(CALM, [Launch(proof=CALM, workers=1, gradient=True)], least, seconds)
     calm = runs.end_of(CALM, 0)
@@ -96,23 +63,19 @@ def _check(options: CheckOptions, runs: Runs, tell: Callable[[Proof], None]) -> 
     if calm.code == EXIT_USAGE:
         raise UsageError(calm.words)
     if calm.code != EXIT_COMPLETE or not calm.lines:
-        ended = f"{_ending(calm)} after {len(calm.lines)} steps"
-        code = calm.code if calm.code is not None and calm.code > 0 else EXIT_FAILED
+        advice = "; give it less data or a smaller model" if calm.code is None else ""
+        if calm.code is None and len(calm.lines) >= LEAST_STEPS // 2:
+            advice = f"; --steps {LEAST_STEPS // 2} compares fewer steps"
         raise RecipeFailed(
-            f"{calm.words}\nthe calm run by one worker ended with {ended}; nothing was compared", code
+            f"{calm.words}\nthe calm run by one worker ended with {_ending(calm)} after {len(calm.lines)} steps; nothing was compared{advice}"
         )
-    steps, of_run = max(line.step for line in calm.lines), calm.lines[-1].steps
-    note = f"the first {steps} of {of_run} steps, with which the others are compared"
-    tell(Proof(proof=CALM, workers=1, same=True, seconds=calm.seconds, note=note))
-    return _prove(options, runs, tell, calm.lines)
+    return calm
 
 
-def _prove(
-    options: CheckOptions, runs: Runs, tell: Callable[[Proof], None], calm: list[TraceLine]
-) -> Checked:
-    expected = {line.step: line for line in calm}
-    steps, last = max(expected), calm[-1]
-    chains = {str(number): chain for number, chain in enumerate(launches(steps, last.shards))}
+def _prove(options: CheckOptions, runs: Runs, tell: Tell, calm: Ended) -> Checked:
+    expected = {line.step: line for line in calm.lines}
+    steps, shards, ends = max(expected), calm.lines[-1].shards, _epoch_ends(calm.lines)
+    chains = {str(number): chain for number, chain in enumerate(launches(steps, shards, ends))}
     for name, chain in chains.items():
         runs.begin(name, chain, steps)
     proofs: list[Proof] = []
@@ -121,75 +84,98 @@ def _prove(
         proofs.append(proof)
         tell(proof)
 
-    add(gradient_proof(calm[0].gradient))
+    add(gradient_proof(calm.lines[0].gradient))
     usual, ignored = None, frozenset[str]()
-    for name, chain in chains.items():
-        for number, launch in enumerate(chain):
-            ended = runs.end_of(name, number)
-            if ended is None:
-                continue  # the launch before it failed, and says so
-            if launch.proof == AGAIN:
-                ignored = unsteady_values(expected, ended.lines)
-            difference = first_difference(expected, ended.lines, ignored)
-            add(_proof(launch, ended, difference))
-            if usual is None and difference is not None:
-                usual = cause(launch.proof, difference)
-    for proof, reason in left_out(steps, last.shards).items():
-        add(Proof(proof=proof, workers=1, same=True, seconds=0.0, note=f"not run: {reason}", ran=False))
-    first_bad = next((each for each in proofs if not each.same), None)
+    for launch, ended in _in_order(runs, chains):
+        if ended is None:
+            add(_not_run(launch, "the run before it, which it resumes, did not end as it should"))
+            continue
+        if launch.proof == AGAIN:
+            ignored = unsteady_values(expected, ended.lines)
+        difference = first_difference(expected, ended.lines, ignored)
+        add(_proof(launch, ended, difference))
+        if usual is None and difference is not None:
+            usual = cause(launch.proof, difference)
+    missing = left_out(steps, shards)
+    for each in missing:
+        add(_not_run(each.launch, each.reason))
+    first_bad = next((each for each in proofs if each.is_bad), None)
     if first_bad is not None and first_bad.proof == GRADIENT:
         usual = cause(GRADIENT, None)
+    unproved = [f"{each.launch.proof} ({each.reason})" for each in missing if each.is_gap]
+    verdict = _verdict(first_bad, is_whole=not unproved)
     return Checked(
         recipe=options.recipe,
-        same=first_bad is None,
+        result=verdict,
+        exit_code=EXIT_COMPLETE if verdict is Verdict.EXACT else EXIT_FAILED,
         steps=steps,
-        steps_of_run=last.steps,
+        steps_of_run=_steps_of_run(calm),
         proofs=proofs,
+        notes=[note for line in calm.lines for note in line.notes],
         ignored=sorted(ignored),
-        not_compared=_not_compared(steps, last.steps, proofs, averaged_buffers(calm)),
+        unproved=unproved,
+        not_compared=_not_compared(calm, steps, ends, proofs),
         cause=usual,
     )
 
 
+def _in_order(runs: Runs, chains: dict[str, list[Launch]]) -> Iterator[tuple[Launch, Ended | None]]:
+    """Each launch, once it ended; with None if it was not begun."""
+    for name, chain in chains.items():
+        for number, launch in enumerate(chain):
+            yield launch, runs.end_of(name, number)
+
+
+def _verdict(first_bad: Proof | None, *, is_whole: bool) -> Verdict:
+    if first_bad is not None:
+        return Verdict(first_bad.result)
+    return Verdict.EXACT if is_whole else Verdict.UNPROVED
+
+
 def _proof(launch: Launch, ended: Ended, difference: FirstDifference | None) -> Proof:
-    failure = None
+    found = Proof(proof=launch.proof, workers=launch.workers, result=Result.EXACT, seconds=ended.seconds)
     if ended.code not in launch.ends:
-        failure = f"{_ending(ended)} instead of exit code {launch.ends[0]}:\n{ended.words}"
-    return Proof(
-        proof=launch.proof,
-        workers=launch.workers,
-        same=difference is None and failure is None,
-        seconds=ended.seconds,
-        step=None if difference is None else difference.step,
-        entry=None if difference is None else difference.entry,
-        failure=failure,
-    )
+        expected = f"{_ending(ended)} instead of exit code {launch.ends[0]}"
+        words = ended.words or "it said nothing"
+        found = replace(found, result=Result.FAILED, ended=expected, failure=words)
+    if difference is not None:
+        found = replace(found, result=Result.DIFFERS, step=difference.step, entry=difference.entry)
+    return found
+
+
+def _not_run(launch: Launch, reason: str) -> Proof:
+    return Proof(proof=launch.proof, workers=launch.workers, result=Result.NOT_RUN, note=reason)
 
 
 def _ending(ended: Ended) -> str:
     return f"no end within {LIMIT_S:.0f} s" if ended.code is None else f"exit code {ended.code}"
 
 
-def _not_compared(steps: int, of_run: int, proofs: list[Proof], averaged: list[str]) -> list[str]:
+def _steps_of_run(calm: Ended) -> int:
+    return calm.lines[-1].step if calm.stopped is not None else calm.lines[-1].steps
+
+
+def _epoch_ends(lines: list[TraceLine]) -> frozenset[int]:
+    """The steps after which another epoch begins."""
+    return frozenset(line.step for line, after in pairwise(lines) if line.epoch != after.epoch)
+
+
+def _not_compared(calm: Ended, steps: int, ends: frozenset[int], proofs: list[Proof]) -> list[str]:
     """What a check says nothing about, each as a part of a sentence."""
-    found = [f"{each.proof} ({each.note})" for each in proofs if not each.ran]
-    if steps < of_run:
-        found.append(f"the steps after step {steps}")
+    found = [f"{each.proof} ({each.note})" for each in proofs if each.result is Result.NOT_RUN]
+    if steps < _steps_of_run(calm):
+        found.append(f"the steps after step {steps}{'' if ends else ', all of them in the first epoch'}")
     found.append("files that the recipe writes, and objects outside State that no compared step used")
-    if averaged:
-        found.append(
-            f"whether the mean over shards is meant in {', '.join(averaged)} (buffers of floats that a forward changes)"
-        )
     return found
 
 
 def gradient_proof(found: FirstGradient | None) -> Proof:
     """What the first gradient of the calm run shows, which was compared beside it."""
-    plain = Proof(proof=GRADIENT, workers=1, same=True, seconds=0.0)
+    plain = Proof(proof=GRADIENT, workers=1, result=Result.EXACT)
     if found is None or found.difference is None:
         obstacle = "step 1 was not trained, or without a backward" if found is None else found.obstacle
-        return replace(plain, note=f"not compared: {obstacle}", ran=False)
+        return replace(plain, note=obstacle, result=Result.NOT_RUN)
     note = f"{found.difference:.1e} of its norm from that of the whole batch"
     if found.difference <= GRADIENT_LIMIT:
         return replace(plain, note=note)
-    return replace(plain, same=False, step=1, entry=found.parameter, note=note)
+    return replace(plain, result=Result.DIFFERS, step=1, entry=found.parameter, note=note)

@@ -1,14 +1,18 @@
 """What `elastic-train check` prints, a line for each run as soon as it ended, and its exit code."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from elastic.agent import second_loop
 from elastic.agent.preflight import imports_library
-from elastic.check.check import Checked, Proof, check
+from elastic.check.check import check
+from elastic.check.plan import GRADIENT
+from elastic.check.proof import Checked, Proof, Result, Verdict
+from elastic.check.runs import CheckStopped
 from elastic.config.options import CheckOptions
-from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, UsageError
+from elastic.errors import EXIT_USAGE, ElasticError, UsageError
 from elastic.system.untrusted import printable
 
 
@@ -16,22 +20,47 @@ def run_check(options: CheckOptions) -> int:
     """Check a recipe, print what was found, and return the exit code.
 
     Raises UsageError for what is no recipe of this library, RecipeFailed where it does not train,
-    CheckStopped at a signal.
+    CheckStopped at a signal. With --json one document is printed in these cases too.
     """
-    if not imports_library(Path(options.recipe)):
+    if not options.as_json:
+        _say(f"{options.recipe}: its first steps are trained again and again, in a temporary folder")
+        found = _check(options, lambda proof: _say(row(proof)))
+        _say(verdict(found))
+        return found.exit_code
+    told: list[Proof] = []
+    try:
+        found = _check(options, told.append)
+    except ElasticError as error:
+        print(_document(_broken_off(options, error, told)))
+        raise
+    print(_document(found))
+    return found.exit_code
+
+
+def _check(options: CheckOptions, tell: Callable[[Proof], None]) -> Checked:
+    recipe = Path(options.recipe)
+    if not imports_library(recipe):
         raise UsageError(
-            f"expected a recipe that imports elastic, found that {options.recipe} does not: this library keeps no state of such"
+            f"expected a recipe that imports elastic, found that {recipe} does not: this library keeps no state of such"
             " a script, and there is nothing to compare"
         )
-    second_loop.refuse(Path(options.recipe), Path(options.recipe).read_bytes())
-    if options.as_json:
-        found = check(options, lambda _: None)
-        print(json.dumps(asdict(found), indent=2))
-    else:
-        _say(f"{options.recipe}: its first steps are trained again and again, in a temporary folder")
-        found = check(options, lambda proof: _say(row(proof)))
-        _say(verdict(found))
-    return EXIT_COMPLETE if found.same else EXIT_FAILED
+    second_loop.refuse(recipe, recipe.read_bytes())
+    return check(options, tell)
+
+
+def _document(found: Checked) -> str:
+    return json.dumps(asdict(found), indent=2)
+
+
+def _broken_off(options: CheckOptions, error: ElasticError, told: list[Proof]) -> Checked:
+    result = Verdict.REFUSED if error.exit_code == EXIT_USAGE else Verdict.FAILED
+    return Checked(
+        recipe=options.recipe,
+        result=Verdict.STOPPED if isinstance(error, CheckStopped) else result,
+        exit_code=error.exit_code,
+        proofs=told,
+        error=str(error),
+    )
 
 
 def _say(text: str) -> None:
@@ -40,31 +69,57 @@ def _say(text: str) -> None:
 
 def row(proof: Proof) -> str:
     """One line of what is a table from above."""
-    workers = f"{proof.workers} worker{'s' if proof.workers > 1 else ''}" if proof.ran else ""
+    workers = f"{proof.workers} worker{'s' if proof.workers > 1 else ''}"
+    if proof.result is Result.NOT_RUN and not proof.seconds:
+        workers = ""
     seconds = f"{proof.seconds:.1f} s" if proof.seconds else ""
     return f"  {proof.proof:<30}  {workers:<9}  {seconds:>6}  {_result(proof)}"
 
 
 def _result(proof: Proof) -> str:
-    if proof.step is not None:
-        differs = f"differs at step {proof.step}: {proof.entry}"
-        return differs if proof.note is None else f"{differs}, {proof.note}"
-    if proof.failure is not None:
-        return proof.failure.splitlines()[0]
-    return proof.note or "the same"
+    note = f": {proof.note}" if proof.note else ""
+    match proof.result:
+        case Result.DIFFERS:
+            return f"DIFFERS at step {proof.step}, in {proof.entry}{note}"
+        case Result.FAILED:
+            return f"FAILED with {proof.ended}: {_summary(proof)}"
+        case Result.NOT_RUN:
+            return f"{'NOT COMPARED' if proof.proof == GRADIENT else 'NOT RUN'}{note}"
+        case Result.EXACT:
+            # What the other runs are compared with, and what is compared within rounding.
+            return proof.note or "exact"
+
+
+def _summary(proof: Proof) -> str:
+    """The last line of a traceback, the first one of a sentence."""
+    lines = (proof.failure or "").splitlines()
+    return lines[-1] if lines[0].startswith("Traceback") else lines[0]
 
 
 def verdict(found: Checked) -> str:
     """Its last line says what was not compared."""
-    lines = []
-    bad = next((each for each in found.proofs if not each.same), None)
-    if bad is None:
-        lines.append("exact: every run left the same state behind at every step")
-    else:
-        if bad.failure is not None:
-            lines.append(f"{bad.proof}, {bad.workers} workers: {bad.failure}")
-        lines.append("not exact" if found.cause is None else f"not exact: {found.cause}")
+    lines = [f"note: {note.removeprefix('note: ')}" for note in found.notes]
+    bad = next((each for each in found.proofs if each.is_bad), None)
+    if bad is not None and bad.failure is not None:
+        lines.append(f"{bad.proof}, {bad.workers} workers: {bad.ended}:\n{bad.failure}")
+    lines.append(_conclusion(found))
     if found.ignored:
         names = ", ".join(found.ignored)
         lines.append(f"not compared, because two equal commands log other values: {names}")
     return "\n".join([*lines, f"not compared: {'; '.join(found.not_compared)}"])
+
+
+def _conclusion(found: Checked) -> str:
+    same = f"every run left the same state behind at each of the {found.steps} steps"
+    match found.result:
+        case Verdict.EXACT:
+            has_gradient = all(each.result is Result.EXACT for each in found.proofs if each.proof == GRADIENT)
+            return (
+                f"exact: {same}"
+                if has_gradient
+                else f"exact, but the first gradient was not compared: {same}"
+            )
+        case Verdict.UNPROVED:
+            return f"not proved, though nothing differed: these runs did not take place: {'; '.join(found.unproved)}"
+        case _:
+            return "not exact" if found.cause is None else f"not exact: {found.cause}"

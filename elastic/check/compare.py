@@ -64,13 +64,3 @@ def unsteady_values(expected: Mapping[int, TraceLine], again: Sequence[TraceLine
         for name in line.logged.keys() | expected[line.step].logged.keys()
         if line.logged.get(name) != expected[line.step].logged.get(name)
     )
-
-
-def averaged_buffers(calm: Sequence[TraceLine]) -> list[str]:
-    """The buffers of floats that changed, which are means over shards; without BatchNorm's."""
-    found = None if not calm else calm[0].gradient
-    return [
-        name
-        for name in (() if found is None else found.buffers)
-        if len({line.entries.get(name) for line in calm}) > 1
-    ]

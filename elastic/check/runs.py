@@ -26,9 +26,10 @@ from elastic.config.environment import CheckRequest
 from elastic.config.options import CheckOptions
 from elastic.config.run_dir import RunDir
 from elastic.errors import ElasticError
-from elastic.events import WorkerFailed
+from elastic.events import Stopped, WorkerFailed
 from elastic.observe import logged_event
 from elastic.observe.log import parse_lines, read_events
+from elastic.observe.logged_event import Events
 from elastic.system import processes
 from elastic.system.clock import SystemClock
 from elastic.system.trace_line import TraceLine
@@ -38,6 +39,7 @@ AT_ONCE = 2  # more would only wait for each other's processors
 LIMIT_S = 900.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_LINES = 25
+_LAST_BYTES = 2**16  # of what a command printed
 _SIGNALLED = 128  # a shell's exit code for a signal is this plus its number
 _CLOCK = SystemClock()
 
@@ -54,12 +56,16 @@ class CheckStopped(ElasticError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """code: None where the command did not end within LIMIT_S. words: why it failed, if it did."""
+    """code: None where the command did not end within LIMIT_S. words: why it failed, if it did.
+
+    stopped: why the recipe ended the run early, None where it did not.
+    """
 
     code: int | None
     words: str
     lines: list[TraceLine]
     seconds: float
+    stopped: str | None
 
 
 # The end of a command, by its name; or what ends the check.
@@ -174,14 +180,17 @@ class Runs:
             if code is None:
                 process.kill()
                 process.wait()
-            output.seek(0)
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _LAST_BYTES))
             text = output.read().decode(errors="replace")
         data = trace.read_bytes() if trace.exists() else b""
+        events = read_events(RunDir.parse(str(folder)).events)
+        stopped = logged_event.last(events, Stopped)
         return Ended(
             code=code,
-            words=_why(folder, text),
+            words=_why(events, text),
             lines=list(parse_lines(data.splitlines(), _parsed)),
             seconds=_CLOCK.monotonic() - began_s,
+            stopped=None if stopped is None else stopped.event.reason,
         )
 
 
@@ -189,9 +198,9 @@ def _parsed(record: object) -> TraceLine:
     return decode(TraceLine, record, what="a line of a trace")
 
 
-def _why(folder: Path, output: str) -> str:
+def _why(events: Events, output: str) -> str:
     """The error of the worker that failed last; or the last words of a command that had none."""
-    failed = logged_event.last(read_events(RunDir.parse(str(folder)).events), WorkerFailed)
+    failed = logged_event.last(events, WorkerFailed)
     if failed is not None and failed.event.traceback.startswith("Traceback"):
         return failed.event.traceback.rstrip()
     if failed is not None:

@@ -255,7 +255,7 @@ def parse_check(argv: Sequence[str]) -> CheckOptions:
     ours, recipe_args = _split(argv)
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--steps", type=partial(_whole, 2))
+    parser.add_argument("--steps", type=partial(_whole, 3))
     known, rest = parser.parse_known_args(ours)
     if unknown := [word for word in rest if word.startswith("-")]:
         raise UsageError(

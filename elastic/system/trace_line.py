@@ -11,14 +11,12 @@ class FirstGradient:
     """How far the first gradient lies from that of the whole batch, as a share of its norm.
 
     difference: None where they could not be compared, because of `obstacle`. parameter: the one
-    that contributes most to it. buffers: entries of the state that are buffers of floats, without
-    the running averages of BatchNorm.
+    that contributes most to it.
     """
 
     difference: float | None
     parameter: str
     obstacle: str
-    buffers: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +25,8 @@ class TraceLine:
 
     steps, shards: of the whole run. chain, loss: those of the step. logged: what the recipe logged,
     as text. entries: the checksum of each entry of the state. gradient: of the first step alone.
+    epoch: from 0. notes: what the run said on its console, since the line before, about what is
+    exact and perhaps not meant.
     """
 
     step: int
@@ -39,3 +39,5 @@ class TraceLine:
     logged: dict[str, str]
     entries: dict[str, str]
     gradient: FirstGradient | None = None
+    epoch: int = 0
+    notes: list[str] = field(default_factory=list)

@@ -297,10 +297,12 @@ class Loop:
         outcome = step.outcome or step.end_by_hand()
         step.fault_point("optimizer")
         saving.finish_copy()
-        info = self._recorder.record(step, outcome)
         if step.number == 1:
             for note in notes(parts.state, list(dict.fromkeys(step.averaged)), step.shards):
                 self.say(note)
+                if parts.trace is not None:
+                    parts.trace.note(note)
+        info = self._recorder.record(step, outcome)
         requests, is_last, published = outcome.requests, step.number == self.last_step, None
         if is_last or any(requests):
             parts.heartbeat.enter(Phase.SAVE)

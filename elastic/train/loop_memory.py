@@ -227,6 +227,8 @@ def loop_memory(parts: LoopParts, last_step: int) -> LoopMemory:
         if parts.output is not None:
             parts.output.log.record(found)
             print(sentence(found), flush=True)
+        if parts.trace is not None:
+            parts.trace.note(sentence(found))
 
     dataset = parts.loader.dataset
     body = BodyChanges(state=parts.state, dataset=dataset)

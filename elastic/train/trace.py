@@ -29,6 +29,11 @@ class StateTrace:
         self._agent_pid = agent_pid
         self._clock = clock
         self._began_s = clock.monotonic()
+        self._notes: list[str] = []
+
+    def note(self, sentence: str) -> None:
+        """What the run says on its console stands in the next line."""
+        self._notes.append(sentence)
 
     def wants_drain(self, step: int) -> bool:
         """Whether the node is to leave after this step, exactly as if it were told to."""
@@ -57,7 +62,10 @@ class StateTrace:
             logged={name: repr(value) for name, value in line.values.items()},
             entries=checksum_of(state).entries,
             gradient=step.audit.found if isinstance(step.audit, WholeBatchGradient) else None,
+            epoch=line.epoch,
+            notes=self._notes,
         )
+        self._notes = []
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(written)) + "\n")
 

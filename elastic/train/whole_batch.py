@@ -20,7 +20,6 @@ from elastic.data.loader import Batch
 from elastic.system.trace_line import FirstGradient
 from elastic.train import structure
 from elastic.train.audit import Auditor, Backward, Call, Compute, Function
-from elastic.train.state import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +121,6 @@ class WholeBatchGradient:
             difference=difference,
             parameter=parameter,
             obstacle=obstacle,
-            buffers=_float_buffers(self._parts.state),
         )
 
 
@@ -131,19 +129,6 @@ def _normalises(modules: list[nn.Module]) -> str | None:
         if isinstance(module, _BatchNorm) and module.training:
             return "BatchNorm normalises within a shard"
     return None
-
-
-def _float_buffers(state: State) -> list[str]:
-    """Names of entries of the state; a running average of BatchNorm is meant to be a mean."""
-    return [
-        f"{path}.{name}"
-        for thing_name, thing in state.objects.items()
-        if isinstance(thing, nn.Module)
-        for path, module in thing.named_modules(prefix=thing_name)
-        if not isinstance(module, _BatchNorm)
-        for name, buffer in module.named_buffers(recurse=False)
-        if buffer.is_floating_point() or buffer.is_complex()
-    ]
 
 
 def _generators() -> tuple[object, ...]:

@@ -53,16 +53,18 @@ def test_a_check_finds_a_variable_that_no_restart_restores(tmp_path):
 
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
-    assert not found["same"]
+    assert found["result"] == "differs"
     assert (found["steps"], found["steps_of_run"]) == (8, 32)
     by_proof = {each["proof"]: each for each in found["proofs"]}
-    assert all(by_proof[proof]["same"] for proof in (plan.GRADIENT, plan.AGAIN, plan.MORE_WORKERS)), found
+    for proof in (plan.GRADIENT, plan.AGAIN, plan.MORE_WORKERS):
+        assert by_proof[proof]["result"] == "exact", found
     assert by_proof[plan.GRADIENT]["note"].endswith("of its norm from that of the whole batch")
     for proof in (plan.KILLED, plan.DRAINED, plan.CHECKPOINT):
         assert by_proof[proof]["failure"] is None
         assert by_proof[proof]["entry"].startswith("model."), found
     assert "elastic.Values" in found["cause"]
     assert "the steps after step 8" in found["not_compared"]
+    assert any("the loop changes count" in note for note in found["notes"]), found
     assert sorted(path.name for path in tmp_path.iterdir()) == ["counting.py"]
 
 
@@ -107,7 +109,7 @@ def begin(drill, temporary):
 
 
 def test_a_refusal_is_shown_as_its_sentence_and_the_recipes_line(tmp_path):
-    """At elastic.start, before any step; and in the run, at a step."""
+    """At elastic.start, before any step; and in the run, at a step. JSON on stdout has it too."""
     at_start, at_step = tmp_path / "start.py", tmp_path / "step.py"
     at_start.write_text(RECIPE.format(last_line="").replace("global_batch", "batch_size"))
     at_step.write_text(
@@ -118,9 +120,12 @@ def test_a_refusal_is_shown_as_its_sentence_and_the_recipes_line(tmp_path):
         (at_start, "elastic-train: expected elastic.start(", 6),
         (at_step, "elastic-train: expected step.mean_loss(", 18),
     ):
-        done = check(recipe)
+        done = check(recipe, "--json")
         assert done.returncode == 2
         assert done.stderr.startswith(says)
+        document = json.loads(done.stdout)
+        assert (document["result"], document["exit_code"]) == ("refused", 2)
+        assert f"elastic-train: {document['error']}\n" == done.stderr
         assert f"\n  at {recipe}:{line}: " in done.stderr
         assert "Traceback" not in done.stderr
 
