@@ -80,7 +80,9 @@ def _fitted(saved: FlatState, state: State) -> tuple[FlatState, Problems, list[s
             document[name], theirs = taken.value, taken.tensors
             problems[name] = taken.problems
             notes += taken.notes
-        elif not isinstance(thing, nn.Module | LRScheduler):
+        elif isinstance(thing, LRScheduler):
+            problems[name] = _other_scheduler(name, document[name], built.document[name])
+        elif not isinstance(thing, nn.Module):
             notes += _replaced(name, document[name], built.document[name])
         tensors |= theirs
     fitted = replace(saved, tensors=dict(sorted(tensors.items())), document=document)
@@ -95,7 +97,8 @@ def _load(fitted: FlatState, state: State) -> Problems:
     try:
         state.load(fitted)
     except (CheckpointDamaged, StateDoesNotFit) as error:
-        refusal = {"": [str(error)]}
+        refused = (name for name in state.objects if str(error).startswith(f"{name} "))
+        refusal = {next(refused, ""): [str(error)]}
     # What an object refuses is often one of these, which say it in the recipe's words.
     problems = {
         name: _other_constants(name, built[name], thing.state_dict()) for name, thing in schedulers.items()
@@ -143,6 +146,15 @@ def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     elif "tensor" not in value:
         ((_, number),) = value.items()
         yield path, number
+
+
+def _other_scheduler(name: str, theirs: Any, ours: Any) -> list[str]:
+    """Of another class, by what their states hold; one of those may fail to load the other's."""
+    there, here = ({str(key) for key, _ in entries_of(each) or []} - _POSITION for each in (theirs, ours))
+    if not (there - here and here - there):
+        return []
+    names = [", ".join(sorted(each)) for each in (there - here, here - there)]
+    return [f"{name} is another scheduler, with {names[0]} there and {names[1]} here"]
 
 
 def _other_constants(name: str, built: Any, loaded: Any) -> list[str]:

@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.checkpoint.catalog import read_payload
 from elastic.checkpoint.find_parent import record_of
@@ -92,21 +93,36 @@ class Inheritance:
     def _sentence(self, misfits: Problems, saved: FlatState, state: State) -> str:
         words = [each for of_entry in misfits.values() for each in of_entry]
         named, more = "; ".join(words[:MOST_NAMED]), len(words) - MOST_NAMED
-        fitting = sorted((saved.document.keys() & state.objects.keys()) - misfits.keys())
+        state_url = f"{self.parent.url}@{self.parent.step}"
         modules = [name for name in misfits if isinstance(state.objects.get(name), nn.Module)]
-        # What goes with a module, such as its optimizer's moments, is of no use without it.
-        if "" in misfits or modules:
-            fitting = []
+        lost = [name for name in modules if name in saved.document]
         beside = ""
-        if modules and modules[0] in saved.document:
+        if lost:
             beside = (
-                f". A module is taken whole: for new layers build {modules[0]} as it was there, and give them an entry of their own, "
-                f"State({modules[0]}=..., new=...), with --from {self.parent.url}@{self.parent.step}:{modules[0]}: a new head beside the old one, which is not used any "
+                f". A module is taken whole: for new layers build {lost[0]} as it was there, and give them an entry of their own, "
+                f"State({lost[0]}=..., new=...), with --from {state_url}:{lost[0]}: a new head beside the old one, which is not used any "
                 "more, or adapters that forward hooks of the old layers call"
             )
+        fitting = self._fitting(misfits, saved, state, without_others=bool(lost))
+        take = f", or take what fits: --from {state_url}:{','.join(fitting)}; the others begin as the recipe builds them"
+        if any(isinstance(state.objects.get(name), LRScheduler) for name in misfits):
+            take += " (a scheduler in State goes on where it was, with the rates it had)"
         return (
             f"expected {self.parent} to fit this recipe, found: {named}{f'; and {more} more' if more > 0 else ''}. "
             f"It has the entries {', '.join(sorted(saved.document))}, and this State has {', '.join(sorted(state.objects))}. "
-            f"Correct the recipe, or name the entries to take: --from {self.parent.url}@{self.parent.step}:{','.join(fitting) or 'ENTRY,ENTRY'}; "
-            f"the others begin as the recipe builds them{beside}"
+            f"Correct the recipe{take if fitting else ''}{beside}"
         )
+
+    def _fitting(
+        self, misfits: Problems, saved: FlatState, state: State, *, without_others: bool
+    ) -> list[str]:
+        """The wanted entries that fit, as far as is known.
+
+        without_others: a module does not. What goes with it, such as its optimizer's moments, is of
+        no use without it; other modules are.
+        """
+        wanted = set(self.parent.entries) or state.objects.keys()
+        fitting = sorted((saved.document.keys() & state.objects.keys() & wanted) - misfits.keys())
+        if "" in misfits:
+            return []
+        return [name for name in fitting if not without_others or isinstance(state.objects[name], nn.Module)]

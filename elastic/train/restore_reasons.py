@@ -29,7 +29,7 @@ def does_not_fit(candidate: Candidate, reason: str, run_url: str) -> str:
         f"the {kind} of step {candidate.step} is whole and does not fit the recipe's objects: {_one_line(reason)}. "
         "Nothing was changed. Build the objects as they were when the run began, and the same command resumes; "
         f"or begin a new run from this one: elastic-train RECIPE --from {run_url} --run-dir NEW takes the whole state, "
-        f"--from {run_url}:ENTRY,ENTRY the entries of State that fit"
+        f"and with names behind a colon, as in --from {run_url}:model, those entries of State alone"
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW, NAdam, RMSprop
-from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, SequentialLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, SequentialLR, StepLR
 
 from elastic.train.fit_entries import load_entries
 from elastic.train.flat_state import FlatState, checksum_of
@@ -133,7 +133,12 @@ def in_turn(first: int):
         (
             scheduled(lambda o: StepLR(o, 5)),
             scheduled(lambda o: CosineAnnealingLR(o, T_max=20)),
-            "scheduler.gamma is 0.1 there and None here",
+            "scheduler is another scheduler, with gamma, step_size there and T_max, eta_min here",
+        ),
+        (
+            scheduled(lambda o: StepLR(o, 5)),
+            scheduled(lambda o: LambdaLR(o, lambda step: 0.9**step)),
+            "scheduler is another scheduler, with gamma, step_size there and lr_lambdas here",
         ),
         (scheduled(in_turn(3)), scheduled(in_turn(5)), "scheduler[0].step_size is 3 there and 5 here"),
         (adam(), scheduled(lambda o: StepLR(o, 5)), "no entry scheduler there"),

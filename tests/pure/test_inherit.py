@@ -160,17 +160,21 @@ def test_what_was_taken_is_said_with_its_digest(tmp_path, parent, capsys):
     )
 
 
-@pytest.mark.parametrize(
-    ("recipe", "advice"),
-    [
-        (lambda: {"model": model(0.0), "ema": model(0.0)}, ":ENTRY,ENTRY;"),
-        (lambda: {"model": model(0.0), "values": elastic.Values(best=0.0)}, ":model;"),
-    ],
-)
-def test_a_refusal_names_the_entries_that_fit(tmp_path, parent, recipe, advice):
-    """The command that a user would give next; none where a module is among what does not fit."""
-    with pytest.raises(UsageError, match=rf"--from {tmp_path}/first@40{advice}"):
-        restore(ALONE, parent, tmp_path, State(**recipe()))
+@pytest.mark.parametrize("new", ["ema", "values"])
+def test_a_refusal_names_the_entries_that_fit(tmp_path, parent, new):
+    """The command that a user would give next: a new module, or another new entry, is left out."""
+    added = {"ema": model(0.0), "values": elastic.Values(best=0.0)}[new]
+    with pytest.raises(UsageError, match=rf"or take what fits: --from {tmp_path}/first@40:model;"):
+        restore(ALONE, parent, tmp_path, State(model=model(0.0), **{new: added}))
+
+
+def test_a_refusal_names_no_entry_that_was_left_out_on_purpose(tmp_path, parent):
+    """Both entries of the State fit, but for the one that was named and is not there."""
+    named = Parent(**{**encode(parent), "entries": ("head",), "ancestors": PARENT.ancestors})
+    with pytest.raises(UsageError) as raised:
+        restore(ALONE, named, tmp_path / "own", State(model=model(0.0), head=model(1.0)))
+    assert "no entry head there" in str(raised.value)
+    assert str(raised.value).endswith("Correct the recipe")
 
 
 class WithAdapter(nn.Module):
