@@ -25,6 +25,7 @@ _PLAIN = bool, int, float, str, type(None)
 _DATA = *_PLAIN, list, tuple, dict, set, Tensor, np.ndarray
 _OF_CLASS = int, float, list, dict, set, Tensor, np.ndarray
 _NOTHING = object()
+CONTAINERS = list, dict, set, deque
 
 
 class Attribute(NamedTuple):
@@ -80,7 +81,7 @@ def _attributes(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Attrib
 
 def version_of(value: Any) -> int:
     """Autograd's count of changes to a tensor that processes do not share; a container's length."""
-    if isinstance(value, list | dict | set | deque):
+    if isinstance(value, CONTAINERS):
         return len(value)
     if not isinstance(value, Tensor) or value.is_inference():
         return 0

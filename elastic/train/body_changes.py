@@ -18,13 +18,14 @@ import numpy as np
 from torch import Tensor, nn
 
 from elastic.data import stale_copies
-from elastic.data.stale_copies import Attribute, Attributes
+from elastic.data.stale_copies import Attributes
 from elastic.errors import UsageError
+from elastic.train.module_attributes import ModuleAttributes
 from elastic.train.state import State
 
 ALL_OF_FIRST = 16
 EVERY = 8
-_OF_MODULES = frozenset(vars(nn.Module())) - {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks"}
+_NOTHING = object()
 _CONTENTS = Tensor, np.ndarray, list, tuple, dict, set
 
 
@@ -40,13 +41,14 @@ class BodyChanges:
     dataset: Any
     _steps: int = 0
     _read_steps: int = 0
-    _before: Attributes = field(default_factory=dict)  # as the last reading found them
+    _modules: ModuleAttributes = field(default_factory=ModuleAttributes)
+    _of_dataset: Attributes = field(default_factory=dict)  # as the last reading found them
     _set_in: dict[str, int] = field(default_factory=dict)  # number of read steps that set it
     _left: set[str] = field(default_factory=set)  # by the forward or by loading; or said already
     _is_read: bool = False
 
     def before_loop(self) -> None:
-        self._before = self._read()
+        self._changed()
 
     def begin(self, step: int) -> list[str]:
         self._steps += 1
@@ -54,61 +56,53 @@ class BodyChanges:
         self._is_read = is_first or self._steps % EVERY == 0
         if not self._is_read:
             return []
-        names, now = self._changed()
+        names = self._changed()
         in_each = {name for name, times in self._set_in.items() if times == self._read_steps}
         self._read_steps += 1
         # Between readings that are steps apart, numbers have been set by those steps.
-        return self._new(
-            step, [n for n in names if n not in in_each and (is_first or not _is_plain(now, n))], now
-        )
+        return self._new(step, [n for n in names if n not in in_each and (is_first or not self._is_plain(n))])
 
     def before_loading(self, step: int, *, begins_epoch: bool) -> list[str]:
         if not self._is_read:
             return []
-        names, now = self._changed()
+        names = self._changed()
         for name in names:
-            if not (begins_epoch and _is_plain(now, name)):
+            if not (begins_epoch and self._is_plain(name)):
                 self._set_in[name] = self._set_in.get(name, 0) + 1
         in_some = [name for name, times in self._set_in.items() if times < self._read_steps]
         for name in in_some:
             del self._set_in[name]
-        return self._new(step, in_some, now)
+        return self._new(step, in_some)
 
     def after_gradients(self) -> None:
         if self._is_read:
-            names, _ = self._changed()
+            names = self._changed()
             self._left.update(names)
 
-    def _changed(self) -> tuple[list[str], Attributes]:
+    def _changed(self) -> list[str]:
         """Since the last reading."""
-        now = self._read()
-        names, self._before = stale_copies.changed(self._before, now), now
-        return names, now
+        before, self._of_dataset = self._of_dataset, stale_copies.attributes_of(self.dataset)
+        roots = {entry: thing for entry, thing in self.state.objects.items() if isinstance(thing, nn.Module)}
+        return stale_copies.changed(before, self._of_dataset) + self._modules.read(roots)
 
-    def _new(self, step: int, names: list[str], now: Attributes) -> list[str]:
+    def _new(self, step: int, names: list[str]) -> list[str]:
         new = [name for name in names if name not in self._left]
         self._left.update(new)
         # A module that took the place of another is named alone, without its attributes.
         found = [name for name in new if name.rpartition(".")[0] not in new]
         for name in found:
-            if name.startswith("dataset.") and name in now and isinstance(now[name].value, _CONTENTS):
-                raise UsageError(_refusal(name, now[name].value, step))
+            value = self._value(name)
+            if name.startswith("dataset.") and isinstance(value, _CONTENTS):
+                raise UsageError(_refusal(name, value, step))
         return found
 
-    def _read(self) -> Attributes:
-        found = stale_copies.attributes_of(self.dataset)
-        for entry, thing in self.state.objects.items():
-            if isinstance(thing, nn.Module):
-                for path, module in thing.named_modules(prefix=entry):
-                    found[path] = Attribute(module, 0)
-                    for name, value in vars(module).items():
-                        if name not in _OF_MODULES:
-                            found[f"{path}.{name}"] = Attribute(value, stale_copies.version_of(value))
-        return found
+    def _value(self, name: str) -> Any:
+        """What the last reading found; an object of no kind that counts if there was nothing."""
+        found = self._of_dataset.get(name) or self._modules.now.get(name)
+        return _NOTHING if found is None else found.value
 
-
-def _is_plain(now: Attributes, name: str) -> bool:
-    return name in now and isinstance(now[name].value, bool | int | float | str)
+    def _is_plain(self, name: str) -> bool:
+        return isinstance(self._value(name), bool | int | float | str)
 
 
 def _refusal(name: str, value: Any, step: int) -> str:

@@ -40,8 +40,8 @@ def update():
 class Unread(BodyChanges):
     """See test_body_changes.py: here no step has moments inside."""
 
-    def _read(self):
-        return {}
+    def _changed(self):
+        return []
 
 
 class Step:
