@@ -54,7 +54,8 @@ _USUAL[plan.DRAINED] = _USUAL[plan.CHECKPOINT] = _USUAL[plan.KILLED]
 _GRADIENT = (
     "the gradient is not that of the whole batch, though it is the same for every number of workers. Usual causes: the loss is no "
     "mean over samples (a sum; a mean over words where shards have different numbers of them), or it couples samples (a contrastive "
-    "loss sees those of one shard): build it from step.sum; or a forward normalises by a buffer that it has just updated from its shard"
+    "loss sees those of one shard): build it from step.sum; a forward normalises by a buffer that it has just updated from its shard; or a hook on a gradient is not linear (a clip): "
+    "it is called for each shard"
 )
 
 

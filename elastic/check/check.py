@@ -163,6 +163,9 @@ def _epoch_ends(lines: list[TraceLine]) -> frozenset[int]:
 def _not_compared(calm: Ended, steps: int, ends: frozenset[int], proofs: list[Proof]) -> list[str]:
     """What a check says nothing about, each as a part of a sentence."""
     found = [f"{each.proof} ({each.note})" for each in proofs if each.result is Result.NOT_RUN]
+    gradient = calm.lines[0].gradient
+    if gradient is not None and gradient.in_eval:
+        found.append(f"the first gradient in training mode ({gradient.in_eval})")
     if steps < _steps_of_run(calm):
         found.append(f"the steps after step {steps}{'' if ends else ', all of them in the first epoch'}")
     found.append("files that the recipe writes, and objects outside State that no compared step used")
@@ -176,6 +179,8 @@ def gradient_proof(found: FirstGradient | None) -> Proof:
         obstacle = "step 1 was not trained, or without a backward" if found is None else found.obstacle
         return replace(plain, note=obstacle, result=Result.NOT_RUN)
     note = f"{found.difference:.1e} of its norm from that of the whole batch"
+    if found.in_eval:
+        note += f", both in eval mode: {found.in_eval}"
     if found.difference <= GRADIENT_LIMIT:
         return replace(plain, note=note)
     return replace(plain, result=Result.DIFFERS, step=1, entry=found.parameter, note=note)

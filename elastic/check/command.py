@@ -80,9 +80,10 @@ def _result(proof: Proof) -> str:
     note = f": {proof.note}" if proof.note else ""
     match proof.result:
         case Result.DIFFERS:
-            return f"DIFFERS at step {proof.step}, in {proof.entry}{note}"
+            failed = "" if proof.failure is None else f"; {_failed(proof)}"
+            return f"DIFFERS at step {proof.step}, in {proof.entry}{note}{failed}"
         case Result.FAILED:
-            return f"FAILED with {proof.ended}: {_summary(proof)}"
+            return _failed(proof)
         case Result.NOT_RUN:
             return f"{'NOT COMPARED' if proof.proof == GRADIENT else 'NOT RUN'}{note}"
         case Result.EXACT:
@@ -90,10 +91,11 @@ def _result(proof: Proof) -> str:
             return proof.note or "exact"
 
 
-def _summary(proof: Proof) -> str:
-    """The last line of a traceback, the first one of a sentence."""
+def _failed(proof: Proof) -> str:
+    """With the last line of a traceback, or the first one of a sentence."""
     lines = (proof.failure or "").splitlines()
-    return lines[-1] if lines[0].startswith("Traceback") else lines[0]
+    reason = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+    return f"FAILED with {proof.ended}: {reason}"
 
 
 def verdict(found: Checked) -> str:

@@ -11,12 +11,14 @@ class FirstGradient:
     """How far the first gradient lies from that of the whole batch, as a share of its norm.
 
     difference: None where they could not be compared, because of `obstacle`. parameter: the one
-    that contributes most to it.
+    that contributes most to it. in_eval: why both are those of eval mode; empty where both are
+    those of training.
     """
 
     difference: float | None
     parameter: str
     obstacle: str
+    in_eval: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,21 +85,63 @@ def test_a_loss_that_couples_samples_is_found():
 
 @pytest.mark.parametrize(
     ("layer", "says"),
-    [
-        (nn.Dropout(0.5), "random numbers"),
-        (nn.BatchNorm1d(8), "BatchNorm"),
-        (None, "does not take the whole batch"),
-    ],
+    [(partial(nn.Dropout, 0.5), "random numbers"), (partial(nn.BatchNorm1d, 8), "BatchNorm")],
 )
-def test_what_cannot_be_compared_is_said(layer, says):
-    model = net() if layer is None else net(layer)
+@pytest.mark.parametrize("kind", ["mean", "sum", "in the place of a mean"])
+def test_what_differs_by_shard_in_training_is_compared_in_eval_mode(layer, says, kind):
+    """The gradient is another one, but a loss that is no mean over samples is found."""
+    model = net(layer())
     step = first_step(model)
 
-    def loss(batch):
-        assert layer is not None or len(batch.data[0]) == 6
-        return mean(model, batch)
+    if kind == "sum":
+        total = step.sum(lambda batch: model(batch.data[0]).double().square().sum(0))
+        step.backward((total / 24 - 1).square().sum())
+    else:
+        power = 0 if kind == "mean" else 1
+        step.mean_loss(lambda batch: mean(model, batch) * len(batch.data[0]) ** power)
 
-    step.mean_loss(loss)
+    found = step.audit.found
+    assert says in found.in_eval
+    assert found.difference < 1e-6 if kind != "in the place of a mean" else found.difference > 0.5
+    assert all(module.training for module in model.modules())
+
+
+def fails_for_the_whole(model, batch):
+    assert len(batch.data[0]) == 6
+    return mean(model, batch)
+
+
+def fails_backward(model, batch):
+    loss = mean(model, batch)
+    if len(batch.data[0]) > 6:
+        loss.register_hook(lambda _: 1 / 0)
+    return loss
+
+
+def draws_noise(model, batch):
+    return F.cross_entropy(model(batch.data[0] + torch.randn(6)), batch.data[1])
+
+
+def trains_again(model, batch):
+    return mean(model.train(), batch)
+
+
+@pytest.mark.parametrize(
+    ("layer", "loss", "says"),
+    [
+        (nn.Identity, fails_for_the_whole, "the function does not take the whole batch"),
+        (nn.Identity, fails_backward, "the backward does not take the whole batch"),
+        (nn.Identity, draws_noise, "random numbers"),
+        (partial(nn.BatchNorm1d, 8), trains_again, "BatchNorm"),
+        (partial(nn.BatchNorm1d, 8, track_running_stats=False), mean, "BatchNorm"),
+        (nn.Identity, lambda model, batch: mean(model, batch) * float("inf"), "not finite"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(layer, loss, says):
+    model = net(layer())
+    step = first_step(model)
+
+    step.mean_loss(lambda batch: loss(model, batch))
 
     assert says in step.audit.found.obstacle
     assert step.audit.found.difference is None
