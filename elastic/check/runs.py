@@ -7,6 +7,7 @@ killed: they become children of this process when their parents die.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -146,6 +147,8 @@ class Runs:
                 return
             self._news.put((f"{name}.{number}", ended))
             goes_on = goes_on and ended is not None and ended.code in launch.ends
+        # Several runs of a large model, or of a recipe that prints much, may not fit on the disk.
+        shutil.rmtree(self._root / name, ignore_errors=True)
 
     def _run(self, name: str, number: int, launch: Launch, steps: int, seconds: float) -> Ended | None:
         began_s, folder = _CLOCK.monotonic(), self._root / name

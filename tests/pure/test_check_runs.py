@@ -1,0 +1,153 @@
+"""A check has a row for each run that its plan names, however the runs before it ended."""
+
+from queue import SimpleQueue
+
+import pytest
+
+from elastic.check import check as module
+from elastic.check import plan
+from elastic.check.check import RecipeFailed, check
+from elastic.check.plan import Launch
+from elastic.check.proof import Result, Verdict
+from elastic.check.runs import Ended, Runs
+from elastic.config.options import CheckOptions
+from elastic.errors import UsageError
+from elastic.system.trace_line import FirstGradient, TraceLine
+
+OPTIONS = CheckOptions(recipe="r.py", recipe_args=(), steps=None, as_json=False)
+ERROR = "Traceback (most recent call last):\n  File\nValueError: no"
+
+
+def lines(trained, steps=32):
+    gradient = FirstGradient(difference=0.0, parameter="", obstacle="")
+    return [
+        TraceLine(
+            step=step,
+            generation=1,
+            world_size=1,
+            steps=steps,
+            shards=4,
+            chain="",
+            loss="",
+            logged={},
+            entries={"model.a": str(step)},
+            gradient=gradient if step == 1 else None,
+            epoch=(step - 1) // 4,
+        )
+        for step in range(1, trained + 1)
+    ]
+
+
+def ended(code, trained=8, words="", stopped=None):
+    return Ended(code=code, words=words, lines=lines(trained), seconds=1.0, stopped=stopped)
+
+
+@pytest.fixture
+def checks(monkeypatch):
+    """Checks a recipe whose runs end as they should, but for those that are given by proof."""
+
+    def checked(others, trained=8, **calm):
+        class Scripted:
+            def __init__(self, *_):
+                self.chains = {}
+
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *_):
+                pass
+
+            def begin(self, name, chain, *_):
+                self.chains[name] = chain
+
+            def end_of(self, name, number):
+                launch = self.chains[name][number]
+                if any(each.proof in others for each in self.chains[name][:number]):
+                    return None
+                usual = ended(launch.ends[0], trained, **calm)
+                return others.get(launch.proof, usual)
+
+        monkeypatch.setattr(module, "Runs", Scripted)
+        rows = []
+        return check(OPTIONS, rows.append), rows
+
+    return checked
+
+
+def test_a_run_that_failed_leaves_a_row_for_each_run_that_it_keeps_from_beginning(checks):
+    found, rows = checks({plan.DRAINED: ended(1, words=ERROR)})
+
+    assert [each.proof for each in rows] == [
+        plan.CALM,
+        plan.GRADIENT,
+        plan.AGAIN,
+        plan.MORE_WORKERS,
+        plan.MORE_WORKERS,
+        plan.KILLED,
+        plan.DRAINED,
+        plan.DRAINED,
+        plan.CHECKPOINT,
+    ]
+    assert [each.result for each in rows[-3:]] == [Result.FAILED, Result.NOT_RUN, Result.NOT_RUN]
+    assert (rows[-3].ended, rows[-3].failure) == ("exit code 1 instead of exit code 75", ERROR)
+    assert "the run before it" in rows[-1].note
+    assert (found.result, found.exit_code, found.proofs) == (Verdict.FAILED, 1, rows[1:])
+
+
+def test_a_run_that_ends_well_where_it_should_not_is_no_proof(checks):
+    """A fault that never struck, or a recipe that ends by itself where it is told to leave."""
+    found, rows = checks({plan.DRAINED: ended(0)})
+
+    assert rows[-3].failure == "it said nothing"
+    assert found.exit_code == 1
+
+
+def test_a_recipe_that_ends_before_a_proof_can_be_held_is_not_proved(checks):
+    found, _ = checks({}, trained=1, stopped="the recipe left the loop")
+
+    assert (found.result, found.exit_code) == (Verdict.UNPROVED, 1)
+    assert [part.partition(" (")[0] for part in found.unproved] == [
+        plan.KILLED,
+        plan.DRAINED,
+        plan.CHECKPOINT,
+    ]
+
+
+def test_a_recipe_that_ends_itself_has_no_steps_after_that(checks):
+    found, rows = checks({}, stopped="the recipe left the loop")
+
+    assert (found.result, found.steps, found.steps_of_run) == (Verdict.EXACT, 8, 8)
+    assert rows[0].note.startswith("all 8 steps, after which the recipe ends the run")
+    assert not any("the steps after" in part for part in found.not_compared)
+
+
+@pytest.mark.parametrize(
+    ("calm", "error", "says"),
+    [
+        (ended(2, 0, "expected a number"), UsageError, "^expected a number$"),
+        (ended(1, 3, ERROR), RecipeFailed, "ValueError: no\nthe calm run .* exit code 1 after 3 steps"),
+        (ended(75, 3), RecipeFailed, "exit code 75 after 3 steps; nothing was compared$"),
+        (ended(0, 0), RecipeFailed, "exit code 0 after 0 steps; nothing was compared$"),
+        (ended(None, 3), RecipeFailed, "no end within 900 s after 3 steps.*--steps 3"),
+        (ended(None, 1), RecipeFailed, "no end within 900 s after 1 steps.*less data"),
+    ],
+)
+def test_a_calm_run_that_does_not_come_through_ends_the_check_with_its_reason(checks, calm, error, says):
+    with pytest.raises(error, match=says) as raised:
+        checks({plan.CALM: calm})
+    assert raised.value.exit_code == (2 if error is UsageError else 1)
+
+
+def test_a_run_directory_is_removed_as_soon_as_its_runs_ended(tmp_path):
+    """Those of a large model, or of a recipe that prints much, may not fit on the disk together."""
+
+    class Written(Runs):
+        def _run(self, name, *_):
+            (self._root / name).mkdir()
+            return ended(0)
+
+    runs = Written(OPTIONS, tmp_path, SimpleQueue())
+    runs.begin("a", [Launch(proof=plan.AGAIN, workers=1)], 8)
+    assert runs.end_of("a", 0).code == 0
+    runs._pool.shutdown()
+    assert list(tmp_path.iterdir()) == []
