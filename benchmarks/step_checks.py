@@ -75,8 +75,9 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
     numbers = iter(range(1, 10**9))
     buffers.begin()
     contents = buffers.save()
-    integers = [contents.values[i].reshape(-1).long() for i in buffers._ints]  # noqa: SLF001 - a part alone is measured
-    joined, total = torch.cat(integers), buffers.contribution(contents, 0)
+    integers = torch.cat([contents.values[i].reshape(-1).long() for i in buffers._ints])  # noqa: SLF001 - a part alone is measured
+    of_shards = integers.repeat(SHARDS, 1)
+    total = buffers.contributions({0: contents})[0]
 
     def forward() -> None:
         with contract.forward():
@@ -91,8 +92,7 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
         contract._updated(of.optimizer)  # noqa: SLF001 - as torch calls it after an update
 
     def integers_agree() -> None:
-        for _ in range(SHARDS):
-            buffers._hash(joined)  # noqa: SLF001
+        buffers._hashes(of_shards)  # noqa: SLF001
         buffers.have_same_integers(total)
 
     copies = stale_copies.attributes_of(of.dataset)
@@ -103,7 +103,7 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
     found = {
         "parameters that are trained, gradients that are unused": median_s(computation),
         "forwards that change parameters": median_s(forward),
-        "places of buffers": max(0.0, median_s(buffers.begin) - median_s(buffers.save)),
+        "places of buffers": median_s(buffers._follow_places),  # noqa: SLF001
         "integers that differ between shards": median_s(integers_agree),
         "a dataset of which processes have copies": median_s(
             lambda: stale_copies.check(copies, of.dataset, set(), 2, 1)

@@ -13,6 +13,7 @@ It does not make BatchNorm's forward see the global batch: within a step each sh
 its own statistics, so that they do not depend on which rank holds it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,7 @@ from elastic.errors import UsageError
 from elastic.reduce.bucket import cut
 from elastic.train import structure
 from elastic.train.state import State
+from elastic.train.structure import Items
 
 HALF_BITS = 32
 # S·Σh² and (Σh)² are exact in float64 if S·h fits into 26 bits.
@@ -65,8 +67,8 @@ class Buffers:
         self._state = state
         self._shards = shards
         self._device = device
-        self._holders: list[dict[str, Tensor | None]] = []  # of all modules that have buffers
-        self._found: list[Tensor | None] = []  # what they held when the places were found
+        self._holders: list[dict[str, Tensor | None]] = []  # of all modules
+        self._found = Items.of([])  # what they held when the places were found
         self._places: list[Place] = []  # of buffers that are part of the state
         self._outside: list[Place] = []  # of others
         self._caches: list[tuple[Place, Tensor, int]] = []  # their opening content and version
@@ -80,22 +82,25 @@ class Buffers:
 
     def begin(self) -> None:
         """Take what the buffers hold now as the start of each shard of this computation."""
-        modules = [m for m in structure.submodules(self._state.modules) if m._buffers]  # noqa: SLF001
-        holders = [module._buffers for module in modules]  # noqa: SLF001 - no public name
-        found = [tensor for holder in holders for tensor in holder.values()]
-        # Almost always those of the last computation: finding the places takes ten times as long.
-        if not (structure.same(holders, self._holders) and structure.same(found, self._found)):
-            self._holders, self._found = holders, found
-            self._find_places(modules)
-        for i, (tensor, data) in enumerate(zip(self._tensors, self._data, strict=True)):
-            if tensor.data_ptr() != data.data_ptr():  # the recipe gave it other memory
-                self._data[i] = tensor.data
+        self._follow_places()
         self._caches = [
             (place, place.opening.detach().clone(), place.opening._version)  # noqa: SLF001
             for place in self._outside
             if place.opening is not None
         ]
         self._opening = self.save()
+
+    def _follow_places(self) -> None:
+        """Almost always those of the last computation: finding them takes ten times as long."""
+        modules = self._state.submodules()
+        holders = [module._buffers for module in modules]  # noqa: SLF001 - no public name
+        found = Items.of(holders)
+        if not (structure.same(holders, self._holders) and found.are(self._found)):
+            self._holders, self._found = holders, found
+            self._find_places([module for module in modules if module._buffers])  # noqa: SLF001
+        addresses = [list(map(Tensor.data_ptr, each)) for each in (self._tensors, self._data)]
+        if addresses[0] != addresses[1]:  # the recipe gave one other memory
+            self._data = [tensor.data for tensor in self._tensors]
 
     def _find_places(self, modules: list[nn.Module]) -> None:
         """A forward may assign to a buffer, so places count and not tensors."""
@@ -169,26 +174,39 @@ class Buffers:
         torch._foreach_copy_(self._data, contents.values)  # one call for all
         torch._C._autograd._unsafe_set_version_counter(tuple(self._tensors), tuple(contents.versions))  # noqa: SLF001
 
-    def contribution(self, contents: Contents, shard: int) -> Tensor:
-        """float64 [length]: what one shard adds to the end-of-step all-reduce.
+    def contributions(self, after: Mapping[int, Contents]) -> dict[int, Tensor]:
+        """float64 [length] for each shard: what it adds to the end-of-step all-reduce.
 
-        Floats, then the high halves of shard 0's integers, then their low halves, then 1 for each
-        float64 buffer that this shard changed, then a hash of all its integers and the square of
-        it.
+        after: by shard. Floats, then the high halves of shard 0's integers, then their low halves,
+        then 1 for each float64 buffer that this shard changed, then a hash of all its integers and
+        the square of it.
         """
-        floats, ints = (self._flat(contents, which) for which in (self._floats, self._ints))
-        # A float64 does not hold every int64 exactly; its high and low 32 bits do fit.
-        ints = ints.long()
-        high = ints >> HALF_BITS
-        halves = torch.cat([high, ints - (high << HALF_BITS)]).double() * (shard == 0)
-        changed = [
-            (self._value(contents, i) != self._opening.values[i]).any().double().reshape(1)
-            for i in self._wide
-        ]
-        parts = [floats.double(), halves, *changed]
-        if self._ints:
-            parts.append(self._hash(ints))
-        return torch.cat([part.to(self._device) for part in parts])
+        integers = {shard: self._flat(contents, self._ints).long() for shard, contents in after.items()}
+        hashes = self._hashes(torch.stack(list(integers.values()))) if self._ints else ()
+        found = {}
+        for index, (shard, contents) in enumerate(after.items()):
+            parts = [self._flat(contents, self._floats).double()]
+            if self._ints:
+                parts.append(self._halves(integers[shard], is_counted=shard == 0))
+            parts += [
+                (self._value(contents, i) != self._opening.values[i]).any().double().reshape(1)
+                for i in self._wide
+            ]
+            if self._ints:
+                parts.append(hashes[index])
+            found[shard] = torch.cat([part.to(self._device) for part in parts])
+        return found
+
+    @staticmethod
+    def _halves(integers: Tensor, *, is_counted: bool) -> Tensor:
+        """float64 [2 n] of int64 [n].
+
+        A float64 does not hold every int64 exactly; its high and low 32 bits do fit.
+        """
+        if not is_counted:
+            return integers.new_zeros(2 * len(integers), dtype=torch.float64)
+        high = integers >> HALF_BITS
+        return torch.cat([high, integers - (high << HALF_BITS)]).double()
 
     def end(self, total: Tensor) -> None:
         """Set every buffer from the sum of all shards' contributions, float64 [length]."""
@@ -231,8 +249,8 @@ class Buffers:
 
     def hashes(self, contents: Contents) -> Tensor:
         """float64 [integer buffers, 2]: as the hash in a contribution, but one for each buffer."""
-        rows = [self._hash(self._value(contents, i).reshape(-1).long()) for i in self._ints]
-        return torch.stack(rows).to(self._device)
+        rows = [self._hashes(self._value(contents, i).reshape(1, -1).long()) for i in self._ints]
+        return torch.cat(rows).to(self._device)
 
     def different_integers(self, total: Tensor) -> list[str]:
         """The names of the buffers whose integers differ, from the sum of all shards' `hashes`."""
@@ -246,14 +264,14 @@ class Buffers:
         sums, squares = total.unbind(1)
         return self._shards * squares != sums.square()
 
-    def _hash(self, ints: Tensor) -> Tensor:
-        """float64 [2]: h of int64 [n], and h²."""
-        if ints.numel() not in self._weights:
-            self._weights[ints.numel()] = torch.arange(1, ints.numel() + 1, device=ints.device) * MIX
-        weights = self._weights[ints.numel()]
+    def _hashes(self, rows: Tensor) -> Tensor:
+        """float64 [rows, 2]: h of each row of int64 [rows, n], and h²."""
+        count = rows.shape[1]
+        if count not in self._weights:
+            self._weights[count] = torch.arange(1, count + 1, device=rows.device) * MIX
         bits = HASH_BITS - (self._shards - 1).bit_length()
-        h = ((ints * weights).sum() >> HALF_BITS & ((1 << bits) - 1)).double()
-        return torch.stack([h, h * h])
+        h = ((rows * self._weights[count]).sum(1) >> HALF_BITS & ((1 << bits) - 1)).double()
+        return torch.stack([h, h * h], dim=1)
 
     def _check_assigned(self, assigned: dict[int, Tensor | None]) -> None:
         """Forward put other tensors, or none, into the places of these opening ones."""

@@ -10,12 +10,14 @@ comparing contents: that costs two passes over the parameters. So are modules, p
 buffers that a forward adds.
 """
 
-from torch import nn
+from itertools import chain, repeat
+
+from torch import Tensor, nn
 
 from elastic.errors import UsageError
-from elastic.train import structure
 from elastic.train.flat_state import FlatState, checksum_of
 from elastic.train.state import State
+from elastic.train.structure import Items
 
 
 class ForwardChanges:
@@ -23,30 +25,28 @@ class ForwardChanges:
 
     def __init__(self, state: State, *, compares_contents: bool) -> None:
         self._state = state
-        self._modules = structure.submodules(state.modules)
-        self._places = [
-            (module._parameters, name, parameter)  # noqa: SLF001 - forward may replace it there
-            for module in self._modules
-            for name, parameter in module._parameters.items()  # noqa: SLF001
-            if parameter is not None
-        ]
+        self._modules = state.submodules()
+        self._holders = [module._parameters for module in self._modules]  # noqa: SLF001 - no public name
+        self._places = Items.of(self._holders)
+        self._parameters = [p for p in self._places.values if p is not None]
         self._versions = self._find_versions()
         self._contents = self._find_contents() if compares_contents else None
         self._number = self._number_of_parts() if compares_contents else 0
 
     def check(self) -> None:
         """After the shards. Raises UsageError with the name of what forward changed."""
-        for holder, name, parameter in self._places:
-            if holder.get(name) is not parameter:
-                self._refuse(self._state.name_of_place(holder, name))
+        if not self._places.are(Items.of(self._holders)):
+            self._check_places()
         versions = self._find_versions()
         if versions != self._versions:
-            pairs = zip(self._places, versions, self._versions, strict=True)
-            changed = next(parameter for (_, _, parameter), now, before in pairs if now != before)
+            of_each = zip(
+                self._parameters, zip(*versions, strict=True), zip(*self._versions, strict=True), strict=True
+            )
+            changed = next(parameter for parameter, now, before in of_each if now != before)
             self._refuse(self._state.name_of(changed))
         if self._contents is not None:
             contents = self._find_contents()
-            for index, (_, _, parameter) in enumerate(self._places):
+            for index, parameter in enumerate(self._parameters):
                 if contents[str(index)] != self._contents[str(index)]:
                     self._refuse(self._state.name_of(parameter))
             if self._number_of_parts() != self._number:
@@ -55,6 +55,14 @@ class ForwardChanges:
                     "make all of them in __init__ (a buffer that is a cache may be registered with persistent=False)"
                 )
 
+    def _check_places(self) -> None:
+        """No parameter was replaced or removed; in later steps, forward may add one."""
+        sizes, names, parameters = self._places
+        holders = chain.from_iterable(map(repeat, self._holders, sizes))
+        for holder, name, parameter in zip(holders, names, parameters, strict=True):
+            if parameter is not None and holder.get(name) is not parameter:
+                self._refuse(self._state.name_of_place(holder, name))
+
     def _refuse(self, name: str) -> None:
         raise UsageError(
             f"forward changed the parameter {name}, so that the next shard of the batch begins with other weights, and the result depends on "
@@ -62,11 +70,13 @@ class ForwardChanges:
             "body, after optimizer.step(); in place of nn.Embedding(max_norm=...) renormalise the weights after optimizer.step()"
         )
 
-    def _find_versions(self) -> list[tuple[int, int]]:
-        return [(p._version, p.data_ptr()) for _, _, p in self._places]  # noqa: SLF001 - autograd's count of changes
+    def _find_versions(self) -> tuple[list[int], list[int]]:
+        """Autograd's counts of changes, and the addresses."""
+        counts = [parameter._version for parameter in self._parameters]  # noqa: SLF001 - autograd's count
+        return counts, list(map(Tensor.data_ptr, self._parameters))
 
     def _find_contents(self) -> dict[str, str]:
-        tensors = {str(index): parameter for index, (_, _, parameter) in enumerate(self._places)}
+        tensors = {str(index): parameter for index, parameter in enumerate(self._parameters)}
         return checksum_of(FlatState(tensors=dict(tensors), document={})).entries
 
     def _number_of_parts(self) -> int:

@@ -9,9 +9,7 @@ Torch's own parts of a module (parameters, buffers, submodules, its mode) do not
 hooks. A module that takes the place of another one does.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from elastic.data import stale_copies
 from elastic.data.stale_copies import Attribute, Attributes
 from elastic.train import structure
+from elastic.train.structure import Items
 
 _OF_MODULES = frozenset(vars(nn.Module())) - {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks"}
 
@@ -44,26 +43,16 @@ class _Reading:
 class _Together:
     """What decides whether anything has changed, of all readings."""
 
-    children: list[dict[str, nn.Module | None]]
-    child_names: list[str]
-    child_modules: list[nn.Module | None]
-    names: list[str]
-    values: list[Any]
+    children: Items
+    attributes: Items
     sized: list[Any]  # values that have a length
     sizes: list[int]
     tensors: list[Tensor]
     versions: list[int]
 
-    def has_same_modules(self) -> bool:
-        """If the roots are the same as well."""
-        names, modules = _items(self.children)
-        return names == self.child_names and structure.same(modules, self.child_modules)
-
     def is_current(self, dicts: list[dict[str, Any]]) -> bool:
-        names, values = _items(dicts)
         return (
-            names == self.names
-            and structure.same(values, self.values)
+            self.attributes.are(Items.of(dicts))
             and list(map(len, self.sized)) == self.sizes
             and list(map(stale_copies.version_of, self.tensors)) == self.versions
         )
@@ -83,7 +72,7 @@ class ModuleAttributes:
         is_same = list(roots) == list(self._roots) and structure.same(
             list(roots.values()), list(self._roots.values())
         )
-        if not (is_same and self._together.has_same_modules()):
+        if not (is_same and self._has_same_modules()):
             return self._read_all(roots)
         if self._together.is_current([vars(reading.module) for reading in self._readings]):
             return []
@@ -97,6 +86,10 @@ class ModuleAttributes:
                 self.now |= new.attributes
         self._together = _together(self._readings)
         return names
+
+    def _has_same_modules(self) -> bool:
+        now = [_children_of(reading.module) for reading in self._readings]
+        return self._together.children.are(Items.of(now))
 
     def _read_all(self, roots: dict[str, nn.Module]) -> list[str]:
         self._roots = roots
@@ -123,17 +116,12 @@ def _read(path: str, module: nn.Module) -> _Reading:
 
 
 def _together(readings: list[_Reading]) -> _Together:
-    children = [reading.module._modules for reading in readings]  # noqa: SLF001 - as nn.Module's own methods walk
-    child_names, child_modules = _items(children)
     attributes = [each for reading in readings for each in reading.attributes.values()]
     sized = [each for each in attributes if isinstance(each.value, stale_copies.CONTAINERS)]
     tensors = [each for each in attributes if isinstance(each.value, Tensor)]
     return _Together(
-        children=children,
-        child_names=child_names,
-        child_modules=child_modules,
-        names=[name for reading in readings for name in reading.names],
-        values=[value for reading in readings for value in reading.values],
+        children=Items.of([_children_of(reading.module) for reading in readings]),
+        attributes=Items.of([dict(zip(r.names, r.values, strict=True)) for r in readings]),
         sized=[each.value for each in sized],
         sizes=[each.version for each in sized],
         tensors=[each.value for each in tensors],
@@ -141,7 +129,5 @@ def _together(readings: list[_Reading]) -> _Together:
     )
 
 
-def _items(dicts: Iterable[dict[str, Any]]) -> tuple[list[str], list[Any]]:
-    """The keys of all, and their values."""
-    each = list(dicts)
-    return list(chain.from_iterable(each)), list(chain.from_iterable(map(dict.values, each)))
+def _children_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    return module._modules  # noqa: SLF001 - as nn.Module's own methods walk

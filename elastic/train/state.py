@@ -61,6 +61,10 @@ class State:
         self._built: Built | None = None  # None until the loop begins
         self._shapes: dict[str, tuple[int, ...]] | None = None  # of modules' tensors; likewise
         self._structure = StructureReader(objects)
+        self._tree = structure.Tree()
+        self._updated: list[nn.Parameter] = []  # by optimizers, when they were last asked for
+        # What `trained_and_idle` made of that, and of the modules' parameters.
+        self._trained: tuple[dict[int, nn.Parameter], list[nn.Parameter], list[nn.Parameter]] = {}, [], []
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -80,23 +84,30 @@ class State:
         """
         return self.trained_and_idle()[0]
 
+    def submodules(self) -> list[nn.Module]:
+        """The modules and all inside them, each once. Do not change the list."""
+        return self._tree.modules(self.modules)
+
     def trained_and_idle(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """The parameters that are trained, and those of the modules that no optimizer updates."""
+        """The parameters that are trained, and those of the modules that no optimizer updates.
+
+        Where neither has changed since the last call, the lists are that call's own. Do not change
+        them.
+        """
         held = list(self._held())
-        owned = structure.parameters(
-            structure.submodules(thing for thing in held if isinstance(thing, nn.Module))
-        )
-        updated: dict[int, nn.Parameter] = {}
+        modules = self._tree.modules([thing for thing in held if isinstance(thing, nn.Module)])
+        owned = self._tree.parameters(modules)
+        updated: list[nn.Parameter] = []
         for thing in held:
             if isinstance(thing, torch.optim.Optimizer):
-                updated |= {id(p): p for group in thing.param_groups for p in group["params"]}
+                updated += chain.from_iterable(group["params"] for group in thing.param_groups)
             elif isinstance(thing, nn.Parameter):
-                updated[id(thing)] = thing
-        if not updated or owned.keys() == updated.keys():
-            return list(owned.values()), []
-        ordered = [p for name, p in owned.items() if name in updated]
-        ordered += [p for name, p in updated.items() if name not in owned]
-        return ordered, [p for name, p in owned.items() if name not in updated]
+                updated.append(thing)
+        known, trained, idle = self._trained
+        if known is not owned or not structure.same(updated, self._updated):
+            trained, idle = _trained_and_idle(owned, {id(p): p for p in updated})
+            self._updated, self._trained = updated, (owned, trained, idle)
+        return trained, idle
 
     def name_of(self, parameter: Tensor) -> str:
         """Where a parameter or buffer is found, as `model.layers.0.weight`."""
@@ -235,6 +246,17 @@ class State:
         if built.evaluating == self._built.evaluating:
             as_built.set_modes(self.objects, now.evaluating)
         self.ignored = as_built.changes(built.settings, self._built.settings)
+
+
+def _trained_and_idle(
+    owned: dict[int, nn.Parameter], updated: dict[int, nn.Parameter]
+) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """owned: by modules. updated: by optimizers. Both by id."""
+    if not updated or owned.keys() == updated.keys():
+        return list(owned.values()), []
+    ordered = [p for name, p in owned.items() if name in updated]
+    ordered += [p for name, p in updated.items() if name not in owned]
+    return ordered, [p for name, p in owned.items() if name not in updated]
 
 
 def saved_entry(flat: FlatState, name: str) -> SavedObject:

@@ -68,12 +68,12 @@ class StepEnd:
         parts = self.parts
         of_rank = torch.cat([torch.tensor(said, dtype=torch.float64), parts.gradients.used()])
         of_rank = of_rank.to(parts.device)
-        contributions = {}
+        contributions, buffers = {}, parts.buffers.contributions(self.buffers)
         for index, shard in enumerate(parts.exchange.own_shards):
             own_loss = torch.tensor([losses[shard]], dtype=torch.float64, device=parts.device)
             # A rank's requests count once, whatever the number of its shards.
             head = torch.cat([own_loss, of_rank * (index == 0)])
-            contributions[shard] = torch.cat([head, parts.buffers.contribution(self.buffers[shard], shard)])
+            contributions[shard] = torch.cat([head, buffers[shard]])
         return contributions
 
     def _check_integers(self, total: Tensor) -> None:

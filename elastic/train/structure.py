@@ -1,8 +1,9 @@
-"""What the objects of a state consist of is looked up whenever it is needed, and never remembered.
+"""What the objects of a state consist of is looked up whenever it is needed, and never trusted.
 
 Recipes freeze layers, swap modules, add parameter groups and assign buffers while the loop runs.
 The answer depends on the objects as they are now alone, so that it is the same in a process that
-resumes. It is asked in every step: a model of 150 modules takes about a tenth of a millisecond.
+resumes. It is asked several times in every step. So a walk through the modules is not done again
+where each of them still has the same children (Tree): for 150 modules that takes a fifth of a walk.
 
 It follows the attributes of an object that is no module (a trainer of the recipe's own, which
 holds model and optimizer) two levels deep, and no container of more than 100 items that are not
@@ -11,7 +12,8 @@ tensors.
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -35,6 +37,56 @@ def submodules(roots: Iterable[nn.Module]) -> list[nn.Module]:
             if children := module._modules:  # noqa: SLF001 - as nn.Module's own methods walk
                 stack.extend(child for child in reversed(list(children.values())) if child is not None)
     return list(found.values())
+
+
+class Items(NamedTuple):
+    """What several dicts hold, one after another. sizes: of each of them."""
+
+    sizes: list[int]
+    names: list[str]
+    values: list[Any]
+
+    @classmethod
+    def of(cls, dicts: Sequence[dict[str, Any]]) -> "Items":
+        names, values = chain.from_iterable(dicts), chain.from_iterable(map(dict.values, dicts))
+        return cls(list(map(len, dicts)), list(names), list(values))
+
+    def are(self, others: "Items") -> bool:
+        """Whether these are the same objects, under the same names, in the same dicts."""
+        return self[:2] == others[:2] and same(self.values, others.values)
+
+
+class Tree:
+    """The modules inside some roots, as `submodules` gives them.
+
+    Where none hangs elsewhere than at the last call, the lists are that call's own.
+    """
+
+    def __init__(self) -> None:
+        self._roots: list[nn.Module] = []
+        self._modules: list[nn.Module] = []
+        self._children = Items.of([])  # of all of them
+        self._parameters = Items.of([])
+        self._owned: dict[int, nn.Parameter] = {}
+
+    def modules(self, roots: list[nn.Module]) -> list[nn.Module]:
+        """Do not change the list."""
+        if not (same(roots, self._roots) and self._children.are(_children(self._modules))):
+            self._roots, self._modules = roots, submodules(roots)
+            self._children = _children(self._modules)
+        return self._modules
+
+    def parameters(self, modules: list[nn.Module]) -> dict[int, nn.Parameter]:
+        """See `parameters`. modules: those of the last call. Do not change the dict."""
+        found = Items.of([module._parameters for module in modules])  # noqa: SLF001
+        if not found.are(self._parameters):
+            self._parameters = found
+            self._owned = {id(p): p for p in found.values if p is not None}
+        return self._owned
+
+
+def _children(modules: list[nn.Module]) -> Items:
+    return Items.of([module._modules for module in modules])  # noqa: SLF001 - as `submodules`
 
 
 def parameters(modules: Iterable[nn.Module]) -> dict[int, nn.Parameter]:

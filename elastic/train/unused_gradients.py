@@ -10,21 +10,16 @@ gradients to zero itself, as it must in plain PyTorch.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import compress, repeat
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from elastic.errors import UsageError
 
-
-class Mark(NamedTuple):
-    """What a parameter was when it got its gradient."""
-
-    parameter: nn.Parameter  # kept, so that no other one gets its id
-    version: int
-    address: int
-    step: int
+# What a parameter was when it got its gradient: itself, so that no other one gets its id; its
+# version and its address; and the step.
+Mark = tuple[nn.Parameter, int, int, int]
 
 
 class UnusedGradients:
@@ -32,25 +27,32 @@ class UnusedGradients:
 
     def __init__(self) -> None:
         self.step = 0
-        # By the parameter's id; None for a gradient that was used. A parameter without an entry has
-        # its gradient from before the loop, or from the recipe's own hand.
-        self._marks: dict[int, Mark | None] = {}
+        # By the parameter's id. A parameter in neither has its gradient from before the loop, or
+        # from the recipe's own hand.
+        self._marks: dict[int, Mark] = {}
+        self._used: set[int] = set()
 
     def gained(self, parameter: nn.Parameter) -> None:
         """A backward has just given, or added to, this parameter's gradient."""
         version = parameter._version  # noqa: SLF001 - autograd's count of changes in place
-        self._marks[id(parameter)] = Mark(parameter, version, parameter.data_ptr(), self.step)
+        self._marks[id(parameter)] = parameter, version, parameter.data_ptr(), self.step
+        self._used.discard(id(parameter))
 
     def computed(self, parameters: Sequence[nn.Parameter], *, is_finite: bool) -> None:
         """A computation has given these parameters their gradients.
 
         Those that are not finite need not be used: a GradScaler skips their update.
         """
-        step = self.step
-        self._marks.update(
-            (id(p), Mark(p, p._version, p.data_ptr(), step) if is_finite and p.grad is not None else None)  # noqa: SLF001
-            for p in parameters
-        )
+        names = list(map(id, parameters))
+        versions = [p._version for p in parameters]  # noqa: SLF001 - autograd's count of changes
+        marks = zip(parameters, versions, map(Tensor.data_ptr, parameters), repeat(self.step))
+        waits = [is_finite and p.grad is not None for p in parameters]
+        new = dict(compress(zip(names, marks, strict=True), waits))
+        for name in names if self._marks else ():
+            self._marks.pop(name, None)
+        self._marks |= new
+        self._used.update(names)
+        self._used.difference_update(new)
 
     def replace(self, parameters: Sequence[nn.Parameter]) -> nn.Parameter | None:
         """Before a computation: the first parameter whose gradient it would throw away, if any.
@@ -58,38 +60,43 @@ class UnusedGradients:
         parameters: all that are trained. Those that are frozen now lose a gradient that was used:
         an optimizer would apply it again in every step.
         """
-        marks = {id(p): self._marks[id(p)] for p in parameters if id(p) in self._marks}
-        self._marks = marks  # of no others, whose ids may be given to new ones
-        for parameter in parameters:
-            is_used = marks.get(id(parameter), self) is None or not self._is_unused(parameter)
-            if not parameter.requires_grad and is_used:
+        names = set(map(id, parameters))
+        self._used &= names  # no others, whose ids may be given to new ones
+        self._marks = {name: mark for name, mark in self._marks.items() if name in names}
+        is_all_used = len(self._used) == len(names)
+        frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+        for parameter in frozen:
+            if is_all_used or self._is_used(parameter):
                 parameter.grad = None
-            elif parameter.requires_grad and not is_used:
-                gradient = parameter.grad
-                if gradient is not None and bool(torch.count_nonzero(gradient)):
-                    return parameter
+        for parameter in () if is_all_used else parameters:
+            is_kept = parameter.requires_grad and not self._is_used(parameter)
+            gradient = parameter.grad if is_kept else None
+            if gradient is not None and bool(torch.count_nonzero(gradient)):
+                return parameter
         return None
 
-    def _is_unused(self, parameter: nn.Parameter) -> bool:
-        if id(parameter) not in self._marks:
-            return True
-        mark = self._marks[id(parameter)]
-        return (
-            mark is not None
-            and mark.version == parameter._version  # noqa: SLF001 - autograd's count of changes
-            and mark.address == parameter.data_ptr()
-        )
+    def _is_used(self, parameter: nn.Parameter) -> bool:
+        mark = self._marks.get(id(parameter))
+        if mark is None:
+            return id(parameter) in self._used
+        _, version, address, _ = mark
+        return version != parameter._version or address != parameter.data_ptr()  # noqa: SLF001 - autograd's count
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step. Raises UsageError if its gradients are of another step."""
-        marks = self._marks
         for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                mark = marks.get(id(parameter))
-                if mark is not None and mark.step != self.step:
-                    raise UsageError(
-                        f"step {self.step}: {type(optimizer).__name__} made an update with gradients of step {mark.step}; gradients are no part "
-                        "of the state, so that a resume between the two steps would lose them: call the optimizer in the step that computed them"
-                    )
-                if parameter.grad is not None:  # also one of the recipe's own hand
-                    marks[id(parameter)] = None
+            self._check_steps(optimizer, group["params"])
+            # Also those of the recipe's own hand.
+            self._used.update(id(parameter) for parameter in group["params"] if parameter.grad is not None)
+        self._marks = {name: mark for name, mark in self._marks.items() if name not in self._used}
+
+    def _check_steps(self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+        if all(step == self.step for _, _, _, step in self._marks.values()):
+            return
+        for parameter in parameters:
+            mark = self._marks.get(id(parameter))
+            if mark is not None and mark[3] != self.step:
+                raise UsageError(
+                    f"step {self.step}: {type(optimizer).__name__} made an update with gradients of step {mark[3]}; gradients are no part "
+                    "of the state, so that a resume between the two steps would lose them: call the optimizer in the step that computed them"
+                )

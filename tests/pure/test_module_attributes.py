@@ -124,3 +124,20 @@ def test_a_module_under_another_name_is_found():
     quick.read({"net": root})
     root["second"] = root.pop("first")
     assert {"net.first", "net.second"} <= set(quick.read({"net": root}))
+
+
+def test_a_module_or_a_value_that_moves_to_the_next_module_is_found():
+    """All names and values stand in the same order as before, but not where they did."""
+    moved, value = nn.ReLU(), 0.5
+    root = nn.ModuleDict({"one": nn.ModuleDict({"moved": moved}), "two": nn.ModuleDict()})
+    quick = ModuleAttributes()
+    quick.read({"net": root})
+    root["two"]["moved"] = root["one"].pop("moved")
+    assert {"net.one.moved", "net.two.moved"} <= set(quick.read({"net": root}))
+    one, two = nn.Module(), nn.Module()
+    vars(one)["p"] = value
+    quick.read({"one": one, "two": two})
+    own = dict(vars(two))
+    vars(two).clear()
+    vars(two).update({"p": vars(one).pop("p")} | own)
+    assert set(quick.read({"one": one, "two": two})) == {"one.p", "two.p"}
