@@ -29,7 +29,8 @@ class DataRecord:
     """weights: what is drawn by, empty for permutations. order: of the recipe's own, all epochs of
     the run; order_so_far: of those up to the epoch of the state that the record stands beside.
     contents: of each part of the dataset; None in records of earlier versions. generators: the
-    states of the global generators of random numbers when the loop began, on rank 0.
+    states of the global generators of random numbers when the loop began, on rank 0. settings: what
+    the loop had set in its dataset when the state was saved, as JSON by name.
     """
 
     samples: Count
@@ -41,6 +42,7 @@ class DataRecord:
     order_so_far: _Hash = ""
     contents: dict[str, _Hash] | None = None
     generators: dict[str, _Hash] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
@@ -161,7 +163,8 @@ def check_ranks(records: list[DataRecord]) -> None:
     """Raises UsageError, with the first difference, unless all ranks have the same data."""
     for rank, record in enumerate(records):
         first = records[0]
-        names = [name for name in DataRecord.__slots__ if name not in ("contents", "generators")]
+        others = "contents", "generators", "settings"
+        names = [name for name in DataRecord.__slots__ if name not in others]
         for name in names:
             if getattr(record, name) != getattr(first, name):
                 raise UsageError(

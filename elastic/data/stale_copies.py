@@ -23,7 +23,7 @@ _DEPTH = 4
 _FEW = 64  # datasets or transforms in a list
 _PLAIN = bool, int, float, str, type(None)
 _DATA = *_PLAIN, list, tuple, dict, set, Tensor, np.ndarray
-_OF_CLASS = int, float, list, dict, set, Tensor, np.ndarray
+_OF_CLASS = *_PLAIN, list, dict, set, Tensor, np.ndarray
 _NOTHING = object()
 CONTAINERS = list, dict, set, deque
 

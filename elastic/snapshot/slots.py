@@ -62,11 +62,11 @@ class SnapshotInfo:
     data: str = ""
 
     def to_json(self) -> bytes:
-        """With its line if that fits into a header, else without."""
-        whole = json.dumps(asdict(self)).encode()
-        if len(whole) <= INFO_LIMIT_BYTES:
-            return whole
-        return json.dumps(asdict(replace(self, line=None))).encode()
+        """With its line and its data if they fit into a header; the image has the data as well."""
+        without_line = replace(self, line=None)
+        least = json.dumps(asdict(replace(without_line, data=""))).encode()
+        texts = (json.dumps(asdict(each)).encode() for each in (self, without_line))
+        return next((text for text in texts if len(text) <= INFO_LIMIT_BYTES), least)
 
     @staticmethod
     def parse(text: bytes) -> "SnapshotInfo":
@@ -223,7 +223,7 @@ class SnapshotSlots:
     def publish(self, slot: int, *, size_bytes: int, info: SnapshotInfo) -> Snapshot:
         """Make the first `size_bytes` of the body the newest snapshot.
 
-        Raises ValueError when `info` does not fit, even without its line.
+        Raises ValueError when `info` does not fit, even without its line and its data.
         """
         seq, text = self._word(slot, _SEQ), info.to_json()
         assert seq % 2 == 1, "only a slot that begin() gave out is published"

@@ -7,8 +7,9 @@ by autograd's count of changes. A step is read three times: when its body begins
 is loaded, and when its gradients are there. What differs between the last two was left by the
 forward or by loading. What differs between the first two was set for this step: in each step, which
 is harmless, or in some. What differs from the end of one step to the next was set for later ones.
-After the first steps only some are read. It does not see changes inside arrays and other objects,
-nor a number that is set where an epoch begins: most recipes set that in each step.
+After the first steps only some are read. Numbers and words of the dataset are kept
+(dataset_settings.py), and not named. It does not see changes inside arrays and other objects, nor a
+number of a module that is set where an epoch begins: most recipes set that in each step.
 """
 
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from elastic.data import stale_copies
 from elastic.data.stale_copies import Attributes
 from elastic.errors import UsageError
+from elastic.train.dataset_settings import is_kept
 from elastic.train.module_attributes import ModuleAttributes
 from elastic.train.state import State
 
@@ -94,7 +96,7 @@ class BodyChanges:
             value = self._value(name)
             if name.startswith("dataset.") and isinstance(value, _CONTENTS):
                 raise UsageError(_refusal(name, value, step))
-        return found
+        return [name for name in found if not (name.startswith("dataset.") and is_kept(self._value(name)))]
 
     def _value(self, name: str) -> Any:
         """What the last reading found; an object of no kind that counts if there was nothing."""

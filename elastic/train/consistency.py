@@ -89,7 +89,7 @@ class Comparison:
 
 def _entry_text(entry: str, count: int) -> str:
     if not entry:
-        return "no entry differs any more"
+        return "no entry differs any more; or they differ in a number that the loop sets in its dataset"
     return f"the first entry that differs is {entry} ({count} in all)"
 
 

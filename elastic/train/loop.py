@@ -73,7 +73,7 @@ class Loop:
             of_steps = replace(of_steps, side_effects=SideEffects(auditor))
         own_shards = self._of_steps.exchange.own_shards
         batches = parts.loader.steps(own_shards, first, check_first=first == 1)
-        memory = self._memory = loop_memory(parts, self.last_step)
+        memory = self._memory = loop_memory(parts, self.last_step, self._resumed.data)
 
         def load(number: int) -> list[Batch]:
             memory.before_loading(number, begins_epoch=begins_epoch(number))
@@ -279,7 +279,7 @@ class Loop:
 
     def _requests(self, number: int) -> Requests:
         parts, output = self._parts, self._parts.output
-        self._memory.body.after_gradients()
+        self._memory.after_gradients()
         if parts.snapshotting is not None:
             parts.snapshotting.copy.before_update()
         drain = parts.page.drain or (parts.trace is not None and parts.trace.wants_drain(number))
@@ -306,6 +306,7 @@ class Loop:
         requests, is_last, published = outcome.requests, step.number == self.last_step, None
         if is_last or any(requests):
             parts.heartbeat.enter(Phase.SAVE)
+            info = self._recorder.with_settings(info, self._memory.settings.changed())
             ends = requests.drain or is_last
             takes_snapshot = ends or requests.snapshot or requests.save
             if takes_snapshot:

@@ -23,11 +23,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from elastic.data.record import DataRecord
 from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
 from elastic.snapshot.image import tensor_bytes
 from elastic.train import structure
 from elastic.train.body_changes import BodyChanges
+from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.flat_state import tensor_sums
 from elastic.train.loop_parts import LoopParts
 from elastic.train.loop_variables import LoopVariables, loop_variables
@@ -99,6 +101,7 @@ class LoopMemory:
     left_out: list[Any]
     report: Callable[[UnsavedVariables], None]
     body: BodyChanges
+    settings: DatasetSettings
     _looks: int = 0
     _steps: int = 0
     _before: _Look | None = None
@@ -117,6 +120,11 @@ class LoopMemory:
     def before_loading(self, step: int, *, begins_epoch: bool = False) -> None:
         """Raises UsageError for contents of the dataset that the body sets in some steps."""
         self._note(step, self.body.before_loading(step, begins_epoch=begins_epoch))
+        self.settings.before_loading()
+
+    def after_gradients(self) -> None:
+        self.settings.after_loading()
+        self.body.after_gradients()
 
     def _note(self, step: int, names: list[str]) -> None:
         if names:
@@ -220,8 +228,11 @@ class LoopMemory:
             self.report(UnsavedVariables(step=step, changing=changing, after_loop=late))
 
 
-def loop_memory(parts: LoopParts, last_step: int) -> LoopMemory:
-    """That of a rank's loop; rank 0 records what is found, and says it."""
+def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) -> LoopMemory:
+    """That of a rank's loop; rank 0 records what is found, and says it.
+
+    resumed: what stands beside the state that the loop begins with.
+    """
 
     def report(found: UnsavedVariables) -> None:
         if parts.output is not None:
@@ -232,7 +243,16 @@ def loop_memory(parts: LoopParts, last_step: int) -> LoopMemory:
 
     dataset = parts.loader.dataset
     body = BodyChanges(state=parts.state, dataset=dataset)
-    return LoopMemory(state=parts.state, last_step=last_step, left_out=[dataset], report=report, body=body)
+    settings = DatasetSettings(dataset=dataset)
+    settings.put_back({} if resumed is None else resumed.settings)
+    return LoopMemory(
+        state=parts.state,
+        last_step=last_step,
+        left_out=[dataset],
+        report=report,
+        body=body,
+        settings=settings,
+    )
 
 
 def sentence(found: UnsavedVariables) -> str:

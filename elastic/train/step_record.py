@@ -3,6 +3,7 @@
 import hashlib
 import math
 import struct
+from dataclasses import replace
 
 import torch
 
@@ -24,7 +25,8 @@ class StepRecorder:
         self._chain = resumed.point.chain
         self._first_new = resumed.first_new
         self._began_with = resumed.data
-        self._data = -1, ""  # an epoch, and what stands beside a state of it
+        self._data = -1, resumed.data  # an epoch, and what stands beside a state of it
+        self._text = ""  # of that
         self._began_s = parts.clock.monotonic()
 
     def record(self, step: Step, outcome: StepOutcome) -> SnapshotInfo:
@@ -71,12 +73,16 @@ class StepRecorder:
             data=self._data_of(epoch),
         )
 
-    def _data_of(self, epoch: int) -> str:
+    def with_settings(self, info: SnapshotInfo, settings: dict[str, str]) -> SnapshotInfo:
+        """settings: what the loop has set in its dataset by now."""
+        return replace(info, data=self._data_of(info.epoch, settings)) if settings else info
+
+    def _data_of(self, epoch: int, settings: dict[str, str] | None = None) -> str:
         if self._data[0] != epoch:  # once in an epoch, and not in each step
             known = self._began_with
-            record = record_of(self._parts.loader.order, epoch, known.contents, known.generators)
-            self._data = epoch, record.to_json()
-        return self._data[1]
+            self._data = epoch, record_of(self._parts.loader.order, epoch, known.contents, known.generators)
+            self._text = self._data[1].to_json()
+        return replace(self._data[1], settings=settings).to_json() if settings else self._text
 
 
 def _next_chain(chain: str, outcome: StepOutcome) -> str:

@@ -35,3 +35,54 @@ def test_a_run_that_begins_again_on_another_split_says_so(drill, recipes):
     agent.ends_with(0)
     assert drill.values("restored", "step") == [(0,), (0,)]
     assert agent.output.count("it now begins on other data than at first (dataset.indices)") == 1
+
+
+FADING = """
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+import elastic
+
+class Fading(Dataset):
+    strength = 0.0
+
+    def __init__(self):
+        self.epoch, self.loads = 0, 0
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        self.loads += 1
+        return torch.full((4,), index + self.strength) + self.epoch
+
+run = elastic.start(seed=0, global_batch=16, shards=4)
+model, dataset = nn.Linear(4, 1), Fading()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in run.steps(run.data(dataset, epochs=3), elastic.State(model=model, optimizer=optimizer)):
+    if step.number % 4 == 1:
+        dataset.strength = 0.1 * step.number
+    step.mean_loss(lambda batch: model(batch.data).square().mean())
+    optimizer.step()
+    if step.ends_epoch:
+        dataset.epoch = step.epoch + 1
+"""
+
+
+def test_numbers_that_the_loop_set_in_its_dataset_go_on_where_they_were(drills, tmp_path):
+    """Set at the beginnings and the ends of epochs alone; a worker dies within an epoch, and a
+    second one where an epoch begins.
+    """
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(FADING)
+    calm, killed = drills(tmp_path / "calm"), drills(tmp_path / "killed")
+    faults = "step 4 rank 0 backward: kill\nstep 9 rank 1 backward: kill"
+    agents = [
+        calm.start(recipe=recipe),
+        killed.start("--snapshot-every", "1", "--nproc-per-node", "2", "--faults", faults, recipe=recipe),
+    ]
+    for agent in agents:
+        agent.ends_with(0)
+    assert [each["step"] for each in killed.events("restored")] == [0, 3, 8]
+    assert killed.values("run_finished", "steps", "digest") == calm.values("run_finished", "steps", "digest")
+    assert not killed.events("unsaved_variables")

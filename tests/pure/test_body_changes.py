@@ -112,8 +112,8 @@ FOUND = {
         case(tail=lambda r, s: set_temperature(r) if s % EPOCH == 0 else None),
         {EPOCH + 1: ["net.temperature"]},
     ),
-    "a strength of the dataset": (
-        case(tail=at(6, lambda r: setattr(r.data, "strength", 0.5))),
+    "a transform of the dataset": (
+        case(tail=at(6, lambda r: setattr(r.data, "strength", nn.Tanh()))),
         {7: ["dataset.strength"]},
     ),
 }
@@ -165,6 +165,9 @@ HARMLESS = {
     "labels that are made in each step": case(head=lambda r, s: set_labels(r)),
     "a strength that is set in each step, by the epoch": case(
         head=lambda r, s: setattr(r.data, "strength", (s - 1) // EPOCH)
+    ),
+    "a strength that is set once, which a resume puts back": case(
+        tail=at(6, lambda r: setattr(r.data, "strength", 0.5))
     ),
     "what a forward leaves": case(
         forward=lambda r, s: setattr(r.net, "last", torch.rand(1)),

@@ -10,6 +10,7 @@ import elastic
 from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
 from elastic.train.body_changes import BodyChanges
+from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.loop_memory import LoopMemory, sentence
 
 # The library's own frames are no part of a recipe, and neither is this one.
@@ -68,6 +69,7 @@ def outcome(recipe, count=9, form="module"):
             left_out=left_out,
             report=found.append,
             body=Unread(state=state, dataset=None),
+            settings=DatasetSettings(dataset=None),
         )
         return names["steps_of"](memory, count, Step)
 
@@ -648,8 +650,8 @@ def test_a_process_that_goes_on_with_a_run_does_not_look_in_its_first_steps(firs
             found.append(step)
 
     state = elastic.State(model=torch.nn.Linear(1, 1))
-    body = Unread(state=state, dataset=None)
-    memory = Counted(state=state, last_step=24, left_out=[], report=found.append, body=body)
+    parts = {"body": Unread(state=state, dataset=None), "settings": DatasetSettings(dataset=None)}
+    memory = Counted(state=state, last_step=24, left_out=[], report=found.append, **parts)
     for step in range(first, 25):
         memory.begin(step, begins_epoch=step % 6 == 1)
     assert found == looks

@@ -9,6 +9,7 @@ from torch import nn
 
 from elastic.errors import UsageError
 from elastic.train.body_changes import BodyChanges
+from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.flat_state import checksum_of
 from elastic.train.loop_memory import LoopMemory
 from elastic.train.state import State
@@ -206,7 +207,12 @@ def test_a_look_at_the_loop_does_not_count_as_a_name_that_holds_an_array():
     state = State(replay=Replay(in_place=False))
     load_as_built(state)
     memory = LoopMemory(
-        state=state, last_step=9, left_out=[], report=print, body=BodyChanges(state=state, dataset=[])
+        state=state,
+        last_step=9,
+        left_out=[],
+        report=print,
+        body=BodyChanges(state=state, dataset=[]),
+        settings=DatasetSettings(dataset=[]),
     )
     memory.begin(1)
     load_own_again(state)

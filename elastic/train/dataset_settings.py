@@ -1,0 +1,97 @@
+"""Numbers and words that the loop has set in its dataset go on where they were.
+
+A loop may set them in some steps alone, as where an epoch begins, and no state_dict has them. So
+what the dataset holds otherwise than the script built it stands beside each saved state. A process
+that resumes puts it there before its first step, which is what the undisturbed process has there.
+
+What loading changes (a counter, the number of an open file) belongs to a process, and is left as it
+is: attributes are read before and after the samples of each step are loaded. It does not keep
+objects, nor what lies inside them (body_changes.py names or refuses those).
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic.data import stale_copies
+from elastic.data.stale_copies import Attributes
+from elastic.errors import UsageError
+from elastic.system.untrusted import parse_json
+
+MANY = 64  # names
+TEXT = 200  # characters of a value
+_CLASS = ".__class__"
+_PLAIN = bool, int, float, str, type(None)
+
+
+@dataclass(slots=True, kw_only=True)
+class DatasetSettings:
+    """Call `before_loading` and `after_loading` in each step, `changed` where a state is saved."""
+
+    dataset: Any
+    _built: Attributes = field(init=False)
+    _before: Attributes = field(init=False)
+    _of_loading: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._built = self._before = self._read()
+
+    def put_back(self, saved: Mapping[str, str]) -> None:
+        """saved: what `changed` gave. Raises UsageError for an attribute that has no place here."""
+        for place, text in saved.items():
+            path, _, name = place.rpartition(".")
+            holder, value = _held(self.dataset).get(path.removesuffix(_CLASS)), None
+            with suppress(ValueError):
+                value = parse_json(text)
+            if not hasattr(holder, "__dict__") or type(value) not in _PLAIN:
+                raise UsageError(
+                    f"the loop had set {place} to {text[:TEXT]} when the state was saved, and the dataset that the script builds now has no such"
+                    " attribute: build it as before, or begin a new run from this state: elastic-train RECIPE --from RUN --run-dir NEW"
+                )
+            if path.endswith(_CLASS):
+                type.__setattr__(type(holder), name, value)
+            else:
+                vars(holder)[name] = value  # without the recipe's own code
+
+    def before_loading(self) -> None:
+        self._before = self._read()
+
+    def after_loading(self) -> None:
+        self._of_loading.update(stale_copies.changed(self._before, self._read()))
+
+    def changed(self) -> dict[str, str]:
+        """What the loop has set: JSON by names like `dataset.strength`."""
+        now = self._read()
+        names = [
+            name
+            for name in stale_copies.changed(self._built, now)
+            if name in now and name not in self._of_loading and is_kept(now[name].value)
+        ]
+        held = _held(self.dataset) if names else {}
+        return {_place(name, held): json.dumps(now[name].value) for name in sorted(names)[:MANY]}
+
+    def _read(self) -> Attributes:
+        return stale_copies.attributes_of(self.dataset)
+
+
+def is_kept(value: Any) -> bool:
+    """Whether an attribute of the dataset with this value comes back at a resume."""
+    return type(value) in _PLAIN and (type(value) is not str or len(value) <= TEXT)
+
+
+def _held(dataset: Any) -> dict[str, Any]:
+    """The dataset, what its attributes are, and what their lists hold, by name."""
+    found = {"dataset": dataset}
+    for name, attribute in stale_copies.attributes_of(dataset).items():
+        found[name] = attribute.value
+        if isinstance(attribute.value, list | tuple):
+            found |= {f"{name}[{number}]": each for number, each in enumerate(attribute.value)}
+    return found
+
+
+def _place(name: str, held: Mapping[str, Any]) -> str:
+    """The name, and whether the class has it, for all its objects."""
+    path, _, attribute = name.rpartition(".")
+    return name if attribute in vars(held[path]) else f"{path}{_CLASS}.{attribute}"
