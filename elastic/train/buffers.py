@@ -24,7 +24,6 @@ from elastic.errors import UsageError
 from elastic.reduce.bucket import cut
 from elastic.train import structure
 from elastic.train.state import State
-from elastic.train.structure import Items
 
 HALF_BITS = 32
 # S·Σh² and (Σh)² are exact in float64 if S·h fits into 26 bits.
@@ -67,8 +66,8 @@ class Buffers:
         self._state = state
         self._shards = shards
         self._device = device
-        self._holders: list[dict[str, Tensor | None]] = []  # of all modules
-        self._found = Items.of([])  # what they held when the places were found
+        self._holders: list[dict[str, Tensor | None]] = []  # of all modules that have buffers
+        self._found: list[Tensor | None] = []  # what they held when the places were found
         self._places: list[Place] = []  # of buffers that are part of the state
         self._outside: list[Place] = []  # of others
         self._caches: list[tuple[Place, Tensor, int]] = []  # their opening content and version
@@ -93,9 +92,9 @@ class Buffers:
     def _follow_places(self) -> None:
         """Almost always those of the last computation: finding them takes ten times as long."""
         modules = self._state.submodules()
-        holders = [module._buffers for module in modules]  # noqa: SLF001 - no public name
-        found = Items.of(holders)
-        if not (structure.same(holders, self._holders) and found.are(self._found)):
+        holders = [held for module in modules if (held := module._buffers)]  # noqa: SLF001 - no public name
+        found = structure.values_of(holders)
+        if not (structure.same(holders, self._holders) and structure.same(found, self._found)):
             self._holders, self._found = holders, found
             self._find_places([module for module in modules if module._buffers])  # noqa: SLF001
         addresses = [list(map(Tensor.data_ptr, each)) for each in (self._tensors, self._data)]

@@ -99,21 +99,33 @@ def globals_read(code: CodeType) -> frozenset[str]:
     )
 
 
+@cache
+def _instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
+    return tuple(dis.get_instructions(code))
+
+
+@cache
+def _handlers(code: CodeType) -> tuple[tuple[int, int, int], ...]:
+    """Where an exception between two offsets, the second one excluded, leads."""
+    entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
+    return tuple((each.start, each.end, each.target) for each in entries)
+
+
 class _Flow:
     """The instructions of a function, what each one reads and writes, and where each one leads."""
 
     def __init__(self, code: CodeType, module: str, mentions: Mentions) -> None:
-        self.instructions = list(dis.get_instructions(code))
+        self.instructions = _instructions(code)
         self._code = code
         self._index = {each.offset: number for number, each in enumerate(self.instructions)}
         self._module = module
         self.accesses = [list(self._accesses(each, mentions)) for each in self.instructions]
         self._next = [list(self._successors(number)) for number in range(len(self.instructions))]
         self._handlers: list[list[int]] = [[] for _ in self.instructions]
-        for entry in dis.Bytecode(code).exception_entries:  # type: ignore[attr-defined]
+        for start, end, target in _handlers(code):
             for number, each in enumerate(self.instructions):
-                if entry.start <= each.offset < entry.end:
-                    self._handlers[number].append(self.index_of(entry.target))
+                if start <= each.offset < end:
+                    self._handlers[number].append(self.index_of(target))
 
     def index_of(self, offset: int) -> int:
         """A jump may lead to a place that is not listed, such as a cache before an instruction."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 ARRAY_BYTES = 2**22
 TEXT = 200
-_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _NUMPY_RANDOM = (np.random.Generator, np.random.RandomState)
 _OF_PROCESS = {id(random.random.__self__), id(np.random.mtrand._rand)}  # type: ignore[attr-defined]  # noqa: SLF001
 _SEQUENCES: tuple[Any, ...] = (
@@ -147,7 +147,7 @@ def mark_of(thing: Any, rules: Rules, owner: str = "", entry: str = "") -> Mark 
     elif isinstance(thing, GeneratorType):
         frame = thing.gi_frame
         found = Kind.ITERATOR, None if frame is None else frame.f_lasti, False
-    elif type(thing) in _PLAIN or isinstance(thing, np.generic):
+    elif type(thing) in PLAIN or isinstance(thing, np.generic):
         found = Kind.PLAIN, plain_text(thing), False
     if found is None:
         return None

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from elastic.train.object_marks import Kind, Mark, Rules, Weight, mark_of, passes_on
+from elastic.train.object_marks import PLAIN, Kind, Mark, Rules, Weight, mark_of, passes_on
 from elastic.train.own_code import (
     attributes_of,
     cell_contents,
@@ -243,9 +243,12 @@ class Walk:
 
     def _attributes_of_module(self, path: str, module: nn.Module, entry: str = "") -> None:
         """A tensor that a forward leaves in an attribute is its output, and may be another one."""
-        rules = _OUTPUT if is_own_class(type(module)) else _OF_LIBRARY
+        is_own = is_own_class(type(module))
+        rules = _OUTPUT if is_own else _OF_LIBRARY
         for name, value in vars(module).items():
-            if name not in _MODULE_NAMES and not isinstance(value, nn.Module):
+            if name in _MODULE_NAMES or (not is_own and _is_plain(value)):
+                continue  # most of what a library's layers have, and no change of it has a weight
+            if not isinstance(value, nn.Module):
                 is_assigned = name in self.assigned and rules is _OUTPUT
                 its = replace(rules, rebound=Weight.SAID) if is_assigned else rules
                 self.enter(f"{path}.{name}", value, its, owner="attribute", entry=entry, depth=DEPTH // 2)
@@ -296,6 +299,11 @@ def storage_of(tensor: Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # a subclass without memory of its own
         return 0
+
+
+def _is_plain(thing: Any) -> bool:
+    """A number, a string, or a tuple of them alone."""
+    return type(thing) in PLAIN or (type(thing) is tuple and all(type(each) in PLAIN for each in thing))
 
 
 def _is_iterator(thing: Any) -> bool:

@@ -13,11 +13,13 @@ tensors.
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+
+T = TypeVar("T")
 
 DEPTH = 2
 MANY_ITEMS = 100
@@ -48,8 +50,7 @@ class Items(NamedTuple):
 
     @classmethod
     def of(cls, dicts: Sequence[dict[str, Any]]) -> "Items":
-        names, values = chain.from_iterable(dicts), chain.from_iterable(map(dict.values, dicts))
-        return cls(list(map(len, dicts)), list(names), list(values))
+        return cls(list(map(len, dicts)), list(chain.from_iterable(dicts)), values_of(dicts))
 
     def are(self, others: "Items") -> bool:
         """Whether these are the same objects, under the same names, in the same dicts."""
@@ -65,28 +66,35 @@ class Tree:
     def __init__(self) -> None:
         self._roots: list[nn.Module] = []
         self._modules: list[nn.Module] = []
-        self._children = Items.of([])  # of all of them
-        self._parameters = Items.of([])
+        self._sizes: list[int] = []  # how many children each has
+        self._children: list[nn.Module | None] = []  # of all of them
+        self._parameters: list[nn.Parameter | None] = []
         self._owned: dict[int, nn.Parameter] = {}
 
     def modules(self, roots: list[nn.Module]) -> list[nn.Module]:
         """Do not change the list."""
-        if not (same(roots, self._roots) and self._children.are(_children(self._modules))):
+        if not (same(roots, self._roots) and self._has_same_children()):
             self._roots, self._modules = roots, submodules(roots)
-            self._children = _children(self._modules)
+            holders = [module._modules for module in self._modules]  # noqa: SLF001 - as `submodules`
+            self._sizes, self._children = list(map(len, holders)), values_of(holders)
         return self._modules
 
     def parameters(self, modules: list[nn.Module]) -> dict[int, nn.Parameter]:
         """See `parameters`. modules: those of the last call. Do not change the dict."""
-        found = Items.of([module._parameters for module in modules])  # noqa: SLF001
-        if not found.are(self._parameters):
+        found = values_of([module._parameters for module in modules])  # noqa: SLF001
+        if not same(found, self._parameters):
             self._parameters = found
-            self._owned = {id(p): p for p in found.values if p is not None}
+            self._owned = {id(p): p for p in found if p is not None}
         return self._owned
 
+    def _has_same_children(self) -> bool:
+        holders = [module._modules for module in self._modules]  # noqa: SLF001
+        return list(map(len, holders)) == self._sizes and same(values_of(holders), self._children)
 
-def _children(modules: list[nn.Module]) -> Items:
-    return Items.of([module._modules for module in modules])  # noqa: SLF001 - as `submodules`
+
+def values_of(dicts: Sequence[dict[str, T]]) -> list[T]:
+    """Of all of them, one after another."""
+    return list(chain.from_iterable(map(dict.values, dicts)))
 
 
 def parameters(modules: Iterable[nn.Module]) -> dict[int, nn.Parameter]:

@@ -62,7 +62,8 @@ class UnusedGradients:
         """
         names = set(map(id, parameters))
         self._used &= names  # no others, whose ids may be given to new ones
-        self._marks = {name: mark for name, mark in self._marks.items() if name in names}
+        if not self._marks.keys() <= names:
+            self._marks = {name: mark for name, mark in self._marks.items() if name in names}
         is_all_used = len(self._used) == len(names)
         frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         for parameter in frozen:
@@ -87,11 +88,14 @@ class UnusedGradients:
         for group in optimizer.param_groups:
             self._check_steps(optimizer, group["params"])
             # Also those of the recipe's own hand.
-            self._used.update(id(parameter) for parameter in group["params"] if parameter.grad is not None)
-        self._marks = {name: mark for name, mark in self._marks.items() if name not in self._used}
+            self._used.update([id(parameter) for parameter in group["params"] if parameter.grad is not None])
+        if self._marks.keys() <= self._used:
+            self._marks = {}
+        else:
+            self._marks = {name: mark for name, mark in self._marks.items() if name not in self._used}
 
     def _check_steps(self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-        if all(step == self.step for _, _, _, step in self._marks.values()):
+        if {step for _, _, _, step in self._marks.values()} <= {self.step}:
             return
         for parameter in parameters:
             mark = self._marks.get(id(parameter))
