@@ -27,6 +27,9 @@ from elastic.data import random_streams, sample_memory, stale_copies
 from elastic.data.order import SampleOrder
 from elastic.data.random_keys import key, uniform
 from elastic.errors import UsageError
+from elastic.system import forked_child
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,15 +142,19 @@ class BatchLoader:
         # send SIGTERM to the data-loading processes, which ignore it, and wait for them forever.
         atexit.unregister(_kill_loading_processes)
         atexit.register(_kill_loading_processes)
-        return iter(
-            DataLoader(
-                keyed,
-                batch_sampler=requests,
-                num_workers=self.workers,
-                collate_fn=collate,
-                worker_init_fn=_ignore_stop_signals,
-            )
+        loading = DataLoader(
+            keyed,
+            batch_sampler=requests,
+            num_workers=self.workers,
+            collate_fn=collate,
+            worker_init_fn=_ignore_stop_signals,
         )
+        # A process that begins would die of one before it ignores it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+        try:
+            return iter(loading)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,11 +251,11 @@ def _ignore_stop_signals(_number: int) -> None:
 
     The trainer handles that request, and the step under way still needs its data.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for each in _STOP_SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
 
 
 def _kill_loading_processes() -> None:
     for process in multiprocessing.active_children():
-        if process.daemon:
+        if process.daemon and not forked_child.is_one():  # a child has its parent's list
             process.kill()

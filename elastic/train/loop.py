@@ -22,6 +22,7 @@ from elastic.errors import EXIT_COMPLETE, StoreFailed, UsageError
 from elastic.events import Stopped
 from elastic.system.phase import Phase
 from elastic.system.raised_error import ErrorPlace
+from elastic.train import refuse
 from elastic.train.agreement import Agreement
 from elastic.train.audit import Auditor
 from elastic.train.early_end import check_unchanged, write_down
@@ -98,10 +99,7 @@ class Loop:
             parts.page.set_open_step(parts.groups.local_rank, number)
             memory.begin(number, begins_epoch=begins_epoch(number))
             yield step
-            if number == first:  # from here on an optimizer has state
-                parts.state.check_savable()
-            if number == 1:
-                load_own_again(parts.state)
+            self._check_body_end(number, first)
             if self._stop_reason is not None:
                 self.leave(self._stop_reason)
                 return
@@ -113,6 +111,13 @@ class Loop:
                 raise SystemExit(EXIT_COMPLETE)
         self._close()
         self._end()
+
+    def _check_body_end(self, number: int, first: int) -> None:
+        refuse.use_in_forked_child()
+        if number == first:  # from here on an optimizer has state
+            self._parts.state.check_savable()
+        if number == 1:
+            load_own_again(self._parts.state)
 
     @property
     def last_step(self) -> int:

@@ -20,6 +20,7 @@ from opcode import opname
 from types import FrameType
 
 from elastic.errors import PeerLost, UsageError
+from elastic.system import forked_child
 from elastic.system.raised_error import ErrorPlace
 from elastic.train.leaving import explain_loss
 from elastic.train.loop import Loop
@@ -93,7 +94,7 @@ class LoopEnd:
         """
         if isinstance(error, NameError) and self._is_over and self._loop.did_nothing:
             return explain_unset(error, self._loop.last_step) or error
-        if not isinstance(error, PeerLost):
+        if not isinstance(error, PeerLost) or forked_child.is_one():
             return error
         return explain_loss(self._loop.groups, self._loop.place) or error
 
@@ -102,8 +103,11 @@ class LoopEnd:
 
     @property
     def _is_left(self) -> bool:
-        """Whether the recipe has left the loop in a step, unless it is still in the loop."""
-        return not self._is_over and self._loop.is_in_step
+        """Whether the recipe has left the loop in a step, unless it is still in the loop.
+
+        A child that the recipe forked leaves nothing: the loop is that of its parent.
+        """
+        return not self._is_over and self._loop.is_in_step and not forked_child.is_one()
 
     def _drop(self, by: FrameType | None) -> None:
         self._was_dropped = True

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from elastic.errors import UsageError
+from elastic.system import forked_child
 from elastic.system.global_random import RECIPE_SEEDS, was_drawn_from
 from elastic.train.state import State
 
@@ -44,6 +45,14 @@ def early_draws() -> None:
                 "random numbers were drawn from torch's generator before elastic.start, and it was not seeded: each process would draw others; "
                 f"build the model and split the data after elastic.start, or call torch.manual_seed (with a number below {RECIPE_SEEDS}) first"
             )
+
+
+def use_in_forked_child() -> None:
+    if forked_child.is_one():
+        raise UsageError(
+            "a process that the recipe forked went on with the run: expected that a child ends where it was forked, with os._exit, "
+            "or with the function that multiprocessing runs; the loop, sums and evaluations are those of the process that called elastic.start"
+        )
 
 
 def own_group() -> None:

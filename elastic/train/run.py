@@ -25,6 +25,7 @@ from elastic.errors import UsageError
 from elastic.events import RunFinished
 from elastic.observe.log import EventLog
 from elastic.observe.logged_event import RecipeEvent
+from elastic.system import forked_child
 from elastic.system.control_page import ControlPage
 from elastic.train import refuse
 from elastic.train.build_loop import LoopBuilder, is_alone
@@ -85,7 +86,7 @@ class Run:
             check=check,
         )
         # A scheduler may ask a worker directly to stop, when it signals every process of a job.
-        signal.signal(signal.SIGTERM, self._request_drain)
+        forked_child.handle_signal(signal.SIGTERM, self._request_drain)
 
     @public("run.data")
     def data(  # noqa: PLR0913 - all that a recipe says about its samples
@@ -260,6 +261,7 @@ class Run:
 
     def _settle(self) -> None:
         """Before ranks meet outside of a step: they must all have left the loop, or none."""
+        refuse.use_in_forked_child()
         if self._loop_end is not None:
             self._loop_end.settle()
 

@@ -4,13 +4,13 @@ Rank 0 owns the uploader, and each worker its own control page. SIGTERM and the 
 a drain. Nothing but torchrun restarts workers here, and no snapshot survives them.
 """
 
-import atexit
 import os
 import shutil
 import signal
 import socket
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from elastic.checkpoint.catalog import list_commits
@@ -19,6 +19,7 @@ from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.observe.log_shipper import LogShipper
 from elastic.storage.remote import open_store
+from elastic.system import forked_child
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.train.process_groups import ProcessGroups
@@ -39,7 +40,7 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity) ->
         records, _ = list_commits(open_store(run.checkpoints_url), SystemClock())
         generation = 1 + max((record.generation for record in records), default=0)
         socket_path = _own_uploader(run, ours)
-    signal.signal(signal.SIGINT, lambda _number, _frame: _ask_drain(page))
+    forked_child.handle_signal(signal.SIGINT, lambda _number, _frame: _ask_drain(page))
     return AgentLink(
         pid=os.getpid(),
         node=socket.gethostname(),
@@ -70,12 +71,13 @@ def _own_uploader(run: RunDir, ours: Identity) -> str:
     node = socket.gethostname()
     if run.is_remote:
         log_shipper = LogShipper(run, node, is_first=lambda: True, is_new=False, print_line=print)
-        atexit.register(log_shipper.close)
+        forked_child.at_own_exit(log_shipper.close)
         log_shipper.start()
     scratch = Path(tempfile.mkdtemp(prefix="elastic-"))
     config = UploaderConfig.of(run, scratch, run_id=ours.run_id, node=node, keep=3)
     uploader = UploaderProcess.start(config)
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-    atexit.register(uploader.stop)
+    forked_child.at_own_exit(partial(shutil.rmtree, scratch, ignore_errors=True))
+    forked_child.at_own_exit(uploader.stop)
+    os.register_at_fork(after_in_child=uploader.release)
     uploader.wait_ready()
     return uploader.socket_path

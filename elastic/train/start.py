@@ -27,6 +27,7 @@ from elastic.errors import EXIT_DIVERGED, EXIT_FAILED, EXIT_RECIPE, ElasticError
 from elastic.observe.log import EventLog
 from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read, read_small
+from elastic.system import forked_child
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import printable
 from elastic.train import refuse
@@ -60,6 +61,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     sys.excepthook = _explain  # an agent catches its workers' errors itself
     import_watch.finish()
     refuse.second_start()
+    forked_child.begin()
     refuse.own_group()
     refuse.early_draws()
     launch = environment.read()
@@ -81,7 +83,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     if launch.agent is None:
         # Before the interpreter finalizes, which gloo's threads would not survive. An agent's
         # workers end by os._exit, without finalization.
-        atexit.register(groups.close)
+        atexit.register(_close, groups)
         script_end.watch_exit_codes()
         script_end.fail_with(_fail)
     ours = replace(ours, parent=_parent(launch, groups, ours))
@@ -93,8 +95,15 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     random_streams.enter(seed, "start")
     refuse.wrappers()
     if launch.agent is None:
-        atexit.register(_end_script)  # runs before what was registered above, which it needs
+        forked_child.at_own_exit(_end_script)  # runs before what was registered above, which it needs
     return Run(groups, link, ours, log, launch.check)
+
+
+def _close(groups: ProcessGroups) -> None:
+    """A child of the recipe has the groups without their threads, and cannot close them."""
+    if forked_child.is_one() and groups.store is not None:
+        forked_child.end(script_end.exit_code())
+    groups.close()
 
 
 def _end_script() -> None:

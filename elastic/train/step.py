@@ -22,6 +22,7 @@ from elastic.data import random_streams
 from elastic.data.loader import Batch
 from elastic.errors import UsageError
 from elastic.system.phase import Phase
+from elastic.train import refuse
 from elastic.train.audit import Auditor, Call, StepAudit
 from elastic.train.buffers import Contents
 from elastic.train.leaving import StepPlace
@@ -157,6 +158,7 @@ class Step:
                 f"step.backward: expected a scalar tensor that was computed from the tensor of step.sum, found {described(loss)}"
                 f"{'' if not isinstance(loss, Tensor) or loss.requires_grad else ' without a graph'}"
             )
+        refuse.use_in_forked_child()
         gradients, heartbeat = self._parts.gradients, self._parts.heartbeat
         self._begin_gradients(scaler)
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
@@ -274,6 +276,7 @@ class Step:
                 f"expected a function of a batch in step.mean_loss or step.sum, found {type(function).__name__}; it is called for each "
                 "shard, as in step.mean_loss(lambda batch: loss_of(model, batch))"
             )
+        refuse.use_in_forked_child()
         self._passes += 1
         if not self._buffers_after:
             self._parts.buffers.begin()

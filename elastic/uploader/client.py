@@ -204,6 +204,11 @@ class UploaderProcess:
                     break
         return self._knows_generation
 
+    def release(self) -> None:
+        """In a child that the owner forked: the pipe is the owner's alone."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
     def stop(self, timeout_s: float = STOP_S) -> bool:
         """Ask it to finish and exit, and kill it after `timeout_s`.
 

@@ -41,7 +41,7 @@ from elastic.errors import (
     StatesDiffer,
     UsageError,
 )
-from elastic.system import global_random
+from elastic.system import forked_child, global_random
 from elastic.system.clock import SystemClock
 from elastic.system.processes import die_with_parent
 from elastic.system.worker_error import SAME_AS, WorkerError, first_with, write_error
@@ -88,6 +88,7 @@ def run_recipe(
     if brought is not None:
         as_started = [recipe, *arguments], str(Path.cwd()), environment.variables()
         ImportWatch(brought, partial(begin_again, *as_started), is_recipe=is_recipe).start()
+    forked_child.begin()
     script_end.fail_with(partial(end_failed, launch))
     try:
         run_script(recipe)
@@ -190,8 +191,11 @@ def traceback_of(error: BaseException) -> str:
 
 
 def report_error(agent: AgentLink | None, rank: int, error: BaseException) -> None:
-    """Leave the error where the agent finds it; without an agent there is no such place."""
-    if agent is None:
+    """Leave the error where the agent finds it; without an agent there is no such place.
+
+    Nor is there one for a child that the script forked: its error is not that of this rank.
+    """
+    if agent is None or forked_child.is_one():
         return
     place = script_end.error_place() if agent.imports_library else None
     left = WorkerError(

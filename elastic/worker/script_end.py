@@ -72,6 +72,12 @@ def has_failed() -> bool:
     return hasattr(sys, "last_value") or any(code not in (None, 0) for code in _exit_codes)
 
 
+def exit_code() -> int:
+    """That of a script which ends now, as far as its interpreter shows."""
+    codes = [code if isinstance(code, int) else 1 for code in _exit_codes if code is not None]
+    return codes[-1] if codes else int(has_failed())
+
+
 def _noting_exit(status: object = None) -> NoReturn:
     _exit_codes.append(status)
     _sys_exit(status)  # type: ignore[arg-type]

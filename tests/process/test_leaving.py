@@ -150,6 +150,27 @@ def test_a_worker_that_is_gone_with_exit_code_0_within_its_loop_has_failed(drill
     third.ends_with(0)
 
 
+def test_a_child_that_a_worker_forks_is_no_part_of_the_run(drills, tmp_path, recipes, leave, nine):
+    """Each worker forks children that exit, fail, break out of the loop, or go on with it, and ends
+    one by SIGTERM, whose handler and control page are those of the worker. One child lives on.
+
+    Under elastic-train, plain python and torchrun.
+    """
+    pair, alone, torch = (drills(tmp_path / name) for name in ("pair", "alone", "torch"))
+    env = {drill: {"ELASTIC_RUN_DIR": drill.run.url} for drill in (alone, torch)}
+    words = str(recipes / "leaving.py"), "fork", "9"
+    agent = leave(pair, "fork", "--nproc-per-node", "2")
+    script = alone.start_script(recipes / "leaving.py", "fork", "9", env=env[alone])
+    torchrun = torch.start_torchrun("--standalone", "--nproc-per-node", "2", *words, env=env[torch])
+    for drill, process in (pair, agent), (alone, script), (torch, torchrun):
+        process.ends_with(0)
+        assert digest(drill) == nine
+        assert drill.last_step == 9
+    assert not pair.events("worker_failed")
+    assert len(pair.events("generation_started")) == 1
+    assert "a process that the recipe forked went on with the run" in script.output
+
+
 def test_a_state_that_was_changed_before_the_end_was_seen_is_refused(drill, leave):
     """An exception takes the recipe out of the loop, and other weights follow its handler."""
     agent = leave(drill, "catch-change")

@@ -1,10 +1,9 @@
 """A recipe that leaves its loop early: `leaving.py HOW STEP [RANK]`.
 
 HOW: break, return, catch (an exception that it catches), exit (sys.exit(0)), exit-3, gone
-(os._exit(0)), held (break
-while a variable holds the iterator), stop (run.stop), before (break before the step's gradients),
-never (no loop at all), two (a second loop after the first), or nine (a run of nine steps). STEP:
-where. RANK: on this rank alone.
+(os._exit(0)), held (break while a variable holds the iterator), stop (run.stop), before (break
+before the step's gradients), fork (break, and children in step 3), never (no loop at all), two (a
+second loop after the first), or nine (a run of nine steps). STEP: where. RANK: on this rank alone.
 
 After the loop it changes its weights, as a recipe does that loads its best ones (not with `held`
 and `catch`; `catch-change` does).
@@ -13,7 +12,9 @@ LEAVING_KILL, a path: the process kills itself after the loop if it is the first
 LEAVING_STEP: where it leaves, in place of STEP.
 """
 
+import multiprocessing
 import os
+import select
 import signal
 import sys
 from contextlib import suppress
@@ -50,14 +51,46 @@ def leaves(step: elastic.Step) -> bool:
     return step.number == STEP and RANK in (None, run.rank)
 
 
+def wait_for_ever() -> None:
+    while True:
+        select.select([], [], [], 1)
+
+
+def is_forked_child_that_breaks() -> bool:
+    """Children that end the script, fail, leave the loop or go on with it, and one that is told to
+    end. None of them is this rank.
+    """
+    codes = []
+    for number in range(4):
+        child = os.fork()
+        if not child and number == 0:
+            sys.exit(0)
+        if not child and number == 1:
+            raise ArithmeticError
+        if not child:
+            return number == 2
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    process = multiprocessing.get_context("fork").Process(target=wait_for_ever)
+    process.start()
+    process.terminate()
+    process.join()
+    if not os.fork():  # it outlives this rank, and holds all that it inherited
+        signal.alarm(120)
+        wait_for_ever()
+    assert [*codes, process.exitcode] == [0, 1, 0, 2, -signal.SIGTERM], codes
+    return False
+
+
 def loop() -> None:
     for step in run.steps(data, state):
         if HOW == "before" and leaves(step):
             break
         train(step)
+        if HOW == "fork" and step.number == 3 and is_forked_child_that_breaks():
+            break
         if not leaves(step):
             continue
-        if HOW == "break":
+        if HOW in ("break", "fork"):
             break
         if HOW == "return":
             return
