@@ -13,8 +13,8 @@ python benchmarks/steady.py --audit auto|Nsteps [--steps 400]
 The same model alone. Audited steps are compared with the others of the same run, so that other load
 hits both: the table shows the medians, and which share of the run's time the audits cost. With
 `auto` the first audit, in the second step, is not in it; later ones are some two hundred steps
-apart, so that fewer than 400 steps say nothing. On two cores those take 4 minutes with two shards
-and 13 with eight: `--world 1 --samples 2` has steps of about 50 ms, and a minute is enough.
+apart, so that fewer than 400 steps say nothing. On two quiet cores those take two and a half
+minutes, of both cases together; `--world 1 --samples 2` has fewer and shorter steps.
 """
 
 import argparse
