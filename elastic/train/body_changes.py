@@ -1,6 +1,6 @@
 """What the loop's body sets in modules of the State and in the dataset, in some steps and not in
 others: labels at the beginning of an epoch, a layer that is swapped at step 1000, a list of samples
-that grows. No state_dict has it, and a process that begins between two such steps lacks it.
+that grows, a hook. No state_dict has it, and a process that begins between two such steps lacks it.
 
 Attributes are compared by identity, numbers and words by value, containers also by length, tensors
 by autograd's count of changes. A step is read three times: when its body begins, before its batch
@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from elastic.data import stale_copies
-from elastic.data.stale_copies import Attributes
+from elastic.data.stale_copies import Attribute, Attributes
 from elastic.errors import UsageError
 from elastic.train.dataset_settings import is_kept
 from elastic.train.module_attributes import ModuleAttributes
@@ -28,6 +29,7 @@ from elastic.train.state import State
 ALL_OF_FIRST = 16
 EVERY = 8
 _NOTHING = object()
+_HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 _CONTENTS = Tensor, np.ndarray, list, tuple, dict, set
 
 
@@ -44,7 +46,8 @@ class BodyChanges:
     _steps: int = 0
     _read_steps: int = 0
     _modules: ModuleAttributes = field(default_factory=ModuleAttributes)
-    _of_dataset: Attributes = field(default_factory=dict)  # as the last reading found them
+    # Those of the dataset, and hooks outside of modules, as the last reading found them.
+    _others: Attributes = field(default_factory=dict)
     _set_in: dict[str, int] = field(default_factory=dict)  # number of read steps that set it
     _left: set[str] = field(default_factory=set)  # by the forward or by loading; or said already
     _is_read: bool = False
@@ -83,9 +86,23 @@ class BodyChanges:
 
     def _changed(self) -> list[str]:
         """Since the last reading."""
-        before, self._of_dataset = self._of_dataset, stale_copies.attributes_of(self.dataset)
+        before = self._others
+        self._others = stale_copies.attributes_of(self.dataset) | self._hooks()
         roots = {entry: thing for entry, thing in self.state.objects.items() if isinstance(thing, nn.Module)}
-        return stale_copies.changed(before, self._of_dataset) + self._modules.read(roots)
+        return stale_copies.changed(before, self._others) + self._modules.read(roots)
+
+    def _hooks(self) -> Attributes:
+        """Of parameters, on their gradients, and of optimizers."""
+        found = {}
+        for parameter in self.state.trained:
+            if hooks := parameter._backward_hooks:  # noqa: SLF001 - no public name
+                found[f"{self.state.name_of(parameter)}._backward_hooks"] = Attribute(hooks, len(hooks))
+        for entry, thing in self.state.objects.items():
+            if isinstance(thing, Optimizer):
+                for name in _HOOKS:
+                    if hooks := vars(thing).get(name):
+                        found[f"{entry}.{name}"] = Attribute(hooks, len(hooks))
+        return found
 
     def _new(self, step: int, names: list[str]) -> list[str]:
         new = [name for name in names if name not in self._left]
@@ -100,7 +117,7 @@ class BodyChanges:
 
     def _value(self, name: str) -> Any:
         """What the last reading found; an object of no kind that counts if there was nothing."""
-        found = self._of_dataset.get(name) or self._modules.now.get(name)
+        found = self._others.get(name) or self._modules.now.get(name)
         return _NOTHING if found is None else found.value
 
     def _is_plain(self, name: str) -> bool:

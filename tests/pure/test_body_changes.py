@@ -37,6 +37,7 @@ class Recipe:
 
     def __init__(self):
         self.net, self.data = Net(), Samples()
+        self.optimizer = torch.optim.SGD(self.net.parameters())
 
     def head(self, step):
         pass
@@ -54,9 +55,7 @@ class Recipe:
 def play(recipe, steps=3 * EPOCH, first=1):
     """{step: names}. Raises what BodyChanges raises."""
     Samples.shared = []
-    body = BodyChanges(
-        state=elastic.State(net=recipe.net, o=torch.optim.SGD(recipe.net.parameters())), dataset=recipe.data
-    )
+    body = BodyChanges(state=elastic.State(net=recipe.net, o=recipe.optimizer), dataset=recipe.data)
     found = {}
     body.before_loop()
     for step in range(first, first + steps):
@@ -108,6 +107,20 @@ FOUND = {
     "a mask that is set once": (case(head=at(6, set_mask)), {6: ["net.mask"]}),
     "a mask that a tail sets": (case(tail=at(6, set_mask)), {7: ["net.mask"]}),
     "a hook": (case(tail=at(6, hook)), {7: ["net.layers.0._forward_hooks"]}),
+    "a hook on a gradient": (
+        case(tail=at(6, lambda r: r.net.layers[0].weight.register_hook(torch.sign))),
+        {7: ["net.layers.0.weight._backward_hooks"]},
+    ),
+    "a second hook on a gradient": (
+        case(
+            head=lambda r, s: r.net.layers[0].weight.register_hook(torch.sign) if s in (1, 6) else None,
+        ),
+        {2: ["net.layers.0.weight._backward_hooks"]},
+    ),
+    "a hook of an optimizer": (
+        case(head=at(6, lambda r: r.optimizer.register_step_pre_hook(lambda *_: None))),
+        {6: ["o._optimizer_step_pre_hooks"]},
+    ),
     "a temperature that falls": (
         case(tail=lambda r, s: set_temperature(r) if s % EPOCH == 0 else None),
         {EPOCH + 1: ["net.temperature"]},
@@ -174,12 +187,19 @@ HARMLESS = {
         tail=lambda r, s: setattr(r.net, "last", torch.rand(1)),
     ),
     "a mask of the first forward": case(forward=at(3, set_mask)),
+    "a hook that each step sets and removes": case(
+        head=lambda r, s: r.net.layers[0].weight.register_hook(torch.sign).remove()
+    ),
+    "a hook that was there before the loop": case(),
     "a cache that loading fills": case(
         load=lambda r, s: r.data.cache.update({s: s}), tail=at(6, lambda r: r.data.cache.update(x=1))
     ),
     "evaluation mode": case(tail=lambda r, s: r.net.train(s % 2 == 0)),
     "training": case(forward=lambda r, s: r.net.layers[0](torch.rand(1, 1)).sum().backward()),
 }
+
+
+HARMLESS["a hook that was there before the loop"].net.layers[0].weight.register_hook(torch.sign)
 
 
 @pytest.mark.parametrize("name", HARMLESS)
