@@ -14,7 +14,7 @@ from elastic.checkpoint.record import CommitRecord
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS
 from elastic.events import RunFailed, RunFinished, RunInterrupted, RunStarted, WorkerFailed
-from elastic.observe import logged_event
+from elastic.observe import began_again, logged_event
 from elastic.observe.log import read_events
 from elastic.system.untrusted import printable
 
@@ -55,6 +55,7 @@ def _complete(parts: AgentParts, last: CommitRecord | None) -> int:
     failed = logged_event.of_kind(events, WorkerFailed)
     errors = ((each.generation, each.event.message) for each in failed if each.event.traceback)
     what += f", digest {last.digest[:16]}{told_at_the_end(errors, settings.options.max_restarts)}"
+    what += began_again.told_at_the_end(events)
     print(printable(f"{what}; elastic-train report {run.url} shows how it went"))
     return EXIT_COMPLETE
 

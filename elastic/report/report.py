@@ -29,6 +29,7 @@ from statistics import median
 
 from elastic import events as kinds
 from elastic.config.parent import Ancestor, Parent
+from elastic.observe.began_again import began_again
 from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, last, of_kind
 from elastic.observe.step_line import StepLine
 
@@ -116,7 +117,8 @@ class Report:
     stopped: where the recipe ended the run before its last step, if it did. goodput: the share of
     the run's time that went into steps that count, 0 to 1; None before the first generation.
     snapshots: what `--snapshot-every auto` chose last; None if it chose nothing. lineage: the
-    states of other runs that this one descends from, oldest first.
+    states of other runs that this one descends from, oldest first. began_again: variables of the
+    recipe's loop that no State saves, where the run went on from a state after they had changed.
     """
 
     finished: bool
@@ -134,6 +136,7 @@ class Report:
     recoveries: list[Recovery]
     lineage: list[Ancestor]
     divergences: list[Divergence]
+    began_again: list[str]
 
 
 def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None = None) -> Report:
@@ -167,6 +170,7 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
         recoveries=_recoveries(events, lines),
         lineage=[] if parent is None else [*parent.lineage],
         divergences=_divergences(events),
+        began_again=began_again(events),
     )
 
 

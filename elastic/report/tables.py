@@ -84,18 +84,27 @@ def _compared(name: str, run: ComparedRun) -> str:
 
 def _report_facts(report: Report) -> dict[str, str]:
     step_time, checkpoints = report.step_time_s, report.checkpoints
-    return {
-        "finished": _ended("yes" if report.finished else "no", report.stopped),
-        "steps": str(report.steps),
-        "epochs": f"{report.epochs} complete",
-        "lost steps": str(report.lost_steps),
-        "goodput": "unknown" if report.goodput is None else f"{report.goodput:.1%}",
-        "step time": f"median {_text(step_time.median, ' s')}, p99 {_text(step_time.p99, ' s')}",
-        "checkpoints": f"{checkpoints.committed} committed, {checkpoints.failed} failed",
-        "audits": f"{report.audits.done} done, {report.audits.failed} failed",
-        "snapshots": _snapshots(report.snapshots),
-        "final digest": _text(report.final_digest),
-    } | _lineage(report.lineage)
+    return (
+        {
+            "finished": _ended("yes" if report.finished else "no", report.stopped),
+            "steps": str(report.steps),
+            "epochs": f"{report.epochs} complete",
+            "lost steps": str(report.lost_steps),
+            "goodput": "unknown" if report.goodput is None else f"{report.goodput:.1%}",
+            "step time": f"median {_text(step_time.median, ' s')}, p99 {_text(step_time.p99, ' s')}",
+            "checkpoints": f"{checkpoints.committed} committed, {checkpoints.failed} failed",
+            "audits": f"{report.audits.done} done, {report.audits.failed} failed",
+            "snapshots": _snapshots(report.snapshots),
+            "final digest": _text(report.final_digest),
+        }
+        | _lineage(report.lineage)
+        | _began_again(report.began_again)
+    )
+
+
+def _began_again(names: list[str]) -> dict[str, str]:
+    """One line, if there are such variables."""
+    return {"began again": f"{', '.join(names)}: no State saves what the loop keeps there"} if names else {}
 
 
 def _lineage(lineage: list[Ancestor]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from logged import logged
 from records import PARENT
 
 from elastic.events import FaultInjected, Restored, WorkerExited
+from elastic.observe.began_again import told_at_the_end
 from elastic.observe.step_line import StepLine
 from elastic.report import report
 
@@ -234,7 +235,18 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "recoveries": [],
         "lineage": [],
         "divergences": [],
+        "began_again": [],
     }
+
+
+def test_variables_of_the_loop_that_began_again_at_a_restart_are_named():
+    """A run that was never restarted, and one that went on from a state, found the same ones."""
+    found = [logged("unsaved_variables", 112.5, 2, step=9, changing=["best", "count"], after_loop=["loss"])]
+    assert summarise([*KILLED, *found], KILLED_STEPS)["began_again"] == ["best", "count"]
+    calm = [each for each in KILLED if each.generation == 1]
+    assert summarise([*calm, *found], KILLED_STEPS)["began_again"] == []
+    assert told_at_the_end([*KILLED, *found]).startswith("; at a restart best, count began again")
+    assert told_at_the_end([*calm, *found]) == ""
 
 
 NAMES = (

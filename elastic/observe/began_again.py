@@ -1,0 +1,28 @@
+"""A run that went on without what its loop had in mind says so where it ends."""
+
+from elastic.events import Restored, UnsavedVariables
+from elastic.observe.logged_event import Events, of_kind
+
+_NAMED = 6
+
+
+def began_again(events: Events) -> list[str]:
+    """Variables of the loop that no State saves, if any process went on from a step's state.
+
+    The loop is looked at now and then alone: they may have changed before they were found.
+    """
+    if not any(each.event.step for each in of_kind(events, Restored)):
+        return []
+    return sorted({name for each in of_kind(events, UnsavedVariables) for name in each.event.changing})
+
+
+def told_at_the_end(events: Events) -> str:
+    """What the last line adds; empty for nothing."""
+    names = began_again(events)
+    if not names:
+        return ""
+    others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        f"; at a restart {', '.join(names[:_NAMED])}{others} began again as at the top of the script, since no State saves it: the result is that of an"
+        " undisturbed run only where it does not depend on it"
+    )
