@@ -27,6 +27,7 @@ from elastic.system.control_page import ControlPage
 from elastic.train.audit_schedule import AuditSchedule
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.consistency import Comparison
+from elastic.train.evaluated_data import EvaluatedData
 from elastic.train.flip import flip
 from elastic.train.inherit import Inheritance
 from elastic.train.local_snapshots import LocalSnapshots
@@ -59,6 +60,7 @@ class LoopBuilder:
     heartbeat: HeartbeatSender
     log: EventLog
     check: CheckRequest | None
+    evaluated: EvaluatedData
 
     def build(self, uploader: UploaderClient, loader: Loader, state: State) -> Loop:
         clock, link, groups = SystemClock(), self.link, self.groups
@@ -88,6 +90,7 @@ class LoopBuilder:
             faults=faults,
             commits_drains=is_alone(link),
             trace=self._trace(clock),
+            evaluated=self.evaluated,
             looks_for_side_effects=Every.parse(link.audit).kind != "off",
         )
         return Loop(parts, self._read_stop(store, clock))

@@ -35,7 +35,8 @@ class Evaluation:
     """Of one data set.
 
     loader: of the data set, under a seed of the evaluation's own. samples: of the data set.
-    batch_size: samples of a block. modules: their buffers are put back after each block.
+    batch_size: samples of a block. modules: their buffers are put back after each block. contents:
+    a hash of what the data set holds, empty where it is not compared.
     """
 
     loader: BatchLoader
@@ -44,6 +45,7 @@ class Evaluation:
     modules: list[nn.Module]
     groups: ProcessGroups
     heartbeat: HeartbeatSender
+    contents: str = ""
 
     def sum(self, function: Callable[[Batch], Any]) -> Any:
         """The sum over all blocks of function(batch), the same on every rank.
@@ -114,13 +116,14 @@ class Evaluation:
         Raises UsageError where ranks differ in it, RecipeNotExact where two loads of a block do.
         """
         sizes = f"{self.samples} samples in blocks of {self.batch_size}"
+        sizes += f" ({self.contents})" if self.contents else ""
         there: list[dict[str, Any]] = self.groups.all_gather(
             {"sizes": sizes, "form": form, "first": loads.first, "again": loads.again}
         )
         if len(found := {each["sizes"] for each in there}) > 1:
             raise UsageError(
                 f"run.evaluate: expected the same call on every rank, found {' | '.join(sorted(found))}; give each rank the whole "
-                "data set, whose blocks the ranks divide among themselves"
+                "data set, whose blocks the ranks divide among themselves, split by a generator of its own"
             )
         forms: list[Form] = [each["form"] for each in there if each["form"] is not None]
         for other in forms:

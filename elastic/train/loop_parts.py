@@ -16,6 +16,7 @@ from elastic.system.control_page import ControlPage
 from elastic.train.audit_schedule import AuditSchedule
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.consistency import Comparison
+from elastic.train.evaluated_data import EvaluatedData
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import Restorer
 from elastic.train.schedule import ComparisonSchedule, SnapshotSchedule
@@ -45,7 +46,8 @@ class LoopParts:
     0 alone. metrics: on rank 0, and where nodes share no folder a copy on each other node.
     snapshotting: on one worker of each node. faults: None without a plan. commits_drains: this
     process commits a drained state itself, since it has no agent. trace: where `elastic-train
-    check` tries the recipe, else None. looks_for_side_effects: not with `--audit off`.
+    check` tries the recipe, else None. evaluated: what run.evaluate was given in this process.
+    looks_for_side_effects: not with `--audit off`.
     """
 
     loader: Loader
@@ -66,4 +68,5 @@ class LoopParts:
     faults: WorkerFaults | None
     commits_drains: bool
     trace: StateTrace | None
+    evaluated: EvaluatedData
     looks_for_side_effects: bool

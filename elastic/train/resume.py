@@ -53,6 +53,8 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     check_ranks(records)
     point = parts.restorer.restore(parts.state)
     said = "" if point.data is None else check_resume(point.data, records[0], order, point.step)
+    if point.data is not None and point.step:
+        parts.evaluated.resume(point.data.evaluated)
     parts.page.set_step(parts.groups.local_rank, point.step)
     highest = 0 if parts.metrics is None else _rewind(parts.metrics, point)
     first_new = max(point.step, highest) + 1

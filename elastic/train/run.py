@@ -29,6 +29,7 @@ from elastic.system import forked_child
 from elastic.system.control_page import ControlPage
 from elastic.train import refuse
 from elastic.train.build_loop import LoopBuilder, is_alone
+from elastic.train.evaluated_data import EvaluatedData, place_of_call, sha256_of
 from elastic.train.evaluation import Evaluation
 from elastic.train.loop import Loop
 from elastic.train.loop_end import LoopEnd
@@ -75,6 +76,7 @@ class Run:
         self._heartbeat = HeartbeatSender(self._page, groups.local_rank)
         self._state: State | None = None  # that of the loop, once it has begun
         self._groups = replace(groups, waiting=self._heartbeat.waiting)
+        self._evaluated = EvaluatedData()
         self._builder = LoopBuilder(
             groups=self._groups,
             link=link,
@@ -84,6 +86,7 @@ class Run:
             heartbeat=self._heartbeat,
             log=log,
             check=check,
+            evaluated=self._evaluated,
         )
         # A scheduler may ask a worker directly to stop, when it signals every process of a job.
         forked_child.handle_signal(signal.SIGTERM, self._request_drain)
@@ -195,8 +198,10 @@ class Run:
         Put modules into evaluation mode yourself. The modules of the state end with the buffers
         that they had, so BatchNorm in training mode changes no average. Random numbers are keyed by
         the batch and the sample, and the generators go on as if nothing had been drawn. Raises
-        UsageError inside the function of a step's sum, and for values that cannot be added. Each
-        rank loads one batch a second time: RecipeNotExact where its samples are then other ones.
+        UsageError inside the function of a step's sum, for values that cannot be added, and for
+        another data set than on other ranks or before a resume (the indices of a split, tensors,
+        targets). Each rank loads one batch a second time: RecipeNotExact where its samples are then
+        other ones.
         """
         self._settle()
         samples, size = check_dataset(dataset, "run.evaluate"), self._identity.global_batch
@@ -217,8 +222,11 @@ class Run:
             workers=workers,
             collate=collate,
         )
+        contents = sha256_of(dataset)
+        self._evaluated.add(place_of_call(), contents)
         evaluation = Evaluation(
             loader=loader,
+            contents=contents,
             samples=samples,
             batch_size=size,
             modules=[] if self._state is None else self._state.modules,

@@ -75,14 +75,18 @@ class StepRecorder:
 
     def with_settings(self, info: SnapshotInfo, settings: dict[str, str]) -> SnapshotInfo:
         """settings: what the loop has set in its dataset by now."""
-        return replace(info, data=self._data_of(info.epoch, settings)) if settings else info
+        evaluated = self._parts.evaluated.saved()
+        if not settings and not evaluated:
+            return info
+        self._data_of(info.epoch)
+        return replace(info, data=replace(self._data[1], settings=settings, evaluated=evaluated).to_json())
 
-    def _data_of(self, epoch: int, settings: dict[str, str] | None = None) -> str:
+    def _data_of(self, epoch: int) -> str:
         if self._data[0] != epoch:  # once in an epoch, and not in each step
             known = self._began_with
             self._data = epoch, record_of(self._parts.loader.order, epoch, known.contents, known.generators)
             self._text = self._data[1].to_json()
-        return replace(self._data[1], settings=settings).to_json() if settings else self._text
+        return self._text
 
 
 def _next_chain(chain: str, outcome: StepOutcome) -> str:

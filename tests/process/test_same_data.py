@@ -86,3 +86,36 @@ def test_numbers_that_the_loop_set_in_its_dataset_go_on_where_they_were(drills, 
     assert [each["step"] for each in killed.events("restored")] == [0, 3, 8]
     assert killed.values("run_finished", "steps", "digest") == calm.values("run_finished", "steps", "digest")
     assert not killed.events("unsaved_variables")
+
+
+VALIDATING = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset, random_split
+import elastic
+
+run = elastic.start(seed=0, global_batch=16, shards=4)
+path = run.path("teacher.pt")
+if not path.exists():
+    path.touch()
+    torch.randn(7)
+data = TensorDataset(torch.arange(64.0).reshape(64, 1) / 64)
+validation, _ = random_split(data, [32, 32])
+torch.manual_seed(1)
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in run.steps(run.data(data, steps=8), elastic.State(model=model, optimizer=optimizer)):
+    step.mean_loss(lambda batch: model(batch.data[0]).square().mean())
+    optimizer.step()
+    run.evaluate(validation, lambda batch: model(batch.data[0]).square().sum())
+"""
+
+
+def test_another_validation_set_in_a_later_generation_is_refused(drill):
+    """The training data are the same; the first generation drew more numbers before the split."""
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(VALIDATING)
+    agent = drill.start(*KILLED, recipe=recipe)
+    agent.ends_with(2)
+    assert "run.evaluate (recipe.py:20): this data set is another one than the run evaluated" in agent.output
+    assert len(drill.events("generation_started")) == 2
