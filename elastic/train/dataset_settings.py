@@ -19,6 +19,7 @@ from elastic.data import stale_copies
 from elastic.data.stale_copies import Attributes
 from elastic.errors import UsageError
 from elastic.system.untrusted import parse_json
+from elastic.train import structure
 
 MANY = 64  # names
 TEXT = 200  # characters of a value
@@ -34,6 +35,10 @@ class DatasetSettings:
     _built: Attributes = field(init=False)
     _before: Attributes = field(init=False)
     _of_loading: set[str] = field(default_factory=set)
+    # The last reading, the dicts of all objects that it met, and their values.
+    _last: Attributes = field(default_factory=dict)
+    _spaces: list[Mapping[str, Any]] = field(default_factory=list)
+    _values: list[list[Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._built = self._before = self._read()
@@ -42,7 +47,7 @@ class DatasetSettings:
         """saved: what `changed` gave. Raises UsageError for an attribute that has no place here."""
         for place, text in saved.items():
             path, _, name = place.rpartition(".")
-            holder, value = _held(self.dataset).get(path.removesuffix(_CLASS)), None
+            holder, value = _held(self.dataset, self._read()).get(path.removesuffix(_CLASS)), None
             with suppress(ValueError):
                 value = parse_json(text)
             if not hasattr(holder, "__dict__") or type(value) not in _PLAIN:
@@ -59,7 +64,9 @@ class DatasetSettings:
         self._before = self._read()
 
     def after_loading(self) -> None:
-        self._of_loading.update(stale_copies.changed(self._before, self._read()))
+        now = self._read()
+        if now is not self._before:
+            self._of_loading.update(stale_copies.changed(self._before, now))
 
     def changed(self) -> dict[str, str]:
         """What the loop has set: JSON by names like `dataset.strength`."""
@@ -69,11 +76,19 @@ class DatasetSettings:
             for name in stale_copies.changed(self._built, now)
             if name in now and name not in self._of_loading and is_kept(now[name].value)
         ]
-        held = _held(self.dataset) if names else {}
+        held = _held(self.dataset, now) if names else {}
         return {_place(name, held): json.dumps(now[name].value) for name in sorted(names)[:MANY]}
 
     def _read(self) -> Attributes:
-        return stale_copies.attributes_of(self.dataset)
+        """The last reading where all attributes are what they were, which costs little."""
+        if self._spaces and all(map(structure.same, map(_values, self._spaces), self._values)):
+            return self._last
+        now = self._last = stale_copies.attributes_of(self.dataset)
+        held = _held(self.dataset, now)
+        holders = [held[path] for path in dict.fromkeys(name.rpartition(".")[0] for name in now)]
+        self._spaces = [space for each in holders for space in (vars(each), vars(type(each)))]
+        self._values = [_values(each) for each in self._spaces]
+        return now
 
 
 def is_kept(value: Any) -> bool:
@@ -81,10 +96,14 @@ def is_kept(value: Any) -> bool:
     return type(value) in _PLAIN and (type(value) is not str or len(value) <= TEXT)
 
 
-def _held(dataset: Any) -> dict[str, Any]:
+def _values(space: Mapping[str, Any]) -> list[Any]:
+    return list(space.values())
+
+
+def _held(dataset: Any, attributes: Attributes) -> dict[str, Any]:
     """The dataset, what its attributes are, and what their lists hold, by name."""
     found = {"dataset": dataset}
-    for name, attribute in stale_copies.attributes_of(dataset).items():
+    for name, attribute in attributes.items():
         found[name] = attribute.value
         if isinstance(attribute.value, list | tuple):
             found |= {f"{name}[{number}]": each for number, each in enumerate(attribute.value)}
