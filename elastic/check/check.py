@@ -167,7 +167,7 @@ def _not_compared(calm: Ended, steps: int, ends: frozenset[int], proofs: list[Pr
     if gradient is not None and gradient.in_eval:
         found.append(f"the first gradient in training mode ({gradient.in_eval})")
     if steps < _steps_of_run(calm):
-        found.append(f"the steps after step {steps}{'' if ends else ', all of them in the first epoch'}")
+        found.append(f"the steps after step {steps}{'' if ends else ', and so each epoch after the first'}")
     found.append("files that the recipe writes, and objects outside State that no compared step used")
     return found
 

@@ -15,6 +15,8 @@ from elastic.config.options import CheckOptions
 from elastic.errors import EXIT_USAGE, ElasticError, UsageError
 from elastic.system.untrusted import printable
 
+REASON_LIMIT = 200  # characters of a row; the whole error of the first failure follows the table
+
 
 def run_check(options: CheckOptions) -> int:
     """Check a recipe, print what was found, and return the exit code.
@@ -95,7 +97,8 @@ def _failed(proof: Proof) -> str:
     """With the last line of a traceback, or the first one of a sentence."""
     lines = (proof.failure or "").splitlines()
     reason = lines[-1] if lines[0].startswith("Traceback") else lines[0]
-    return f"FAILED with {proof.ended}: {reason}"
+    cut = reason if len(reason) <= REASON_LIMIT else f"{reason[:REASON_LIMIT]} ..."
+    return f"FAILED with {proof.ended}: {cut}"
 
 
 def verdict(found: Checked) -> str:

@@ -214,6 +214,8 @@ def test_a_run_that_failed_says_why_in_its_row_and_whole_below():
         "FAILED with exit code 1 instead of exit code 75: ValueError: no"
     )
     assert command.row(refused).endswith("instead of exit code 75: expected a number")
+    long = proof(**FAILED | {"failure": "expected " + "one number " * 99})
+    assert len(command.row(long)) < 400
     whole = command.verdict(found(proof(**FAILED), result=Verdict.FAILED))
     assert whole.startswith("a killed worker, 2 workers: exit code 1 instead of exit code 75:\nTraceback")
     assert "\nnot exact\n" in whole
