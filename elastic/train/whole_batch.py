@@ -12,8 +12,8 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from elastic.data.loader import Batch
 from elastic.system.trace_line import FirstGradient
 from elastic.train import structure
 from elastic.train.audit import Auditor, Backward, Call, Compute, Function
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 BATCH_NORM = "BatchNorm normalises within a shard"
 DRAWN = "random numbers are drawn for each shard"
@@ -118,19 +121,17 @@ class WholeBatchGradient:
 
         Raises _Obstacle.
         """
-        loader = self._parts.loader
-        batch = loader.whole(self._step) if shard is None else loader.shard(self._step, shard)
-        drawn: list[bool] = []
-
-        def watched(batch: Batch) -> Tensor:
-            before = _generators()
-            output = function(batch)
-            drawn.append(_generators() != before)
-            return output
-
+        loader, collating, computing = self._parts.loader, list[bool](), list[bool]()
+        if loader.collate is not None:
+            loader = replace(loader, collate=_watched(loader.collate, collating))
+        with _obstacle("collate does not take the whole batch"):
+            batch = loader.whole(self._step) if shard is None else loader.shard(self._step, shard)
+        if any(collating):  # mixup there: the whole batch has other samples than the shards
+            raise _Obstacle(f"{DRAWN}, by collate")
+        call = Call(function=_watched(function, computing), number=number, buffers=None)
         with _obstacle("the function does not take the whole batch"):
-            output = self._compute(Call(function=watched, number=number, buffers=None), batch)
-        return output, any(drawn)
+            output = self._compute(call, batch)
+        return output, any(computing)
 
     def _compare(self, backward: Backward, weight: float) -> None:
         """weight: of the whole batch's gradient."""
@@ -187,6 +188,18 @@ class WholeBatchGradient:
             obstacle="",
             in_eval=self._why_eval,
         )
+
+
+def _watched(function: Callable[[T], R], drawn: list[bool]) -> Callable[[T], R]:
+    """The same function, which adds to `drawn` whether it drew random numbers."""
+
+    def watched(given: T) -> R:
+        before = _generators()
+        result = function(given)
+        drawn.append(_generators() != before)
+        return result
+
+    return watched
 
 
 @contextmanager

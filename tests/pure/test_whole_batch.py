@@ -8,7 +8,7 @@ from audited import auditor_of
 from steps import CPU, NO_REQUESTS, parts_of
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
@@ -18,14 +18,14 @@ from elastic.train.step import Step
 from elastic.train.whole_batch import FirstGradientCheck
 
 
-def first_step(net, *, watched=True, **others):
+def first_step(net, *, watched=True, collate=None, **others):
     """The first step of a run of 24 samples in 4 shards, and what it needs."""
     order = SampleOrder(seed=5, samples=24, global_batch=24, shards=4, epochs=1, tail=Tail.DROP)
     draw = torch.Generator().manual_seed(3)
     tensors = torch.randn(24, 6, generator=draw), torch.randint(3, (24,), generator=draw)
     state = State(net=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), **others)
     parts = parts_of(state, order)
-    loader = Loader(dataset=TensorDataset(*tensors), order=order, device=CPU)
+    loader = Loader(dataset=TensorDataset(*tensors), order=order, device=CPU, collate=collate)
     auditor = auditor_of(state, parts, loader)
     load = partial(next, loader.steps(range(4), 1))
     check = FirstGradientCheck(parts=auditor) if watched else None
@@ -145,6 +145,22 @@ def test_what_cannot_be_compared_is_said(layer, loss, says):
 
     assert says in step.audit.found.obstacle
     assert step.audit.found.difference is None
+
+
+def mixed(samples):
+    x, y = default_collate(samples)
+    share = torch.rand(())
+    return share * x + (1 - share) * x.flip(0), y
+
+
+def test_a_collate_that_draws_gives_the_whole_batch_other_samples():
+    """Mixup by shard is exact at every world size, and no whole batch is mixed like its shards."""
+    model = net()
+    step = first_step(model, collate=mixed)
+
+    step.mean_loss(lambda batch: mean(model, batch))
+
+    assert step.audit.found.obstacle == "random numbers are drawn for each shard, by collate"
 
 
 @pytest.mark.parametrize("layer", [nn.Identity, nn.Dropout, partial(nn.BatchNorm1d, 8)])
