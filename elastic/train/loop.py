@@ -18,7 +18,7 @@ from functools import partial
 
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.data.loader import Batch
-from elastic.errors import EXIT_COMPLETE, StoreFailed, UsageError
+from elastic.errors import EXIT_COMPLETE, ElasticError, StoreFailed, UsageError
 from elastic.events import Stopped
 from elastic.system.phase import Phase
 from elastic.system.raised_error import ErrorPlace
@@ -114,6 +114,7 @@ class Loop:
 
     def _check_body_end(self, number: int, first: int) -> None:
         refuse.use_in_forked_child()
+        self.raise_caught()
         if number == first:  # from here on an optimizer has state
             self._parts.state.check_savable()
         if number == 1:
@@ -163,13 +164,32 @@ class Loop:
         if self._parts.output is not None:
             print(sentence, flush=True)
 
+    def note_error(self, error: ElasticError) -> None:
+        """Of a call in the open step's body."""
+        if self._progress.open is not None:
+            self._progress.open.error = self._progress.open.error or error
+
+    def raise_caught(self) -> None:
+        """The recipe caught an error of the open step, which is the end of the run all the same."""
+        if self._progress.open is not None and self._progress.open.error is not None:
+            raise self._progress.open.error
+
     def stop(self, reason: str) -> None:
-        """End the run after the step whose body runs. Raises UsageError outside of a body."""
+        """End the run after the step whose body runs.
+
+        Raises UsageError outside of a body, and for a reason that is no text.
+        """
+        if not isinstance(reason, str):
+            raise UsageError(
+                f"expected run.stop(reason), a text that says why, found {type(reason).__name__}"
+            )
         if self._progress.open is None:
             raise UsageError(
                 "expected run.stop(reason) in the body of the loop over run.steps, found it outside"
             )
-        self._stop_reason = str(reason)[:REASON_LIMIT] or "run.stop"
+        line = " ".join(reason.split())  # it becomes a part of lines
+        cut = line if len(line) <= REASON_LIMIT else f"{line[: REASON_LIMIT - 3]}..."
+        self._stop_reason = cut or "run.stop"
 
     def leave(self, reason: str) -> None:
         """The recipe has left the body of the open step: the run ends here, on all ranks.
@@ -180,8 +200,10 @@ class Loop:
         assert step is not None
         heartbeat.enter(Phase.AFTER)  # the others may still evaluate something of their own
         self._close()  # before the groups, which a thread uses
-        self._use(agree(self._parts.groups, step.place))
-        parts, is_done = self._parts, step.outcome is not None
+        is_done = step.outcome is not None
+        if not is_done or step.number < self.last_step:  # else all end here, however they leave
+            self._use(agree(self._parts.groups, step.place))
+        parts = self._parts
         end = step.number if is_done else step.number - 1
         if not is_done:
             step.abandon()

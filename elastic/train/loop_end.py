@@ -19,7 +19,7 @@ from inspect import CO_GENERATOR
 from opcode import opname
 from types import FrameType
 
-from elastic.errors import PeerLost, UsageError
+from elastic.errors import ElasticError, PeerLost, UsageError
 from elastic.system import forked_child
 from elastic.system.raised_error import ErrorPlace
 from elastic.train.leaving import explain_loss
@@ -44,6 +44,7 @@ class LoopEnd:
         self._loop = loop
         self._ended = ended
         self._is_over = False  # it ended, or an error inside it is on its way
+        self._error: BaseException | None = None  # that ended the loop
         self._was_dropped = False
         self._left_as: str | None = None  # checksum of the state when the iterator was dropped
 
@@ -54,14 +55,17 @@ class LoopEnd:
             self._was_dropped = True
             self._drop(sys._getframe().f_back)  # noqa: SLF001 - the frame that dropped it
             raise
-        except BaseException:
-            self._is_over = True
+        except BaseException as error:
+            self._is_over, self._error = True, error
             raise
         self._is_over = True
         self._ended()
 
     def stop(self, reason: str) -> None:
         self._loop.stop(reason)
+
+    def note_error(self, error: ElasticError) -> None:
+        self._loop.note_error(error)
 
     def settle(self) -> None:
         """Before the recipe has ranks meet outside of the loop: end the loop if it was left.
@@ -78,7 +82,12 @@ class LoopEnd:
             self._leave()
 
     def script_ended(self) -> None:
-        """What `settle` does; a loop whose iterator a variable holds ends here too."""
+        """What `settle` does; a loop whose iterator a variable holds ends here too.
+
+        Raises the error that ended the loop, or a computation in it, if the recipe caught it.
+        """
+        if self._error is not None:
+            raise self._error
         self.settle()
         if self._is_left:
             self._loop.say(
@@ -125,6 +134,7 @@ class LoopEnd:
 
     def _leave(self) -> None:
         self._is_over = True
+        self._loop.raise_caught()
         self._loop.leave(LEFT)
         self._ended()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from elastic.errors import UsageError
+from elastic.errors import ElasticError, UsageError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,7 +45,11 @@ _OF_CALL = {
 
 
 def public(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """For a function that recipes call by this name: UsageError where its arguments do not fit."""
+    """For a function that recipes call by this name: UsageError where its arguments do not fit.
+
+    An error of this library is shown to the object's `_note_error`, if it has one, because the
+    recipe may catch it.
+    """
 
     def of(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
@@ -54,6 +58,10 @@ def public(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
                 return function(*args, **kwargs)
+            except ElasticError as error:
+                if args and hasattr(args[0], "_note_error"):
+                    args[0]._note_error(error)  # noqa: SLF001 - named so that it is no part of what recipes see
+                raise
             except TypeError as error:
                 # The only frame is this one: the function's own was never made.
                 if error.__traceback__ is None or error.__traceback__.tb_next is not None:

@@ -21,7 +21,7 @@ from elastic.data.data import Data, check_dataset, check_loading
 from elastic.data.loader import Batch, BatchLoader, Loader
 from elastic.data.random_keys import key
 from elastic.data.sampling import OrderOfEpoch, Sampling
-from elastic.errors import UsageError
+from elastic.errors import ElasticError, UsageError
 from elastic.events import RunFinished
 from elastic.observe.log import EventLog
 from elastic.observe.logged_event import RecipeEvent
@@ -266,6 +266,11 @@ class Run:
         path = self._dir.local / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
+
+    def _note_error(self, error: ElasticError) -> None:
+        """A call within a step's body raised it; the recipe may catch it."""
+        if self._loop_end is not None:
+            self._loop_end.note_error(error)
 
     def _settle(self) -> None:
         """Before ranks meet outside of a step: they must all have left the loop, or none."""

@@ -112,6 +112,8 @@ def _end_script() -> None:
         return
     try:
         script_end.reached()
+    except SystemExit as drained:  # the recipe caught it
+        forked_child.end(drained.code if isinstance(drained.code, int) else EXIT_FAILED)
     except BaseException as error:  # an exit function's exception would not change the exit code
         _fail(error)
 

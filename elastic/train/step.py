@@ -20,7 +20,7 @@ from torch import Tensor
 
 from elastic.data import random_streams
 from elastic.data.loader import Batch
-from elastic.errors import UsageError
+from elastic.errors import ElasticError, UsageError
 from elastic.system.phase import Phase
 from elastic.train import refuse
 from elastic.train.audit import Auditor, Call, StepAudit
@@ -66,6 +66,7 @@ class Step:
         self.averaged: list[str] = []  # buffers that became the mean of different values, in step 1
         # Called with the name of each point of the step at which a fault plan can strike.
         self.fault_point: Callable[[str], None] = lambda _point: None
+        self.error: ElasticError | None = None  # the first that a call of the recipe's raised
         self._parts = parts
         self._load = load
         self._loaded: list[Batch] | None = None
@@ -79,6 +80,9 @@ class Step:
         parts.contract.begin_step(number, self._end_before_update)
         # The recipe's draws before its first sum must not depend on what this rank computed before.
         random_streams.enter(parts.order.seed, "step", number, 0)
+
+    def _note_error(self, error: ElasticError) -> None:
+        self.error = self.error or error
 
     @property
     def ends_epoch(self) -> bool:

@@ -118,6 +118,14 @@ def test_a_rank_that_leaves_alone_ends_the_run_with_a_sentence(drill, leave, how
     assert not drill.events("stopped")
 
 
+def test_a_rank_that_leaves_alone_in_the_last_step_completes_the_run(drill, leave):
+    """Rank 0 asks for the next step, and there is none: both have trained all of them."""
+    agent = leave(drill, "break", "--nproc-per-node", "2", step="18", rank=("1",))
+    agent.ends_with(0)
+    assert "complete: 18 steps" in agent.output.splitlines()[-1]
+    assert not drill.events("stopped")
+
+
 def test_an_exit_code_in_the_loop_is_a_failure(drill, leave):
     """`sys.exit(3)`: nothing is known of why, so the run is not stopped."""
     agent = leave(drill, "exit-3", "--max-restarts", "0")

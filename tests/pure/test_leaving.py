@@ -23,6 +23,7 @@ class Loop:
         self.left = None
         self.weight = 0
         self.said = []
+        self.caught = None
         self.place = StepPlace(step=1, passes=0, computed=False)
         self.groups = ProcessGroups(rank=0, world_size=1, local_rank=0, device=None)
 
@@ -39,6 +40,10 @@ class Loop:
 
     def checksum(self):
         return str(self.weight)
+
+    def raise_caught(self):
+        if self.caught is not None:
+            raise self.caught
 
     def say(self, sentence):
         self.said.append(sentence)
@@ -182,6 +187,37 @@ def test_an_exception_that_ends_the_script_ends_no_run():
     with pytest.raises(ZeroDivisionError):
         train()
     assert (ended, loop.left) == ([], None)
+
+
+def test_an_error_of_a_step_that_the_recipe_catches_ends_the_run_all_the_same(monkeypatch):
+    """`except Exception` around the loop would make an early end of it, and so would a `break`."""
+    error, found = UsageError("ended without gradients"), []
+    monkeypatch.setattr(loop_end_module.script_end, "fail", found.append)
+    for way in (by_an_exception_that_is_caught, by_break):
+        loop, end, ended = ending()
+        loop.caught = error
+        way(loop, end.steps)
+        with contextlib.suppress(UsageError):
+            end.script_ended()
+            assert found == [error]
+        assert ended == []
+
+
+@pytest.mark.parametrize("error", [UsageError("found it"), SystemExit(75)])
+def test_an_error_of_the_iterator_that_the_recipe_catches_is_raised_again_at_the_end(error):
+    """The loop is over, so that nothing else would tell; a drain is such an error too."""
+    loop, end, ended = ending()
+
+    def fails():
+        yield 1
+        raise error
+
+    loop.run = fails
+    with contextlib.suppress(type(error)):
+        list(end.steps())
+    with pytest.raises(type(error)) as raised:
+        end.script_ended()
+    assert (raised.value, ended) == (error, [])
 
 
 def test_an_iterator_that_a_variable_holds_ends_with_the_script_which_is_said():
