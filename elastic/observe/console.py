@@ -28,7 +28,7 @@ from elastic.observe.step_line import StepLine
 from elastic.system.clock import Clock
 from elastic.system.growing_file import GrowingFile
 from elastic.system.untrusted import fits, printable
-from elastic.system.worker_error import SAME_AS
+from elastic.system.worker_error import QUOTED, SAME_AS
 
 LINE_LIMIT = 4000
 POLL_S = 0.1
@@ -178,8 +178,8 @@ class ConsoleFollower:
 
     def _print(self, prefix: str, lines: Iterable[bytes]) -> None:
         for line in lines:
-            if line.startswith(SAME_AS.encode()):
-                continue  # the sentence is shown once, as that of the rank named there
+            if line.startswith((SAME_AS.encode(), QUOTED.encode())):
+                continue  # in the log alone
             self._screen.print_line(f"[{prefix}] {_shown(line)}")
 
     def _show_progress(self) -> None:

@@ -14,7 +14,9 @@ from elastic.system.files import replace_whole
 from elastic.system.raised_error import RaisedError
 from elastic.system.untrusted import decode, encode
 
-SAME_AS = "error: the same as that of rank "  # a line of a worker's log
+# Lines of a worker's log that the console leaves out: they say nothing new, or nothing to people.
+SAME_AS = "error: the same as that of rank "
+QUOTED = "in the words of the library: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

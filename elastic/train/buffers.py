@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from elastic.errors import UsageError
 from elastic.reduce.bucket import cut
 from elastic.train import structure
+from elastic.train.reshaped import sized_by_data
 from elastic.train.state import State
 
 HALF_BITS = 32
@@ -78,6 +79,7 @@ class Buffers:
         self._wide: list[int] = []
         self._weights: dict[int, Tensor] = {}  # of the hashes of so many integers
         self._opening = Contents(present=[], values=[], versions=[], assigned={})
+        self.length = 0  # numbers that a shard contributes to the end-of-step all-reduce
 
     def begin(self) -> None:
         """Take what the buffers hold now as the start of each shard of this computation."""
@@ -88,6 +90,8 @@ class Buffers:
             if place.opening is not None
         ]
         self._opening = self.save()
+        hashes = 2 if self._ints else 0
+        self.length = self._count(self._floats) + 2 * self._count(self._ints) + len(self._wide) + hashes
 
     def _follow_places(self) -> None:
         """Almost always those of the last computation: finding them takes ten times as long."""
@@ -127,12 +131,6 @@ class Buffers:
         self._wide = [i for i in self._floats if self._tensors[i].dtype in wide]
         self._weights = {}
 
-    @property
-    def length(self) -> int:
-        """Numbers that a shard contributes to the end-of-step all-reduce."""
-        hashes = 2 if self._ints else 0
-        return self._count(self._floats) + 2 * self._count(self._ints) + len(self._wide) + hashes
-
     def save(self) -> Contents:
         """What the buffers are now.
 
@@ -170,7 +168,11 @@ class Buffers:
         for tensor, data in zip(self._tensors, self._data, strict=True):
             if tensor.data_ptr() != data.data_ptr():  # `buffer.data = ...` in forward
                 tensor.data = data
-        torch._foreach_copy_(self._data, contents.values)  # one call for all
+        try:
+            torch._foreach_copy_(self._data, contents.values)  # one call for all
+        except RuntimeError:
+            self.check_sizes(contents.values)
+            raise
         torch._C._autograd._unsafe_set_version_counter(tuple(self._tensors), tuple(contents.versions))  # noqa: SLF001
 
     def contributions(self, after: Mapping[int, Contents]) -> dict[int, Tensor]:
@@ -194,6 +196,8 @@ class Buffers:
             if self._ints:
                 parts.append(hashes[index])
             found[shard] = torch.cat([part.to(self._device) for part in parts])
+            if len(found[shard]) != self.length:
+                self.check_sizes(contents.values)
         return found
 
     @staticmethod
@@ -206,6 +210,12 @@ class Buffers:
             return integers.new_zeros(2 * len(integers), dtype=torch.float64)
         high = integers >> HALF_BITS
         return torch.cat([high, integers - (high << HALF_BITS)]).double()
+
+    def check_sizes(self, values: list[Tensor] | None = None) -> None:
+        """Raises UsageError where a forward gave buffers other sizes. values: theirs, else now."""
+        pairs = zip(self._tensors, values or self._tensors, self._opening.values, strict=True)
+        if resized := [tensor for tensor, value, opening in pairs if value.shape != opening.shape]:
+            raise UsageError(sized_by_data([self._state.name_of(tensor) for tensor in resized]))
 
     def end(self, total: Tensor) -> None:
         """Set every buffer from the sum of all shards' contributions, float64 [length]."""

@@ -19,6 +19,8 @@ from elastic.train.flat_state import FlatState, checksum_of
 from elastic.train.state import State
 from elastic.train.structure import Items
 
+MOST_NAMED = 3  # beside the first
+
 
 class ForwardChanges:
     """What the parameters of a state's modules were before the shards of one computation."""
@@ -34,7 +36,7 @@ class ForwardChanges:
         self._number = self._number_of_parts() if compares_contents else 0
 
     def check(self) -> None:
-        """After the shards. Raises UsageError with the name of what forward changed."""
+        """After the shards. Raises UsageError with the names of what forward changed."""
         if not self._places.are(Items.of(self._holders)):
             self._check_places()
         versions = self._find_versions()
@@ -42,13 +44,11 @@ class ForwardChanges:
             of_each = zip(
                 self._parameters, zip(*versions, strict=True), zip(*self._versions, strict=True), strict=True
             )
-            changed = next(parameter for parameter, now, before in of_each if now != before)
-            self._refuse(self._state.name_of(changed))
+            self._refuse([self._state.name_of(p) for p, now, before in of_each if now != before])
         if self._contents is not None:
             contents = self._find_contents()
-            for index, parameter in enumerate(self._parameters):
-                if contents[str(index)] != self._contents[str(index)]:
-                    self._refuse(self._state.name_of(parameter))
+            if changed := [i for i in self._contents if contents[i] != self._contents[i]]:
+                self._refuse([self._state.name_of(self._parameters[int(i)]) for i in changed])
             if self._number_of_parts() != self._number:
                 raise UsageError(
                     "forward added or removed a module, a parameter or a buffer; a process that resumes builds the objects from the start and would not have it: "
@@ -59,13 +59,18 @@ class ForwardChanges:
         """No parameter was replaced or removed; in later steps, forward may add one."""
         sizes, names, parameters = self._places
         holders = chain.from_iterable(map(repeat, self._holders, sizes))
-        for holder, name, parameter in zip(holders, names, parameters, strict=True):
-            if parameter is not None and holder.get(name) is not parameter:
-                self._refuse(self._state.name_of_place(holder, name))
+        replaced = [
+            self._state.name_of_place(holder, name)
+            for holder, name, parameter in zip(holders, names, parameters, strict=True)
+            if parameter is not None and holder.get(name) is not parameter
+        ]
+        if replaced:
+            self._refuse(replaced)
 
-    def _refuse(self, name: str) -> None:
+    def _refuse(self, names: list[str]) -> None:
+        first, *others = dict.fromkeys(names)  # one may stand in several places
         raise UsageError(
-            f"forward changed the parameter {name}, so that the next shard of the batch begins with other weights, and the result depends on "
+            f"forward changed the parameter {first}{_beside(others)}, so that the next shard of the batch begins with other weights, and the result depends on "
             "which worker computes which shard. Initialise from data before the loop, on fixed samples; update a momentum encoder in the loop's "
             "body, after optimizer.step(); in place of nn.Embedding(max_norm=...) renormalise the weights after optimizer.step()"
         )
@@ -81,6 +86,13 @@ class ForwardChanges:
 
     def _number_of_parts(self) -> int:
         return sum(map(_number_of_parts, self._modules))
+
+
+def _beside(others: list[str]) -> str:
+    more = len(others) - MOST_NAMED
+    return (
+        f" (and {', '.join(others[:MOST_NAMED])}{f' and {more} more' if more > 0 else ''})" if others else ""
+    )
 
 
 def _number_of_parts(module: nn.Module) -> int:

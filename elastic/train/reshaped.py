@@ -5,13 +5,14 @@ into them by name and shape. Where a class has a load of its own, it may build w
 first: its tensors are not looked at.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
 from elastic.errors import StateNotSavable
 from elastic.train.loading import has_own_load
 
+MOST_NAMED = 3  # beside the first
 _PLAIN_LOAD = nn.Module._load_from_state_dict  # noqa: SLF001 - what classes with a load of their own replace
 
 
@@ -59,3 +60,18 @@ def _loads_by_itself(modules: Mapping[str, nn.Module], entry: str) -> bool:
             return True
         module = getattr(module, part, None)
     return False
+
+
+def sized_by_data(names: Sequence[str]) -> str:
+    """The refusal of buffers to which a forward gives another size, as that of the first data."""
+    first, *others = names
+    more = (
+        f" (and {', '.join(others[:MOST_NAMED])}{' and others' * (len(others) > MOST_NAMED)})"
+        if others
+        else ""
+    )
+    return (
+        f"forward gave buffer {first}{more} another size, so that it was not that of the state, from which each shard begins. Observers of "
+        "quantization and other layers that initialise themselves do that in their first forward: run one forward on a fixed batch before "
+        "elastic.State, as in `with torch.no_grad(): model(example)`; it gives buffers their sizes. Else register them in __init__ in their final shape"
+    )

@@ -318,7 +318,11 @@ class Step:
         random_streams.enter(seed, "shard", self.number, batch.shard, call.number)
         self._parts.buffers.load(call.buffers)
         with self._parts.contract.function():
-            return call.function(batch)
+            try:
+                return call.function(batch)
+            except RuntimeError:
+                self._parts.buffers.check_sizes()  # torch's error says nothing of the buffer
+                raise
 
     def _begin_gradients(self, scaler: Scaler | None) -> None:
         self._parts.contract.begin_computation(scaler)

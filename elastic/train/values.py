@@ -7,7 +7,13 @@ It does not make ranks agree: a value that is computed from a rank's own data di
 and the comparison of states finds that.
 """
 
+from collections import deque
 from collections.abc import Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -19,6 +25,24 @@ from elastic.train.misuse import public
 
 _KINDS = (bool, int, float, str, type(None))
 _ARRAY = "ndarray"  # the only key of the dict that stands for an array in a state
+
+
+# What to keep in the place of a value of this kind, which is no more than its number or its items.
+_INSTEAD: tuple[tuple[Any, str], ...] = (
+    (Enum, "x.value"),
+    (set | frozenset, "sorted(x)"),
+    (PurePath, "str(x)"),
+    (datetime, "x.isoformat()"),
+    (timedelta, "x.total_seconds()"),
+    (complex, "(x.real, x.imag)"),
+    (bytes | bytearray | deque | range, "list(x)"),
+    (Decimal | Fraction, "str(x)"),
+    (int, "int(x)"),
+    (str, "str(x)"),
+    (tuple, "tuple(x)"),
+    (dict, "dict(x)"),
+    (torch.dtype | torch.device, "str(x)"),
+)
 
 
 class UnknownValue(UsageError, AttributeError):  # noqa: N818
@@ -34,23 +58,24 @@ class Values:
         values.recent.append(loss)
         values.center = 0.9 * values.center + 0.1 * center
 
-    The names are fixed here. A value is a copy, and no part of a graph; a tensor or a NumPy number
-    of one element becomes its number. Raises UsageError for a value of another type and for a name
-    that no value can have, and UnknownValue (an AttributeError too) where a name is read or set
-    that was not given here.
+    The names are fixed here. A value is a copy, and no part of a graph; it has the type and dtype
+    that it was given with, but for a tensor without dimensions, such as a loss, which becomes its
+    number. Raises UsageError for values of other types, all of them at once, and for a name that no
+    value can have, and UnknownValue (an AttributeError too) where a name is read or set that was
+    not given here.
     """
 
     @public("elastic.Values")
     def __init__(self, **values: Any) -> None:
-        for name, value in values.items():
+        for name in values:
             if name.startswith("_") or hasattr(type(self), name):
                 raise UsageError(f"Values({name}=...): expected another name, this one is taken")
-            vars(self)[name] = _kept(name, value)
+        vars(self).update(_kept_all(values))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in vars(self):
             self._refuse(name)
-        vars(self)[name] = _kept(name, value)
+        vars(self).update(_kept_all({name: value}))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what copy and pickle look for
@@ -83,24 +108,52 @@ class Values:
         )
 
 
-def _kept(name: str, value: Any) -> Any:
-    """A copy of the value. Raises UsageError for one that a state cannot keep."""
-    if isinstance(value, Tensor | np.ndarray | np.generic) and np.prod(value.shape) == 1:
+def _kept_all(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of the values. Raises UsageError with all of those that a state cannot keep."""
+    kept, refused = dict[str, Any](), list[str]()
+    for name, value in values.items():
+        try:
+            kept[name] = _kept(value)
+        except _Unkept as problem:
+            refused.append(f"{name!r}, found {problem}")
+    if refused:
+        raise UsageError(
+            f"Values: expected numbers, strings, tensors, arrays of numbers, or lists, tuples and dicts of them for {'; for '.join(refused)}. "
+            "Anything else belongs into an object of its own with state_dict and load_state_dict"
+        )
+    return kept
+
+
+class _Unkept(Exception):  # noqa: N818 - never leaves this module
+    """What a value is, and what to keep in its place, if that is known."""
+
+
+def _kept(value: Any) -> Any:
+    """A copy of the value. Raises _Unkept for one that a state cannot keep."""
+    if isinstance(value, Tensor) and not value.dim() and not value.is_complex():
         value = value.item()
     if type(value) in _KINDS:
         return value
     if isinstance(value, Tensor):
         return value.detach().clone()
-    if type(value) is np.ndarray and _is_number(value.dtype):
-        return value.copy()
+    if (type(value) is np.ndarray or isinstance(value, np.generic)) and _is_number(value.dtype):
+        return value.copy() if value.ndim else np.asarray(value)[()]  # the number, also of an array
     if type(value) in (list, tuple):
-        return type(value)(_kept(name, item) for item in value)
-    if type(value) is dict and _ARRAY not in value and all(type(key) in (str, int) for key in value):
-        return {key: _kept(name, item) for key, item in value.items()}
-    raise UsageError(
-        f"Values: expected numbers, strings, tensors, arrays of numbers, or lists and dicts of them for {name!r}, found "
-        f"{type(value).__name__}; anything else belongs into an object of its own with state_dict and load_state_dict"
-    )
+        return type(value)(_kept(item) for item in value)
+    if type(value) is not dict:
+        raise _Unkept(_described(value))
+    if _ARRAY in value:
+        raise _Unkept(f"a dict with the key {_ARRAY!r}, which is taken: give it another")
+    if others := [type(key).__name__ for key in value if type(key) not in (str, int)]:
+        raise _Unkept(f"a dict with a key of type {others[0]}: keep a list of pairs, list(x.items())")
+    return {key: _kept(item) for key, item in value.items()}
+
+
+def _described(value: Any) -> str:
+    kind = type(value)
+    found = f"an array of {value.dtype}" if kind is np.ndarray else kind.__name__
+    instead = next((words for known, words in _INSTEAD if isinstance(value, known)), "")
+    return f"{found}: keep {instead} (x stands for it)" if instead else found
 
 
 def _is_number(dtype: np.dtype[Any]) -> bool:
@@ -108,8 +161,8 @@ def _is_number(dtype: np.dtype[Any]) -> bool:
 
 
 def _encoded(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return {_ARRAY: torch.from_numpy(value)}
+    if isinstance(value, np.ndarray | np.generic):  # a number is an array without dimensions
+        return {_ARRAY: torch.from_numpy(np.asarray(value))}
     if type(value) in (list, tuple):
         return type(value)(_encoded(item) for item in value)
     if type(value) is dict:
@@ -120,7 +173,7 @@ def _encoded(value: Any) -> Any:
 def _decoded(value: Any) -> Any:
     if type(value) is dict:
         if value.keys() == {_ARRAY}:
-            return value[_ARRAY].numpy()
+            return value[_ARRAY].numpy()[()]  # of one without dimensions, the number
         return {key: _decoded(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_decoded(item) for item in value)

@@ -44,7 +44,7 @@ from elastic.errors import (
 from elastic.system import forked_child, global_random
 from elastic.system.clock import SystemClock
 from elastic.system.processes import die_with_parent
-from elastic.system.worker_error import SAME_AS, WorkerError, first_with, write_error
+from elastic.system.worker_error import QUOTED, SAME_AS, WorkerError, first_with, write_error
 from elastic.worker import import_watch, own_error, script_end
 from elastic.worker.import_watch import ImportWatch
 
@@ -113,7 +113,7 @@ def end_failed(launch: Launch, raised: BaseException) -> NoReturn:
     if isinstance(error, _EXPLAINED):
         last_words = explained(launch, error, last_words)
     elif isinstance(error, PeerLost):
-        last_words = f"{error}\nthis worker is a victim; the agent begins a new generation"
+        last_words = of_victim(error)
     exit_now(error.exit_code if isinstance(error, ElasticError) else EXIT_FAILED, last_words)
 
 
@@ -122,6 +122,14 @@ def explained(launch: Launch, error: BaseException, line: str) -> str:
     sentence, agent = f"error: {error}\n{line}", launch.agent
     first = launch.rank if agent is None else first_with(sentence, Path(agent.error_folder), launch.rank)
     return sentence if first == launch.rank else f"{SAME_AS}{first}"
+
+
+def of_victim(error: PeerLost) -> str:
+    """What a worker says that lost a peer. What its collective says of it is for its log."""
+    words = "" if error.__cause__ is None else str(error.__cause__)
+    sentence = str(error).removesuffix(f": {words}")
+    quoted = [f"{QUOTED}{line}" for line in words.splitlines()]
+    return "\n".join([f"{sentence}: this worker is a victim, and the agent begins a new generation", *quoted])
 
 
 def run_script(recipe: str) -> None:

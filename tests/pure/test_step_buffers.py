@@ -283,3 +283,37 @@ def test_integers_that_differ_between_shards_are_refused_by_name_on_every_rank(r
     """Shard 0's count was taken for that of the whole batch."""
     for said in ranks.run(world_size, counted_apart):
         assert "the integers in buffer net.seen to be the same after every shard" in said
+
+
+class SizedByData(nn.Module):
+    """As an observer of quantization: its first forward gives it a range of each channel."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 4)
+        self.register_buffer("range", torch.zeros(size))
+
+    def forward(self, x):
+        y = self.layer(x)
+        if self.range.shape != (4,):
+            self.range.resize_(4)
+        self.range.copy_(y.detach().amax(0))
+        return y
+
+
+@pytest.mark.parametrize("form", ["mean", "sum"])
+@pytest.mark.parametrize("size", [0, 1], ids=["empty", "of one number"])
+def test_a_buffer_that_the_first_forward_gives_its_size_is_refused_by_name(size, form):
+    """torch says that a storage is not resizable, or that sizes do not fit, and names no buffer."""
+    net = SizedByData(size)
+    step = next(steps(ALONE, State(net=net)))
+    with pytest.raises(
+        UsageError, match=r"forward gave buffer net\.range another size.*before elastic\.State"
+    ):
+        computed(step, net, form)
+
+
+def test_a_buffer_that_has_its_size_from_a_forward_before_is_taken():
+    net = SizedByData(0)
+    net(torch.ones(2, FEATURES))
+    computed(next(steps(ALONE, State(net=net))), net, "mean")

@@ -255,6 +255,7 @@ class Forward(nn.Module):
 def initialise(net, x):
     """ActNorm: the first batch that it sees gives the values, through `.data`."""
     if net.initialized == 0:
+        net.layer.weight.data.mul_(0.5)
         net.layer.bias.data.copy_(-net.layer(x).detach().mean(0))
         net.initialized.fill_(1)
 
@@ -276,7 +277,7 @@ def replace(net, _x):
 @pytest.mark.parametrize(
     ("besides", "name"),
     [
-        (initialise, "net.layer.bias"),
+        (initialise, r"net\.layer\.weight \(and net\.layer\.bias\), so that"),
         (momentum, "net.key.weight"),
         (momentum_in_place, "net.key.weight"),
         (replace, "net.key.weight"),

@@ -2,6 +2,11 @@
 
 import copy
 import math
+import re
+from collections import Counter, deque
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +17,11 @@ from hypothesis import strategies as st
 import elastic
 from elastic.errors import StateDoesNotFit, UsageError
 from elastic.train.state import State
+
+
+class Level(IntEnum):
+    HIGH = 1
+
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 
@@ -29,18 +39,19 @@ def test_a_value_comes_back_with_its_type(before, after):
 
 
 def test_a_number_in_a_tensor_becomes_the_number():
-    """A loss is a tensor often, of one element in any shape; it must not drag its graph along."""
+    """A loss is a tensor often, without dimensions; it must not drag its graph along."""
     values = elastic.Values(best=math.inf)
-    for number in (torch.tensor([[2.5]], requires_grad=True), np.float64(2.5), np.array([2.5])):
-        values.best = number
-        assert (values.best, type(values.best)) == (2.5, float)
+    values.best = torch.tensor(2.5, requires_grad=True)
+    assert (values.best, type(values.best)) == (2.5, float)
     values.best = min(values.best, torch.tensor(3))
     assert values.best == 2.5
 
 
 NUMBERS = st.sampled_from([np.float64, np.float32, np.int64, np.uint8, np.bool_, np.complex64])
-ARRAYS = st.builds(lambda kind, size: np.arange(size).astype(kind), NUMBERS, st.integers(2, 4))
-CONTENTS = PLAIN | ARRAYS | ARRAYS.map(torch.from_numpy)
+SIZES = st.sampled_from([0, 1, 2, 3, (1, 1), (0, 2), (2, 2)])
+ARRAYS = st.builds(lambda kind, size: np.ones(size).astype(kind), NUMBERS, SIZES)
+SCALARS = st.builds(lambda kind, number: kind(number), NUMBERS, st.integers(0, 9))
+CONTENTS = PLAIN | SCALARS | ARRAYS | ARRAYS.map(torch.from_numpy)
 NESTED = st.recursive(
     CONTENTS,
     lambda inner: (
@@ -52,7 +63,8 @@ NESTED = st.recursive(
 
 def alike(one, other):
     if isinstance(one, (torch.Tensor, np.ndarray)):
-        return type(one) is type(other) and one.dtype == other.dtype and bool((one == other).all())
+        are_alike = type(one) is type(other) and one.dtype == other.dtype and one.shape == other.shape
+        return are_alike and bool((one == other).all())
     if isinstance(one, dict):
         return type(other) is dict and alike(list(one.items()), list(other.items()))
     if isinstance(one, (list, tuple)):
@@ -99,6 +111,37 @@ def test_a_value_that_a_state_cannot_keep_is_refused(value):
         values.best = value
     with pytest.raises(UsageError, match="object of its own with state_dict"):
         elastic.Values(best=value)
+
+
+@pytest.mark.parametrize(
+    ("value", "instead"),
+    [
+        (Level.HIGH, "Level: keep x.value"),
+        ({1, 2}, "set: keep sorted(x)"),
+        (Path("a"), "PosixPath: keep str(x)"),
+        (datetime(2026, 1, 1, tzinfo=UTC), "datetime: keep x.isoformat()"),
+        (timedelta(1), "timedelta: keep x.total_seconds()"),
+        (1j, "complex: keep (x.real, x.imag)"),
+        (deque([1]), "deque: keep list(x)"),
+        (Counter("a"), "Counter: keep dict(x)"),
+        (torch.Size([2]), "Size: keep tuple(x)"),
+        ({None: 1}, "a dict with a key of type NoneType: keep a list of pairs"),
+        (np.array(["a", None]), "an array of object"),
+    ],
+)
+def test_a_refused_value_is_told_what_to_keep_in_its_place(value, instead):
+    """Alone and inside a list; an IntEnum is no int, lest it come back as one."""
+    for each in (value, [value]):
+        with pytest.raises(UsageError, match=rf"for 'best', found {re.escape(instead)}"):
+            elastic.Values(best=each)
+
+
+def test_all_values_that_cannot_be_kept_are_refused_at_once():
+    with pytest.raises(
+        UsageError, match=r"for 'seen', found set: .*; for 'where', found PosixPath"
+    ) as raised:
+        elastic.Values(best=0, seen={1}, where=Path("a"))
+    assert "best" not in str(raised.value)
 
 
 def test_a_slip_of_the_pen_makes_no_new_value():

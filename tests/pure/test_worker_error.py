@@ -1,7 +1,12 @@
 """An agent reads the errors that its workers left, and leaves out files that are damaged."""
 
+import pytest
+
 from elastic.divergence import Divergence
-from elastic.system.worker_error import WorkerError, first_with, read_errors, write_error
+from elastic.errors import PeerLost
+from elastic.reduce.exchange import peers_may_die
+from elastic.system.worker_error import QUOTED, WorkerError, first_with, read_errors, write_error
+from elastic.worker.main import of_victim
 
 
 def test_errors_are_read_as_they_were_written_and_damaged_files_are_left_out(tmp_path):
@@ -27,3 +32,17 @@ def test_of_workers_that_fail_alike_one_says_so(tmp_path):
     assert [first_with("a queue was changed", tmp_path, rank) for rank in (2, 0, 1)] == [2, 2, 2]
     assert first_with("rank 1 differs", tmp_path, 1) == 1
     assert first_with("a queue was changed", tmp_path / "gone", 3) == 3
+
+
+def test_a_victim_says_one_sentence_and_marks_what_its_collective_said():
+    """gloo's words (`Connection reset`, `GLHF!`) are in the log, and not on the console."""
+    with pytest.raises(PeerLost) as raised, peers_may_die("the sum"):
+        raise RuntimeError("[pair.cc:545] Read error: Connection reset by peer\nGLHF!")
+    sentence, *quoted = of_victim(raised.value).splitlines()
+    assert sentence == (
+        "another worker went away during the sum: this worker is a victim, and the agent begins a new generation"
+    )
+    assert quoted == [
+        f"{QUOTED}[pair.cc:545] Read error: Connection reset by peer",
+        f"{QUOTED}GLHF!",
+    ]
