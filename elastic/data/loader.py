@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from elastic.data import random_streams, sample_memory, stale_copies
@@ -237,6 +238,8 @@ def to_device(value: Any, device: torch.device) -> Any:
     """The value, with all tensors in its tuples, lists and dicts moved to `device`."""
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
+    if isinstance(value, PackedSequence):  # its batch sizes stay on the host
+        return value.to(device=device, non_blocking=True)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(to_device(item, device) for item in value))
     if isinstance(value, list | tuple):

@@ -25,7 +25,9 @@ from elastic.errors import RecipeNotExact, UsageError
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.tree import Block, Stack, span
 from elastic.system.phase import Phase
+from elastic.train import structure
 from elastic.train.process_groups import ProcessGroups
+from elastic.train.reachable import modules_of
 from elastic.train.summands import DTYPES, Form, put_together, sizes_of, take_apart
 from elastic.worker.heartbeat import HeartbeatSender
 
@@ -35,8 +37,9 @@ class Evaluation:
     """Of one data set.
 
     loader: of the data set, under a seed of the evaluation's own. samples: of the data set.
-    batch_size: samples of a block. modules: their buffers are put back after each block. contents:
-    a hash of what the data set holds, empty where it is not compared.
+    batch_size: samples of a block. modules: their buffers are put back after each block, and so are
+    those of other modules that the function can call. contents: a hash of what the data set holds,
+    empty where it is not compared.
     """
 
     loader: BatchLoader
@@ -95,7 +98,7 @@ class Evaluation:
         self, own: Iterable[int], function: Callable[[Batch], Any], loads: "_Loads"
     ) -> Iterator[tuple[int, Any]]:
         """(block, what the function returns for it) of each own block."""
-        buffers = _KeptBuffers(self.modules)
+        buffers = _KeptBuffers([*self.modules, *modules_of(function)])
         for batch in self.loader.batches(self._slice(block) for block in own):
             self.heartbeat.beat()
             if not loads.first and not self.loader.is_whole:
@@ -163,8 +166,7 @@ class _KeptBuffers:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._kept = [
             (part, name, buffer, buffer.detach().clone())
-            for module in modules
-            for part in module.modules()
+            for part in structure.submodules(modules)
             for name, buffer in part._buffers.items()  # noqa: SLF001 - where a forward may put another tensor
             if buffer is not None
         ]

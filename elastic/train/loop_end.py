@@ -24,6 +24,7 @@ from elastic.system import forked_child
 from elastic.system.raised_error import ErrorPlace
 from elastic.train.leaving import explain_loss
 from elastic.train.loop import Loop
+from elastic.train.process_groups import ProcessGroups
 from elastic.train.step import Step
 from elastic.train.unset_variable import explain_unset
 from elastic.worker import script_end
@@ -60,6 +61,11 @@ class LoopEnd:
             raise
         self._is_over = True
         self._ended()
+
+    @property
+    def groups(self) -> ProcessGroups:
+        """Those in which the ranks meet now."""
+        return self._loop.groups
 
     def stop(self, reason: str) -> None:
         self._loop.stop(reason)

@@ -12,7 +12,7 @@ objects with __slots__, items of a container beyond the first thousand, and what
 
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -39,7 +39,7 @@ _GENERATORS = torch.Generator, random.Random, *_NUMPY_GENERATORS
 
 def sites_of(state: State, functions: Iterable[Callable[..., Any]]) -> list[Site]:
     """All places that these functions, and the modules of the state, could change."""
-    walk = _Walk(state)
+    walk = _Walk(structure.submodules(state.modules))
     for name, thing in state.objects.items():
         for part in structure.held(thing):
             if isinstance(part, nn.Module):
@@ -60,11 +60,19 @@ def kept(state: State, functions: Iterable[Callable[..., Any]], copied_bytes: in
         put_back(sites, before)
 
 
-class _Walk:
-    """Breadth first, each object once."""
+def modules_of(function: Callable[..., Any]) -> list[nn.Module]:
+    """The modules that a function could call, each once."""
+    walk = _Walk([])
+    walk.add("", function)
+    walk.found()
+    return walk.modules
 
-    def __init__(self, state: State) -> None:
-        modules = structure.submodules(state.modules)
+
+class _Walk:
+    """Breadth first, each object once. modules: whose tensors are left out."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.modules: list[nn.Module] = []  # that were met
         self._left_out = {id(tensor) for module in modules for tensor in _tensors(module)}
         self._seen: dict[int, Any] = {}  # by id; kept, so that no other object gets it
         self._sites: list[Site] = []
@@ -121,6 +129,7 @@ class _Walk:
             self.add(f"{path}[{key!r:.40}]", item, is_of_module=is_of_module)
 
     def _visit_module(self, path: str, module: nn.Module) -> None:
+        self.modules.append(module)
         attributes = vars(module)
         self._found(path, Form.NAMES, attributes, is_of_module=True)
         for name, value in attributes.items():

@@ -195,9 +195,10 @@ class Run:
         numbers exactly; a tensor without dimensions comes back as a number. batch_size: by default
         the size of a shard; another one may give other last digits. workers, collate: as in `data`.
 
-        Put modules into evaluation mode yourself. The modules of the state end with the buffers
-        that they had, so BatchNorm in training mode changes no average. Random numbers are keyed by
-        the batch and the sample, and the generators go on as if nothing had been drawn. Raises
+        Put modules into evaluation mode yourself. The modules of the state, and others that the
+        function uses, end with the buffers that they had, so BatchNorm in training mode changes no
+        average. Random numbers are keyed by the batch and the sample, and the generators go on as if
+        nothing had been drawn. Raises
         UsageError inside the function of a step's sum, for values that cannot be added, and for
         another data set than on other ranks or before a resume (the indices of a split, tensors,
         targets). Each rank loads one batch a second time: RecipeNotExact where its samples are then
@@ -230,7 +231,7 @@ class Run:
             samples=samples,
             batch_size=size,
             modules=[] if self._state is None else self._state.modules,
-            groups=self._groups,
+            groups=self._current_groups,
             heartbeat=self._heartbeat,
         )
         return evaluation.sum(function)
@@ -243,7 +244,7 @@ class Run:
         `evaluate` does not.
         """
         self._settle()
-        values = self._groups.all_gather(float(value))
+        values = self._current_groups.all_gather(float(value))
         return float(sum(values) / len(values))
 
     def print(self, *words: object) -> None:
@@ -271,6 +272,11 @@ class Run:
         """A call within a step's body raised it; the recipe may catch it."""
         if self._loop_end is not None:
             self._loop_end.note_error(error)
+
+    @property
+    def _current_groups(self) -> ProcessGroups:
+        """Those of the loop, which opens fresh ones where it is left early."""
+        return self._groups if self._loop_end is None else self._loop_end.groups
 
     def _settle(self) -> None:
         """Before ranks meet outside of a step: they must all have left the loop, or none."""

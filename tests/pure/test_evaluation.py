@@ -259,11 +259,14 @@ class Counting(nn.Module):
         return self.seen.clone()
 
 
-def test_each_block_starts_from_the_buffers_of_the_beginning():
-    """A buffer that forward reassigns: the value must not pass from a block to the next."""
+@pytest.mark.parametrize("is_of_state", [True, False])
+def test_each_block_starts_from_the_buffers_of_the_beginning(is_of_state):
+    """A buffer that forward reassigns: the value must not pass from a block to the next. Before the
+    loop there is no state yet, and a teacher may be in none.
+    """
     module = Counting()
-    first = module.seen
-    found = evaluation(ALONE, TensorDataset(torch.ones(7)), [module]).sum(lambda batch: module(batch.data[0]))
+    first, modules = module.seen, [module] if is_of_state else []
+    found = evaluation(ALONE, TensorDataset(torch.ones(7)), modules).sum(lambda batch: module(batch.data[0]))
     assert found == 7.0
     assert module.seen is first and first == 0.0
 

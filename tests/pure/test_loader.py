@@ -7,10 +7,11 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import Dataset, TensorDataset
 
 from elastic.data import random_streams
-from elastic.data.loader import Batch, Loader
+from elastic.data.loader import Batch, Loader, to_device
 from elastic.data.order import SampleOrder, Tail
 from elastic.data.sampling import Sampling
 from elastic.reduce.tree import span
@@ -199,3 +200,10 @@ def test_draws_of_a_batch_belong_to_its_samples():
     assert torch.equal(torch.cat([first, second], 1), batch([4, 7]).uniform(3))
     assert torch.equal(batch([1, 7, 9]).uniform(2)[1], first[1])
     assert not torch.equal(batch([4, 7], epoch=1).uniform(2), first)
+
+
+def test_a_packed_sequence_keeps_its_batch_sizes_on_the_host():
+    """They are a tensor, and torch takes them from the host only."""
+    packed = pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
+    (moved,) = to_device((packed,), torch.device("meta"))
+    assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")

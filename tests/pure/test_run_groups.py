@@ -1,0 +1,32 @@
+"""The methods of a run go on in the groups in which the ranks met when they left the loop."""
+
+from elastic.train.run import Run
+
+
+class Groups:
+    """Counts the ranks' meetings."""
+
+    def __init__(self):
+        self.meetings = 0
+
+    def all_gather(self, value):
+        self.meetings += 1
+        return [value]
+
+
+class LeftLoop:
+    def __init__(self, groups):
+        self.groups = groups
+
+    def settle(self):
+        pass
+
+
+def test_ranks_meet_in_the_groups_of_the_loop_that_was_left():
+    """The groups of the start are closed then; with nccl, a closed group is an error."""
+    run, first, fresh = object.__new__(Run), Groups(), Groups()
+    run._groups, run._loop_end = first, None
+    assert run.mean(1.0) == 1.0
+    run._loop_end = LeftLoop(fresh)
+    assert run.mean(2.0) == 2.0
+    assert (first.meetings, fresh.meetings) == (1, 1)
