@@ -239,7 +239,7 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, PackedSequence):  # its batch sizes stay on the host
-        return value.to(device=device, non_blocking=True)
+        return value.to(device, non_blocking=True)  # type: ignore[arg-type]  # typed for a dtype only
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(to_device(item, device) for item in value))
     if isinstance(value, list | tuple):
