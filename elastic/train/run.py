@@ -197,12 +197,11 @@ class Run:
 
         Put modules into evaluation mode yourself. The modules of the state, and others that the
         function uses, end with the buffers that they had, so BatchNorm in training mode changes no
-        average. Random numbers are keyed by the batch and the sample, and the generators go on as if
-        nothing had been drawn. Raises
-        UsageError inside the function of a step's sum, for values that cannot be added, and for
-        another data set than on other ranks or before a resume (the indices of a split, tensors,
-        targets). Each rank loads one batch a second time: RecipeNotExact where its samples are then
-        other ones.
+        average. Random numbers are keyed by the batch and the sample, and the generators go on as
+        if nothing had been drawn. Raises UsageError inside the function of a step's sum, for values
+        that cannot be added, and for another data set than on other ranks or before a resume (the
+        indices of a split, tensors, targets). Each rank loads one batch a second time:
+        RecipeNotExact where its samples are then other ones.
         """
         self._settle()
         samples, size = check_dataset(dataset, "run.evaluate"), self._identity.global_batch
