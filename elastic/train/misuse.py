@@ -44,11 +44,12 @@ _OF_CALL = {
 }
 
 
-def public(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def public(name: str, *, is_of_all_ranks: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """For a function that recipes call by this name: UsageError where its arguments do not fit.
 
     An error of this library is shown to the object's `_note_error`, if it has one, because the
-    recipe may catch it.
+    recipe may catch it. is_of_all_ranks: all ranks make the call together, so that any other error
+    ends the run as well; one rank's shard may be the only one that raised it.
     """
 
     def of(function: Callable[P, R]) -> Callable[P, R]:
@@ -58,13 +59,9 @@ def public(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
                 return function(*args, **kwargs)
-            except ElasticError as error:
-                if args and hasattr(args[0], "_note_error"):
-                    args[0]._note_error(error)  # noqa: SLF001 - named so that it is no part of what recipes see
-                raise
-            except TypeError as error:
-                # The only frame is this one: the function's own was never made.
-                if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+            except Exception as error:
+                if not _is_of_the_call(error):
+                    _note(args, name, error, is_of_all_ranks=is_of_all_ranks)
                     raise
                 wrong = str(error)
             raise UsageError(_explain(name, signature, args, kwargs, wrong))
@@ -72,6 +69,27 @@ def public(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return call
 
     return of
+
+
+def _is_of_the_call(error: Exception) -> bool:
+    """Whether Python made no frame for the function: the arguments did not fit."""
+    trace = error.__traceback__
+    return isinstance(error, TypeError) and trace is not None and trace.tb_next is None
+
+
+def _note(args: tuple[Any, ...], name: str, error: Exception, *, is_of_all_ranks: bool) -> None:
+    note = getattr(args[0], "_note_error", None) if args else None  # is no part of what recipes see
+    if note is not None and (is_of_all_ranks or isinstance(error, ElasticError)):
+        note(error if isinstance(error, ElasticError) else _half_done(name, error))
+
+
+def _half_done(name: str, error: Exception) -> UsageError:
+    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return UsageError(
+        f"{name} was left half done by an error that the recipe caught ({words}). Each worker computes shards of its own, so the "
+        "others may not have met it, and would go on otherwise. Replace a bad sample in the dataset or its collate, return a loss of zero "
+        "for a bad shard, and decide about an update by the loss that step.mean_loss returns, which is the same on every worker"
+    )
 
 
 def _explain(

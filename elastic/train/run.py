@@ -174,7 +174,7 @@ class Run:
             )
         self._loop_end.stop(reason)
 
-    @public("run.evaluate")
+    @public("run.evaluate", is_of_all_ranks=True)
     def evaluate(
         self,
         dataset: Any,
@@ -235,7 +235,7 @@ class Run:
         )
         return evaluation.sum(function)
 
-    @public("run.mean")
+    @public("run.mean", is_of_all_ranks=True)
     def mean(self, value: float) -> float:
         """The mean of a number over ranks, the same on every rank.
 

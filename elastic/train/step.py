@@ -84,6 +84,12 @@ class Step:
     def _note_error(self, error: ElasticError) -> None:
         self.error = self.error or error
 
+    def _check_usable(self) -> None:
+        """Raises UsageError in a process that the recipe forked, and the error that it caught."""
+        refuse.use_in_forked_child()
+        if self.error is not None:
+            raise self.error
+
     @property
     def ends_epoch(self) -> bool:
         """Whether this is the last step of its epoch, or of the run."""
@@ -112,7 +118,7 @@ class Step:
                 )
             self.logged[name] = value.item() if isinstance(value, Tensor) else value
 
-    @public("step.sum")
+    @public("step.sum", is_of_all_ranks=True)
     def sum(self, function: Callable[[Batch], Tensor]) -> Tensor:
         """The exact sum over all shards of function(batch), called once per own shard.
 
@@ -141,7 +147,7 @@ class Step:
         self._parts.heartbeat.enter(Phase.BETWEEN)
         return total
 
-    @public("step.backward")
+    @public("step.backward", is_of_all_ranks=True)
     def backward(self, loss: Tensor, scaler: Scaler | None = None) -> None:
         """Gradients of a loss that is a function of this step's sums, into `.grad` on every rank.
 
@@ -162,7 +168,7 @@ class Step:
                 f"step.backward: expected a scalar tensor that was computed from the tensor of step.sum, found {described(loss)}"
                 f"{'' if not isinstance(loss, Tensor) or loss.requires_grad else ' without a graph'}"
             )
-        refuse.use_in_forked_child()
+        self._check_usable()
         gradients, heartbeat = self._parts.gradients, self._parts.heartbeat
         self._begin_gradients(scaler)
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
@@ -187,7 +193,7 @@ class Step:
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         self._parts.contract.end_computation(gradients.parameters, outcome.gradient_norms)
 
-    @public("step.mean_loss")
+    @public("step.mean_loss", is_of_all_ranks=True)
     def mean_loss(self, function: Callable[[Batch], Tensor], scaler: Scaler | None = None) -> float:
         """One call for losses that are means over samples: forward and backward shard by shard.
 
@@ -280,7 +286,7 @@ class Step:
                 f"expected a function of a batch in step.mean_loss or step.sum, found {type(function).__name__}; it is called for each "
                 "shard, as in step.mean_loss(lambda batch: loss_of(model, batch))"
             )
-        refuse.use_in_forked_child()
+        self._check_usable()
         self._passes += 1
         if not self._buffers_after:
             self._parts.buffers.begin()

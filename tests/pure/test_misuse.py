@@ -106,6 +106,22 @@ def test_a_step_is_given_a_function_and_not_its_result():
         step.mean_loss(torch.zeros(()))
 
 
+def test_a_computation_that_an_error_left_half_done_is_not_gone_on_with():
+    """One worker's shard has a bad sample. It would try again, while the others go on."""
+    model = torch.nn.Linear(FEATURES, CLASSES)
+    step = next(steps(ALONE, elastic.State(model=model)))
+
+    def raises(_batch):
+        raise FloatingPointError("a bad sample")
+
+    with pytest.raises(FloatingPointError):
+        step.mean_loss(raises)
+    says = r"^step\.mean_loss was left half done by an error that the recipe caught \(FloatingPointError: a bad sample\)"
+    with pytest.raises(UsageError, match=says):
+        step.mean_loss(lambda batch: model(batch.data[0]).mean())
+    assert "was left half done" in str(step.error)
+
+
 @pytest.mark.parametrize("kind", [Run, Step])
 def test_every_public_method_is_among_them(kind):
     """A new method must not be forgotten: what the wrapper adds is found in its closure."""
