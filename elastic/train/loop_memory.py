@@ -33,8 +33,8 @@ from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.flat_state import tensor_sums
 from elastic.train.loop_parts import LoopParts
 from elastic.train.loop_variables import LoopVariables, loop_variables
-from elastic.train.object_marks import Kind, Mark, Rules, Weight, containers, leaves, plain_text
-from elastic.train.object_walk import FREE, Walk, storage_of
+from elastic.train.object_marks import Kind, Mark, Rules, Weight, containers, leaves, plain_text, storage_of
+from elastic.train.object_walk import FREE, Walk
 from elastic.train.own_code import filled_by_hooks
 from elastic.train.state import State
 from elastic.train.values import Values

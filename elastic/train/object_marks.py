@@ -1,6 +1,7 @@
 """What an object was at a moment, in so few bytes that a later look tells whether it changed.
 
-A tensor's mark is the object and its count of changes, an array's a checksum of a bounded part, a
+A tensor's mark is the object, its count of changes and a checksum of a bounded part: a change
+through `.data` or through a view of NumPy counts as none. An array's is a checksum alone, a
 generator's its state, a number's its text. Nothing of the recipe's is called, and no mark keeps
 what it marks alive. Content of other kinds (files, connections, classes) has no mark.
 """
@@ -20,7 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from elastic.snapshot.image import tensor_bytes
+
 ARRAY_BYTES = 2**22
+TENSOR_BYTES = 2**18
 TEXT = 200
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _NUMPY_RANDOM = (np.random.Generator, np.random.RandomState)
@@ -129,7 +133,7 @@ def mark_of(thing: Any, rules: Rules, owner: str = "", entry: str = "") -> Mark 
         if thing.grad_fn is not None:  # a forward's output, which no later step can train through
             rules = rules.at_most(Weight.SAID)
         version = 0 if thing.is_inference() else thing._version  # noqa: SLF001 - autograd's count of changes
-        found = Kind.TENSOR, version, True
+        found = Kind.TENSOR, (version, tensor_checksum(thing)), True
     elif isinstance(thing, np.ndarray):
         found = Kind.ARRAY, array_checksum(thing), True
     elif isinstance(thing, torch.Generator):
@@ -172,6 +176,32 @@ def array_checksum(array: Any) -> tuple[Any, ...]:
     every = -(-array.nbytes // ARRAY_BYTES)
     part = array if every == 1 else array.reshape(-1)[::every] if array.flags.c_contiguous else array[::every]
     return (array.shape, str(array.dtype), zlib.crc32(np.ascontiguousarray(part).tobytes()))
+
+
+def tensor_checksum(tensor: Tensor) -> int:
+    """Of at most TENSOR_BYTES, taken evenly; 0 where a tensor has no memory that can be read.
+
+    A GPU gives that part alone.
+    """
+    if storage_of(tensor) == 0:
+        return 0
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():  # noqa: SLF001 - no code of the recipe's
+        # In the order in which they lie, so that no large one is copied.
+        dense = tensor.detach().permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))
+        every = -(-tensor.nbytes // TENSOR_BYTES)
+        if every > 1:
+            dense = dense.reshape(-1)[::every] if dense.is_contiguous() else dense[::every]
+        return zlib.crc32(tensor_bytes(dense).numpy().data)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """The address of a tensor's memory; 0 where it has none that can be compared."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or not tensor.numel():
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a subclass without memory of its own
+        return 0
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

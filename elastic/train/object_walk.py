@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from elastic.train.object_marks import PLAIN, Kind, Mark, Rules, Weight, mark_of, passes_on
+from elastic.train.object_marks import PLAIN, Kind, Mark, Rules, Weight, mark_of, passes_on, storage_of
 from elastic.train.own_code import (
     attributes_of,
     cell_contents,
@@ -289,16 +289,6 @@ class _Place:
     def part(self, form: str, path: str, thing: Any, name: Any = "") -> _Part:
         written = form.format(path, name if isinstance(name, (str, int)) else type(name).__name__)
         return _Part(path=written, thing=thing, rules=self.rules, owner=self.owner, depth=self.depth)
-
-
-def storage_of(tensor: Tensor) -> int:
-    """The address of a tensor's memory; 0 where it has none that can be compared."""
-    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
-        return 0
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # a subclass without memory of its own
-        return 0
 
 
 def _is_plain(thing: Any) -> bool:

@@ -105,6 +105,47 @@ REFUSED = {
                     kept.add_(p.detach() - kept, alpha=0.5)
                     p.data.copy_(kept)
         """,
+    "hidden[0]": """
+        hidden = [p.detach().clone() for p in model.parameters()]
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            if step.number % 3 == 0:
+                for kept, p in zip(hidden, model.parameters()):
+                    kept.data.add_(p.data - kept.data, alpha=0.5)
+                    p.data.copy_(kept)
+        """,
+    "viewed": """
+        viewed = model[0].weight.detach().clone()
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            if step.number % 3 == 0:
+                viewed.numpy()[:] = 0.5 * viewed.numpy() + model[0].weight.detach().numpy()
+                model[0].weight.data.copy_(viewed)
+        """,
+    "large": """
+        large = torch.zeros(300, 1000).t()
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            large.data[step.number] = 1.0
+        """,
+    "every.slow[0]": """
+        class Every(torch.optim.SGD):
+            def __init__(self, parameters, lr):
+                super().__init__(parameters, lr)
+                self.slow = [p.detach().clone() for p in self.param_groups[0]["params"]]
+                self.param_groups[0]["count"] = 0
+            def step(self):
+                super().step()
+                self.param_groups[0]["count"] += 1
+                if self.param_groups[0]["count"] % 5 == 0:
+                    for slow, p in zip(self.slow, self.param_groups[0]["params"]):
+                        slow.data.add_(p.data - slow.data, alpha=0.5)
+                        p.data.copy_(slow.data)
+        every = Every(model.parameters(), 0.1)
+        for step in run_steps(model=model, optimizer=optimizer, every=every):
+            update()
+            every.step()
+        """,
     "loss_function.center": """
         class Loss(nn.Module):
             def __init__(self):
