@@ -18,6 +18,7 @@ from elastic.errors import UsageError
 from elastic.train import structure
 from elastic.train.forward_changes import ForwardChanges
 from elastic.train.state import State
+from elastic.train.state_mark import mark_of
 from elastic.train.unsaved import Scaler, Unsaved
 from elastic.train.unused_gradients import UnusedGradients
 
@@ -45,6 +46,7 @@ class Contract:
         self._first_step: int | None = None  # of this generation
         self._is_computing = False
         self._trained: list[nn.Parameter] = []  # in the computation that was begun last
+        self._mark: list[Any] = []  # of the state where the step began
         # Parameters that no optimizer updates, with their gradients at the computation's beginning.
         self._idle: list[tuple[nn.Parameter, Tensor | None, int]] = []
         self._is_in_function = False
@@ -58,10 +60,15 @@ class Contract:
 
     def begin_step(self, number: int, before_update: Callable[[], None]) -> None:
         """before_update: called before each update by an optimizer of the state."""
+        self._mark = mark_of(self._trained, self._state.objects.values())
         self._before_update = before_update
         self._unused.step = number
         if self._first_step is None:
             self._first_step = number
+
+    def has_same_mark(self) -> bool:
+        """Whether the step's body has left the state as it was, as far as its mark tells."""
+        return self._mark == mark_of(self._trained, self._state.objects.values())
 
     def begin_computation(self, scaler: Scaler | None) -> None:
         """Raises UsageError where gradients would be thrown away that no update has used.

@@ -34,22 +34,29 @@ def write_down(stopped: StopRecord, groups: ProcessGroups, store: Store | None, 
 
 
 def check_unchanged(
-    state: State, number: int, resumed: ResumePoint, published: PublishedSnapshot | None
+    state: State,
+    number: int,
+    resumed: ResumePoint,
+    published: PublishedSnapshot | None,
+    *,
+    has_same_mark: bool,
+    groups: ProcessGroups,
 ) -> None:
     """The recipe left step `number` before its gradients: the state is to be that before the step.
 
     It is compared with what was restored, if that was the step before, or with the snapshot of that
-    step while a slot still holds it. Raises UsageError.
+    step while a slot still holds it; and by its mark, which needs neither (state_mark.py). Raises
+    UsageError on every rank where one of them has another state.
     """
-    now = checksum_of(state.flatten())
-    if resumed.step == number - 1:
-        is_changed = now.whole != resumed.checksum
-    elif published is not None and published.is_there:
-        tensors, document = image.read(published.body, copy=False)
-        is_changed = now != checksum_of(FlatState.read(tensors, document))
-    else:
-        return
-    if is_changed:
+    is_changed = not has_same_mark
+    if not is_changed:
+        now = checksum_of(state.flatten())
+        if resumed.step == number - 1:
+            is_changed = now.whole != resumed.checksum
+        elif published is not None and published.is_there:
+            tensors, document = image.read(published.body, copy=False)
+            is_changed = now != checksum_of(FlatState.read(tensors, document))
+    if any(groups.all_gather(is_changed)):
         raise UsageError(
             f"the recipe left the loop in step {number} before its gradients, and had changed the state in it. Expected the state "
             f"of step {number - 1}: leave the loop before the change, or after the gradients of step {number}"

@@ -206,9 +206,17 @@ class Loop:
         parts = self._parts
         end = step.number if is_done else step.number - 1
         if not is_done:
+            has_same_mark = self._of_steps.contract.has_same_mark()
             step.abandon()
             saved = None if self._last is None else self._last.published
-            check_unchanged(parts.state, step.number, self._resumed, saved)
+            check_unchanged(
+                parts.state,
+                step.number,
+                self._resumed,
+                saved,
+                has_same_mark=has_same_mark,
+                groups=parts.groups,
+            )
         heartbeat.enter(Phase.SAVE)
         if end < self.last_step:
             stopped = StopRecord(

@@ -107,6 +107,15 @@ def test_a_step_that_is_left_before_its_gradients_has_not_begun(drills, tmp_path
     assert len({digest(drill) for drill, _ in started}) == 1
 
 
+@pytest.mark.parametrize("options", [("--snapshot-every", "off"), ("--snapshot-every", "1")])
+def test_a_state_that_was_changed_before_the_loop_was_left_is_refused_at_every_rhythm(drill, leave, options):
+    """With a copy of the state at step 8 it can be compared; without one its mark tells."""
+    agent = leave(drill, "spoil", "--save-every", "1000steps", *options)
+    agent.ends_with(2)
+    assert "left the loop in step 9 before its gradients, and had changed the state in it" in agent.output
+    assert not drill.events("stopped")
+
+
 @pytest.mark.parametrize("how", ["break", "stop", "before"])
 def test_a_rank_that_leaves_alone_ends_the_run_with_a_sentence(drill, leave, how):
     """Rank 1 leaves in step 9, and rank 0 goes on into a sum that rank 1 will never join."""

@@ -2,8 +2,9 @@
 
 HOW: break, return, catch (an exception that it catches), exit (sys.exit(0)), exit-3, gone
 (os._exit(0)), held (break while a variable holds the iterator), stop (run.stop), before (break
-before the step's gradients), fork (break, and children in step 3), never (no loop at all), two (a
-second loop after the first), or nine (a run of nine steps). STEP: where. RANK: on this rank alone.
+before the step's gradients), spoil (that, and a change of the weights before), fork (break, and
+children in step 3), never (no loop at all), two (a second loop after the first), or nine (a run of
+nine steps). STEP: where. RANK: on this rank alone.
 
 After the loop it changes its weights, as a recipe does that loads its best ones (not with `held`
 and `catch`; `catch-change` does).
@@ -83,7 +84,9 @@ def is_forked_child_that_breaks() -> bool:
 
 def loop() -> None:
     for step in run.steps(data, state):
-        if HOW == "before" and leaves(step):
+        if HOW in ("before", "spoil") and leaves(step):
+            if HOW == "spoil":
+                nn.init.zeros_(model[0].weight)
             break
         train(step)
         if HOW == "fork" and step.number == 3 and is_forked_child_that_breaks():

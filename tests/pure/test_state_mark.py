@@ -1,0 +1,52 @@
+"""What a step's body changed in the state is seen without a copy of it."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from elastic import Values
+from elastic.train.state_mark import mark_of
+
+
+def _set(values, name, value):
+    setattr(values, name, value)
+
+
+CHANGES = {
+    "weights": lambda net, _values: nn.init.zeros_(net.weight),
+    "number": lambda _net, values: _set(values, "patience", 1),
+    "not a number": lambda _net, values: _set(values, "patience", float("nan")),
+    "item": lambda _net, values: values.recent.append(0.0),
+    "item of a dict": lambda _net, values: values.best.update(loss=0.5),
+    "tensor in place": lambda _net, values: values.center.add_(1),
+    "array in place": lambda _net, values: values.counts.__setitem__(0, 7),
+    "another tensor": lambda _net, values: _set(values, "center", torch.zeros(2)),
+}
+
+
+@pytest.fixture
+def made():
+    values = Values(
+        patience=0, least=float("nan"), recent=[0.1], best={}, center=torch.zeros(2), counts=np.zeros(3)
+    )
+    return nn.Linear(2, 2), values
+
+
+def mark(net, values):
+    return mark_of(list(net.parameters()), [net, values])
+
+
+def test_a_state_that_was_read_alone_has_the_same_mark(made):
+    net, values = made
+    before = mark(*made)
+    net(values.center).sum().backward()
+    assert values.recent[0] + values.least != values.patience
+    assert mark(*made) == before
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_is_seen(made, change):
+    before = mark(*made)
+    change(*made)
+    assert mark(*made) != before
