@@ -12,6 +12,7 @@ import atexit
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice, tee
@@ -197,16 +198,22 @@ class Loader:
 
     def shard(self, step: int, shard: int) -> Batch:
         """One shard's batch of one step, loaded by itself in this process."""
-        before = stale_copies.attributes_of(self.dataset) if self.workers else {}
-        (batch,) = next(replace(self, workers=0).steps(range(shard, shard + 1), step))
-        if self.workers:
-            self._since(before)
+        with self.loading():
+            (batch,) = next(replace(self, workers=0).steps(range(shard, shard + 1), step))
         return batch
 
     def whole(self, step: int) -> Batch:
         """All samples of one step in one batch, as if there were one shard."""
         order = replace(self.order, shards=1)
         return replace(self, order=order).shard(step, 0)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """While it lasts, nothing but loads changes the dataset."""
+        before = stale_copies.attributes_of(self.dataset) if self.workers else {}
+        yield
+        if self.workers:
+            self._since(before)
 
     def _since(self, before: stale_copies.Attributes) -> stale_copies.Attributes:
         """What the dataset holds now. It has only been loaded from since `before`."""

@@ -35,7 +35,7 @@ _CONTENTS = Tensor, np.ndarray, list, tuple, dict, set
 
 @dataclass(slots=True, kw_only=True)
 class BodyChanges:
-    """Call `before_loop` once, and the other three in each step.
+    """Call `before_loop` once, the next three in each step, and the others around evaluations.
 
     They give the names of what the body sets, as far as it is new and a process that begins at this
     step would lack it, and raise UsageError where that is contents of the dataset.
@@ -51,6 +51,7 @@ class BodyChanges:
     _set_in: dict[str, int] = field(default_factory=dict)  # number of read steps that set it
     _left: set[str] = field(default_factory=set)  # by the forward or by loading; or said already
     _is_read: bool = False
+    _pending: list[str] = field(default_factory=list)  # changed before an evaluation, since the last reading
 
     def before_loop(self) -> None:
         self._changed()
@@ -84,8 +85,20 @@ class BodyChanges:
             names = self._changed()
             self._left.update(names)
 
+    def before_evaluation(self) -> None:
+        self._pending += self._read()
+
+    def after_evaluation(self) -> None:
+        self._left.update(self._read())
+
     def _changed(self) -> list[str]:
-        """Since the last reading."""
+        """Since the last reading, but for what evaluations changed."""
+        names = list(dict.fromkeys([*self._pending, *self._read()]))
+        self._pending.clear()
+        return names
+
+    def _read(self) -> list[str]:
+        """The names of what is not as it was at the last reading."""
         before = self._others
         self._others = stale_copies.attributes_of(self.dataset) | self._hooks()
         roots = {entry: thing for entry, thing in self.state.objects.items() if isinstance(thing, nn.Module)}

@@ -13,6 +13,7 @@ gradients were computed, with the state as it is then; a step that it leaves bef
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -154,6 +155,15 @@ class Loop:
     def error_place(self) -> ErrorPlace | None:
         """Where an error is that ends the script now; None while a state is being restored."""
         return self._progress.error_place
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """While an evaluation runs: what it changes is not what the loop's body does."""
+        if self._progress.open is None:
+            yield
+            return
+        with self._parts.loader.loading(), self._memory.evaluating():
+            yield
 
     def checksum(self) -> str:
         """Of the whole state, as it is now on this rank."""

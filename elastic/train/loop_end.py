@@ -14,7 +14,7 @@ that of the end of the script, and it says so.
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from inspect import CO_GENERATOR
 from opcode import opname
 from types import FrameType
@@ -66,6 +66,9 @@ class LoopEnd:
     def groups(self) -> ProcessGroups:
         """Those in which the ranks meet now."""
         return self._loop.groups
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        return self._loop.evaluating()
 
     def stop(self, reason: str) -> None:
         self._loop.stop(reason)

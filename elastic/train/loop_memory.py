@@ -13,7 +13,8 @@ not see what lies in files, in classes, or in objects of other libraries that ha
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -125,6 +126,15 @@ class LoopMemory:
     def after_gradients(self) -> None:
         self.settings.after_loading()
         self.body.after_gradients()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """While it lasts, samples are loaded and modules called, and no body of the loop runs."""
+        self.settings.before_loading()
+        self.body.before_evaluation()
+        yield
+        self.settings.after_loading()
+        self.body.after_evaluation()
 
     def _note(self, step: int, names: list[str]) -> None:
         if names:

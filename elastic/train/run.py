@@ -6,6 +6,7 @@ writes. It does not decide when to stop or what to save: the loop does.
 
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -233,7 +234,8 @@ class Run:
             groups=self._current_groups,
             heartbeat=self._heartbeat,
         )
-        return evaluation.sum(function)
+        with nullcontext() if self._loop_end is None else self._loop_end.evaluating():
+            return evaluation.sum(function)
 
     @public("run.mean", is_of_all_ranks=True)
     def mean(self, value: float) -> float:

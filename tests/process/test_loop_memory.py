@@ -98,3 +98,40 @@ def test_a_variable_that_no_step_was_left_to_set_is_explained(drill):
     )
     assert "print(loss)" in agent.output
     assert len(drill.events("generation_started")) == 2
+
+
+def test_a_cache_that_an_evaluation_fills_after_a_restart_is_not_the_loops_doing(drill):
+    """The worker dies in the step that evaluates a part of the same files, at whose beginning the
+    next one goes on: it has loaded nothing itself, since a loading process does.
+    """
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(
+        HEADER
+        + textwrap.dedent("""
+        class Files(torch.utils.data.Dataset):
+            def __init__(self):
+                self.cache = {}
+
+            def __len__(self):
+                return 80
+
+            def __getitem__(self, index):
+                if index not in self.cache:
+                    self.cache[index] = torch.full((4,), float(index))
+                return (self.cache[index],)
+
+        files = Files()
+        training, validation = (torch.utils.data.Subset(files, part) for part in (range(64), range(64, 80)))
+        for step in run.steps(run.data(training, steps=10, workers=1), state):
+            if step.number == 8 and not run.path("died").exists():
+                run.path("died").touch()
+                import os
+                os.kill(os.getpid(), 9)
+            update(step)
+            if step.number % 8 == 0:
+                run.evaluate(validation, lambda batch: model(batch.data[0]).sum())
+        """)
+    )
+    agent = drill.start("--snapshot-every", "1", "--audit", "off", recipe=recipe)
+    agent.ends_with(0)
+    assert len(drill.events("generation_started")) == 2

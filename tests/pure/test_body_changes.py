@@ -33,7 +33,7 @@ class Net(nn.Module):
 
 
 class Recipe:
-    """What happens at each moment; each case replaces one of the four."""
+    """What happens at each moment; each case replaces one of them."""
 
     def __init__(self):
         self.net, self.data = Net(), Samples()
@@ -51,6 +51,9 @@ class Recipe:
     def tail(self, step):
         pass
 
+    def evaluate(self, step):
+        pass
+
 
 def play(recipe, steps=3 * EPOCH, first=1):
     """{step: names}. Raises what BodyChanges raises."""
@@ -66,6 +69,9 @@ def play(recipe, steps=3 * EPOCH, first=1):
         recipe.forward(step)
         body.after_gradients()
         recipe.tail(step)
+        body.before_evaluation()
+        recipe.evaluate(step)
+        body.after_evaluation()
         if names:
             found[step] = names
     return found
@@ -194,6 +200,8 @@ HARMLESS = {
     "a cache that loading fills": case(
         load=lambda r, s: r.data.cache.update({s: s}), tail=at(6, lambda r: r.data.cache.update(x=1))
     ),
+    "a cache that an evaluation fills": case(evaluate=at(6, lambda r: r.data.cache.update(x=1))),
+    "what an evaluation leaves": case(evaluate=at(6, set_mask)),
     "evaluation mode": case(tail=lambda r, s: r.net.train(s % 2 == 0)),
     "training": case(forward=lambda r, s: r.net.layers[0](torch.rand(1, 1)).sum().backward()),
 }
