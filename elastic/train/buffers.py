@@ -4,6 +4,13 @@ The mean is that of what the buffers became on each shard. For BatchNorm's runni
 exactly one update with the mean of the shards' statistics. Integer buffers, such as the number of
 batches seen, must be the same on every shard. A buffer that no forward changed keeps its bits.
 
+A large buffer that no forward has changed yet (a mask, a table of positions) is *still*: it is
+neither saved and loaded for each shard nor part of the sum, which says of it only whether a shard
+changed it. If one did, the ranks sum it at once, in a message more, and from then on in every step.
+Torch counts changes. What it does not count (writes through `.data`, and into the running averages
+of its own normalisations) is found in the first computation by comparing contents after each shard,
+and refused where it is found later.
+
 A forward may write into a buffer or assign another tensor to it. In both cases the module has its
 opening tensor again before the next shard, and at the end, with the new value in it. A buffer
 outside the state (persistent=False) may be a cache that a forward replaces by one of another size,
@@ -21,28 +28,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from elastic.errors import UsageError
-from elastic.reduce.bucket import cut
 from elastic.train import structure
+from elastic.train.buffer_places import Place, check_assigned, check_caches
+from elastic.train.buffer_sums import BufferSums
 from elastic.train.reshaped import sized_by_data
+from elastic.train.same_bits import differ
 from elastic.train.state import State
 
-HALF_BITS = 32
-# S·Σh² and (Σh)² are exact in float64 if S·h fits into 26 bits.
-HASH_BITS = 26
-MIX = 0x9E3779B97F4A7C15 - 2**64  # odd, from the golden ratio (Knuth's multiplicative hashing)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a module has a buffer. Several modules may have the same tensor.
-
-    is_average: of a normalisation of torch, whose buffers of floats are running averages.
-    """
-
-    holder: dict[str, Tensor | None]
-    name: str
-    opening: Tensor | None
-    is_average: bool
+STILL_NUMBERS = 2**14  # of a buffer that counts as large
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +43,9 @@ class Contents:
     """What all buffers are at one moment, after one shard's forward.
 
     present: what each saved place holds. values, versions: of the opening tensors, copies of what
-    they hold, and autograd's counts of changes in place. assigned: the value of each opening tensor
-    in whose place the forward has put another tensor.
+    they hold, and autograd's counts of changes in place. Where nothing has changed a still one, its
+    copy is that of before. assigned: the value of each opening tensor in whose place the forward
+    has put another tensor.
     """
 
     present: list[Tensor | None]
@@ -74,24 +68,47 @@ class Buffers:
         self._caches: list[tuple[Place, Tensor, int]] = []  # their opening content and version
         self._tensors: list[Tensor] = []  # the opening ones, each once
         self._data: list[Tensor] = []  # the same memory, past autograd's count of changes
-        self._floats: list[int] = []  # of the saved ones, as indices into `_tensors`
-        self._ints: list[int] = []
-        self._wide: list[int] = []
-        self._weights: dict[int, Tensor] = {}  # of the hashes of so many integers
+        self._sizes: list[int] = []  # of them, in numbers
+        self._moving: list[int] = []  # what each shard's forward may change, as indices into them
+        self._still: list[int] = []
+        self._moved: dict[int, Tensor] = {}  # large ones that a forward has changed, by id
+        self._is_new = True  # contents are compared in this computation
+        self._sums = BufferSums([], shards, device)
         self._opening = Contents(present=[], values=[], versions=[], assigned={})
+        self._held = self._opening  # what memory has, if nothing has changed a buffer since
         self.length = 0  # numbers that a shard contributes to the end-of-step all-reduce
 
     def begin(self) -> None:
         """Take what the buffers hold now as the start of each shard of this computation."""
         self._follow_places()
+        sizes = list(map(Tensor.numel, self._tensors))
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self._divide()
         self._caches = [
             (place, place.opening.detach().clone(), place.opening._version)  # noqa: SLF001
             for place in self._outside
             if place.opening is not None
         ]
-        self._opening = self.save()
-        hashes = 2 if self._ints else 0
-        self.length = self._count(self._floats) + 2 * self._count(self._ints) + len(self._wide) + hashes
+        self._opening = self._held = Contents(
+            present=[place.opening for place in self._places],
+            values=[tensor.detach().clone() for tensor in self._tensors],
+            versions=[tensor._version for tensor in self._tensors],  # noqa: SLF001 - autograd's count
+            assigned={},
+        )
+
+    def _divide(self) -> None:
+        """Alike on every rank: by sizes, types and what earlier sums have told."""
+        averages = {id(place.opening) for place in self._places if place.is_average}
+        self._moved = {id(t): t for t in self._tensors if id(t) in self._moved}
+        is_moving = [
+            size < STILL_NUMBERS or id(tensor) in averages or id(tensor) in self._moved
+            for tensor, size in zip(self._tensors, self._sizes, strict=True)
+        ]
+        self._moving = [i for i, moves in enumerate(is_moving) if moves]
+        self._still = [i for i, moves in enumerate(is_moving) if not moves]
+        self._sums = BufferSums([self._tensors[i] for i in self._moving], self._shards, self._device)
+        self.length = self._sums.length + 2 * len(self._still)
 
     def _follow_places(self) -> None:
         """Almost always those of the last computation: finding them takes ten times as long."""
@@ -104,6 +121,7 @@ class Buffers:
         addresses = [list(map(Tensor.data_ptr, each)) for each in (self._tensors, self._data)]
         if addresses[0] != addresses[1]:  # the recipe gave one other memory
             self._data = [tensor.data for tensor in self._tensors]
+            self._sizes = []
 
     def _find_places(self, modules: list[nn.Module]) -> None:
         """A forward may assign to a buffer, so places count and not tensors."""
@@ -121,15 +139,8 @@ class Buffers:
         opening = {id(t): t for place in self._places if (t := place.opening) is not None}
         self._tensors = list(opening.values())
         self._data = [tensor.data for tensor in self._tensors]
-        kinds = [t.is_floating_point() or t.is_complex() for t in self._tensors]
-        self._floats = [i for i, is_float in enumerate(kinds) if is_float]
-        self._ints = [i for i, is_float in enumerate(kinds) if not is_float]
-        # The sum is float64. There the mean of S equal float32 (or narrower) values is that value,
-        # exactly: the product S·x fits into 53 bits. For float64 buffers it may round, so a flag
-        # says whether any shard changed one.
-        wide = (torch.float64, torch.complex128)
-        self._wide = [i for i in self._floats if self._tensors[i].dtype in wide]
-        self._weights = {}
+        self._sizes = []
+        self._is_new = True
 
     def save(self) -> Contents:
         """What the buffers are now.
@@ -137,7 +148,7 @@ class Buffers:
         Raises UsageError where a forward has put into a place what cannot be summed, and where it
         changed a buffer that is not part of the state.
         """
-        self._check_caches()
+        check_caches(self._caches, self._state)
         present = [place.holder.get(place.name) for place in self._places]
         assigned = {
             id(place.opening): tensor
@@ -145,12 +156,26 @@ class Buffers:
             if tensor is not place.opening
         }
         if assigned:
-            self._check_assigned(assigned)
-        return Contents(
+            check_assigned(self._places, assigned, self._state)
+        values = list(self._held.values)
+        for i in [*self._moving, *filter(self._has_changed, self._still)]:
+            values[i] = self._tensors[i].detach().clone()
+        self._held = Contents(
             present=present,
-            values=[tensor.detach().clone() for tensor in self._tensors],
+            values=values,
             versions=[tensor._version for tensor in self._tensors],  # noqa: SLF001 - autograd's count
             assigned={name: t.detach().clone() for name, t in assigned.items() if t is not None},
+        )
+        return self._held
+
+    def _has_changed(self, i: int) -> bool:
+        """Whether this still buffer has another content than when it was last saved or loaded."""
+        tensor, data, value = self._tensors[i], self._data[i], self._held.values[i]
+        return (
+            tensor._version != self._held.versions[i]  # noqa: SLF001 - autograd's count
+            or tensor.data_ptr() != data.data_ptr()
+            or tensor.shape != value.shape
+            or (self._is_new and bool(differ(tensor, value)))
         )
 
     def load(self, contents: Contents | None = None) -> None:
@@ -165,51 +190,70 @@ class Buffers:
             place.holder[place.name] = tensor
         if not self._tensors:
             return
+        held = self._held.values
+        which = [i for i in self._still if contents.values[i] is not held[i] or self._has_changed(i)]
+        which += self._moving
         for tensor, data in zip(self._tensors, self._data, strict=True):
             if tensor.data_ptr() != data.data_ptr():  # `buffer.data = ...` in forward
                 tensor.data = data
         try:
-            torch._foreach_copy_(self._data, contents.values)  # one call for all
+            if which:  # one call for all
+                torch._foreach_copy_([self._data[i] for i in which], [contents.values[i] for i in which])
         except RuntimeError:
             self.check_sizes(contents.values)
             raise
         torch._C._autograd._unsafe_set_version_counter(tuple(self._tensors), tuple(contents.versions))  # noqa: SLF001
+        self._held = contents
 
     def contributions(self, after: Mapping[int, Contents]) -> dict[int, Tensor]:
         """float64 [length] for each shard: what it adds to the end-of-step all-reduce.
 
-        after: by shard. Floats, then the high halves of shard 0's integers, then their low halves,
-        then 1 for each float64 buffer that this shard changed, then a hash of all its integers and
-        the square of it.
+        after: by shard. The sums (buffer_sums.py) of those that are not still, then 1 for each
+        still one that this shard changed, then 1 for each that was changed without being counted.
         """
-        integers = {shard: self._flat(contents, self._ints).long() for shard, contents in after.items()}
-        hashes = self._hashes(torch.stack(list(integers.values()))) if self._ints else ()
-        found = {}
+        moving = {shard: self._moving_of(contents) for shard, contents in after.items()}
+        found = self._sums.contributions(moving, [self._opening.values[i] for i in self._moving])
         for index, (shard, contents) in enumerate(after.items()):
-            parts = [self._flat(contents, self._floats).double()]
-            if self._ints:
-                parts.append(self._halves(integers[shard], is_counted=shard == 0))
-            parts += [
-                (self._value(contents, i) != self._opening.values[i]).any().double().reshape(1)
-                for i in self._wide
-            ]
-            if self._ints:
-                parts.append(hashes[index])
-            found[shard] = torch.cat([part.to(self._device) for part in parts])
-            if len(found[shard]) != self.length:
+            if len(found[shard]) != self._sums.length:
                 self.check_sizes(contents.values)
+            if self._still:
+                flags = [self._value(contents, i) is not self._opening.values[i] for i in self._still]
+                changed = torch.tensor(flags, dtype=torch.float64, device=self._device)
+                uncounted = self._uncounted() if index == 0 else torch.zeros_like(changed)
+                found[shard] = torch.cat([found[shard], changed, uncounted])
         return found
 
-    @staticmethod
-    def _halves(integers: Tensor, *, is_counted: bool) -> Tensor:
-        """float64 [2 n] of int64 [n].
+    def _uncounted(self) -> Tensor:
+        """float64 [still buffers]: 1 where one differs from the opening and should not."""
+        found = []
+        for i in self._still:
+            tensor, opening = self._tensors[i], self._opening.values[i]
+            if self._held.values[i] is not opening or self._has_changed(i):
+                found.append(torch.zeros((), dtype=torch.float64, device=self._device))
+            else:
+                found.append(differ(tensor, opening).double().to(self._device))
+        return torch.stack(found)
 
-        A float64 does not hold every int64 exactly; its high and low 32 bits do fit.
+    def found_changes(self, total: Tensor) -> bool:
+        """Whether a shard of any rank changed a still buffer. Then it is none any more.
+
+        total: of all shards' contributions. If so, the same is to be summed once more, with other
+        contributions. Raises UsageError, on every rank, where a change was not counted.
         """
-        if not is_counted:
-            return integers.new_zeros(2 * len(integers), dtype=torch.float64)
-        high = integers >> HALF_BITS
-        return torch.cat([high, integers - (high << HALF_BITS)]).double()
+        if not self._still:
+            return False
+        changed, uncounted = total[self._sums.length :].view(2, -1).tolist()
+        if wrong := [i for i, count in zip(self._still, uncounted, strict=True) if count]:
+            raise UsageError(
+                f"the content of buffer {self._state.name_of(self._tensors[wrong[0]])} changed while the shards of a step were computed, and torch counted no "
+                "change, so that another shard may have seen it. Change it under torch.no_grad() by copy_, add_ or an index, not through .data or NumPy; or in the loop's "
+                "body, after the gradients"
+            )
+        found = [self._tensors[i] for i, count in zip(self._still, changed, strict=True) if count]
+        self._moved |= {id(tensor): tensor for tensor in found}
+        if found:
+            self._divide()
+        return bool(found)
 
     def check_sizes(self, values: list[Tensor] | None = None) -> None:
         """Raises UsageError where a forward gave buffers other sizes. values: theirs, else now."""
@@ -219,116 +263,43 @@ class Buffers:
 
     def end(self, total: Tensor) -> None:
         """Set every buffer from the sum of all shards' contributions, float64 [length]."""
-        num_floats, num_ints = self._count(self._floats), self._count(self._ints)
-        means, high, low, flags = torch.split(
-            total[: num_floats + 2 * num_ints + len(self._wide)],
-            [num_floats, num_ints, num_ints, len(self._wide)],
-        )
-        is_changed = dict(zip(self._wide, flags.tolist(), strict=True))
-        integers = (high.long() << HALF_BITS) + low.long()
         self.load()
-        with torch.no_grad():
-            for which, flat in ((self._floats, means / self._shards), (self._ints, integers)):
-                tensors = [self._real(self._tensors[i]) for i in which]
-                for i, tensor, value in zip(which, tensors, cut(flat, tensors), strict=True):
-                    if is_changed.get(i) != 0:
-                        tensor.copy_(value)
+        self._sums.use(total)
+        self._is_new = False
 
     def averaged(self, contents: Contents) -> list[str]:
         """The names of buffers, after `end`, whose shards had other values than their mean.
 
         contents: after one of this rank's shards. Normalisations of torch do not count.
         """
-        index = {id(self._tensors[i]): i for i in self._floats}
+        index = {id(self._tensors[i]): i for i in self._moving if _is_float(self._tensors[i])}
         names = []
         for place in self._places:
             i = index.get(id(place.opening))
             if i is not None and not place.is_average:
                 value = self._value(contents, i)
                 if not torch.equal(value, self._tensors[i]) and not value.isnan().any():
-                    names.append(self._name(place))
+                    names.append(self._state.name_of_place(place.holder, place.name))
         return names
 
     def have_same_integers(self, total: Tensor) -> bool:
-        """Whether the integers of all shards are the same, from the sum of the contributions.
-
-        By the inequality of Cauchy and Schwarz, S·Σh² = (Σh)² only where all h are equal.
-        """
-        return not self._ints or bool(self._differ(total[-2:].view(1, 2)).sum() == 0)
+        """Whether the integers of all shards are the same, from the sum of the contributions."""
+        return self._sums.have_same_integers(total)
 
     def hashes(self, contents: Contents) -> Tensor:
-        """float64 [integer buffers, 2]: as the hash in a contribution, but one for each buffer."""
-        rows = [self._hashes(self._value(contents, i).reshape(1, -1).long()) for i in self._ints]
-        return torch.cat(rows).to(self._device)
+        """float64 [integer buffers, 2]: see BufferSums."""
+        return self._sums.hashes(self._moving_of(contents))
 
     def different_integers(self, total: Tensor) -> list[str]:
         """The names of the buffers whose integers differ, from the sum of all shards' `hashes`."""
-        different = self._differ(total).tolist()
-        tensors = [self._tensors[i] for i in self._ints]
-        return [
-            self._state.name_of(tensor) for tensor, is_so in zip(tensors, different, strict=True) if is_so
-        ]
-
-    def _differ(self, total: Tensor) -> Tensor:
-        sums, squares = total.unbind(1)
-        return self._shards * squares != sums.square()
-
-    def _hashes(self, rows: Tensor) -> Tensor:
-        """float64 [rows, 2]: h of each row of int64 [rows, n], and h²."""
-        count = rows.shape[1]
-        if count not in self._weights:
-            self._weights[count] = torch.arange(1, count + 1, device=rows.device) * MIX
-        bits = HASH_BITS - (self._shards - 1).bit_length()
-        h = ((rows * self._weights[count]).sum(1) >> HALF_BITS & ((1 << bits) - 1)).double()
-        return torch.stack([h, h * h], dim=1)
-
-    def _check_assigned(self, assigned: dict[int, Tensor | None]) -> None:
-        """Forward put other tensors, or none, into the places of these opening ones."""
-        for place in self._places:
-            if id(place.opening) not in assigned:
-                continue
-            found = place.holder.get(place.name)
-            if place.opening is not None and found is not assigned[id(place.opening)]:
-                raise UsageError(
-                    f"forward assigned a tensor to one of several buffers that were one tensor, among them {self._name(place)}; "
-                    "write into the tensor (copy_), or give each module a buffer of its own"
-                )
-            if _described(found) != _described(place.opening):
-                raise UsageError(
-                    f"forward gave buffer {self._name(place)} {_described(found)} where it was {_described(place.opening)} at the step's beginning; "
-                    "a buffer that forward assigns keeps its shape and type: give it these in __init__, or register it with persistent=False if it is a cache"
-                )
-
-    def _check_caches(self) -> None:
-        """Forward did not use a buffer that is no part of the state as a memory."""
-        for place, content, version in self._caches:
-            found = place.holder.get(place.name)
-            if found is None or (found is place.opening and found._version == version):  # noqa: SLF001
-                continue
-            if _described(found) == _described(content) and not torch.equal(found, content):
-                raise UsageError(
-                    f"forward changed buffer {self._name(place)}, which is no part of the state (persistent=False), so that a resume would "
-                    "begin with another value; register it with persistent=True, or keep what lasts for one forward in a plain variable"
-                )
-
-    def _name(self, place: Place) -> str:
-        return self._state.name_of_place(place.holder, place.name)
+        return [self._state.name_of(tensor) for tensor in self._sums.different_integers(total)]
 
     def _value(self, contents: Contents, i: int) -> Tensor:
         return contents.assigned.get(id(self._tensors[i]), contents.values[i])
 
-    def _flat(self, contents: Contents, which: list[int]) -> Tensor:
-        """[numbers]: the values of these buffers one after another; complex ones as pairs."""
-        values = [self._real(self._value(contents, i)).reshape(-1) for i in which]
-        return torch.cat(values) if values else torch.zeros(0)
-
-    def _count(self, which: list[int]) -> int:
-        return sum(self._real(self._tensors[i]).numel() for i in which)
-
-    @staticmethod
-    def _real(tensor: Tensor) -> Tensor:
-        return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    def _moving_of(self, contents: Contents) -> list[Tensor]:
+        return [self._value(contents, i) for i in self._moving]
 
 
-def _described(tensor: Tensor | None) -> str:
-    return "None" if tensor is None else f"{tensor.dtype} of shape {list(tensor.shape)} on {tensor.device}"
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

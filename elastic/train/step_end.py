@@ -51,6 +51,10 @@ class StepEnd:
         if parts.agreement is not None:
             parts.agreement.read(votes, undo=parts.buffers.load)
         parts.gradients.assign(flats, used)
+        if parts.buffers.found_changes(buffers):
+            late = parts.buffers.contributions(self.buffers)
+            with parts.heartbeat.waiting():
+                buffers = parts.exchange.sum_shards(late, "buffers that forward changed for the first time")
         self._check_integers(buffers)
         parts.buffers.end(buffers)
         return StepOutcome(

@@ -1,0 +1,267 @@
+"""Large buffers that no forward has changed yet cost nothing for each shard, and every buffer has
+the same bits as if all were saved, loaded and summed for each.
+"""
+
+from itertools import chain
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from steps import ALONE, FEATURES, steps
+from torch import nn
+
+from elastic.errors import UsageError
+from elastic.reduce.tree import Block, fold, span
+from elastic.train.buffers import STILL_NUMBERS, Buffers
+from elastic.train.state import State
+
+CPU = torch.device("cpu")
+LARGE = STILL_NUMBERS + 3
+DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32, torch.float64, torch.complex64]
+WAYS = ["in place", "assigned", "through data", "data assigned"]
+
+
+def holder(forms):
+    """A module with a buffer of each of these (dtype, numbers)."""
+    module = nn.Module()
+    for index, (dtype, numbers) in enumerate(forms):
+        draw = torch.Generator().manual_seed(index)
+        values = torch.randint(0, 7, (numbers,), generator=draw).to(torch.float64) / 3
+        module.register_buffer(f"b{index}", values.to(dtype))
+    return module
+
+
+def changed(value, by):
+    return ~value if value.dtype is torch.bool else value * 3 + by
+
+
+def write(module, name, way, by):
+    """Change a buffer. by: the number of the shard, for floats."""
+    buffer = getattr(module, name)
+    if not (buffer.is_floating_point() or buffer.is_complex()):
+        by = 1  # integers must be the same on every shard
+    with torch.no_grad():
+        new = changed(buffer, by)
+        match way:
+            case "in place":
+                buffer.copy_(new)
+            case "assigned":
+                setattr(module, name, new)
+            case "through data":
+                buffer.data.copy_(new)
+            case "data assigned":
+                buffer.data = new
+
+
+def together(worlds, contributions):
+    """The sum of all ranks' shards, in the order of the tree, once for each rank."""
+    parts = {Block(shard, 1): value for shard, value in chain.from_iterable(c.items() for c in contributions)}
+    total = fold(dict(sorted(parts.items())), len(parts), lambda one, other: one.clone().add_(other))
+    return [total.clone() for _ in worlds]
+
+
+def compute(ranks, shards, forward):
+    """One computation of these ranks' (module, buffers), by forward(module, shard)."""
+    after = [{} for _ in ranks]
+    for rank, (module, buffers) in enumerate(ranks):
+        buffers.begin()
+        for shard in span(shards, len(ranks), rank):
+            buffers.load()
+            forward(module, shard)
+            after[rank][shard] = buffers.save()
+
+    def summed():
+        return together(
+            ranks, [buffers.contributions(each) for (_, buffers), each in zip(ranks, after, strict=True)]
+        )
+
+    totals = summed()
+    found = {buffers.found_changes(total) for (_, buffers), total in zip(ranks, totals, strict=True)}
+    assert len(found) == 1  # all ranks take part in the second sum, or none
+    if found == {True}:
+        totals = summed()
+    for (_, buffers), total in zip(ranks, totals, strict=True):
+        assert buffers.have_same_integers(total)
+        buffers.end(total)
+
+
+def plain(module, shards, forward):
+    """The plain old way: each shard from a copy of all buffers; the mean over shards of all."""
+    opening = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    left = []
+    for shard in range(shards):
+        alone = nn.Module()
+        for name, value in opening.items():
+            alone.register_buffer(name, value.clone())
+        forward(alone, shard)
+        left.append(dict(alone.named_buffers()))
+    for name, value in opening.items():
+        values = [of_shard[name] for of_shard in left]
+        if not (value.is_floating_point() or value.is_complex()):
+            module.get_buffer(name).copy_(values[0])
+        elif any(not torch.equal(each, value) for each in values):
+            wide = torch.complex128 if value.is_complex() else torch.float64
+            parts = {Block(shard, 1): each.to(wide) for shard, each in enumerate(values)}
+            module.get_buffer(name).copy_(fold(parts, shards, lambda one, other: one + other) / shards)
+
+
+@st.composite
+def programs(draw):
+    """(forms of buffers, shards, for each computation: which shard writes which buffer how)."""
+    numbers = st.sampled_from([1, 5, LARGE])
+    forms = draw(st.lists(st.tuples(st.sampled_from(DTYPES), numbers), min_size=1, max_size=4))
+    shards = draw(st.integers(3, 6))
+    computations = []
+    for number in range(draw(st.integers(1, 4))):
+        # What torch does not count is found in the first computation; for small buffers in each.
+        writes = []
+        for index, (dtype, size) in enumerate(forms):
+            ways = WAYS if number == 0 or size < STILL_NUMBERS else ["in place", "assigned", "data assigned"]
+            if dtype.is_floating_point or dtype.is_complex:
+                who = draw(st.sets(st.integers(0, shards - 1)))
+            else:
+                who = set(range(shards)) if draw(st.booleans()) else set()
+            writes += [(shard, f"b{index}", draw(st.sampled_from(ways))) for shard in sorted(who)]
+        body = draw(st.lists(st.tuples(st.integers(0, len(forms) - 1), st.sampled_from(WAYS)), max_size=2))
+        computations.append((writes, body))
+    return forms, shards, computations
+
+
+def run(program, world_size):
+    """The bits of all buffers after each computation, of each rank. world_size 0: the plain way."""
+    forms, shards, computations = program
+    modules = [holder(forms) for _ in range(world_size or 1)]
+    ranks = [(module, Buffers(State(module=module), shards, CPU)) for module in modules]
+    seen = []
+    for writes, body in computations:
+
+        def forward(module, shard, writes=writes):
+            for writer, name, way in writes:
+                if writer == shard:
+                    write(module, name, way, shard)
+
+        for module in modules:
+            for index, way in body:
+                write(module, f"b{index}", way, 1)
+        if world_size:
+            compute(ranks, shards, forward)
+        else:
+            plain(modules[0], shards, forward)
+        seen.append([[bits(buffer) for buffer in module.buffers()] for module in modules])
+    return seen
+
+
+def bits(tensor):
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+IN_A_BRANCH = (
+    [(torch.float32, LARGE), (torch.bool, LARGE)],
+    3,
+    [([], []), ([(1, "b0", "in place")], [(0, "through data")]), ([(0, "b0", "assigned")], [])],
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(programs())
+@example(IN_A_BRANCH)
+def test_every_world_has_the_bits_of_the_plain_way_whichever_shards_change_which_buffers(program):
+    """The plain way is the twin: it copies, and takes the mean of, everything for each shard."""
+    expected = [of_ranks[0] for of_ranks in run(program, 0)]
+    for world_size in (1, 2, 3):
+        for of_ranks, of_plain in zip(run(program, world_size), expected, strict=True):
+            assert of_ranks == [of_plain] * world_size
+
+
+def one_large(dtype=torch.bool):
+    module = holder([(dtype, LARGE), (torch.int64, 1)])
+    return module, Buffers(State(net=module), 4, CPU)
+
+
+def test_a_large_buffer_that_nothing_changes_is_neither_copied_for_a_shard_nor_summed():
+    """Four masks of nanoGPT cost more than a second a step."""
+    module, buffers = one_large()
+    for _ in range(2):
+        compute([(module, buffers)], 4, lambda _module, _shard: None)
+    buffers.begin()
+    first = buffers.save()
+    buffers.load()
+    assert buffers.save().values[0] is first.values[0]
+    assert buffers.length < 10
+
+
+def test_a_large_buffer_that_one_shard_changed_once_is_summed_with_the_others_from_then_on():
+    """One message more, once: later steps have none."""
+    module, buffers = one_large(torch.float32)
+    compute([(module, buffers)], 4, lambda _module, _shard: None)
+    assert buffers.length < 10
+    compute([(module, buffers)], 4, lambda each, shard: shard == 2 and write(each, "b0", "in place", 1))
+    assert buffers.length > LARGE
+    buffers.begin()
+    assert not buffers.found_changes(torch.zeros(buffers.length))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["an early shard", "the last shard"])
+def test_a_large_buffer_that_a_later_forward_changes_uncounted_is_refused_by_name(last):
+    """The next shard of the rank has seen it, and no copy of the opening can undo that."""
+    module, buffers = one_large(torch.float32)
+    compute([(module, buffers)], 4, lambda _module, _shard: None)
+    writer = 3 if last else 0
+    with pytest.raises(UsageError, match=r"content of buffer net\.b0 changed.*torch counted no change"):
+        compute(
+            [(module, buffers)],
+            4,
+            lambda each, shard: shard == writer and write(each, "b0", "through data", 1),
+        )
+
+
+def test_what_the_loops_body_writes_uncounted_into_a_large_buffer_stays():
+    """An average of weights, kept by `.data.copy_` as older recipes do."""
+    module, buffers = one_large(torch.float32)
+    for _ in range(3):
+        compute([(module, buffers)], 4, lambda _module, _shard: None)
+        before = module.b0.clone()
+        write(module, "b0", "through data", 1)
+        compute([(module, buffers)], 4, lambda _module, _shard: None)
+        assert torch.equal(module.b0, changed(before, 1))
+
+
+def test_running_averages_of_a_wide_normalisation_that_begins_late_are_followed():
+    """Torch counts no change of them: they are never still. It evaluates at first, as if frozen."""
+    norm = nn.BatchNorm1d(LARGE).eval()
+    ranks = [(norm, Buffers(State(norm=norm), 3, CPU))]
+    compute(ranks, 3, lambda each, _shard: each(torch.ones(2, LARGE)))
+    norm.train()
+    compute(ranks, 3, lambda each, shard: each(torch.full((2, LARGE), float(shard))))
+    torch.testing.assert_close(norm.running_mean, torch.full((LARGE,), 0.1))
+
+
+def late(member):
+    """A mask of which the second step's forwards of the classes above zero change a part."""
+    net = nn.Linear(FEATURES, 4)
+    net.register_buffer("seen", torch.zeros(LARGE))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.fill_(0.25)
+    found = []
+    for step in steps(member, State(net=net, optimizer=optimizer)):
+
+        def loss(batch, number=step.number):
+            if number > 1 and batch.shard % 3 == 1:
+                net.seen[batch.shard] += batch.data[0].sum()
+            return net(batch.data[0]).square().mean()
+
+        step.mean_loss(loss)
+        optimizer.step()
+        found.append([each.double().sum().item().hex() for each in (net.seen, net.weight)])
+    return found
+
+
+def test_a_large_buffer_that_forwards_begin_to_change_has_the_same_bits_at_every_world_size(ranks):
+    """Some ranks have no shard that changes it, and must join the sum all the same."""
+    alone = late(ALONE)
+    assert alone[0][0] == (0.0).hex() != alone[1][0]
+    for world_size in (1, 2, 3):
+        assert ranks.run(world_size, late) == [alone] * world_size
