@@ -2,24 +2,33 @@
 
 The frames between the iterator and the top of the script are the loop's; their code says which
 variables are live where they go on (liveness.py). A function that a variable names reads its global
-variables, and those that it closes over, where it is named; an object of a class of the recipe's
-own does so by all its methods.
+variables, and those that it closes over, where it is named, also behind a decorator, in a partial
+or in a container; an object of a class of the recipe's own does so by all its methods.
 """
 
-import functools
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
-from types import FrameType, FunctionType, MethodType, ModuleType
+from itertools import islice
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from elastic.train.callables import bound_by, is_wrapper, unwrapped, wrapped_by
 from elastic.train.liveness import Variable, globals_read, live_after
-from elastic.train.own_code import attributes, is_own_class, is_own_file
+from elastic.train.own_code import attributes, attributes_of, is_own_class, is_own_file
+
+MANY_OBJECTS = 5_000
+MANY_ITEMS = 1000  # of one container
+DEPTH = 6
 
 Named = list[tuple[str, Any]]
+_NO_FUNCTIONS = bool, int, float, str, bytes, type(None), type, ModuleType, Tensor, np.ndarray
 _KEEPS_A_COPY = sys.version_info < (3, 13)  # a frame keeps the dict that its f_locals gave
 
 
@@ -101,12 +110,14 @@ class _Names:
 
     def _read_by(self, variable: Variable) -> Iterator[Variable]:
         value = self._spaces.get(variable.module, {}).get(variable.name)
+        if is_wrapper(value):
+            self.assigned |= frozenset().union(
+                *(attributes(each.__code__)[1] for each in unwrapped(value) if _is_own(each))
+            )
         for function in _functions(value):
             space = function.__globals__
             module = str(space.get("__name__", ""))
             self._spaces.setdefault(module, space)
-            if isinstance(value, FunctionType):
-                self.assigned |= attributes(function.__code__)[1]
             for name in globals_read(function.__code__):
                 if name in space and not isinstance(space[name], (ModuleType, type)):
                     yield Variable(module, name)
@@ -116,20 +127,48 @@ class _Names:
 
 
 def _functions(value: Any) -> Iterator[FunctionType]:
-    """The functions of the recipe's own that a call of this value, or of a method, may run."""
-    if isinstance(value, functools.partial):
-        value = value.func
-    if isinstance(value, MethodType):
-        yield from _functions(value.__func__)
-        value = value.__self__
-    if isinstance(value, FunctionType):
-        if is_own_file(value.__code__.co_filename):
-            yield value
+    """The functions of the recipe's own that a use of this value may run.
+
+    They are those that it wraps, binds or holds in containers and attributes, and all methods of an
+    object of a class of the recipe's own.
+    """
+    seen: dict[int, Any] = {}  # by id; kept, so that no other object gets it
+    waiting = deque([(value, DEPTH)])
+    while waiting and len(seen) < MANY_OBJECTS:
+        thing, depth = waiting.popleft()
+        if id(thing) in seen or isinstance(thing, _NO_FUNCTIONS):
+            continue
+        seen[id(thing)] = thing
+        if isinstance(thing, FunctionType) and _is_own(thing):
+            yield thing
+        if depth:
+            waiting.extend((part, depth - 1) for part in _parts(thing))
+
+
+def _parts(thing: Any) -> Iterator[Any]:
+    """What may be, or hold, functions that a use of this runs."""
+    if isinstance(thing, dict):
+        if "__builtins__" not in thing:  # else it is what globals() gives
+            yield from islice(thing.values(), MANY_ITEMS)
         return
-    kinds = {type(each) for each in value.modules()} if isinstance(value, nn.Module) else {type(value)}
-    for kind in kinds:
-        for each in kind.__mro__:
-            if is_own_class(each):
-                yield from (
-                    function for function in vars(each).values() if isinstance(function, FunctionType)
-                )
+    if isinstance(thing, (list, tuple, set, frozenset, deque)):
+        yield from islice(thing, MANY_ITEMS)
+        return
+    yield from wrapped_by(thing)
+    if is_wrapper(thing):
+        for _, bound in bound_by(thing):
+            yield bound
+        return
+    if isinstance(thing, (nn.Module, Optimizer)):
+        modules = thing.modules() if isinstance(thing, nn.Module) else ()
+        for each in (thing, *modules):
+            yield from (hooks for name, hooks in vars(each).items() if name.endswith("_hooks") and hooks)
+    elif is_own_class(type(thing)):
+        yield from (held for _, held in attributes_of(thing))
+    kinds = {type(each) for each in thing.modules()} if isinstance(thing, nn.Module) else {type(thing)}
+    for each in {each for kind in kinds for each in kind.__mro__ if is_own_class(each)}:
+        yield from (made for made in vars(each).values() if is_wrapper(made))
+
+
+def _is_own(function: FunctionType) -> bool:
+    return is_own_file(function.__code__.co_filename)

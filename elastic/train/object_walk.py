@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from elastic.train.callables import is_wrapper, wrapped_by
 from elastic.train.object_marks import PLAIN, Kind, Mark, Rules, Weight, mark_of, passes_on, storage_of
 from elastic.train.own_code import (
     attributes_of,
@@ -145,6 +146,8 @@ class Walk:
             return [place.part("{}", place.path, thing.__self__)]
         if isinstance(thing, functools.partial):
             return [place.part("{}", place.path, each) for each in (thing.func, thing.args, thing.keywords)]
+        if is_wrapper(thing) and not is_own_class(type(thing)):
+            return [place.part("{}", place.path, each) for each in wrapped_by(thing)]
         return self._of_instance(thing, place)
 
     def _items(
@@ -198,6 +201,8 @@ class Walk:
         return parts
 
     def _of_function(self, thing: FunctionType, place: "_Place") -> Iterator["_Part"]:
+        for each in wrapped_by(thing):
+            yield place.part("{}", place.path, each)
         if not is_own_file(thing.__code__.co_filename):
             return
         names = thing.__code__.co_freevars

@@ -4,7 +4,6 @@ Own is what lies neither in Python's library, nor in an installed package, nor i
 """
 
 import dis
-import functools
 import re
 import sys
 import sysconfig
@@ -13,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from inspect import CO_OPTIMIZED
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,14 @@ import torch
 from torch import nn
 
 import elastic
+from elastic.train.callables import bound_by, is_wrapper, layers, unwrapped
 
-_LIBRARIES = tuple(
-    {str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_LIBRARIES = frozenset(
+    {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     # These may lie in folders of their own, where they are developed.
-    | {str(Path(package.__file__ or "").resolve().parent) for package in (elastic, torch, np)}
+    | {Path(package.__file__ or "").resolve().parent for package in (elastic, torch, np)}
 )
+_INSTALLED = "site-packages", "dist-packages"
 
 _updated: dict[type, frozenset[str]] = {}
 
@@ -36,7 +37,9 @@ def is_own_file(path: str) -> bool:
     """Whether a file of code is the recipe's, and no library's."""
     if path.startswith("<frozen"):
         return False
-    return not Path(path).resolve().as_posix().startswith(_LIBRARIES) and "-packages/" not in path
+    folders = Path(path).resolve().parents
+    is_installed = any(each.name in _INSTALLED for each in (*folders, *Path(path).parents))
+    return not is_installed and _LIBRARIES.isdisjoint(folders)
 
 
 def is_own_class(kind: type) -> bool:
@@ -58,10 +61,11 @@ def updated_attributes(kind: type) -> frozenset[str]:
         found = set[str]()
         for each in kind.__mro__:
             if is_own_class(each):
-                for function in vars(each).values():
-                    if isinstance(function, FunctionType) and function.__name__ != "__init__":
-                        read, assigned = attributes(function.__code__)
-                        found |= read & assigned
+                for name, made in vars(each).items():
+                    for function in unwrapped(made) if name != "__init__" and is_wrapper(made) else ():
+                        if is_own_file(function.__code__.co_filename):
+                            read, assigned = attributes(function.__code__)
+                            found |= read & assigned
         _updated[kind] = frozenset(found)
     return _updated[kind]
 
@@ -113,15 +117,11 @@ def filled_by_hooks(modules: Iterable[nn.Module]) -> frozenset[int]:
     found = set[int]()
     for module in modules:
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):  # noqa: SLF001
-            function = hook.func if isinstance(hook, functools.partial) else hook
-            held = list(hook.args) if isinstance(hook, functools.partial) else []
-            if isinstance(function, MethodType):
-                held.append(function.__self__)
-                function = function.__func__
-            if isinstance(function, FunctionType):
-                held += [value for cell in function.__closure__ or () for value in cell_contents(cell)]
+            held = [value for layer in layers(hook) for _, value in bound_by(layer)]
+            for function in unwrapped(hook):
                 space: Mapping[str, Any] = function.__globals__
-                held += [space[name] for name in function.__code__.co_names if name in space]
+                if is_own_file(function.__code__.co_filename):
+                    held += [space[name] for name in function.__code__.co_names if name in space]
             for each in held:
                 found.add(id(each))
                 if not isinstance(each, (nn.Module, type, ModuleType)):

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from elastic.train import structure
+from elastic.train.callables import bound_by, is_wrapper, wrapped_by
 from elastic.train.own_code import cell_contents, is_own_class, is_own_file
 from elastic.train.site import MODULES_OWN, Form, Site, is_plain_attribute, note, put_back
 from elastic.train.state import State
@@ -104,7 +105,7 @@ class _Walk:
                     self._found(path, Form.ARRAY, thing, is_of_module)
             case _ if isinstance(thing, _GENERATORS):
                 self._found(path, Form.GENERATOR, thing, is_of_module)
-            case FunctionType() | MethodType() | partial():
+            case _ if is_wrapper(thing) and not is_own_class(type(thing)):
                 self._visit_callable(path, thing)
             case tuple():
                 self._add_items(path, enumerate(thing), is_of_module)
@@ -164,24 +165,22 @@ class _Walk:
             self._seen[id(each)] = each
             self._found(each.__name__, Form.CLASS, each, is_of_module)
             for name, value in vars(each).items():
-                if isinstance(value, FunctionType):
+                if is_wrapper(value):
                     self.add("", value)
                 elif is_plain_attribute(name, value):
                     self.add(f"{each.__name__}.{name}", value, is_of_module=is_of_module)
 
     def _visit_callable(self, path: str, function: Any) -> None:
+        for each in wrapped_by(function):
+            self.add(path if isinstance(function, partial) else "", each)
         match function:
             case partial():
-                for part in (function.func, *function.args, *function.keywords.values()):
+                for _, part in bound_by(function):
                     self.add(path, part)
             case MethodType():
                 self.add(path or type(function.__self__).__name__, function.__self__)
-                self.add("", function.__func__)
-            case FunctionType():
-                for name in ("__wrapped__", "_torchdynamo_orig_callable"):
-                    self.add("", vars(function).get(name))
-                if is_own_file(function.__code__.co_filename):
-                    self._visit_function(function)
+            case FunctionType() if is_own_file(function.__code__.co_filename):
+                self._visit_function(function)
             case _:
                 pass
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from elastic.errors import UsageError
 from elastic.reduce.exchange import Exchange
+from elastic.train.callables import code_key
 
 MAX_DIMENSIONS = 8
 INTEGERS = torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
@@ -80,7 +81,7 @@ class AgreedForms:
         another rank is gone.
         """
         # A recipe may call one function in one step and another one in the next.
-        key = number, getattr(function, "__code__", type(function))
+        key = number, code_key(function)
         agreed = self._agreed.get(key)
         if agreed is None:
             has_graph = self._check_all(outputs)

@@ -26,12 +26,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from elastic.data.loader import Batch
 from elastic.errors import UsageError
 from elastic.train.audit import Auditor, Call, Compute
 from elastic.train.audit_evidence import tensor_checksum
+from elastic.train.callables import bound_by, code_key, is_wrapper, wrapped_by
+from elastic.train.own_code import is_own_class
 from elastic.train.reachable import sites_of
 from elastic.train.site import WHOLE, Content, Form, Note, Site, note, put_back
 
@@ -147,15 +149,34 @@ class SideEffects:
 
     def __init__(self, auditor: Auditor) -> None:
         self._auditor = auditor
-        self._seen: set[object] = set()  # the code of functions
+        self._seen: set[object] = set()  # the codes of functions, and the objects that they work on
 
     def begin(self, function: Callable[..., Any]) -> "FirstCall | None":
         """Before the first call of a pass. None of a function that was seen before."""
-        code = getattr(function, "__code__", type(function))
-        if code in self._seen:
+        key = _key_of(function)
+        if key in self._seen:
             return None
-        self._seen.add(code)
+        self._seen.add(key)
         return FirstCall(self._auditor, function)
+
+
+def _key_of(function: Callable[..., Any]) -> object:
+    """Two partials, or closures, of one function may change two modules or objects.
+
+    Functions inside are looked at as the one outside; a tensor is another one in each step.
+    """
+    parts, waiting, seen = list[object](), [function], set[int]()
+    while waiting:
+        each: Any = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if is_wrapper(each) or each is function:
+            parts += code_key(each)
+            waiting += [*wrapped_by(each), *(bound for _, bound in bound_by(each))]
+        elif isinstance(each, nn.Module) or is_own_class(type(each)):
+            parts.append(id(each))
+    return tuple(parts)
 
 
 class FirstCall:

@@ -328,6 +328,102 @@ REFUSED = {
         """,
 }
 
+TEACHER = """
+        teacher = copy.deepcopy(model)
+        {}
+        def follow():
+            with torch.no_grad():
+                for ours, its in zip(model.parameters(), teacher.parameters()):
+                    its.mul_(0.9).add_(ours, alpha=0.1)
+        {}
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            {}
+        """
+WRAPPERS = {
+    "no_grad": ("@torch.no_grad()", "", "follow()"),
+    "no_grad and a cache": (
+        "@functools.cache\n        @torch.inference_mode(False)",
+        "",
+        "follow.__wrapped__()",
+    ),
+    "a partial": ("", "follow = functools.partial(torch.no_grad()(follow))", "follow()"),
+    "a dict": ("", 'hooks = {"update": follow}', 'hooks["update"]()'),
+    "a list of partials": ("", "hooks = [functools.partial(follow)]", "[each() for each in hooks]"),
+    "a dict of lists": ("@torch.no_grad()", 'hooks = {"step": [follow]}', 'hooks["step"][0]()'),
+    "a bound argument": ("", "hook = functools.partial(lambda each: each(), follow)", "hook()"),
+    "an attribute": (
+        "",
+        "hooks = type('Hooks', (), {'__module__': '__main__'})()\n        hooks.update = follow",
+        "hooks.update()",
+    ),
+    "a hook of the optimizer": ("", "optimizer.register_step_post_hook(lambda *_: follow())", ""),
+    "a decorator without wraps": (
+        "",
+        """def twice(function):
+            def call():
+                function()
+            return call
+        follow = twice(follow)""",
+        "follow()",
+    ),
+}
+CLASSES = {
+    "a static method": "@staticmethod\n            def run(): follow()",
+    "a class method": "@classmethod\n            def run(cls): follow()",
+    "a property": "@property\n            def run(self):\n                follow()\n                return print",
+    "a decorated method": "@torch.no_grad()\n            def run(self): follow()",
+    "a cached property": "@functools.cached_property\n            def run(self): return follow",
+}
+
+
+@pytest.mark.parametrize("form", ["module", "function"])
+@pytest.mark.parametrize("kind", [*WRAPPERS, *CLASSES])
+def test_what_a_function_changes_is_refused_however_the_function_is_wrapped(kind, form):
+    """By a decorator, which has code of a library, in a container, or in a class."""
+    if kind in WRAPPERS:
+        recipe = TEACHER.format(*WRAPPERS[kind])
+    else:
+        made = f"class Hooks:\n            {CLASSES[kind]}\n        hooks = Hooks()"
+        recipe = TEACHER.format("", made, "hooks.run()")
+    refused, _, _ = outcome(recipe, form=form)
+    assert refused.startswith("teacher.0.weight"), refused
+
+
+@pytest.mark.parametrize("form", ["module", "function"])
+def test_a_decorated_function_that_a_factory_made_hides_nothing(form):
+    """Its teacher is in its closure alone, behind the decorator's code."""
+    recipe = """
+        def following(model):
+            teacher = copy.deepcopy(model)
+            @torch.no_grad()
+            def follow():
+                for ours, its in zip(model.parameters(), teacher.parameters()):
+                    its.mul_(0.9).add_(ours, alpha=0.1)
+            return follow
+        follow = following(model)
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            follow()
+        """
+    assert outcome(recipe, form=form)[0].startswith("teacher.0.weight")
+
+
+@pytest.mark.parametrize("decorator", ["", "@torch.no_grad()"])
+def test_a_tensor_that_a_decorated_method_updates_is_refused_as_by_a_plain_one(decorator):
+    recipe = f"""
+        class Center:
+            def __init__(self):
+                self.c = torch.zeros(1)
+            {decorator}
+            def update(self, x):
+                self.c = 0.9 * self.c + 0.1 * x
+        center = Center()
+        for step in run_steps(model=model, optimizer=optimizer):
+            center.update(update())
+        """
+    assert outcome(recipe)[0].startswith("center.c was changed")
+
 
 @pytest.mark.parametrize("form", ["module", "function"])
 @pytest.mark.parametrize("path", REFUSED)

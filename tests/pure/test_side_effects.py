@@ -274,6 +274,75 @@ def test_a_function_that_a_later_step_calls_first_is_looked_at_in_its_audit():
         next(coming).mean_loss(later)
 
 
+def called(function):
+    """A decorator without `functools.wraps`: all of its functions have one code."""
+
+    def call(batch):
+        return function(batch)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [partial, called, torch.enable_grad(), lambda function: function],
+    ids=["partial", "closure", "enable_grad", "plain"],
+)
+@pytest.mark.parametrize("others", ["another function", "another module"])
+def test_what_one_function_leaves_behind_is_not_hidden_by_one_like_it_before(wrap, others):
+    """Of all partials, and of all functions behind one decorator, only the first was looked at."""
+    net, counting = Net(""), Net("count")
+
+    def harmless(batch):
+        return loss(net, batch)
+
+    def filling(batch):
+        return loss(counting, batch)
+
+    def of(module):
+        return lambda batch: loss(module, batch)
+
+    first, second = (harmless, filling) if others == "another function" else (of(net), of(counting))
+    optimizer = torch.optim.SGD([*net.parameters(), *counting.parameters()], lr=0.1)
+    loop = Training(
+        ALONE, {"net": net, "counting": counting, "optimizer": optimizer}, looks=True, audits=False
+    )
+    step = next(loop.steps())
+    step.sum(wrap(first))
+    with pytest.raises(UsageError, match=r"counting\.calls changes"):
+        step.mean_loss(wrap(second))
+
+
+@pytest.mark.parametrize(
+    "decorated",
+    [
+        staticmethod(lambda key: SHARED.setdefault(key, key)),
+        classmethod(lambda cls, key: SHARED.setdefault(key, key)),
+        property(lambda self: SHARED.setdefault(len(SHARED), 1)),
+    ],
+    ids=["static method", "class method", "property"],
+)
+def test_what_a_decorated_method_fills_is_refused(decorated):
+    """A method that is no plain function was not looked into."""
+    SHARED.clear()
+
+    class Holder:
+        fill = decorated
+
+    holder, net = Holder(), Net("")
+
+    def function(batch):
+        for index in batch.indices.tolist():
+            found = holder.fill
+            if callable(found):
+                found(index)
+        return loss(net, batch)
+
+    _, loop = training(ALONE, net, audits=False)
+    with pytest.raises(UsageError, match="SHARED"):
+        next(loop.steps()).mean_loss(function)
+
+
 def features(net, batch, found):
     return loss(net, batch) + 0.1 * found["features"].square().mean()
 

@@ -1,5 +1,7 @@
 """A sum over shards takes what can be summed, and refuses the rest on every rank."""
 
+from functools import partial
+
 import pytest
 import torch
 from steps import ALONE, BATCH, CLASSES, FEATURES, steps
@@ -91,6 +93,28 @@ def test_two_sums_of_other_forms_may_take_turns():
         else:
             step.sum(lambda batch: net(batch.data[0]).sum())
     assert step.number == 4
+
+
+def taking_turns(member, kind):
+    """Two functions of other forms behind one wrapper, in turn."""
+    wrap = partial if kind == "partial" else torch.no_grad()
+    net = net_of()
+    found = []
+    for step in steps(member, State(net=net)):
+        two, three = (lambda batch: net(batch.data[0]).sum(0)), (lambda batch: net(batch.data[0]).sum())
+        found.append(step.sum(wrap(two if step.number % 2 else three)).tolist())
+    return found
+
+
+@pytest.mark.parametrize("kind", ["partial", "no_grad"])
+def test_partials_and_decorated_functions_of_other_forms_may_take_turns(ranks, kind):
+    """All partials are of one type, and all decorated functions have the decorator's code.
+
+    Each rank must find a function known in the same steps as the others, lest one waits for ever.
+    """
+    (alone,) = ranks.run(1, taking_turns, kind)
+    assert [isinstance(each, list) for each in alone] == [True, False, True, False]
+    assert ranks.run(2, taking_turns, kind) == [alone] * 2
 
 
 @pytest.mark.parametrize(

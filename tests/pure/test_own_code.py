@@ -1,0 +1,85 @@
+"""A recipe's own file is told from a library's by its folders."""
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import elastic
+from elastic.train.own_code import filled_by_hooks, is_own_file, updated_attributes
+
+PACKAGE = Path(elastic.__file__).parent
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{PACKAGE}_recipes/gpt.py",
+        f"{PACKAGE.parent}/recipes/gpt.py",
+        f"{PACKAGE}/../recipes/gpt.py",
+        "/home/user/my-packages/recipe.py",
+        "/home/user/packages/recipe.py",
+        f"{sysconfig.get_path('stdlib')}-experiments/recipe.py",
+        "<string>",
+    ],
+)
+def test_a_folder_whose_name_only_begins_like_that_of_a_library_is_the_recipes(path):
+    """Guards would skip it, and what they look for would be silent."""
+    assert is_own_file(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{PACKAGE}/train/step.py",
+        f"{PACKAGE}/../{PACKAGE.name}/train/step.py",
+        torch.__file__,
+        pytest.__file__,
+        f"{sysconfig.get_path('stdlib')}/json/decoder.py",
+        "/usr/lib/python3/dist-packages/six.py",
+        "/home/user/.venv/lib/python3.12/site-packages/six.py",
+        "<frozen runpy>",
+    ],
+)
+def test_what_is_installed_and_pythons_library_are_no_files_of_a_recipe(path):
+    assert not is_own_file(path)
+
+
+class Center:
+    def __init__(self):
+        self.built = self.built + 1
+
+    @torch.no_grad()
+    def update(self, x):
+        self.decorated = self.decorated + x
+
+    @property
+    def value(self):
+        self.read = self.read + 1
+        return self.read
+
+    @value.setter
+    def value(self, x):
+        self.written += x
+
+    @staticmethod
+    def of(center):
+        center.static += 1
+
+
+def test_the_attributes_that_decorated_methods_update_count():
+    assert updated_attributes(Center) == {"decorated", "read", "written", "static"}
+
+
+def test_what_a_decorated_hook_fills_is_its_output():
+    """torch's wrapper has its own variables; the hook's lie behind it."""
+    found, module = {}, nn.Linear(1, 1)
+
+    @torch.no_grad()
+    def hook(module, inputs, output):
+        found["y"] = output
+
+    module.register_forward_hook(hook)
+    assert id(found) in filled_by_hooks([module])
