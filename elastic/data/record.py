@@ -31,7 +31,8 @@ class DataRecord:
     contents: of each part of the dataset; None in records of earlier versions. generators: the
     states of the global generators of random numbers when the loop began, on rank 0. settings: what
     the loop had set in its dataset when the state was saved, as JSON by name. evaluated: what
-    run.evaluate was given, by the line of the recipe.
+    run.evaluate was given, by the line of the recipe. frozen: what the functions of a step read and
+    no State saves, by its name.
     """
 
     samples: Count
@@ -45,6 +46,7 @@ class DataRecord:
     generators: dict[str, _Hash] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     evaluated: dict[str, _Hash] = field(default_factory=dict)
+    frozen: dict[str, _Hash] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
@@ -165,7 +167,7 @@ def check_ranks(records: list[DataRecord]) -> None:
     """Raises UsageError, with the first difference, unless all ranks have the same data."""
     for rank, record in enumerate(records):
         first = records[0]
-        others = "contents", "generators", "settings", "evaluated"
+        others = "contents", "generators", "settings", "evaluated", "frozen"
         names = [name for name in DataRecord.__slots__ if name not in others]
         for name in names:
             if getattr(record, name) != getattr(first, name):

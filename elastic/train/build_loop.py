@@ -29,6 +29,7 @@ from elastic.train.checkpointing import Checkpointing
 from elastic.train.consistency import Comparison
 from elastic.train.evaluated_data import EvaluatedData
 from elastic.train.flip import flip
+from elastic.train.frozen_inputs import FrozenInputs
 from elastic.train.inherit import Inheritance
 from elastic.train.local_snapshots import LocalSnapshots
 from elastic.train.loop import Loop
@@ -91,6 +92,7 @@ class LoopBuilder:
             commits_drains=is_alone(link),
             trace=self._trace(clock),
             evaluated=self.evaluated,
+            frozen=FrozenInputs(state, [loader.dataset]),
             looks_for_side_effects=Every.parse(link.audit).kind != "off",
         )
         return Loop(parts, self._read_stop(store, clock))

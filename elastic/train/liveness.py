@@ -86,6 +86,33 @@ def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> 
     )
 
 
+class LoopNames(NamedTuple):
+    """Of the code of a loop.
+
+    written: variables. assigned: attributes. mentioned: all that are no variables of the function.
+    """
+
+    written: frozenset[str] = frozenset()
+    assigned: frozenset[str] = frozenset()
+    mentioned: frozenset[str] = frozenset()
+
+
+@cache
+def names_in_loop(code: CodeType, offset: int) -> LoopNames:
+    """Of the loop in which the frame stands; none where it stands in none.
+
+    offset: as in `live_after`.
+    """
+    flow = _Flow(code, "", lambda _: ())
+    loop = flow.loop_of(flow.index_of(offset))
+    inside = [flow.instructions[number] for number in loop]
+    return LoopNames(
+        written=frozenset(each.name for each in flow.written(loop)),
+        assigned=frozenset(each.argval for each in inside if each.opname == "STORE_ATTR"),
+        mentioned=frozenset(each.argval for each in inside if each.argval in code.co_names),
+    )
+
+
 @cache
 def globals_read(code: CodeType) -> frozenset[str]:
     """The global names that a function, or a function inside it, may read."""

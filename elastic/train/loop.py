@@ -12,6 +12,7 @@ called from outside) or asks for its end (`stop`). A step that the recipe leaves
 gradients were computed, with the state as it is then; a step that it leaves before has not begun.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -70,7 +71,7 @@ class Loop:
         self._begin()
         parts, first = self._parts, self._resumed.step + 1
         auditor, is_audited = self._auditor(), self._is_first_audited(first)
-        of_steps = self._of_steps
+        of_steps = replace(self._of_steps, frozen=parts.frozen)
         if parts.looks_for_side_effects:
             of_steps = replace(of_steps, side_effects=SideEffects(auditor))
         own_shards = self._of_steps.exchange.own_shards
@@ -84,6 +85,7 @@ class Loop:
         def begins_epoch(number: int) -> bool:
             return parts.loader.order.position(number)[1] == 0
 
+        parts.frozen.begin(first, sys._getframe().f_back)  # noqa: SLF001 - the recipe's is above
         for number in range(first, self.last_step + 1):
             if is_audited and parts.output is not None:
                 parts.output.audits.begin(number)
@@ -325,6 +327,7 @@ class Loop:
     def _requests(self, number: int) -> Requests:
         parts, output = self._parts, self._parts.output
         self._memory.after_gradients()
+        parts.frozen.compare_ranks(number, parts.groups)
         if parts.snapshotting is not None:
             parts.snapshotting.copy.before_update()
         drain = parts.page.drain or (parts.trace is not None and parts.trace.wants_drain(number))

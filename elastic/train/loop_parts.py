@@ -17,6 +17,7 @@ from elastic.train.audit_schedule import AuditSchedule
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.consistency import Comparison
 from elastic.train.evaluated_data import EvaluatedData
+from elastic.train.frozen_inputs import FrozenInputs
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import Restorer
 from elastic.train.schedule import ComparisonSchedule, SnapshotSchedule
@@ -47,7 +48,8 @@ class LoopParts:
     snapshotting: on one worker of each node. faults: None without a plan. commits_drains: this
     process commits a drained state itself, since it has no agent. trace: where `elastic-train
     check` tries the recipe, else None. evaluated: what run.evaluate was given in this process.
-    looks_for_side_effects: not with `--audit off`.
+    frozen: what the functions of a step read beside the State. looks_for_side_effects: not with
+    `--audit off`.
     """
 
     loader: Loader
@@ -69,4 +71,5 @@ class LoopParts:
     commits_drains: bool
     trace: StateTrace | None
     evaluated: EvaluatedData
+    frozen: FrozenInputs
     looks_for_side_effects: bool

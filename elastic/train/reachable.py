@@ -50,6 +50,13 @@ def sites_of(state: State, functions: Iterable[Callable[..., Any]]) -> list[Site
     return walk.found()
 
 
+def sites_below(state: State, name: str, thing: Any, left_out: Iterable[Any]) -> list[Site]:
+    """All places below one object, but for these and what the modules of the state save."""
+    walk = _Walk(structure.submodules(state.modules), left_out)
+    walk.add(name.rpartition(": ")[2], thing)
+    return walk.found()
+
+
 @contextmanager
 def kept(state: State, functions: Iterable[Callable[..., Any]], copied_bytes: int) -> Iterator[None]:
     """What these functions change inside is put back. copied_bytes: of one tensor, at most."""
@@ -68,13 +75,16 @@ def modules_of(function: Callable[..., Any]) -> list[nn.Module]:
     walk.found()
     return walk.modules
 
-
 class _Walk:
-    """Breadth first, each object once. modules: whose tensors are left out."""
+    """Breadth first, each object once.
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    modules: whose tensors are left out. left_out: objects that are left out too.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], left_out: Iterable[Any] = ()) -> None:
         self.modules: list[nn.Module] = []  # that were met
         self._left_out = {id(tensor) for module in modules for tensor in _tensors(module)}
+        self._left_out |= set(map(id, left_out))
         self._seen: dict[int, Any] = {}  # by id; kept, so that no other object gets it
         self._sites: list[Site] = []
         self._waiting: deque[tuple[str, Any, bool]] = deque()

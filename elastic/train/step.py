@@ -10,6 +10,7 @@ recipe's, with plain PyTorch on the gradients in `.grad`.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -291,6 +292,8 @@ class Step:
         if not self._buffers_after:
             self._parts.buffers.begin()
         batches = self._batches
+        if self._parts.frozen is not None:
+            self._parts.frozen.look(self.number, function, sys._getframe())  # noqa: SLF001
         first_call = self._look_at(function)
         with self._parts.contract.forward():
             for batch in batches:

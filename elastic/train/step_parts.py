@@ -11,6 +11,7 @@ from elastic.reduce.gradients import Gradients
 from elastic.train.agreement import Agreement
 from elastic.train.buffers import Buffers
 from elastic.train.contract import Contract
+from elastic.train.frozen_inputs import FrozenInputs
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.shard_outputs import AgreedForms
 from elastic.train.side_effects import SideEffects
@@ -46,7 +47,10 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """agreement: None where no ranks are compared. side_effects: None where nothing is audited."""
+    """agreement: None where no ranks are compared. side_effects: None where nothing is audited.
+
+    frozen: what functions read beside the State; None where no later generation is.
+    """
 
     exchange: Exchange
     contract: Contract
@@ -58,6 +62,7 @@ class StepParts:
     order: SampleOrder
     agreement: Agreement | None = None
     side_effects: SideEffects | None = None
+    frozen: FrozenInputs | None = None
 
 
 def step_parts(

@@ -75,11 +75,12 @@ class StepRecorder:
 
     def with_settings(self, info: SnapshotInfo, settings: dict[str, str]) -> SnapshotInfo:
         """settings: what the loop has set in its dataset by now."""
-        evaluated = self._parts.evaluated.saved()
-        if not settings and not evaluated:
+        evaluated, frozen = self._parts.evaluated.saved(), self._parts.frozen.saved()
+        if not settings and not evaluated and not frozen:
             return info
         self._data_of(info.epoch)
-        return replace(info, data=replace(self._data[1], settings=settings, evaluated=evaluated).to_json())
+        record = replace(self._data[1], settings=settings, evaluated=evaluated, frozen=frozen)
+        return replace(info, data=record.to_json())
 
     def _data_of(self, epoch: int) -> str:
         if self._data[0] != epoch:  # once in an epoch, and not in each step

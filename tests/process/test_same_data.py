@@ -119,3 +119,38 @@ def test_another_validation_set_in_a_later_generation_is_refused(drill):
     agent.ends_with(2)
     assert "run.evaluate (recipe.py:20): this data set is another one than the run evaluated" in agent.output
     assert len(drill.events("generation_started")) == 2
+
+
+TAUGHT = """
+import torch
+import elastic
+
+run = elastic.start(seed=0, global_batch=16, shards=4)
+student, teacher = torch.nn.Linear(8, 2), torch.nn.Linear(8, 2).requires_grad_(False)
+file = run.path("teacher.pt")
+if file.exists():
+    teacher.load_state_dict(torch.load(file))
+else:
+    # The run goes on with the last weights, and the file has those of the best epoch.
+    best = {name: value / 2 for name, value in teacher.state_dict().items()}
+    if run.is_first:
+        torch.save(best, file)
+optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+for step in run.steps(run.data(torch.randn(64, 8), epochs=2), elastic.State(student=student, optimizer=optimizer)):
+    step.mean_loss(lambda batch: (student(batch.data) - teacher(batch.data)).square().mean())
+    optimizer.step()
+"""
+
+
+def test_a_teacher_from_a_file_that_changed_is_refused_in_a_later_generation(drill):
+    """The first generation writes other weights into the file than it trains with, and a later one
+    would train with those of the file.
+    """
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(TAUGHT)
+    agent = drill.start(*KILLED, recipe=recipe)
+    agent.ends_with(2)
+    assert "step 5: teacher.weight has other contents than when this run first read it" in agent.output
+    assert "Put it into the State, as State(..., teacher=...)" in agent.output
+    assert len(drill.events("generation_started")) == 2
+    assert drill.last_step == 4

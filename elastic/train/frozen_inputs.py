@@ -1,0 +1,219 @@
+"""What the recipe's functions read beside the State is the same in every generation.
+
+A teacher whose weights come from a file, class weights, a fixed projection: a process that restarts
+makes them again, and from a file that was overwritten meanwhile they would be others. Beside each
+state stands a checksum of what the functions of a step could reach when they were first called, and
+no object of the State saves. Later generations compare it at their first calls, and ranks at the
+end of a generation's first step.
+
+What counts has a stable name (stable_names.py). Parameters and persistent buffers of modules count
+at once; other tensors and arrays from a later step on, if they did not change until then. What
+changes later is loop_memory.py's business. Checksums are sums of words: one pass over the memory.
+It does not see what lies beyond reach (reachable.py), such as tensors in objects of libraries.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from elastic.errors import UsageError
+from elastic.snapshot import checksum
+from elastic.train.flat_state import tensor_sums
+from elastic.train.object_marks import leaves
+from elastic.train.object_walk import storage_of
+from elastic.train.process_groups import ProcessGroups
+from elastic.train.reachable import sites_below
+from elastic.train.site import Form, Site
+from elastic.train.stable_names import StableNames, below
+from elastic.train.state import State
+
+SEVERAL = ""  # a name that stood for different contents is not compared
+LOOKS = 4  # at the calls of one function in a generation
+FEW_TENSORS = 8  # of a module that have a checksum each; of a larger one, neighbours share one
+MANY_NAMES = 32
+
+Named = dict[str, list[Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    """What a name stood for at a first look."""
+
+    step: int
+    mark: object
+    sha256: str
+
+
+class FrozenInputs:
+    """Of one process. left_out: objects that others compare, such as the dataset."""
+
+    def __init__(self, state: State, left_out: list[Any]) -> None:
+        self._state = state
+        self._left_out = left_out
+        self._names: StableNames | None = None
+        self._looks: Counter[object] = Counter()
+        self._marks: dict[str, _Mark] = {}
+        self._now: dict[str, str] = {}
+        self._there: dict[str, str] = {}
+        self._first_step = 0
+
+    def resume(self, there: Mapping[str, str]) -> None:
+        """there: `saved`, beside the state that the loop begins with."""
+        self._there = dict(there)
+
+    def begin(self, step: int, frame: FrameType | None) -> None:
+        """Before the body of a generation's first step, below the frame that iterates."""
+        self._first_step = step
+        self._names = StableNames.of_loop(frame)
+
+    def look(self, step: int, function: Callable[..., Any], frame: FrameType | None) -> None:
+        """Before the calls of a pass. frame: of the call of mean_loss or sum, or below it.
+
+        Raises UsageError for what is another one than beside the restored state.
+        """
+        code = getattr(function, "__code__", type(function))
+        if self._names is None or self._looks[code] >= LOOKS:
+            return
+        self._looks[code] += 1
+        saved = self._saved_storages()
+        seen = set[int]()
+        roots, loop = self._names.roots(function, frame)
+        left_out = [*self._left_out, *self._state.objects.values()]
+        left_out = [each for each in left_out if not isinstance(each, nn.Module)]
+        for root, thing in sorted(roots.items()):
+            sites = sites_below(self._state, root, thing, left_out)
+            named = below(root, sites, loop)
+            kept = [(name, site) for name, site in named if self._is_kept(site, saved, seen)]
+            self._note(step, kept, sites)
+
+    def compare_ranks(self, step: int, groups: ProcessGroups) -> None:
+        """In a generation's first step, with the other ranks. Raises UsageError on all of them."""
+        if step != self._first_step:
+            return
+        of_ranks: list[dict[str, str]] = groups.all_gather(self._now)
+        for rank, there in enumerate(of_ranks):
+            for name, sha256 in there.items():
+                first = of_ranks[0].get(name, SEVERAL)
+                if SEVERAL not in (first, sha256) and first != sha256:
+                    raise UsageError(
+                        f"step {step}: {_shown(name)}, which no object of the State saves, is another one on rank {rank} than on rank 0, and the function "
+                        f"given to step.mean_loss or step.sum can read it. Make it alike in every process. {_advice(name)}"
+                    )
+
+    def saved(self) -> dict[str, str]:
+        """A checksum by name."""
+        several = {name: SEVERAL for name, sha256 in self._there.items() if sha256 == SEVERAL}
+        return dict(sorted((self._there | self._now | several).items())[:MANY_NAMES])
+
+    def _saved_storages(self) -> set[int]:
+        states = [leaves(thing.state_dict()) for thing in self._state.objects.values()]
+        tensors = (each for state in states for _, each in state if isinstance(each, Tensor))
+        return {storage_of(tensor) for tensor in tensors}
+
+    def _is_kept(self, site: Site, saved: set[int], seen: set[int]) -> bool:
+        """Whether it counts here: dense numbers that no State saves and no other name stood for."""
+        thing = site.thing
+        if site.form not in (Form.TENSOR, Form.ARRAY) or id(thing) in seen:
+            return False
+        seen.add(id(thing))
+        if isinstance(thing, Tensor):
+            return not thing.is_meta and not thing.is_quantized and storage_of(thing) not in (0, *saved)
+        return bool(thing.dtype.kind in "biufc")
+
+    def _note(self, step: int, kept: list[tuple[str, Site]], sites: list[Site]) -> None:
+        of_modules, others = dict[str, Named](), []
+        held = dict(_of_modules(sites))
+        for name, site in kept:
+            if (owner := held.get(id(site.thing))) is not None:
+                of_modules.setdefault(owner, {})[name] = [site.thing]
+            else:
+                others.append((name, site.thing))
+        for tensors in of_modules.values():
+            for name, part in _grouped(tensors).items():
+                mark = [(each.data_ptr(), each._version) for each in part]  # noqa: SLF001
+                self._add(step, name, mark, partial(_sha256, part), at_once=True)
+        for name, thing in others:
+            self._add(step, name, _mark_of(thing), partial(_sha256, [thing]), at_once=False)
+
+    def _add(self, step: int, name: str, mark: object, sha256: Callable[[], str], *, at_once: bool) -> None:
+        known = self._marks.get(name)
+        if known is None:
+            known = self._marks[name] = _Mark(step=step, mark=mark, sha256=sha256())
+            counts = at_once
+        elif known.mark != mark:
+            self._now[name] = SEVERAL
+            return
+        else:
+            counts = step > known.step and name not in self._now
+        if counts:
+            self._now[name] = known.sha256
+            there = self._there.get(name, SEVERAL)
+            if there not in (SEVERAL, known.sha256):
+                raise UsageError(
+                    f"step {step}: {_shown(name)} has other contents than when this run first read it, and no object of the State saves it. The function "
+                    "given to step.mean_loss or step.sum can read it, so that the run would end with another result. To resume, give it its former contents. "
+                    f"{_advice(name)}. To go on with the new contents, begin a run from this state: elastic-train RECIPE --from RUN --run-dir NEW"
+                )
+
+
+def _advice(name: str) -> str:
+    root = _shown(name).partition(".")[0].partition("[")[0]
+    return f"Put it into the State, as State(..., {root}=...), or read it from a file that never changes"
+
+
+def _shown(name: str) -> str:
+    return name.rpartition(": ")[2]
+
+
+def _of_modules(sites: list[Site]) -> Iterator[tuple[int, str]]:
+    """The ids of parameters and persistent buffers, each with the path of the outermost module."""
+    outermost: list[str] = []
+    for site in sites:
+        if site.form is not Form.NAMES or "_parameters" not in site.thing:
+            continue
+        owner = next((each for each in outermost if site.path.startswith(f"{each}.")), None)
+        if owner is None:
+            outermost.append(owner := site.path)
+        lost = site.thing.get("_non_persistent_buffers_set", ())
+        buffers = {name: each for name, each in site.thing["_buffers"].items() if name not in lost}
+        for tensor in (*site.thing["_parameters"].values(), *buffers.values()):
+            if tensor is not None:
+                yield id(tensor), owner
+
+
+def _grouped(tensors: Named) -> Named:
+    """By one name each, or from one name to another."""
+    names = list(tensors)
+    size = -(-len(names) // FEW_TENSORS)
+    found: Named = {}
+    for start in range(0, len(names), size):
+        first, *_, last = part = names[start : start + size] * (2 if size == 1 else 1)
+        name = first if first == last else f"{first} to {last}"
+        found[name] = [each for one in dict.fromkeys(part) for each in tensors[one]]
+    return found
+
+
+def _mark_of(thing: Any) -> object:
+    """Changes where the contents do. A write by NumPy has no count."""
+    if isinstance(thing, Tensor):
+        return thing.data_ptr(), thing._version, _sha256([thing])  # noqa: SLF001
+    return _sha256([thing])
+
+
+def _sha256(things: list[Any]) -> str:
+    """16 digits, the same on every device."""
+    found = hashlib.sha256()
+    for thing in things:
+        found.update(f"{thing.dtype} {list(thing.shape)}\n".encode())
+        if isinstance(thing, Tensor):
+            found.update(tensor_sums(thing.detach().resolve_conj().resolve_neg()))
+        else:
+            found.update(checksum.tensor_sums(np.ascontiguousarray(thing).reshape(-1).view(np.uint8).data))
+    return found.hexdigest()[:16]
