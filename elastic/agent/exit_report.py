@@ -14,6 +14,9 @@ from elastic.checkpoint.record import CommitRecord
 from elastic.config.run_dir import RunDir
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_LOADS
 from elastic.events import RunFailed, RunFinished, RunInterrupted, RunStarted, WorkerFailed
+from elastic.faults import unreached
+from elastic.faults.grammar import parse
+from elastic.faults.inject import Claims
 from elastic.observe import began_again, logged_event
 from elastic.observe.log import read_events
 from elastic.system.untrusted import printable
@@ -56,8 +59,20 @@ def _complete(parts: AgentParts, last: CommitRecord | None) -> int:
     errors = ((each.generation, each.event.message) for each in failed if each.event.traceback)
     what += f", digest {last.digest[:16]}{told_at_the_end(errors, settings.options.max_restarts)}"
     what += began_again.told_at_the_end(events)
+    _print_unreached(parts, last.step)
     print(printable(f"{what}; elastic-train report {run.url} shows how it went"))
     return EXIT_COMPLETE
+
+
+def _print_unreached(parts: AgentParts, last_step: int) -> None:
+    """One node of those that share the claims says it; in an object store each has its own."""
+    options, run = parts.settings.options, parts.settings.run
+    if not parts.group.is_first or (run.is_remote and options.max_nodes > 1):
+        return
+    claims = Claims(run.faults)
+    faults = [fault for fault in parse(options.faults or "") if not claims.is_taken(fault)]
+    for line in unreached.told_at_the_end(faults, last_step):
+        print(printable(line))
 
 
 def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:

@@ -82,7 +82,7 @@ class FrozenInputs:
         if self._names is None or self._looks[code] >= LOOKS:
             return
         self._looks[code] += 1
-        saved = self._saved_storages()
+        saved, known = self._saved_storages(), len(self._marks)
         seen = set[int]()
         roots, loop = self._names.roots(function, frame)
         left_out = [*self._left_out, *self._state.objects.values()]
@@ -92,6 +92,8 @@ class FrozenInputs:
             named = below(root, sites, loop)
             kept = [(name, site) for name, site in named if self._is_kept(site, saved, seen)]
             self._note(step, kept, sites)
+        if step > self._first_step and len(self._marks) == known:
+            self._looks[code] = LOOKS  # it reads nothing new
 
     def compare_ranks(self, step: int, groups: ProcessGroups) -> None:
         """In a generation's first step, with the other ranks. Raises UsageError on all of them."""

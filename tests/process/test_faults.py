@@ -40,6 +40,35 @@ for number, step in enumerate(run.steps(data, elastic.State(model=model, optimiz
 """
 
 
+BY_HAND = """
+import elastic, torch
+run = elastic.start(seed=0, global_batch=4, shards=2)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters())
+for step in run.steps(run.data(torch.ones(8, 1), steps=4), elastic.State(model=model, optimizer=optimizer)):
+    total = step.sum(lambda batch: model(batch.data).sum().detach())
+    model.weight.grad = total.reshape(1, 1)
+    optimizer.step()
+"""
+
+
+def test_a_fault_that_never_struck_is_told_at_the_end_of_the_run(drill):
+    """Gradients made by hand have no backward pass, at which the drill was to kill a worker; the
+    other fault struck.
+    """
+    recipe = drill.folder / "by_hand.py"
+    recipe.write_text(BY_HAND)
+    plan = "step 3 rank 0 backward: kill; step 2 rank 0 optimizer: kill"
+    agent = drill.start("--snapshot-every", "1", "--faults", plan, recipe=recipe)
+    agent.ends_with(0)
+    assert [event["step"] for event in drill.events("fault_injected")] == [2]
+    assert agent.output.count("no fault struck: ") == 1
+    assert (
+        "no fault struck: step 3 rank 0 backward: kill (no such point was reached: a step whose"
+        in agent.output
+    )
+
+
 def test_ranks_that_die_at_several_points_of_a_step_do_not_change_the_result(drill, undisturbed):
     """Each rank in turn gets SIGKILL in its forward pass, in the middle of the sum and after the
     optimizer, and one raises.
