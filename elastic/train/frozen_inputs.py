@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from elastic.errors import UsageError
 from elastic.snapshot import checksum
 from elastic.train.flat_state import tensor_sums
-from elastic.train.object_marks import leaves
-from elastic.train.object_walk import storage_of
+from elastic.train.object_marks import leaves, storage_of
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.reachable import sites_below
 from elastic.train.site import Form, Site

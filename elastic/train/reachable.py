@@ -75,6 +75,7 @@ def modules_of(function: Callable[..., Any]) -> list[nn.Module]:
     walk.found()
     return walk.modules
 
+
 class _Walk:
     """Breadth first, each object once.
 
