@@ -19,6 +19,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from elastic.errors import UsageError
 from elastic.train.callables import bound_by, is_wrapper, unwrapped, wrapped_by
 from elastic.train.liveness import Variable, globals_read, live_after
 from elastic.train.own_code import attributes, attributes_of, is_own_class, is_own_file
@@ -28,6 +29,7 @@ MANY_ITEMS = 1000  # of one container
 DEPTH = 6
 
 Named = list[tuple[str, Any]]
+_REFERENCES = 3  # to that dict, by its frame, by the variable that names it, and by the call that counts
 _NO_FUNCTIONS = bool, int, float, str, bytes, type(None), type, ModuleType, Tensor, np.ndarray
 _KEEPS_A_COPY = sys.version_info < (3, 13)  # a frame keeps the dict that its f_locals gave
 
@@ -79,8 +81,11 @@ class _Names:
         self.assigned: set[str] = set()
         if frame.f_code.co_flags & CO_OPTIMIZED:
             seen = frame.f_locals
+            is_recipes = sys.getrefcount(seen) > _REFERENCES
             self.own = dict(seen)
-            if _KEEPS_A_COPY:
+            for name in (name for name, value in self.own.items() if value is seen):
+                raise UsageError(_of_locals(name, frame.f_code.co_name))
+            if _KEEPS_A_COPY and not is_recipes:
                 seen.clear()  # lest the frame keep alive what its variables no longer name
         self._spaces = {self.module: frame.f_globals, "": self.own}
         self._mentioned: dict[Variable, tuple[Variable, ...]] = {}
@@ -168,6 +173,14 @@ def _parts(thing: Any) -> Iterator[Any]:
     kinds = {type(each) for each in thing.modules()} if isinstance(thing, nn.Module) else {type(thing)}
     for each in {each for kind in kinds for each in kind.__mro__ if is_own_class(each)}:
         yield from (made for made in vars(each).values() if is_wrapper(made))
+
+
+def _of_locals(name: str, function: str) -> str:
+    version = ".".join(map(str, sys.version_info[:2]))
+    return (
+        f"{name} is the dict that locals() gave, and Python {version} fills it again whenever the variables of {function}() are looked at, as is done to find "
+        f"what the loop remembers: write {name} = dict(locals())"
+    )
 
 
 def _is_own(function: FunctionType) -> bool:

@@ -1,5 +1,6 @@
 """Loops that remember something outside their State, each written as people write it."""
 
+import sys
 import textwrap
 from pathlib import Path
 
@@ -689,6 +690,32 @@ HARMLESS = {
 @pytest.mark.parametrize("habit", HARMLESS)
 def test_what_each_pass_makes_or_the_state_saves_is_left_alone(habit, form):
     assert outcome(HARMLESS[habit], form=form) == ("", set(), set())
+
+
+LOCALS = """
+def main(lr=0.1):
+    {}
+    for step in run_steps(model=model, optimizer=optimizer):
+        update()
+        assert {}["lr"] == 0.1
+main()
+"""
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="there each locals() is a dict of its own")
+def test_the_dict_of_locals_that_a_variable_holds_is_refused_and_not_emptied():
+    """Before Python 3.13 it is the dict that a look at the frame's variables fills and empties."""
+    refused, _, _ = outcome(LOCALS.format("config = locals()", "config"))
+    assert refused.startswith("config is the dict that locals() gave")
+    assert refused.endswith("write config = dict(locals())")
+
+
+@pytest.mark.parametrize("keep", ["kept = dict(locals())", "kept = {**locals()}", "kept[:] = [locals()]"])
+def test_what_a_recipe_keeps_of_locals_keeps_its_contents(keep):
+    of_kept = "kept[0]" if "[:]" in keep else "kept"
+    header = "kept = []\n" if "[:]" in keep else ""
+    found, _, _ = outcome(header + LOCALS.format(keep, of_kept))
+    assert not found.startswith("config")
 
 
 def test_the_advice_names_what_can_be_done():
