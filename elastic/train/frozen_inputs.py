@@ -195,9 +195,9 @@ def _grouped(tensors: Named) -> Named:
     size = -(-len(names) // FEW_TENSORS)
     found: Named = {}
     for start in range(0, len(names), size):
-        first, *_, last = part = names[start : start + size] * (2 if size == 1 else 1)
-        name = first if first == last else f"{first} to {last}"
-        found[name] = [each for one in dict.fromkeys(part) for each in tensors[one]]
+        part = names[start : start + size]
+        name = part[0] if len(part) == 1 else f"{part[0]} to {part[-1]}"
+        found[name] = [each for one in part for each in tensors[one]]
     return found
 
 

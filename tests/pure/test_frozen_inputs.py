@@ -295,9 +295,13 @@ def test_ranks_compare_what_they_read_in_their_first_step():
         frozen.compare_ranks(3, groups)
 
 
-def test_a_large_module_has_few_names_and_each_change_in_it_counts():
+@pytest.mark.parametrize("layers", [*range(1, 12), 20])
+def test_a_large_module_has_few_names_and_each_change_in_it_counts(layers):
+    """Of any number of tensors, odd ones as well."""
+
     def recipe(run, *, changed=None):
-        model, teacher = linear(0), nn.Sequential(*[linear(seed) for seed in range(20)])
+        model, teacher = linear(0), nn.Sequential(*[linear(seed) for seed in range(layers)])
+        teacher.register_buffer("scale", torch.ones(1))
         if changed is not None:
             teacher[changed].weight[0, 0] += 1
         for step in run.steps(model=model):
@@ -306,6 +310,6 @@ def test_a_large_module_has_few_names_and_each_change_in_it_counts():
     calm = Generation()
     recipe(calm)
     assert len(calm.saved[1]) <= 8
-    for changed in range(20):
+    for changed in range(layers):
         with pytest.raises(UsageError, match="teacher"):
             recipe(Generation(2, calm.saved[1]), changed=changed)
