@@ -88,7 +88,7 @@ class Loop:
         parts.frozen.begin(first, sys._getframe().f_back)  # noqa: SLF001 - the recipe's is above
         for number in range(first, self.last_step + 1):
             if is_audited and parts.output is not None:
-                parts.output.audits.begin(number)
+                parts.output.audits.begin()
             witness = self._witness(number, auditor) or (auditor if is_audited else None)
             step = Step(number, of_steps, partial(load, number), self._requests, witness)
             if parts.faults is not None:

@@ -52,9 +52,7 @@ class StepRecorder:
             parts.trace.add(line, parts.state.flatten(), step)
         if parts.output is not None:
             parts.output.schedule.add_step(seconds)
-            parts.output.audits.add_step(seconds)
-            if step.audit is not None:
-                parts.output.audits.add_audit(step.audit.cost_s)
+            parts.output.audits.add_step(seconds, None if step.audit is None else step.audit.cost_s)
             if step.number == self._first_new:
                 parts.output.log.record(FirstStep(step=step.number))
         self._began_s = parts.clock.monotonic()
