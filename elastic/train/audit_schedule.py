@@ -10,7 +10,7 @@ that is more: an audited step also waits for other ranks, and looks at what the 
 """
 
 from collections import deque
-from statistics import median
+from statistics import fmean, median
 
 from elastic.config.durations import Every
 from elastic.train.schedule import MEASUREMENTS
@@ -44,7 +44,7 @@ class AuditSchedule:
     def _is_affordable(self) -> bool:
         if not self._costs:  # the first one's is perhaps not known yet
             return self._begun == 0
-        return (self._begun + 1) * median(self._costs) <= SHARE * self._elapsed_s
+        return (self._begun + 1) * fmean(self._costs) <= SHARE * self._elapsed_s
 
     def begin(self) -> None:
         """An audited step begins."""
