@@ -22,7 +22,7 @@ data = run.data(dataset, steps=steps)
 state = elastic.State(model=model, optimizer=optimizer)
 
 
-def loss(batch):
+def loss(batch: elastic.Batch) -> torch.Tensor:
     time.sleep(shard_s)
     inputs, targets = batch.data
     return (model(inputs) - targets).square().mean()
