@@ -25,7 +25,8 @@ state = elastic.State(model=model, optimizer=optimizer)
 def loss(batch: elastic.Batch) -> torch.Tensor:
     time.sleep(shard_s)
     inputs, targets = batch.data
-    return (model(inputs) - targets).square().mean()
+    error: torch.Tensor = model(inputs) - targets
+    return error.square().mean()
 
 
 for step in run.steps(data, state):
