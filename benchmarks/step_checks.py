@@ -29,6 +29,7 @@ from elastic.train.buffers import Buffers
 from elastic.train.contract import Contract
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.loop_memory import LoopMemory
+from elastic.train.module_settings import ModuleSettings
 from elastic.train.state import State
 
 SHARDS, ROUNDS, STEP_S = 8, 200, 0.050
@@ -123,7 +124,7 @@ def steps(memory: LoopMemory, spent_s: list[float]) -> Iterator[int]:
         begins_epoch = step % EPOCH == 1
         began_s = time.thread_time()
         memory.begin(step, begins_epoch=begins_epoch)
-        memory.before_loading(step, begins_epoch=begins_epoch)
+        memory.before_loading(step)
         memory.body.after_gradients()
         spent_s.append(time.thread_time() - began_s)
         yield step
@@ -131,9 +132,11 @@ def steps(memory: LoopMemory, spent_s: list[float]) -> Iterator[int]:
 
 def of_looks_s(of: Recipe) -> list[float]:
     """Seconds in each step, at the recipe's variables and at what its body sets."""
-    body = BodyChanges(state=of.state, dataset=of.dataset)
+    modules = ModuleSettings(state=of.state)
+    body = BodyChanges(state=of.state, dataset=of.dataset, settings=modules)
     memory = LoopMemory(
         settings=DatasetSettings(dataset=of.dataset),
+        modules=modules,
         state=of.state,
         last_step=10**9,
         left_out=[of.dataset],

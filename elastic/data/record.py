@@ -30,9 +30,9 @@ class DataRecord:
     the run; order_so_far: of those up to the epoch of the state that the record stands beside.
     contents: of each part of the dataset; None in records of earlier versions. generators: the
     states of the global generators of random numbers when the loop began, on rank 0. settings: what
-    the loop had set in its dataset when the state was saved, as JSON by name. evaluated: what
-    run.evaluate was given, by the line of the recipe. frozen: what the functions of a step read and
-    no State saves, by its name.
+    the loop had set in its dataset and in modules when the state was saved, as JSON by name.
+    evaluated: what run.evaluate was given, by the line of the recipe. frozen: what the functions of
+    a step read and no State saves, by its name.
     """
 
     samples: Count

@@ -7,9 +7,8 @@ by autograd's count of changes. A step is read three times: when its body begins
 is loaded, and when its gradients are there. What differs between the last two was left by the
 forward or by loading. What differs between the first two was set for this step: in each step, which
 is harmless, or in some. What differs from the end of one step to the next was set for later ones.
-After the first steps only some are read. Numbers and words of the dataset are kept
-(dataset_settings.py), and not named. It does not see changes inside arrays and other objects, nor a
-number of a module that is set where an epoch begins: most recipes set that in each step.
+After the first steps only some are read. Numbers and words are kept (dataset_settings.py,
+module_settings.py), and not named here. It does not see changes inside arrays and other objects.
 """
 
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from elastic.data.stale_copies import Attribute, Attributes
 from elastic.errors import UsageError
 from elastic.train.dataset_settings import is_kept
 from elastic.train.module_attributes import ModuleAttributes
+from elastic.train.module_settings import ModuleSettings
 from elastic.train.state import State
 
 ALL_OF_FIRST = 16
@@ -35,7 +35,7 @@ _CONTENTS = Tensor, np.ndarray, list, tuple, dict, set
 
 @dataclass(slots=True, kw_only=True)
 class BodyChanges:
-    """Call `before_loop` once, the next three in each step, and the others around evaluations.
+    """Call `before_loop` once, the next three in each step, and the others where they say.
 
     They give the names of what the body sets, as far as it is new and a process that begins at this
     step would lack it, and raise UsageError where that is contents of the dataset.
@@ -43,6 +43,7 @@ class BodyChanges:
 
     state: State
     dataset: Any
+    settings: ModuleSettings
     _steps: int = 0
     _read_steps: int = 0
     _modules: ModuleAttributes = field(default_factory=ModuleAttributes)
@@ -50,7 +51,7 @@ class BodyChanges:
     _others: Attributes = field(default_factory=dict)
     _set_in: dict[str, int] = field(default_factory=dict)  # number of read steps that set it
     _left: set[str] = field(default_factory=set)  # by the forward or by loading; or said already
-    _is_read: bool = False
+    is_read: bool = False  # whether this step is
     _pending: list[str] = field(default_factory=list)  # changed before an evaluation, since the last reading
 
     def before_loop(self) -> None:
@@ -59,34 +60,40 @@ class BodyChanges:
     def begin(self, step: int) -> list[str]:
         self._steps += 1
         is_first = self._steps <= ALL_OF_FIRST
-        self._is_read = is_first or self._steps % EVERY == 0
-        if not self._is_read:
+        was_read, self.is_read = self.is_read, is_first or self._steps % EVERY == 0
+        if not self.is_read:
             return []
         names = self._changed()
+        if was_read:  # else the forwards of the steps between may have done it
+            self.settings.of_body.update(names)
         in_each = {name for name, times in self._set_in.items() if times == self._read_steps}
         self._read_steps += 1
-        # Between readings that are steps apart, numbers have been set by those steps.
-        return self._new(step, [n for n in names if n not in in_each and (is_first or not self._is_plain(n))])
+        return self._new(step, [name for name in names if name not in in_each])
 
-    def before_loading(self, step: int, *, begins_epoch: bool) -> list[str]:
-        if not self._is_read:
+    def before_loading(self, step: int) -> list[str]:
+        if not self.is_read:
             return []
         names = self._changed()
+        self.settings.of_body.update(names)
         for name in names:
-            if not (begins_epoch and self._is_plain(name)):
-                self._set_in[name] = self._set_in.get(name, 0) + 1
+            self._set_in[name] = self._set_in.get(name, 0) + 1
         in_some = [name for name, times in self._set_in.items() if times < self._read_steps]
         for name in in_some:
             del self._set_in[name]
         return self._new(step, in_some)
 
     def after_gradients(self) -> None:
-        if self._is_read:
+        if self.is_read:
             names = self._changed()
             self._left.update(names)
+            self.settings.of_forward.update(names)
 
-    def before_evaluation(self) -> None:
-        self._pending += self._read()
+    def read_body(self) -> None:
+        """Before an evaluation, and before a state is saved: what the body has set so far."""
+        names = self._read()
+        self._pending += names
+        if self.is_read:
+            self.settings.of_body.update(names)
 
     def after_evaluation(self) -> None:
         self._left.update(self._read())
@@ -126,15 +133,12 @@ class BodyChanges:
             value = self._value(name)
             if name.startswith("dataset.") and isinstance(value, _CONTENTS):
                 raise UsageError(_refusal(name, value, step))
-        return [name for name in found if not (name.startswith("dataset.") and is_kept(self._value(name)))]
+        return [name for name in found if not is_kept(self._value(name))]
 
     def _value(self, name: str) -> Any:
         """What the last reading found; an object of no kind that counts if there was nothing."""
         found = self._others.get(name) or self._modules.now.get(name)
         return _NOTHING if found is None else found.value
-
-    def _is_plain(self, name: str) -> bool:
-        return isinstance(self._value(name), bool | int | float | str)
 
 
 def _refusal(name: str, value: Any, step: int) -> str:

@@ -79,7 +79,7 @@ class Loop:
         memory = self._memory = loop_memory(parts, self.last_step, self._resumed.data)
 
         def load(number: int) -> list[Batch]:
-            memory.before_loading(number, begins_epoch=begins_epoch(number))
+            memory.before_loading(number)
             return next(batches)
 
         def begins_epoch(number: int) -> bool:
@@ -354,7 +354,7 @@ class Loop:
         requests, is_last, published = outcome.requests, step.number == self.last_step, None
         if is_last or any(requests):
             parts.heartbeat.enter(Phase.SAVE)
-            info = self._recorder.with_settings(info, self._memory.settings.changed())
+            info = self._recorder.with_settings(info, self._memory.set_by_loop())
             ends = requests.drain or is_last
             takes_snapshot = ends or requests.snapshot or requests.save
             if takes_snapshot:

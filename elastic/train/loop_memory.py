@@ -34,6 +34,7 @@ from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.flat_state import tensor_sums
 from elastic.train.loop_parts import LoopParts
 from elastic.train.loop_variables import LoopVariables, loop_variables
+from elastic.train.module_settings import ModuleSettings
 from elastic.train.object_marks import Kind, Mark, Rules, Weight, containers, leaves, plain_text, storage_of
 from elastic.train.object_walk import FREE, Walk
 from elastic.train.own_code import filled_by_hooks
@@ -103,6 +104,7 @@ class LoopMemory:
     report: Callable[[UnsavedVariables], None]
     body: BodyChanges
     settings: DatasetSettings
+    modules: ModuleSettings
     _looks: int = 0
     _steps: int = 0
     _before: _Look | None = None
@@ -115,12 +117,14 @@ class LoopMemory:
             self.body.before_loop()
         self._steps += 1
         self._note(step, self.body.begin(step))
+        if self.body.is_read:
+            self._note(step, [name for name in self.modules.unclear() if name not in self._changing])
         if step == self.last_step or self._is_due(step, begins_epoch=begins_epoch):
             self.look(step, sys._getframe(1))  # noqa: SLF001 - the recipe's frame is above
 
-    def before_loading(self, step: int, *, begins_epoch: bool = False) -> None:
+    def before_loading(self, step: int) -> None:
         """Raises UsageError for contents of the dataset that the body sets in some steps."""
-        self._note(step, self.body.before_loading(step, begins_epoch=begins_epoch))
+        self._note(step, self.body.before_loading(step))
         self.settings.before_loading()
 
     def after_gradients(self) -> None:
@@ -131,10 +135,15 @@ class LoopMemory:
     def evaluating(self) -> Iterator[None]:
         """While it lasts, samples are loaded and modules called, and no body of the loop runs."""
         self.settings.before_loading()
-        self.body.before_evaluation()
+        self.body.read_body()
         yield
         self.settings.after_loading()
         self.body.after_evaluation()
+
+    def set_by_loop(self) -> dict[str, str]:
+        """What is to stand beside a state that is saved now: JSON by name."""
+        self.body.read_body()
+        return self.settings.changed() | self.modules.changed()
 
     def _note(self, step: int, names: list[str]) -> None:
         if names:
@@ -252,9 +261,11 @@ def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) ->
             parts.trace.note(sentence(found))
 
     dataset = parts.loader.dataset
-    body = BodyChanges(state=parts.state, dataset=dataset)
-    settings = DatasetSettings(dataset=dataset)
-    settings.put_back({} if resumed is None else resumed.settings)
+    settings, modules = DatasetSettings(dataset=dataset), ModuleSettings(state=parts.state)
+    saved = {} if resumed is None else resumed.settings
+    settings.put_back(saved)
+    modules.put_back(saved)
+    body = BodyChanges(state=parts.state, dataset=dataset, settings=modules)
     return LoopMemory(
         state=parts.state,
         last_step=last_step,
@@ -262,6 +273,7 @@ def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) ->
         report=report,
         body=body,
         settings=settings,
+        modules=modules,
     )
 
 

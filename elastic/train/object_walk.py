@@ -251,8 +251,8 @@ class Walk:
         is_own = is_own_class(type(module))
         rules = _OUTPUT if is_own else _OF_LIBRARY
         for name, value in vars(module).items():
-            if name in _MODULE_NAMES or (not is_own and _is_plain(value)):
-                continue  # most of what a library's layers have, and no change of it has a weight
+            if name in _MODULE_NAMES or ((entry or not is_own) and _is_plain(value)):
+                continue  # kept with the State; of a library's layers no change of it has a weight
             if not isinstance(value, nn.Module):
                 is_assigned = name in self.assigned and rules is _OUTPUT
                 its = replace(rules, rebound=Weight.SAID) if is_assigned else rules

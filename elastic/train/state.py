@@ -111,7 +111,7 @@ class State:
 
     def name_of(self, parameter: Tensor) -> str:
         """Where a parameter or buffer is found, as `model.layers.0.weight`."""
-        for name, module in self._named_modules():
+        for name, module in self.named_modules():
             for path, tensor in chain(module._parameters.items(), module._buffers.items()):  # noqa: SLF001
                 if tensor is parameter:
                     return f"{name}.{path}"
@@ -119,7 +119,7 @@ class State:
 
     def name_of_place(self, holder: object, name: str) -> str:
         """The same, of the place `name` in a module's dict of parameters or of buffers."""
-        for module_name, module in self._named_modules():
+        for module_name, module in self.named_modules():
             if holder is module._parameters or holder is module._buffers:  # noqa: SLF001
                 return f"{module_name}.{name}"
         return name
@@ -137,7 +137,7 @@ class State:
     def _modules(self) -> dict[str, nn.Module]:
         return {name: thing for name, thing in self.objects.items() if isinstance(thing, nn.Module)}
 
-    def _named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         for name, thing in self.objects.items():
             for part in structure.held(thing):
                 if isinstance(part, nn.Module):

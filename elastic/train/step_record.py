@@ -72,7 +72,7 @@ class StepRecorder:
         )
 
     def with_settings(self, info: SnapshotInfo, settings: dict[str, str]) -> SnapshotInfo:
-        """settings: what the loop has set in its dataset by now."""
+        """settings: what the loop has set in its dataset and in modules by now."""
         evaluated, frozen = self._parts.evaluated.saved(), self._parts.frozen.saved()
         if not settings and not evaluated and not frozen:
             return info

@@ -135,3 +135,27 @@ def test_a_cache_that_an_evaluation_fills_after_a_restart_is_not_the_loops_doing
     agent = drill.start("--snapshot-every", "1", "--audit", "off", recipe=recipe)
     agent.ends_with(0)
     assert len(drill.events("generation_started")) == 2
+
+
+def test_a_number_that_the_loop_set_in_a_module_once_is_there_after_a_restart(drill):
+    """The worker dies after the step that set it, and the next one begins behind that step."""
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(
+        HEADER
+        + textwrap.dedent("""
+        model.drop = nn.Dropout(0.1)
+        for step in run.steps(data, state):
+            if step.number == 5:
+                model.drop.p = 0.5
+            assert model.drop.p == (0.5 if step.number >= 5 else 0.1)
+            update(step)
+            if step.number == 8 and not run.path("died").exists():
+                run.path("died").touch()
+                import os
+                os.kill(os.getpid(), 9)
+        """)
+    )
+    agent = drill.start("--snapshot-every", "1", recipe=recipe)
+    agent.ends_with(0)
+    assert len(drill.events("generation_started")) == 2
+    assert drill.events("unsaved_variables") == []

@@ -14,6 +14,7 @@ from torch import nn
 import elastic
 from elastic.errors import UsageError
 from elastic.train.body_changes import ALL_OF_FIRST, EVERY, BodyChanges
+from elastic.train.module_settings import ModuleSettings
 
 EPOCH = 5  # steps
 
@@ -58,18 +59,20 @@ class Recipe:
 def play(recipe, steps=3 * EPOCH, first=1):
     """{step: names}. Raises what BodyChanges raises."""
     Samples.shared = []
-    body = BodyChanges(state=elastic.State(net=recipe.net, o=recipe.optimizer), dataset=recipe.data)
+    state = elastic.State(net=recipe.net, o=recipe.optimizer)
+    settings = ModuleSettings(state=state)
+    body = BodyChanges(state=state, dataset=recipe.data, settings=settings)
     found = {}
     body.before_loop()
     for step in range(first, first + steps):
         names = body.begin(step)
         recipe.head(step)
-        names += body.before_loading(step, begins_epoch=step % EPOCH == 1)
+        names += body.before_loading(step)
         recipe.load(step)
         recipe.forward(step)
         body.after_gradients()
         recipe.tail(step)
-        body.before_evaluation()
+        body.read_body()
         recipe.evaluate(step)
         body.after_evaluation()
         if names:
@@ -127,10 +130,6 @@ FOUND = {
         case(head=at(6, lambda r: r.optimizer.register_step_pre_hook(lambda *_: None))),
         {6: ["o._optimizer_step_pre_hooks"]},
     ),
-    "a temperature that falls": (
-        case(tail=lambda r, s: set_temperature(r) if s % EPOCH == 0 else None),
-        {EPOCH + 1: ["net.temperature"]},
-    ),
     "a transform of the dataset": (
         case(tail=at(6, lambda r: setattr(r.data, "strength", nn.Tanh()))),
         {7: ["dataset.strength"]},
@@ -184,6 +183,9 @@ HARMLESS = {
     "labels that are made in each step": case(head=lambda r, s: set_labels(r)),
     "a strength that is set in each step, by the epoch": case(
         head=lambda r, s: setattr(r.data, "strength", (s - 1) // EPOCH)
+    ),
+    "a temperature that falls, which a resume puts back": case(
+        tail=lambda r, s: set_temperature(r) if s % EPOCH == 0 else None
     ),
     "a strength that is set once, which a resume puts back": case(
         tail=at(6, lambda r: setattr(r.data, "strength", 0.5))

@@ -13,6 +13,7 @@ from elastic.events import UnsavedVariables
 from elastic.train.body_changes import BodyChanges
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.loop_memory import LoopMemory, sentence
+from elastic.train.module_settings import ModuleSettings
 
 # The library's own frames are no part of a recipe, and neither is this one.
 STEPS = compile(
@@ -69,8 +70,9 @@ def outcome(recipe, count=9, form="module"):
             last_step=count,
             left_out=left_out,
             report=found.append,
-            body=Unread(state=state, dataset=None),
+            body=Unread(state=state, dataset=None, settings=(modules := ModuleSettings(state=state))),
             settings=DatasetSettings(dataset=None),
+            modules=modules,
         )
         return names["steps_of"](memory, count, Step)
 
@@ -466,15 +468,6 @@ SAID = {
             update()
             if number < 3:
                 optimizer.param_groups[0]["lr"] = 0.1
-        """,
-    "model.beta": """
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer, self.beta = nn.Linear(4, 4), 1.0
-        model = Net()
-        for step in run_steps(model=model):
-            model.beta = model.beta * 0.9
         """,
     "ema.steps": """
         class EMA:

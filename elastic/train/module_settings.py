@@ -1,0 +1,138 @@
+"""Numbers and words that the loop has set in modules of its State go on where they were.
+
+A dropout rate that falls, a temperature, a phase: no state_dict has them, and a loop may set them
+in some steps alone. So what the modules hold otherwise than the script built it stands beside each
+saved state. A process that resumes puts it there before its first step.
+
+What a forward changes (the length that its cache has reached) belongs to a process. So an attribute
+is kept only where no method of its class assigns it, or where it was seen to change while the
+loop's body ran, and never while a forward did. The others are named (`unclear`). Modules that the
+loop has put into the place of those that the script built are left alone: body_changes.py names
+them. It does not keep objects, lists or tensors; torch's own parts of a module are saved elsewhere.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from types import FunctionType
+from typing import Any
+from weakref import ReferenceType, ref
+
+from torch import nn
+
+from elastic.errors import UsageError
+from elastic.system.untrusted import parse_json
+from elastic.train.dataset_settings import TEXT, is_kept
+from elastic.train.own_code import attributes, is_own_class
+from elastic.train.state import State
+
+MANY = 1024  # names
+PREFIX = "State."  # where those of the dataset have `dataset.`
+_OF_TORCH = frozenset(vars(nn.Module()))
+_ABSENT = object()
+
+
+@dataclass(slots=True, kw_only=True)
+class ModuleSettings:
+    """Call `changed` where a state is saved.
+
+    of_forward, of_body: names, such as `model.layers.0.p`, of what was seen to change while a
+    forward ran, or the loop's body. BodyChanges adds to them.
+    """
+
+    state: State
+    of_forward: set[str] = field(default_factory=set)
+    of_body: set[str] = field(default_factory=set)
+    # Modules, and classes of the recipe's that they have, by path, as the script had built them.
+    _holders: dict[str, ReferenceType[Any]] = field(init=False)
+    _built: dict[str, Mapping[str, Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = dict(_holders(self.state))
+        self._holders = {path: ref(thing) for path, thing in found.items()}
+        self._built = {path: _plain(thing) for path, thing in found.items()}
+
+    def put_back(self, saved: Mapping[str, str]) -> None:
+        """saved: what `changed` gave, among others.
+
+        Raises UsageError for what has no place here.
+        """
+        for place, text in saved.items():
+            if not place.startswith(PREFIX):
+                continue
+            name = place.removeprefix(PREFIX)
+            path, _, attribute = name.rpartition(".")
+            held, value = self._holders.get(path), _ABSENT
+            holder = None if held is None else held()
+            with suppress(ValueError):
+                value = parse_json(text)
+            if holder is None or not is_kept(value):
+                raise UsageError(
+                    f"the loop had set {name} to {text[:TEXT]} when the state was saved, and the modules that the script builds now have no place for"
+                    " it: build them as before, or begin a new run from this state: elastic-train RECIPE --from RUN --run-dir NEW"
+                )
+            self.of_body.add(name)
+            if isinstance(holder, type):
+                type.__setattr__(holder, attribute, value)
+            else:
+                vars(holder)[attribute] = value  # without the recipe's own code
+
+    def changed(self) -> dict[str, str]:
+        """What the loop has set: JSON by names like `State.model.layers.0.p`."""
+        found = {name: value for name, value in self._differing() if self._is_the_loops(name)}
+        return {PREFIX + name: json.dumps(value) for name, value in sorted(found.items())[:MANY]}
+
+    def unclear(self) -> list[str]:
+        """The names of what a forward may have set, or the loop: a resume leaves it alone."""
+        differing = list(self._differing())
+        kept = [name for name, _ in differing if self._is_the_loops(name)]
+        unclear = [name for name, _ in differing if name not in self.of_forward and name not in kept]
+        return unclear + sorted(kept)[MANY:]
+
+    def _is_the_loops(self, name: str) -> bool:
+        if name in self.of_forward or name in self.of_body:
+            return name not in self.of_forward
+        path, _, attribute = name.rpartition(".")
+        thing = self._holders[path]()
+        return attribute not in _assigned(thing if isinstance(thing, type) else type(thing))
+
+    def _differing(self) -> Iterator[tuple[str, Any]]:
+        """Numbers and words that are not what they were when the script had built all."""
+        for path, built in self._built.items():
+            thing = self._holders[path]()
+            if thing is not None:
+                for name, value in _plain(thing).items():
+                    before = built.get(name, _ABSENT)
+                    if before is not value and repr(before) != repr(value):
+                        yield f"{path}.{name}", value
+
+
+def _holders(state: State) -> Iterator[tuple[str, Any]]:
+    for path, module in state.named_modules():
+        yield path, module
+        for kind in type(module).__mro__:
+            if is_own_class(kind):
+                yield f"class {kind.__module__}.{kind.__qualname__}", kind
+
+
+def _plain(thing: Any) -> dict[str, Any]:
+    is_class = isinstance(thing, type)
+    return {
+        name: value
+        for name, value in vars(thing).items()
+        if is_kept(value) and name not in _OF_TORCH and not (is_class and name.startswith("__"))
+    }
+
+
+@cache
+def _assigned(kind: type) -> frozenset[str]:
+    """The attributes that a method of the class assigns, when it is no longer built."""
+    found = set[str]()
+    for each in kind.__mro__:
+        if each not in (nn.Module, object):
+            for function in vars(each).values():
+                if isinstance(function, FunctionType) and function.__name__ != "__init__":
+                    found |= attributes(function.__code__)[1]
+    return frozenset(found)
