@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from operator import is_
 from types import FunctionType
 from typing import Any
 from weakref import ReferenceType, ref
@@ -47,12 +48,12 @@ class ModuleSettings:
     of_body: set[str] = field(default_factory=set)
     # Modules, and classes of the recipe's that they have, by path, as the script had built them.
     _holders: dict[str, ReferenceType[Any]] = field(init=False)
-    _built: dict[str, Mapping[str, Any]] = field(init=False)
+    _built: dict[str, "_Built"] = field(init=False)
 
     def __post_init__(self) -> None:
         found = dict(_holders(self.state))
         self._holders = {path: ref(thing) for path, thing in found.items()}
-        self._built = {path: _plain(thing) for path, thing in found.items()}
+        self._built = {path: _Built.of(thing) for path, thing in found.items()}
 
     def put_back(self, saved: Mapping[str, str]) -> None:
         """saved: what `changed` gave, among others.
@@ -102,11 +103,31 @@ class ModuleSettings:
         """Numbers and words that are not what they were when the script had built all."""
         for path, built in self._built.items():
             thing = self._holders[path]()
-            if thing is not None:
+            if thing is not None and not built.are_all(vars(thing)):
                 for name, value in _plain(thing).items():
-                    before = built.get(name, _ABSENT)
+                    before = built.plain.get(name, _ABSENT)
                     if before is not value and repr(before) != repr(value):
                         yield f"{path}.{name}", value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Built:
+    """Numbers and words by name, the names of other attributes, and how many there are in all."""
+
+    plain: dict[str, Any]
+    others: list[str]
+    size: int
+
+    @classmethod
+    def of(cls, thing: Any) -> "_Built":
+        plain = _plain(thing)
+        others = [name for name in vars(thing) if name not in plain and name not in _OF_TORCH]
+        return cls(plain=plain, others=others, size=len(vars(thing)))
+
+    def are_all(self, now: Mapping[str, Any]) -> bool:
+        """Whether these are surely the numbers and words that there are now. It takes little."""
+        is_same = len(now) == self.size and all(map(is_, map(now.get, self.plain), self.plain.values()))
+        return is_same and not any(is_kept(now.get(name)) for name in self.others)
 
 
 def _holders(state: State) -> Iterator[tuple[str, Any]]:

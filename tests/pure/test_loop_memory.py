@@ -807,7 +807,9 @@ def test_a_process_that_goes_on_with_a_run_does_not_look_in_its_first_steps(firs
             found.append(step)
 
     state = elastic.State(model=torch.nn.Linear(1, 1))
-    parts = {"body": Unread(state=state, dataset=None), "settings": DatasetSettings(dataset=None)}
+    modules = ModuleSettings(state=state)
+    body = Unread(state=state, dataset=None, settings=modules)
+    parts = {"body": body, "settings": DatasetSettings(dataset=None), "modules": modules}
     memory = Counted(state=state, last_step=24, left_out=[], report=found.append, **parts)
     for step in range(first, 25):
         memory.begin(step, begins_epoch=step % 6 == 1)
