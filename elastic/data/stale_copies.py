@@ -12,6 +12,7 @@ It does not see changes inside arrays, nor in other objects.
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from weakref import ReferenceType
 
 import numpy as np
 from torch import Tensor
@@ -95,6 +96,8 @@ def _is_other(before: Attribute | None, now: Attribute | None) -> bool:
         return before is not None and now is not None and before.version != now.version
     if isinstance(one, _PLAIN) and type(one) is type(other):
         return repr(one) != repr(other)
+    if isinstance(other, ReferenceType):
+        other = other()
     is_opened = (one is None or one is _NOTHING) and not isinstance(other, _DATA) and not callable(other)
     return not is_opened
 

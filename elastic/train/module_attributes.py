@@ -5,57 +5,93 @@ for a whole run. So a reading first compares all of them by identity, those that
 by that; the modules where one differs are then read anew. What counts as a change is decided by
 stale_copies.py.
 
+No reading keeps alive what a forward leaves in an attribute, and with it the graph of a step.
+
 Torch's own parts of a module (parameters, buffers, submodules, its mode) do not count, but for its
 hooks. A module that takes the place of another one does.
 """
 
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
-from torch import Tensor, nn
+from torch import nn
 
 from elastic.data import stale_copies
 from elastic.data.stale_copies import Attribute, Attributes
 from elastic.train import structure
 from elastic.train.structure import Items
 
-_OF_MODULES = frozenset(vars(nn.Module())) - {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks"}
+_HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks"})
+_OF_TORCH = frozenset(vars(nn.Module()))
+_OF_MODULES = _OF_TORCH - _HOOKS
+
+
+class Address(int):
+    """Of a list, a tuple or a dict, which may hold outputs and cannot be referred to weakly."""
+
+
+def standing_for(value: Any) -> Any:
+    """The value itself if it is a number, a word, a function or a module; else its identity."""
+    if value is None or isinstance(value, bool | int | float | str | nn.Module) or callable(value):
+        return value
+    try:
+        return ref(value)  # the same object at each call, as long as one is kept
+    except TypeError:
+        return Address(id(value)) if isinstance(value, list | tuple | dict) else value
 
 
 @dataclass(slots=True, kw_only=True)
 class _Reading:
-    """All attributes of a module, torch's own parts too, and those that count, by path."""
+    """Those attributes of a module that count, by path, as they stood among all of them."""
 
     path: str
     module: nn.Module
-    names: list[str]
-    values: list[Any]
+    all: "_All"
     attributes: Attributes
 
     def is_current(self) -> bool:
-        held = vars(self.module)
-        if list(held) != self.names or not structure.same(list(held.values()), self.values):
-            return False
-        return all(stale_copies.version_of(each.value) == each.version for each in self.attributes.values())
+        return self.all.are([vars(self.module)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Together:
-    """What decides whether anything has changed, of all readings."""
+class _All:
+    """All attributes of some modules.
 
-    children: Items
-    attributes: Items
-    sized: list[Any]  # values that have a length
+    hooks: dicts of them, with their sizes. others: by place, what stands for values that are not
+    kept, and their versions.
+    """
+
+    kept: Items
+    hooks: list[Any]
     sizes: list[int]
-    tensors: list[Tensor]
-    versions: list[int]
+    others: list[tuple[int, Any, int]]
 
-    def is_current(self, dicts: list[dict[str, Any]]) -> bool:
-        return (
-            self.attributes.are(Items.of(dicts))
-            and list(map(len, self.sized)) == self.sizes
-            and list(map(stale_copies.version_of, self.tensors)) == self.versions
-        )
+    @classmethod
+    def of(cls, dicts: list[dict[str, Any]]) -> "_All":
+        items, others = Items.of(dicts), []
+        for place in [place for place, name in enumerate(items.names) if name not in _OF_TORCH]:
+            value = items.values[place]
+            standing = standing_for(value)
+            if standing is not value:
+                others.append((place, standing, stale_copies.version_of(value)))
+                items.values[place] = None
+        hooks = [value for name, value in zip(items.names, items.values, strict=True) if name in _HOOKS]
+        return cls(kept=items, hooks=hooks, sizes=list(map(len, hooks)), others=others)
+
+    def are(self, dicts: list[dict[str, Any]]) -> bool:
+        now = Items.of(dicts)
+        if now[:2] != self.kept[:2] or list(map(len, self.hooks)) != self.sizes:
+            return False
+        for place, standing, version in self.others:
+            value = now.values[place]
+            found = standing_for(value)
+            if found is not standing and not (isinstance(found, Address) and found == standing):
+                return False
+            if stale_copies.version_of(value) != version:
+                return False
+            now.values[place] = None
+        return structure.same(now.values, self.kept.values)
 
 
 class ModuleAttributes:
@@ -65,7 +101,8 @@ class ModuleAttributes:
         self.now: Attributes = {}
         self._roots: dict[str, nn.Module] = {}
         self._readings: list[_Reading] = []
-        self._together = _together([])
+        self._children = Items.of([])
+        self._all = _All.of([])
 
     def read(self, roots: dict[str, nn.Module]) -> list[str]:
         """The names of what is not as the last reading found it. roots: by their path."""
@@ -74,7 +111,7 @@ class ModuleAttributes:
         )
         if not (is_same and self._has_same_modules()):
             return self._read_all(roots)
-        if self._together.is_current([vars(reading.module) for reading in self._readings]):
+        if self._all.are([vars(reading.module) for reading in self._readings]):
             return []
         names = []
         for index, reading in enumerate(self._readings):
@@ -84,12 +121,11 @@ class ModuleAttributes:
                 for name in reading.attributes:
                     self.now.pop(name, None)
                 self.now |= new.attributes
-        self._together = _together(self._readings)
+        self._all = _All.of([vars(reading.module) for reading in self._readings])
         return names
 
     def _has_same_modules(self) -> bool:
-        now = [_children_of(reading.module) for reading in self._readings]
-        return self._together.children.are(Items.of(now))
+        return self._children.are(Items.of([_children_of(reading.module) for reading in self._readings]))
 
     def _read_all(self, roots: dict[str, nn.Module]) -> list[str]:
         self._roots = roots
@@ -98,35 +134,19 @@ class ModuleAttributes:
             for entry, root in roots.items()
             for path, module in root.named_modules(prefix=entry)
         ]
-        self._together = _together(self._readings)
+        self._children = Items.of([_children_of(reading.module) for reading in self._readings])
+        self._all = _All.of([vars(reading.module) for reading in self._readings])
         before = self.now
         self.now = {name: each for reading in self._readings for name, each in reading.attributes.items()}
         return stale_copies.changed(before, self.now)
 
 
 def _read(path: str, module: nn.Module) -> _Reading:
-    held = dict(vars(module))
     attributes = {path: Attribute(module, 0)}
-    for name, value in held.items():
+    for name, value in vars(module).items():
         if name not in _OF_MODULES:
-            attributes[f"{path}.{name}"] = Attribute(value, stale_copies.version_of(value))
-    return _Reading(
-        path=path, module=module, names=list(held), values=list(held.values()), attributes=attributes
-    )
-
-
-def _together(readings: list[_Reading]) -> _Together:
-    attributes = [each for reading in readings for each in reading.attributes.values()]
-    sized = [each for each in attributes if isinstance(each.value, stale_copies.CONTAINERS)]
-    tensors = [each for each in attributes if isinstance(each.value, Tensor)]
-    return _Together(
-        children=Items.of([_children_of(reading.module) for reading in readings]),
-        attributes=Items.of([dict(zip(r.names, r.values, strict=True)) for r in readings]),
-        sized=[each.value for each in sized],
-        sizes=[each.version for each in sized],
-        tensors=[each.value for each in tensors],
-        versions=[each.version for each in tensors],
-    )
+            attributes[f"{path}.{name}"] = Attribute(standing_for(value), stale_copies.version_of(value))
+    return _Reading(path=path, module=module, all=_All.of([vars(module)]), attributes=attributes)
 
 
 def _children_of(module: nn.Module) -> dict[str, nn.Module | None]:

@@ -1,5 +1,7 @@
 """A reading that compares all attributes at once finds what one finds that looks at each."""
 
+import weakref
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 from elastic.data import stale_copies
 from elastic.data.stale_copies import Attribute
 from elastic.train import module_attributes
-from elastic.train.module_attributes import ModuleAttributes
+from elastic.train.module_attributes import ModuleAttributes, standing_for
 
 PLACES = ["", "0", "1", "1.0"]
 NAMES = ["p", "cache", "noise"]
@@ -36,7 +38,7 @@ def twin(roots):
             found[path] = Attribute(module, 0)
             for name, value in vars(module).items():
                 if name not in module_attributes._OF_MODULES:
-                    found[f"{path}.{name}"] = Attribute(value, stale_copies.version_of(value))
+                    found[f"{path}.{name}"] = Attribute(standing_for(value), stale_copies.version_of(value))
     return found
 
 
@@ -141,3 +143,26 @@ def test_a_module_or_a_value_that_moves_to_the_next_module_is_found():
     vars(two).clear()
     vars(two).update({"p": vars(one).pop("p")} | own)
     assert set(quick.read({"one": one, "two": two})) == {"one.p", "two.p"}
+
+
+@pytest.mark.parametrize(
+    "form", [torch.clone, lambda x: [x], lambda x: {"x": x}], ids=["tensor", "list", "dict"]
+)
+def test_no_reading_keeps_alive_what_a_forward_leaves(form):
+    """Else the graph of a step would live until the next reading, eight steps later."""
+    root = network()
+    root.output = form(root[1](torch.ones(1, 1)))
+    quick = ModuleAttributes()
+    quick.read({"net": root})
+    output = weakref.ref(tensor_of(root.output))
+    root.output = form(torch.zeros(1))
+    assert output() is None
+    assert quick.read({"net": root}) == ["net.output"]
+
+
+def tensor_of(value):
+    return (
+        value
+        if isinstance(value, torch.Tensor)
+        else next(iter(value.values() if isinstance(value, dict) else value))
+    )
