@@ -44,13 +44,8 @@ class DatasetSettings:
         self._built = self._before = self._read()
 
     def put_back(self, saved: Mapping[str, str]) -> None:
-        """saved: what `changed` gave, among others.
-
-        Raises UsageError for an attribute that has no place here.
-        """
+        """saved: what `changed` gave. Raises UsageError for an attribute that has no place here."""
         for place, text in saved.items():
-            if not place.startswith("dataset."):
-                continue
             path, _, name = place.rpartition(".")
             holder, value = _held(self.dataset, self._read()).get(path.removesuffix(_CLASS)), None
             with suppress(ValueError):

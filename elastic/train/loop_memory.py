@@ -34,7 +34,7 @@ from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.flat_state import tensor_sums
 from elastic.train.loop_parts import LoopParts
 from elastic.train.loop_variables import LoopVariables, loop_variables
-from elastic.train.module_settings import ModuleSettings
+from elastic.train.module_settings import PREFIX, ModuleSettings
 from elastic.train.object_marks import Kind, Mark, Rules, Weight, containers, leaves, plain_text, storage_of
 from elastic.train.object_walk import FREE, Walk
 from elastic.train.own_code import filled_by_hooks
@@ -263,8 +263,9 @@ def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) ->
     dataset = parts.loader.dataset
     settings, modules = DatasetSettings(dataset=dataset), ModuleSettings(state=parts.state)
     saved = {} if resumed is None else resumed.settings
-    settings.put_back(saved)
-    modules.put_back(saved)
+    of_modules = {name: text for name, text in saved.items() if name.startswith(PREFIX)}
+    modules.put_back(of_modules)
+    settings.put_back({name: text for name, text in saved.items() if name not in of_modules})
     body = BodyChanges(state=parts.state, dataset=dataset, settings=modules)
     return LoopMemory(
         state=parts.state,

@@ -56,13 +56,8 @@ class ModuleSettings:
         self._built = {path: _Built.of(thing) for path, thing in found.items()}
 
     def put_back(self, saved: Mapping[str, str]) -> None:
-        """saved: what `changed` gave, among others.
-
-        Raises UsageError for what has no place here.
-        """
+        """saved: what `changed` gave. Raises UsageError for what has no place here."""
         for place, text in saved.items():
-            if not place.startswith(PREFIX):
-                continue
             name = place.removeprefix(PREFIX)
             path, _, attribute = name.rpartition(".")
             held, value = self._holders.get(path), _ABSENT
