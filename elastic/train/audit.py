@@ -60,7 +60,7 @@ class Call:
     """One call of the recipe's function for one shard.
 
     number: among the sums and losses of the step, from 1. buffers: those that the call begins with,
-    None for the opening ones.
+    None for those that the next shard would begin with.
     """
 
     function: Function
@@ -198,10 +198,20 @@ class StepAudit:
             self._call_again(function, number)
             self._check(self._new, lambda outputs: backward(outputs[-1]))
 
+    @property
+    def buffers_again(self) -> list[Contents]:
+        """What passes that were computed again have left, if there were any in this computation."""
+        return [] if self._again.buffers is None else [self._again.buffers]
+
+    @buffers_again.setter
+    def buffers_again(self, found: list[Contents]) -> None:
+        (self._again.buffers,) = found
+
     def _call_again(self, function: Function, number: int) -> None:
         if self._batch is None:
             self._batch = self._auditor.loader.shard(self._step, self._again.shard)
-        call = Call(function=function, number=number, buffers=self._again.buffers)
+        before = self._again.buffers or self._auditor.buffers.opening
+        call = Call(function=function, number=number, buffers=before)
         self._outputs[number] = self._run(self._again, call, self._batch)
         self._new.append(number)
 

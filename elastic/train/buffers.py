@@ -20,8 +20,8 @@ It does not make BatchNorm's forward see the global batch: within a step each sh
 its own statistics, so that they do not depend on which rank holds it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -204,6 +204,76 @@ class Buffers:
             raise
         torch._C._autograd._unsafe_set_version_counter(tuple(self._tensors), tuple(contents.versions))  # noqa: SLF001
         self._held = contents
+
+    @property
+    def opening(self) -> Contents:
+        """What a shard begins with that the step has not computed yet."""
+        return self._opening
+
+    def follow_body(self, after: Sequence[Contents]) -> list[Contents]:
+        """What the loop's body has written since `load` is the start of each shard from here on.
+
+        after: what the step's earlier passes left. Returns the same with what was written, which is
+        seen where it is counted or assigned. Raises UsageError where a shard has changed the same
+        buffer, and for a tensor that no sum takes.
+        """
+        assigned = {
+            id(place.opening): tensor
+            for place in self._places
+            if (tensor := place.holder.get(place.name)) is not place.opening
+        }
+        versions = [tensor._version for tensor in self._tensors]  # noqa: SLF001 - autograd's count
+        if not assigned and versions == self._opening.versions:
+            return list(after)
+        if assigned:
+            check_assigned(self._places, assigned, self._state)
+        written: dict[int, Tensor] = {}
+        for i, (tensor, version) in enumerate(zip(self._tensors, versions, strict=True)):
+            if id(tensor) in assigned or version != self._opening.versions[i]:
+                opening = self._opening.values[i]
+                if any(bool(differ(self._value(each, i), opening)) for each in after):
+                    raise UsageError(self._changed_by_both(tensor))
+                now = assigned.get(id(tensor), tensor)
+                assert now is not None, "check_assigned refuses None in the place of a tensor"
+                written[i] = now
+        return self._write(written, assigned, after)
+
+    def _write(
+        self, written: dict[int, Tensor], assigned: dict[int, Tensor | None], after: Sequence[Contents]
+    ) -> list[Contents]:
+        values = {i: tensor.detach().clone() for i, tensor in written.items()}
+        was = [id(place.opening) for place in self._places]
+        self._places = [
+            replace(place, opening=assigned.get(name, place.opening))
+            for place, name in zip(self._places, was, strict=True)
+        ]
+        for i, tensor in written.items():
+            if id(self._tensors[i]) in self._moved:
+                self._moved[id(tensor)] = tensor
+            self._tensors[i], self._data[i] = tensor, tensor.data
+
+        def with_it(contents: Contents) -> Contents:
+            return Contents(
+                present=[
+                    assigned.get(name, tensor) for name, tensor in zip(was, contents.present, strict=True)
+                ],
+                values=[values.get(i, value) for i, value in enumerate(contents.values)],
+                versions=[
+                    written[i]._version if i in written else version  # noqa: SLF001
+                    for i, version in enumerate(contents.versions)
+                ],
+                assigned=contents.assigned,
+            )
+
+        self._opening = self._held = with_it(self._opening)
+        return [with_it(each) for each in after]
+
+    def _changed_by_both(self, tensor: Tensor) -> str:
+        place = next(place for place in self._places if place.opening is tensor)
+        return (
+            f"the loop's body changed buffer {self._state.name_of_place(place.holder, place.name)} between a sum and the gradients of the step, and the forward of that "
+            "sum changes it, too: which of both counts is not known. Change it after step.mean_loss or step.backward, or before the step's first computation"
+        )
 
     def contributions(self, after: Mapping[int, Contents]) -> dict[int, Tensor]:
         """float64 [length] for each shard: what it adds to the end-of-step all-reduce.

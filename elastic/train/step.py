@@ -171,6 +171,7 @@ class Step:
             )
         self._check_usable()
         gradients, heartbeat = self._parts.gradients, self._parts.heartbeat
+        self._follow_body()
         self._begin_gradients(scaler)
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         # Those that reach parameters past the sums; d loss / d sum is left in `sum.grad`.
@@ -240,6 +241,7 @@ class Step:
                 "gradients by hand, return them with .detach() from the function given to step.sum, and set .grad of the parameters from the sum"
             )
         norms = self._sums.norms()
+        self._follow_body()
         self._parts.gradients.begin_without()
         if isinstance(self.audit, StepAudit):
             self.audit.check_sums(lambda _outputs: None)
@@ -289,7 +291,9 @@ class Step:
             )
         self._check_usable()
         self._passes += 1
-        if not self._buffers_after:
+        if self._buffers_after:
+            self._follow_body()
+        else:
             self._parts.buffers.begin()
         batches = self._batches
         if self._parts.frozen is not None:
@@ -299,7 +303,7 @@ class Step:
             for batch in batches:
                 self._parts.heartbeat.enter(Phase.STEP)
                 self.fault_point("forward")
-                before = self._buffers_after.get(batch.shard)
+                before = self._buffers_after.get(batch.shard, self._parts.buffers.opening)
                 call = Call(function=function, number=self._passes, buffers=before)
                 audit = self.audit if self.audit is not None and batch.shard == self.audit.own else None
                 if audit is not None:
@@ -313,6 +317,15 @@ class Step:
                     first_call = None
                 yield batch, output
         random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
+
+    def _follow_body(self) -> None:
+        """What the body wrote into buffers since the last pass counts for every shard."""
+        after, audit = self._buffers_after, self.audit
+        again = audit.buffers_again if isinstance(audit, StepAudit) else []
+        found = self._parts.buffers.follow_body([*after.values(), *again])
+        self._buffers_after = dict(zip(after, found, strict=False))
+        if isinstance(audit, StepAudit) and again:
+            audit.buffers_again = found[len(after) :]
 
     def _look_at(self, function: Callable[[Batch], Tensor]) -> FirstCall | None:
         """In the first step of a run, and where a shard is computed again anyway."""

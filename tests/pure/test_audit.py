@@ -116,6 +116,29 @@ def closure_recipe(training_of):
     return objects, losses
 
 
+def centred_recipe(training_of):
+    """Between a sum and the loss it moves a centre that both use: in place, or by assignment."""
+    net = plain_net()
+    net.register_buffer("center", torch.zeros(6))
+    net.register_buffer("scale", torch.ones(6))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+    objects, drawn = {"net": net, "optimizer": optimizer}, []
+
+    def centred(batch):
+        return (batch.data[0] - net.center) / net.scale
+
+    for step in training_of(objects).steps():
+        mean = step.sum(lambda batch: centred(batch).double().sum(0)).float() / BATCH
+        net.center.add_(mean, alpha=0.1)
+        net.scale = net.scale + mean.square()
+        step.sum(lambda batch: centred(batch).square().sum(0))
+        step.mean_loss(lambda batch: F.cross_entropy(net(centred(batch)), batch.data[1]))
+        optimizer.step()
+        drawn += [float(net.center.sum()), float(net.scale.sum())]
+    assert net.center.any() and (net.scale != 1).all()
+    return objects, drawn
+
+
 def scaled_recipe(training_of):
     """bfloat16 autocast around the call, a GradScaler, and a loss that overflows in one shard."""
     net = plain_net()
@@ -185,6 +208,7 @@ EXACT = {
     "sum": sum_recipe,
     "adversarial": adversarial_recipe,
     "closure": closure_recipe,
+    "centred": centred_recipe,
     "scaled": scaled_recipe,
     "reassigning": reassigning_recipe,
 }

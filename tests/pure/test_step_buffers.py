@@ -186,6 +186,56 @@ def test_a_buffer_that_the_recipe_sets_before_a_computation_keeps_its_value(is_s
     assert net.scale.tolist() == [4.0] * 4
 
 
+WRITES = {
+    "in place": lambda net: net.scale.fill_(4.0),
+    "assigned": lambda net: setattr(net, "scale", torch.full((4,), 4.0)),
+}
+
+
+@pytest.mark.parametrize("ending", ["mean_loss", "backward", "by hand"])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("large", [False, True])
+def test_a_buffer_that_the_recipe_sets_between_a_sum_and_the_gradients_keeps_its_value(ending, write, large):
+    """A centre or codebook that is updated from a sum, before the loss: it was put back to what the
+    step began with, in every step. A large buffer is neither saved nor loaded for each shard.
+    """
+    net = Scaled(None)
+    net.forward = lambda x: net.layer(x) / net.scale
+    net.register_buffer("table", torch.zeros(2**14))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    step = next(steps(ALONE, State(net=net, optimizer=optimizer)))
+    total = step.sum(
+        lambda batch: net.layer(batch.data[0]).square().sum() * (1 if ending == "backward" else 0)
+    )
+    write(net)
+    if large:
+        net.table.fill_(3.0)
+    if ending == "mean_loss":
+        step.mean_loss(energy(net))
+        alone = copy.deepcopy(net)
+        other = next(steps(ALONE, State(net=alone)))
+        alone.forward = lambda x: alone.layer(x) / 4.0
+        other.mean_loss(energy(alone))
+        assert torch.equal(net.layer.weight.grad, alone.layer.weight.grad)
+    elif ending == "backward":
+        step.backward(total)
+    else:
+        step.sum(lambda batch: net.layer(batch.data[0]).detach().sum())
+        optimizer.step()
+    assert net.scale.tolist() == [4.0] * 4
+    assert net.table.unique().tolist() == [3.0 if large else 0.0]
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_buffer_that_forward_and_the_body_change_in_one_step_is_refused_by_name(write):
+    net = Scaled("assigned")
+    step = next(steps(ALONE, State(net=net)))
+    step.sum(energy(net))
+    write(net)
+    with pytest.raises(UsageError, match=r"the loop's body changed buffer net\.scale between a sum"):
+        step.mean_loss(energy(net))
+
+
 @pytest.mark.parametrize(
     ("value", "says"),
     [
