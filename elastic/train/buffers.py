@@ -284,7 +284,8 @@ class Buffers:
         moving = {shard: self._moving_of(contents) for shard, contents in after.items()}
         found = self._sums.contributions(moving, [self._opening.values[i] for i in self._moving])
         for index, (shard, contents) in enumerate(after.items()):
-            if len(found[shard]) != self._sums.length:
+            is_resized = any(contents.values[i].shape != self._opening.values[i].shape for i in self._still)
+            if is_resized or len(found[shard]) != self._sums.length:
                 self.check_sizes(contents.values)
             if self._still:
                 flags = [self._value(contents, i) is not self._opening.values[i] for i in self._still]

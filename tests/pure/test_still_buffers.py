@@ -216,6 +216,15 @@ def test_a_large_buffer_that_a_later_forward_changes_uncounted_is_refused_by_nam
         )
 
 
+def test_a_large_buffer_that_a_forward_gives_another_size_is_refused_by_name():
+    """Its sums would be counted with the new size, and the opening value fits into that."""
+    module = nn.Module()
+    module.register_buffer("range", torch.zeros(1, LARGE))
+    ranks = [(module, Buffers(State(net=module), 4, CPU))]
+    with pytest.raises(UsageError, match=r"forward gave buffer net\.range another size"):
+        compute(ranks, 4, lambda each, _shard: each.range.resize_(4, LARGE).fill_(1))
+
+
 def test_what_the_loops_body_writes_uncounted_into_a_large_buffer_stays():
     """An average of weights, kept by `.data.copy_` as older recipes do."""
     module, buffers = one_large(torch.float32)
