@@ -88,7 +88,7 @@ class Loop:
         parts.frozen.begin(first, sys._getframe().f_back)  # noqa: SLF001 - the recipe's is above
         for number in range(first, self.last_step + 1):
             if is_audited and parts.output is not None:
-                parts.output.audits.begin()
+                parts.output.audits.begin(number)
             witness = self._witness(number, auditor) or (auditor if is_audited else None)
             step = Step(number, of_steps, partial(load, number), self._requests, witness)
             if parts.faults is not None:
@@ -352,7 +352,7 @@ class Loop:
                     parts.trace.note(note)
         info = self._recorder.record(step, outcome)
         requests, is_last, published = outcome.requests, step.number == self.last_step, None
-        if is_last or any(requests):
+        if is_last or any(requests._replace(audit=False)):
             parts.heartbeat.enter(Phase.SAVE)
             info = self._recorder.with_settings(info, self._memory.set_by_loop())
             ends = requests.drain or is_last
