@@ -214,8 +214,9 @@ class Buffers:
         """What the loop's body has written since `load` is the start of each shard from here on.
 
         after: what the step's earlier passes left. Returns the same with what was written, which is
-        seen where it is counted or assigned. Raises UsageError where a shard has changed the same
-        buffer, and for a tensor that no sum takes.
+        seen where it is counted or assigned. The averages of normalisations are put back: the body
+        may call a model between a sum and the gradients. Raises UsageError where a shard has
+        changed the same buffer, and for a tensor that no sum takes.
         """
         assigned = {
             id(place.opening): tensor
@@ -225,11 +226,13 @@ class Buffers:
         versions = [tensor._version for tensor in self._tensors]  # noqa: SLF001 - autograd's count
         if not assigned and versions == self._opening.versions:
             return list(after)
+        averages = {id(place.opening) for place in self._places if place.is_average}
         if assigned:
             check_assigned(self._places, assigned, self._state)
         written: dict[int, Tensor] = {}
         for i, (tensor, version) in enumerate(zip(self._tensors, versions, strict=True)):
-            if id(tensor) in assigned or version != self._opening.versions[i]:
+            is_written = version != self._opening.versions[i] and id(tensor) not in averages
+            if is_written or id(tensor) in assigned:
                 opening = self._opening.values[i]
                 if any(bool(differ(self._value(each, i), opening)) for each in after):
                     raise UsageError(self._changed_by_both(tensor))

@@ -165,16 +165,18 @@ class _KeptBuffers:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._kept = [
-            (part, name, buffer, buffer.detach().clone())
+            (part, name, buffer, buffer.detach().clone(), buffer._version)  # noqa: SLF001 - autograd's count
             for part in structure.submodules(modules)
             for name, buffer in part._buffers.items()  # noqa: SLF001 - where a forward may put another tensor
             if buffer is not None
         ]
 
     def put_back(self) -> None:
-        for part, name, buffer, value in self._kept:
+        for part, name, buffer, value, version in self._kept:
             part._buffers[name] = buffer  # noqa: SLF001
             buffer.data.copy_(value)
+            # An evaluation between a sum and its gradients has changed nothing.
+            torch._C._autograd._unsafe_set_version_counter((buffer,), (version,))  # noqa: SLF001
 
 
 def _differ(one: Form, other: Form) -> UsageError:

@@ -162,6 +162,8 @@ def test_run_steps_names_what_it_was_given_in_place_of_data_and_state(data, stat
     order = order_of(epochs=1)
     if data is None:
         data = Data(loader=Loader(dataset=range(SAMPLES), order=order, device=torch.device("cpu")))
+    run = object.__new__(Run)
+    run._loop_end = None
     with pytest.raises(UsageError) as refused:
-        next(Run.steps(object.__new__(Run), data, state))
+        next(Run.steps(run, data, state))
     assert says in str(refused.value)

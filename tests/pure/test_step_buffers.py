@@ -226,6 +226,20 @@ def test_a_buffer_that_the_recipe_sets_between_a_sum_and_the_gradients_keeps_its
     assert net.table.unique().tolist() == [3.0 if large else 0.0]
 
 
+def test_averages_that_the_bodys_own_forward_updates_between_are_put_back():
+    """A penalty on a fixed batch, in training mode: the averages are those of the shards alone."""
+    left = []
+    for calls in (0, 2):
+        net = model_of("batch norm")
+        step = next(steps(ALONE, State(net=net)))
+        total = step.sum(energy(net))
+        for _ in range(calls):
+            net(torch.ones(2, FEATURES))
+        step.backward(total)
+        left.append([buffer.tolist() for buffer in net.buffers()])
+    assert left[0] == left[1]
+
+
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_a_buffer_that_forward_and_the_body_change_in_one_step_is_refused_by_name(write):
     net = Scaled("assigned")

@@ -12,6 +12,7 @@ from elastic.train.body_changes import BodyChanges
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.flat_state import checksum_of
 from elastic.train.loop_memory import LoopMemory
+from elastic.train.module_settings import ModuleSettings
 from elastic.train.state import State
 from elastic.train.trial_load import load_as_built, load_own_again
 
@@ -206,13 +207,15 @@ def test_a_look_at_the_loop_does_not_count_as_a_name_that_holds_an_array():
     """What state_dict gave to the look were views of the array, which keep it alive."""
     state = State(replay=Replay(in_place=False))
     load_as_built(state)
+    modules = ModuleSettings(state=state)
     memory = LoopMemory(
         state=state,
         last_step=9,
         left_out=[],
         report=print,
-        body=BodyChanges(state=state, dataset=[]),
+        body=BodyChanges(state=state, dataset=[], settings=modules),
         settings=DatasetSettings(dataset=[]),
+        modules=modules,
     )
     memory.begin(1)
     load_own_again(state)
