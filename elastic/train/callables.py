@@ -84,7 +84,7 @@ def unwrapped(thing: Any) -> list[FunctionType]:
 
 
 def code_key(thing: Any) -> tuple[object, ...]:
-    """The same for functions that are made anew from the same lines, on every rank alike.
+    """A key that functions made again from the same lines share, alike on every rank.
 
     It has the code of each layer, and no object's identity: a recipe makes functions in each step,
     and all ranks must find a function known or unknown in the same call.

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from elastic.errors import UsageError
 from elastic.snapshot import checksum
+from elastic.train.callables import code_key
 from elastic.train.flat_state import tensor_sums
 from elastic.train.object_marks import leaves, storage_of
 from elastic.train.process_groups import ProcessGroups
@@ -77,7 +78,7 @@ class FrozenInputs:
 
         Raises UsageError for what is another one than beside the restored state.
         """
-        code = getattr(function, "__code__", type(function))
+        code = code_key(function)
         if self._names is None or self._looks[code] >= LOOKS:
             return
         self._looks[code] += 1

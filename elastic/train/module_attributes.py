@@ -2,8 +2,8 @@
 
 A model of 150 modules has some four thousand attributes, and almost all of them stay what they are
 for a whole run. So a reading first compares all of them by identity, those that have a version also
-by that; the modules where one differs are then read anew. What counts as a change is decided by
-stale_copies.py.
+by that; the modules where one differs are then read again. stale_copies.py decides what counts as
+a change.
 
 No reading keeps alive what a forward leaves in an attribute, and with it the graph of a step.
 

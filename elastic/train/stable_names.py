@@ -18,6 +18,7 @@ from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from elastic.train.callables import WRAPPED
 from elastic.train.liveness import LoopNames, names_in_loop
 from elastic.train.own_code import attributes, cell_contents, is_own_file
 from elastic.train.site import Form, Site
@@ -129,7 +130,7 @@ def _held(function: Any) -> Iterator[tuple[str, Any]]:
             yield "", function.__self__
             yield "", function.__func__
         case FunctionType():
-            for wrapped in ("__wrapped__", "_torchdynamo_orig_callable"):
+            for wrapped in WRAPPED:
                 yield "", vars(function).get(wrapped)
             if is_own_file(function.__code__.co_filename):
                 cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
