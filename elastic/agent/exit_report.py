@@ -33,7 +33,7 @@ def report_exit(agent: NodeAgent, parts: AgentParts) -> int:
     if code == EXIT_INTERRUPTED:
         return _interrupted(agent, parts, saved_step)
     parts.log.record(RunFailed(exit_code=code, reason=agent.end.reason))
-    _print_failure(agent, parts.settings.run, saved_step)
+    _print_failure(agent, parts.settings.run, newest)
     return code
 
 
@@ -93,9 +93,9 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
     return code
 
 
-def _print_failure(agent: NodeAgent, run: RunDir, saved_step: int) -> None:
+def _print_failure(agent: NodeAgent, run: RunDir, newest: CommitRecord | None) -> None:
     failure, code, reason = agent.failure, agent.end.exit_code, agent.end.reason
-    saved = f"step {saved_step} is the newest that is saved"
+    saved = "no step is saved" if newest is None else f"step {newest.step} is the newest that is saved"
     if code == EXIT_NOTHING_LOADS:
         saved = "nothing was changed"
     lines = [f"training failed: {reason}; {saved}; logs are in {run.logs}"]

@@ -25,7 +25,7 @@ the run:
   --run-dir URL            a folder that all nodes share, or an fsspec URL such as s3://bucket/run
                            [runs/<recipe name>]
   --fresh                  rename a used run directory and start over; deletes nothing
-  --from RUN[@STEP][:entry,entry]
+  --from RUN[@STEP][:NAME,...]
                            begin a new run directory from a committed state of another run: its
                            newest one, or that of STEP; all entries of its State, or these [none]
   --save-every WHEN        checkpoint every 500steps, 30s, 10min, 2h, or auto, by their cost [auto]

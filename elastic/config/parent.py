@@ -1,6 +1,6 @@
 """A run may begin from a committed state of another run, its parent: what names it and records it.
 
-A command names it as `RUN[@STEP][:entry,entry]`. run.json records the state that was found there,
+A command names it as `RUN[@STEP][:NAME,...]`. run.json records the state that was found there,
 and the parents of the parent, so that a lineage does not depend on folders that may be gone.
 """
 
@@ -12,8 +12,13 @@ from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.system.untrusted import Count, pattern
 
-FORM = "RUN[@STEP][:entry,entry]"
-_ORIGIN = re.compile(r"(.+?)(?:@([0-9]{1,12}))?(?::([^\W\d]\w*(?:,[^\W\d]\w*)*))?", re.DOTALL)
+FORM = "RUN[@STEP][:NAME,...]"
+# A folder's own name may have @ and : where a / follows, as in a URL.
+_ORIGIN = re.compile(r"((?:.*/)?[^@:/]*)(?:@([^:/]*))?(?::([^:@/]*))?", re.DOTALL)
+_STEP = re.compile(r"[0-9]{1,12}")
+_NAMES = re.compile(r"[^\W\d]\w*(?:,[^\W\d]\w*)*")
+_EXPECTED = f"expected {FORM}, such as runs/barlow@200:model,optimizer"
+_SLASH = "; a folder that has @ or : in its own name gets a / behind it"
 _Digest = Annotated[str, pattern("[0-9a-f]{64}", "64 digits in hex")]
 
 
@@ -27,11 +32,16 @@ class Origin:
 
     @staticmethod
     def parse(text: str) -> "Origin":
-        """Raises UsageError. A folder whose own name ends like a step or entries gets a `/`."""
+        """Raises UsageError. A folder whose own name has `@` or `:` gets a `/` behind it."""
         found = _ORIGIN.fullmatch(text)
-        if found is None:
-            raise UsageError(f"expected {FORM}, such as runs/barlow@200:model, found {text!r}")
-        run, step, entries = found.groups()
+        run, step, entries = found.groups() if found is not None else ("", None, None)
+        if not run:
+            raise UsageError(f"{_EXPECTED}, found {text!r}{'' if found is None else ', which names no RUN'}")
+        if step is not None and not _STEP.fullmatch(step):
+            raise UsageError(f"{_EXPECTED}, found {text!r}, where @{step} is no step, a whole number{_SLASH}")
+        if entries is not None and not _NAMES.fullmatch(entries):
+            wrong = f":{entries} does not name entries of State"
+            raise UsageError(f"{_EXPECTED}, found {text!r}, where {wrong}{_SLASH}")
         return Origin(
             run=run,
             step=None if step is None else int(step),

@@ -110,7 +110,16 @@ class Inheritance:
         return (
             f"expected {self.parent} to fit this recipe, found: {named}{f'; and {more} more' if more > 0 else ''}. "
             f"It has the entries {', '.join(sorted(saved.document))}, and this State has {', '.join(sorted(state.objects))}. "
-            f"Correct the recipe{take if fitting else ''}{beside}"
+            f"{self._remedy(misfits, saved, state)}{take if fitting else ''}{beside}"
+        )
+
+    def _remedy(self, misfits: Problems, saved: FlatState, state: State) -> str:
+        """What to correct: names that only the command has, or else the recipe."""
+        unknown = sorted(
+            misfits.keys() & set(self.parent.entries) - saved.document.keys() - state.objects.keys()
+        )
+        return (
+            f"Correct --from, where {', '.join(unknown)} names no entry" if unknown else "Correct the recipe"
         )
 
     def _fitting(

@@ -61,9 +61,9 @@ def refused(drill):
         (["--run-dir", "/proc/elastic/run"], "--run-dir or"),
         (
             ["--from", ""],
-            "--from: expected RUN[@STEP][:entry,entry], such as runs/barlow@200:model, found ''",
+            "--from: expected RUN[@STEP][:NAME,...], such as runs/barlow@200:model,optimizer, found '', which names no RUN",
         ),
-        (["--from", "no-run@3"], "no-run, found none; --from takes RUN[@STEP][:entry,entry]"),
+        (["--from", "no-run@3"], "no-run, found none; --from takes RUN[@STEP][:NAME,...]"),
         (["--from", "new:model", "--run-dir", "new/"], "give --run-dir NEW"),
         (["--from", "nope://bucket/run"], "expected a path or a URL that fsspec knows"),
         (["--", "--global-batch", "30"], "expected a global batch that 4 shards divide, found 30; try 32"),

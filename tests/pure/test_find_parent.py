@@ -68,13 +68,39 @@ def test_what_from_names_reads_back_from_its_text(run, step, entries):
         ("runs/a:model", "runs/a", None, ("model",)),
         ("s3://bucket/a@40:optimizer,model", "s3://bucket/a", 40, ("model", "optimizer")),
         ("sftp://me@host/a", "sftp://me@host/a", None, ()),
-        ("runs/a@latest", "runs/a@latest", None, ()),
-        ("runs/a:model,", "runs/a:model,", None, ()),
+        ("runs/a@latest/", "runs/a@latest/", None, ()),
+        ("runs/12:30/@7", "runs/12:30/", 7, ()),
     ],
 )
 def test_from_reads_its_published_grammar(text, run, step, entries):
-    """What is no step and no entry belongs to the name, under which no run will be found."""
+    """A slash ends a name that has the signs of a step or of entries."""
     assert Origin.parse(text) == Origin(run=run, step=step, entries=entries)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "runs/a@x",
+            ", where @x is no step, a whole number; a folder that has @ or : in its own name gets a /",
+        ),
+        ("runs/a@7:", ", where : does not name entries of State; a folder"),
+        ("runs/a:model,", ", where :model, does not name entries of State; a folder"),
+        ("runs/a@-1", ", where @-1 is no step"),
+        ("runs/a@", ", where @ is no step"),
+        ("@", ", which names no RUN"),
+        (":", ", which names no RUN"),
+        ("@7:model", ", which names no RUN"),
+        ("", ", which names no RUN"),
+        ("runs/a:model@7", ""),
+    ],
+)
+def test_what_is_no_run_step_or_name_is_refused_with_the_form(text, why):
+    """Each is a slip of the keyboard; no folder of such a name is looked for."""
+    with pytest.raises(UsageError) as caught:
+        Origin.parse(text)
+    form = "expected RUN[@STEP][:NAME,...], such as runs/barlow@200:model,optimizer, found "
+    assert str(caught.value).startswith(form + repr(text) + why)
 
 
 def test_without_a_step_the_newest_state_that_verifies_is_taken(first):

@@ -177,6 +177,18 @@ def test_a_refusal_names_no_entry_that_was_left_out_on_purpose(tmp_path, parent)
     assert str(raised.value).endswith("Correct the recipe")
 
 
+def test_a_name_that_only_the_command_has_is_a_mistake_of_the_command(tmp_path, parent):
+    """Neither the parent nor the State has it."""
+    named = Parent(**{**encode(parent), "entries": ("model", "nope"), "ancestors": PARENT.ancestors})
+    with pytest.raises(UsageError) as raised:
+        restore(ALONE, named, tmp_path / "own", State(model=model(0.0)))
+    assert "no entry nope there" in str(raised.value)
+    assert (
+        f"Correct --from, where nope names no entry, or take what fits: --from {tmp_path}/first@40:model;"
+        in str(raised.value)
+    )
+
+
 class WithAdapter(nn.Module):
     """A low-rank adapter inside a model: the model has other names, and more of them."""
 

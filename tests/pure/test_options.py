@@ -30,7 +30,7 @@ def all_options(draw) -> Options:
         recipe_args=tuple(draw(st.lists(st.text(max_size=5), max_size=4))),
         run_dir=draw(words),
         fresh=draw(st.booleans()),
-        from_=draw(st.none() | words.map(Origin.parse)),
+        from_=draw(st.none() | words.map(lambda word: Origin.parse(f"{word}/"))),
         min_nodes=low,
         max_nodes=high,
         nproc_per_node=draw(st.one_of(st.just("auto"), st.integers(1, 64))),
