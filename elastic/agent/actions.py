@@ -131,7 +131,7 @@ class NodeGeneration:
         # The failure that the group recorded came first, perhaps on another node.
         self.failure = group.failure or self.failure
         why = f"that was failure {group.restarts} in a row without a new step, and --max-restarts is {limit}"
-        end = RunEnd(exit_code=EXIT_FAILED, reason=f"{reason}; {repeated or why}")
+        end = RunEnd(exit_code=EXIT_FAILED, reason=f"{reason}{_own_words(self.failure)}; {repeated or why}")
         parts.group.end(end)
         return end
 
@@ -227,3 +227,10 @@ class NodeGeneration:
         settings, culprit = self._parts.settings, self._parts.watchdog.error
         errors = settings.error_folder(self.number)
         return self.workers.record_failure(settings.node, reason, errors, culprit)
+
+
+def _own_words(failure: WorkerFailure) -> str:
+    """What a script gave to sys.exit: it says why as no exit code does."""
+    kind, _, words = failure.message.partition(": ")
+    is_text = kind == "SystemExit" and words and not words.lstrip("-").isdigit()
+    return f" ({words:.500})" if is_text else ""

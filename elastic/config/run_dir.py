@@ -12,7 +12,26 @@ named after the URL, and uploads them in parts (observe/upload_parts.py).
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
+
+from elastic.errors import UsageError
+
+# What stands at the top of a run directory; files of a recipe's own have other names.
+OWN_NAMES = frozenset(
+    {
+        "run.json",
+        "data.json",
+        "stopped.json",
+        "checkpoints",
+        "metrics.jsonl",
+        "metrics",
+        "events",
+        "logs",
+        "rendezvous",
+        "faults",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +89,26 @@ class RunDir:
     @property
     def logs(self) -> Path:
         return self.local / "logs"
+
+    def of_recipe(self, name: Any) -> Path:
+        """Where a file of the recipe's own belongs. Raises UsageError for a name of the run's own.
+
+        Also for one that leads out of the run directory.
+        """
+        example = (
+            "expected run.path(name), a name below the run directory such as 'weights.pth' or 'samples/3.png'"
+        )
+        if not isinstance(name, str | PurePath):
+            raise UsageError(f"{example}, found {type(name).__name__}")
+        parts = PurePath(name).parts
+        if not parts or PurePath(name).is_absolute() or ".." in parts or "\0" in str(name):
+            found = "none" if not parts else f"{str(name)!r}, which does not lie below it"
+            raise UsageError(f"{example}, found {found}; write files for other places without run.path")
+        if parts[0] in OWN_NAMES:
+            raise UsageError(
+                f"{example}, found {str(name)!r}: {parts[0]} is the run's own, which a resume reads; take another name"
+            )
+        return self.local / name
 
     def log(self, *, generation: int, rank: int) -> Path:
         return self.logs / f"{generation:06d}" / f"rank{rank}.log"

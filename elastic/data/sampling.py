@@ -9,8 +9,10 @@ answer differs from the first.
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from operator import index
 from typing import Any
 
@@ -36,7 +38,7 @@ class Sampling:
 
     def order_of(self, *, samples: int, seed: int, global_batch: int, shards: int) -> SampleOrder:
         """The order in which a data set of so many samples is trained. Raises UsageError."""
-        epochs, steps = _whole("epochs", self.epochs), _whole("steps", self.steps)
+        epochs, steps = whole_number("epochs", self.epochs), whole_number("steps", self.steps)
         if (epochs is None) == (steps is None):
             found = "neither" if epochs is None else f"epochs={epochs} and steps={steps}"
             raise UsageError(f"expected either epochs=... or steps=... in run.data, found {found}")
@@ -67,19 +69,23 @@ class Sampling:
         return plain if self.weights is None else _weighted(plain, self.weights)
 
 
-def _whole(name: str, given: Any) -> int | None:
+def whole_number(name: str, given: Any) -> int | None:
     """The number as an int (NumPy's too). Raises UsageError unless it is a whole one from 1 on."""
     if given is None:
         return None
-    if not hasattr(given, "__index__") or isinstance(given, bool) or index(given) < 1:
-        raise UsageError(f"expected {name} to be a whole number from 1 on, found {given!r}")
-    return index(given)
+    try:
+        number = 0 if isinstance(given, bool) else index(given)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise UsageError(f"expected {name} to be a whole number from 1 on, found {given!r:.100}")
+    return number
 
 
 def _weighted(plain: SampleOrder, weights: Any) -> SampleOrder:
     try:
         given = np.asarray(_on_host(weights), dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"expected numbers as weights, found {type(weights).__name__} ({error})") from error
     if given.shape != (plain.samples,):
         raise UsageError(
@@ -100,6 +106,7 @@ def _in_own_order(plain: SampleOrder, order: OrderOfEpoch, epochs: int | None) -
         raise UsageError(
             f"expected order=function(epoch) that returns the numbers of the epoch's samples, found {type(order).__name__}"
         )
+    _check_signature(order)
     ask = partial(_ask, order, plain.seed, plain.samples)
     ends: list[int] = []
     chained: list[str] = []
@@ -122,12 +129,30 @@ def _in_own_order(plain: SampleOrder, order: OrderOfEpoch, epochs: int | None) -
     return replace(plain, epochs=len(ends), draws=draws)
 
 
+def _check_signature(order: OrderOfEpoch) -> None:
+    """Raises UsageError for a function that cannot be called with an epoch."""
+    try:
+        known = signature(order)
+    except (TypeError, ValueError):  # of some built-in functions nothing is known
+        return
+    try:
+        known.bind(0)
+    except TypeError as error:
+        raise UsageError(
+            f"expected order=function(epoch), a function of one argument, found one of {known} ({error}); "
+            "it may leave the epoch unused, as in order=lambda epoch: numbers"
+        ) from error
+
+
 def _ask(order: OrderOfEpoch, seed: int, samples: int, epoch: int) -> NDArray[np.int64]:
     """What the recipe's function returns for an epoch, int64 [n]. Raises UsageError."""
     with random_streams.kept():
         random_streams.enter(seed, "epoch order", epoch)
         given = order(epoch)
-    found = np.asarray(_on_host(given)) if hasattr(given, "__len__") and not isinstance(given, dict) else None
+    found = None
+    if hasattr(given, "__len__") and not isinstance(given, dict):
+        with suppress(TypeError, ValueError):  # rows of different lengths; types that NumPy lacks
+            found = np.asarray(_on_host(given))
     if found is None or found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
         kind = (
             type(given).__name__ if found is None or not found.ndim else f"{found.dtype} {list(found.shape)}"

@@ -6,10 +6,12 @@ recipe's. It does not promise that what an event claims is true, nor the order o
 different nodes: each node stamps its own wall clock.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
+from elastic.errors import UsageError
 from elastic.events import KINDS, Event
 from elastic.system.untrusted import decode, fits
 
@@ -32,6 +34,25 @@ class RecipeEvent(Event):
 
     def fields(self) -> dict[str, Any]:
         return self.values
+
+
+def check_event(name: Any, fields: Mapping[str, Any]) -> None:
+    """Raises UsageError for an event of a recipe that would be taken for another, or is no JSON."""
+    taken = next((each for each in fields if each in HEAD), None)
+    if not isinstance(name, str) or not name or name in KINDS or taken is not None:
+        found = f"the field {taken!r}, which the run itself sets" if taken else repr(name)
+        raise UsageError(
+            f"run.event: expected a name of the recipe's own, and fields of its own, found {found}"
+            f"{', an event of the run itself' if isinstance(name, str) and name in KINDS and not taken else ''}; take another name"
+        )
+    for key, value in fields.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(
+                f"run.event({name!r}, {key}=...): expected numbers, strings, or lists and dicts of them, found {type(value).__name__} "
+                f"({error}); a tensor of one number is x.item()"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,8 +114,9 @@ class Divergence:
 class Report:
     """The fields are the keys of `report --json`, in this order.
 
-    stopped: where the recipe ended the run before its last step, if it did. goodput: the share of
-    the run's time that went into steps that count, 0 to 1; None before the first generation.
+    stopped: where the recipe ended the run before its last step, if it did. failed: how the newest
+    generation ended, if training failed. goodput: the share of the run's time that went into steps
+    that count, 0 to 1; None before the first generation.
     snapshots: what `--snapshot-every auto` chose last; None if it chose nothing. lineage: the
     states of other runs that this one descends from, oldest first. began_again: variables of the
     recipe's loop that no State saves, where the run went on from a state after they had changed.
@@ -123,6 +124,7 @@ class Report:
 
     finished: bool
     stopped: kinds.Stopped | None
+    failed: kinds.RunFailed | None
     steps: int
     epochs: int
     final_digest: str | None
@@ -151,6 +153,7 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
     return Report(
         finished=finished is not None,
         stopped=stopped_early(events),
+        failed=None if finished else last_failure(events),
         steps=finished.event.steps if finished else steps,
         epochs=finished.event.epochs if finished else _epochs_done(steps, started),
         final_digest=finished.event.digest if finished else None,
@@ -197,6 +200,17 @@ def stopped_early(events: Events) -> kinds.Stopped | None:
     finished, stopped = last(events, kinds.RunFinished), last(events, kinds.Stopped)
     ended_there = finished and stopped and finished.event.steps == stopped.event.step
     return stopped.event if stopped and ended_there else None
+
+
+def last_failure(events: Events) -> kinds.RunFailed | None:
+    """How the newest generation ended, if it failed.
+
+    Not by time: an agent that leaves alone writes its last event once the others have committed its
+    state, in their next generation.
+    """
+    start = last(events, kinds.GenerationStarted)
+    failed = last(in_generation(events, start.generation if start else 0), kinds.RunFailed)
+    return failed.event if failed else None
 
 
 def _epochs_done(steps: int, started: LoggedEvent[kinds.RunStarted] | None) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from elastic import events as kinds
 from elastic.observe.logged_event import Events, in_generation, last, of_kind
 from elastic.observe.step_line import StepLine
-from elastic.report.report import stopped_early
+from elastic.report.report import last_failure, stopped_early
 
 ALIVE_WITHIN_S = 10.0
 
@@ -79,14 +79,12 @@ def status(events: Events, newest: StepLine | None, beat_ages_s: Mapping[str, fl
 def _state(events: Events, *, alive: bool) -> str:
     if last(events, kinds.RunFinished):
         return "finished"
-    start = last(events, kinds.GenerationStarted)
-    # Not by time: an agent that leaves alone writes its last event once the others have committed
-    # its state, in their next generation.
-    current = in_generation(events, start.generation if start else 0)
-    if last(current, kinds.RunFailed):
+    if last_failure(events):
         return "failed"
     if alive:
         return "running"
+    start = last(events, kinds.GenerationStarted)
+    current = in_generation(events, start.generation if start else 0)
     return "drained" if last(current, kinds.RunInterrupted) else "interrupted"
 
 

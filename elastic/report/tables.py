@@ -83,10 +83,13 @@ def _compared(name: str, run: ComparedRun) -> str:
 
 
 def _report_facts(report: Report) -> dict[str, str]:
-    step_time, checkpoints = report.step_time_s, report.checkpoints
+    step_time, checkpoints, failed = report.step_time_s, report.checkpoints, report.failed
     return (
         {
             "finished": _ended("yes" if report.finished else "no", report.stopped),
+        }
+        | ({"failed": f"exit code {failed.exit_code}: {failed.reason}"} if failed else {})
+        | {
             "steps": str(report.steps),
             "epochs": f"{report.epochs} complete",
             "lost steps": str(report.lost_steps),

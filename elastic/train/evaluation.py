@@ -28,7 +28,8 @@ from elastic.system.phase import Phase
 from elastic.train import structure
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.reachable import modules_of
-from elastic.train.summands import DTYPES, Form, put_together, sizes_of, take_apart
+from elastic.train.summands import DTYPES, Form, places_of_integers, put_together, sizes_of, take_apart
+from elastic.train.whole_numbers import Extremes
 from elastic.worker.heartbeat import HeartbeatSender
 
 
@@ -70,7 +71,7 @@ class Evaluation:
         )
         form: Form | None = None
         loads = _Loads()
-        stacks = {dtype: Stack[Tensor](Tensor.add_) for dtype in DTYPES}
+        stacks, extremes = {dtype: Stack[Tensor](Tensor.add_) for dtype in DTYPES}, Extremes()
         with random_streams.kept(), torch.no_grad():
             own = (block for block in exchange.own_shards if block < num_blocks)
             for block, value in self._values(own, function, loads):
@@ -78,12 +79,15 @@ class Evaluation:
                 if form is not None and found != form:
                     raise _differ(form, found)
                 form = found
+                if torch.int64 in vectors:
+                    extremes.add(vectors[torch.int64])
                 for dtype, vector in vectors.items():
                     stacks[dtype].push(Block(block, 1), vector)
             neighbour = span(exchange.shards, world_size, (self.groups.rank + 1) % world_size).start
             if neighbour < num_blocks and not self.loader.is_whole:
                 loads.again = fingerprint(self.loader.load_again(self._slice(neighbour)))
         form = self._agreed(form, loads)
+        extremes.check(num_blocks, "run.evaluate", places_of_integers(form))
         totals = {}
         for dtype, sizes in sizes_of(form).items():
             for leaf in exchange.own_shards:

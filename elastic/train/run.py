@@ -21,11 +21,11 @@ from elastic.data import random_streams
 from elastic.data.data import Data, check_dataset, check_loading
 from elastic.data.loader import Batch, BatchLoader, Loader
 from elastic.data.random_keys import key
-from elastic.data.sampling import OrderOfEpoch, Sampling
+from elastic.data.sampling import OrderOfEpoch, Sampling, whole_number
 from elastic.errors import ElasticError, UsageError
 from elastic.events import RunFinished
 from elastic.observe.log import EventLog
-from elastic.observe.logged_event import RecipeEvent
+from elastic.observe.logged_event import RecipeEvent, check_event
 from elastic.system import forked_child
 from elastic.system.control_page import ControlPage
 from elastic.train import refuse
@@ -36,6 +36,7 @@ from elastic.train.loop import Loop
 from elastic.train.loop_end import LoopEnd
 from elastic.train.misuse import public
 from elastic.train.process_groups import ProcessGroups
+from elastic.train.shard_outputs import described
 from elastic.train.state import State
 from elastic.train.step import Step
 from elastic.uploader.client import UploaderClient
@@ -211,11 +212,9 @@ class Run:
             raise UsageError(
                 f"expected run.evaluate(dataset, function), a function of a batch, found {type(function).__name__}"
             )
-        size = size // self._identity.shards if batch_size is None else batch_size
-        if samples < 1 or size < 1:
-            raise UsageError(
-                f"run.evaluate: expected at least one sample, in batches of at least one, found {samples} in batches of {size}"
-            )
+        size = whole_number("batch_size", batch_size) or size // self._identity.shards
+        if samples < 1:
+            raise UsageError("run.evaluate: expected at least one sample, found none")
         loader = BatchLoader(
             dataset=dataset,
             seed=key(self._identity.seed, "evaluate"),
@@ -242,10 +241,14 @@ class Run:
         """The mean of a number over ranks, the same on every rank.
 
         For metrics, and not for anything that reaches the state: it depends on the world size.
-        `evaluate` does not.
+        `evaluate` does not. Raises UsageError for what is no number.
         """
         self._settle()
-        values = self._current_groups.all_gather(float(value))
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise UsageError(f"run.mean: expected a number, found {described(value)} ({error})") from error
+        values = self._current_groups.all_gather(number)
         return float(sum(values) / len(values))
 
     def print(self, *words: object) -> None:
@@ -255,7 +258,11 @@ class Run:
 
     @public("run.event")
     def event(self, name: str, **fields: Any) -> None:
-        """Add an event of the recipe's own to the run's events, from rank 0; fields are JSON."""
+        """Add an event of the recipe's own to the run's events, from rank 0; fields are JSON.
+
+        Raises UsageError for names of the run's own, and for fields that are no JSON.
+        """
+        check_event(name, fields)
         if self.is_first:
             self._log.record(RecipeEvent(own_name=name, values=fields))
 
@@ -263,9 +270,10 @@ class Run:
     def path(self, name: str) -> Path:
         """Where a file of the recipe's own belongs in the run directory.
 
-        If the run directory is a URL, in its local part.
+        If the run directory is a URL, in its local part. Raises UsageError for a name that leads
+        out of the run directory, or that is one of the run's own files and folders.
         """
-        path = self._dir.local / name
+        path = self._dir.of_recipe(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 

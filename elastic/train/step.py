@@ -35,6 +35,7 @@ from elastic.train.step_end import StepEnd
 from elastic.train.step_parts import Requests, StepOutcome, StepParts
 from elastic.train.unsaved import Scaler
 from elastic.train.whole_batch import FirstGradientCheck, WholeBatchGradient
+from elastic.train.whole_numbers import Extremes
 
 
 class Step:
@@ -127,13 +128,19 @@ class Step:
         price for statistics). The result is the same on every rank: a leaf that requires grad, or
         without a graph where no shard's output has one. The graphs of all own shards are kept until
         `backward`. Whole numbers and truth values become an
-        exact int64 sum, without gradients. Raises UsageError for other outputs, or where their form
+        exact int64 sum, without gradients; floats stay what they are, so that float16 becomes inf
+        above 65504, as in plain PyTorch. Raises UsageError for other outputs, or where their form
         differs between shards or steps; PeerLost when another rank is gone.
         """
         outputs = {batch.shard: output for batch, output in self._forward(function, check_summand)}
         with self._parts.heartbeat.waiting():
             has_graph = self._parts.forms.check(self._passes, function, outputs)
         is_counted = next(iter(outputs.values())).dtype in INTEGERS
+        if is_counted:
+            extremes = Extremes()
+            for output in outputs.values():
+                extremes.add(output.detach().to(torch.int64))
+            extremes.check(self.shards, "step.sum", [])
         copies = {
             shard: output.detach().to(torch.int64 if is_counted else output.dtype, copy=True).contiguous()
             for shard, output in outputs.items()

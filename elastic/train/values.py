@@ -24,6 +24,7 @@ from elastic.errors import UsageError
 from elastic.train.misuse import public
 
 _KINDS = (bool, int, float, str, type(None))
+_MOST_LEVELS = 50
 _ARRAY = "ndarray"  # the only key of the dict that stands for an array in a state
 
 
@@ -128,8 +129,12 @@ class _Unkept(Exception):  # noqa: N818 - never leaves this module
     """What a value is, and what to keep in its place, if that is known."""
 
 
-def _kept(value: Any) -> Any:
+def _kept(value: Any, level: int = 0) -> Any:
     """A copy of the value. Raises _Unkept for one that a state cannot keep."""
+    if level > _MOST_LEVELS:
+        raise _Unkept(
+            f"more than {_MOST_LEVELS} lists, tuples and dicts in each other (does one contain itself?)"
+        )
     if isinstance(value, Tensor) and not value.dim() and not value.is_complex():
         value = value.item()
     if type(value) in _KINDS:
@@ -139,14 +144,14 @@ def _kept(value: Any) -> Any:
     if (type(value) is np.ndarray or isinstance(value, np.generic)) and _is_number(value.dtype):
         return value.copy() if value.ndim else np.asarray(value)[()]  # the number, also of an array
     if type(value) in (list, tuple):
-        return type(value)(_kept(item) for item in value)
+        return type(value)(_kept(item, level + 1) for item in value)
     if type(value) is not dict:
         raise _Unkept(_described(value))
     if _ARRAY in value:
         raise _Unkept(f"a dict with the key {_ARRAY!r}, which is taken: give it another")
     if others := [type(key).__name__ for key in value if type(key) not in (str, int)]:
         raise _Unkept(f"a dict with a key of type {others[0]}: keep a list of pairs, list(x.items())")
-    return {key: _kept(item) for key, item in value.items()}
+    return {key: _kept(item, level + 1) for key, item in value.items()}
 
 
 def _described(value: Any) -> str:

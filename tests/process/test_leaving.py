@@ -136,11 +136,16 @@ def test_a_rank_that_leaves_alone_in_the_last_step_completes_the_run(drill, leav
 
 
 def test_an_exit_code_in_the_loop_is_a_failure(drill, leave):
-    """`sys.exit(3)`: nothing is known of why, so the run is not stopped."""
+    """`sys.exit(3)`: nothing is known of why, so the run is not stopped. The report has the words
+    of `sys.exit("text")`.
+    """
     agent = leave(drill, "exit-3", "--max-restarts", "0")
     agent.ends_with(1)
     assert not drill.events("stopped")
     assert drill.inspects("report", drill.run.url)[1]["finished"] is False
+    leave(drill, "exit-text", "--fresh", "--max-restarts", "0").ends_with(1)
+    failed = drill.inspects("report", drill.run.url)[1]["failed"]
+    assert failed["reason"].startswith("rank 0 ended with exit code 1 (the loss is not a number); that was")
 
 
 def test_a_worker_that_is_gone_with_exit_code_0_within_its_loop_has_failed(drills, tmp_path, leave):

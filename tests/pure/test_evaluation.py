@@ -6,6 +6,8 @@ import struct
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from steps import steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
@@ -184,6 +186,13 @@ def test_loading_processes_and_collate_are_not_seen_in_the_result():
     assert evaluation(ALONE, dataset, collate=both).sum(spread) == evaluation(ALONE, dataset).sum(spread)
 
 
+def nested(levels):
+    value = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("value", "says"),
     [
@@ -191,6 +200,10 @@ def test_loading_processes_and_collate_are_not_seen_in_the_result():
         (lambda _b: {"loss": 1.0, "name": ["x"]}, "found str in result['name'][0]"),
         (lambda b: b.data[0].double(), "found {'float': [5]} and {'float': [2]}; return sums"),
         (lambda b: {"a": 1} if b.shard else {"b": 1}, "expected sums of the same kinds and shapes"),
+        (lambda _b: np.array([2**70]), "found an array of object"),
+        (lambda _b: np.longdouble(1), "found longdouble"),
+        (lambda _b: torch.zeros(2, device="meta"), "found Tensor"),
+        (lambda _b: nested(2000), "expected at most 50 dicts, lists and tuples in each other"),
     ],
 )
 def test_values_that_cannot_be_added_are_refused(value, says):
@@ -198,6 +211,61 @@ def test_values_that_cannot_be_added_are_refused(value, says):
     with pytest.raises(UsageError) as refused:
         evaluation(ALONE, TensorDataset(torch.zeros(7))).sum(value)
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (
+            lambda _b: 2**70,
+            f"at most {2**63 - 1} in each part, so that the sum of all parts fits, found {2**70}",
+        ),
+        (lambda _b: {"n": -(10**400)}, "found a far larger number in result['n']; return it as a float"),
+        (
+            lambda b: {"a": 0, "n": [torch.tensor([1, -(2**62) * b.shard])]},
+            f"found {-(2**62)} in result['n'][0]",
+        ),
+        (
+            lambda b: [3, 2**62 - (not b.shard)],
+            f"at most {2**62 - 1} in each part, so that the sum of all parts fits, found {2**62}",
+        ),
+        (lambda _b: np.array([2**63 + 5], dtype=np.uint64), "expected whole numbers up to 2**63 - 1"),
+        (lambda _b: [torch.tensor(2**64 - 1, dtype=torch.uint64)], "found larger ones in result[0]"),
+    ],
+)
+def test_whole_numbers_whose_sum_may_not_fit_are_refused_by_their_name(value, says):
+    """Each of the two blocks' values fits into 64 bits, and the sum would silently be another."""
+    with pytest.raises(UsageError) as refused:
+        evaluation(ALONE, TensorDataset(torch.zeros(7))).sum(value)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int8, torch.int32, torch.uint32, torch.int64]
+)
+def test_whole_numbers_of_every_width_are_added_in_64_bits(dtype):
+    """Fourteen blocks of the type's largest number; its own type would wrap at the second."""
+    most = True if dtype is torch.bool else min(torch.iinfo(dtype).max, (2**63 - 1) // 14)
+    found = evaluation(ALONE, TensorDataset(torch.zeros(14)), size=1).sum(
+        lambda _b: torch.tensor([most], dtype=dtype)
+    )
+    assert found.tolist() == [14 * most]
+
+
+@given(
+    blocks=st.lists(st.lists(st.integers(-(2**65), 2**65), min_size=2, max_size=2), min_size=1, max_size=5)
+)
+@example(blocks=[[2**63 - 1, -(2**63) + 1]])
+@example(blocks=[[2**62, 0], [2**62, 0]])
+def test_a_sum_of_whole_numbers_is_exact_or_refused(blocks):
+    """Python's own integers never wrap."""
+    dataset, numbers = TensorDataset(torch.zeros(len(blocks))), iter(blocks)
+    try:
+        found = evaluation(ALONE, dataset, size=1).sum(lambda _batch: dict(enumerate(next(numbers))))
+    except UsageError:
+        assert any(abs(number) > (2**63 - 1) // len(blocks) for block in blocks for number in block)
+    else:
+        assert list(found.values()) == [sum(block[i] for block in blocks) for i in (0, 1)]
 
 
 def evaluate_own_part(member):

@@ -203,6 +203,16 @@ def test_a_finished_run_reports_what_its_last_event_holds():
     )
 
 
+def test_a_run_that_failed_says_why_until_it_goes_on():
+    """A resume begins a generation of its own, and its end is the one that counts."""
+    end = logged("run_failed", 120.0, 2, exit_code=1, reason="rank 0 ended with exit code 1 (no data)")
+    assert summarise([*KILLED, end], KILLED_STEPS)["failed"] == {
+        "exit_code": 1,
+        "reason": "rank 0 ended with exit code 1 (no data)",
+    }
+    assert summarise([*KILLED, end, started(121.0, 3, "resume")], KILLED_STEPS)["failed"] is None
+
+
 def test_step_times_are_the_median_and_the_slowest_of_a_hundred():
     metrics = [step(n, 100.0 + n, 1, seconds=n / 100) for n in range(1, 101)]
 
@@ -222,6 +232,7 @@ def test_the_report_of_a_run_without_events_has_every_key():
     assert summarise([], []) == {
         "finished": False,
         "stopped": None,
+        "failed": None,
         "steps": 0,
         "epochs": 0,
         "final_digest": None,

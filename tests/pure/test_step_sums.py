@@ -1,5 +1,6 @@
 """A sum over shards takes what can be summed, and refuses the rest on every rank."""
 
+import math
 from functools import partial
 
 import pytest
@@ -44,6 +45,20 @@ def test_whole_numbers_are_summed_exactly_at_every_world_size(ranks):
     assert alone[3] == ["False", "torch.int64"]
     for world_size in (2, 3):
         assert ranks.run(world_size, counted) == [alone] * world_size
+
+
+@pytest.mark.parametrize("value", [2**60, -(2**60)])
+def test_whole_numbers_whose_sum_over_shards_may_not_fit_are_refused(value):
+    """Eight shards of 2^60 each, as the sum of large hashes: 2^63 would become -2^63."""
+    _, step = step_of()
+    with pytest.raises(UsageError, match=rf"step\.sum: .* at most {2**60 - 1} in each part.* found {value};"):
+        step.sum(lambda batch: torch.tensor([0, value * (batch.shard == 5)]))
+
+
+def test_halves_are_summed_in_their_own_type_as_in_plain_pytorch():
+    """Above 65504 float16 is inf: the docstring says so, and a recipe may return `.float()`."""
+    _, step = step_of()
+    assert step.sum(lambda _batch: torch.tensor([6e4, 1.0], dtype=torch.float16)).tolist() == [math.inf, 8.0]
 
 
 def said_of(member, kind):

@@ -174,3 +174,11 @@ def test_a_copy_of_values_is_its_own():
     kept = copy.deepcopy(values)
     values.best = 2
     assert (kept.best, repr(values)) == (1, "Values(best=2)")
+
+
+def test_a_value_that_contains_itself_is_refused():
+    """Python's own answer is a RecursionError, which names nothing."""
+    ring = []
+    ring.append(ring)
+    with pytest.raises(UsageError, match=r"'ring', found more than 50 lists.*does one contain itself"):
+        elastic.Values(ring=ring)

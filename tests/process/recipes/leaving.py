@@ -1,7 +1,7 @@
 """A recipe that leaves its loop early: `leaving.py HOW STEP [RANK]`.
 
-HOW: break, return, catch (an exception that it catches), exit (sys.exit(0)), exit-3, gone
-(os._exit(0)), held (break while a variable holds the iterator), stop (run.stop), before (break
+HOW: break, return, catch (an exception that it catches), exit (sys.exit(0)), exit-3, exit-text,
+gone (os._exit(0)), held (break while a variable holds the iterator), stop (run.stop), before (break
 before the step's gradients), spoil (that, and a change of the weights before), fork (break, and
 children in step 3), never (no loop at all), two (a second loop after the first), or nine (a run of
 nine steps). STEP: where. RANK: on this rank alone.
@@ -102,7 +102,7 @@ def loop() -> None:
         if HOW == "gone":
             os._exit(0)
         if HOW.startswith("exit"):
-            sys.exit(3 if HOW == "exit-3" else 0)
+            sys.exit({"exit-3": 3, "exit-text": "the loss is not a number"}.get(HOW, 0))
         if HOW == "stop":
             run.stop("enough")
 

@@ -1,0 +1,61 @@
+"""A file or an event of the recipe's own never takes the place of one of the run's."""
+
+from pathlib import Path
+
+import pytest
+
+from elastic.config.run_dir import OWN_NAMES, RunDir
+from elastic.errors import UsageError
+from elastic.observe.logged_event import check_event
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (None, "such as 'weights.pth' or 'samples/3.png', found NoneType"),
+        ("", "found none"),
+        (".", "found none"),
+        ("../weights.pth", "found '../weights.pth', which does not lie below it"),
+        ("a/../../b", "which does not lie below it"),
+        ("/tmp/weights.pth", "which does not lie below it"),
+        ("a\0b", r"found 'a\x00b', which does not lie below it"),
+        *(
+            (name, f"{name} is the run's own, which a resume reads; take another")
+            for name in sorted(OWN_NAMES)
+        ),
+        ("./checkpoints/mine", "checkpoints is the run's own"),
+    ],
+)
+def test_a_path_out_of_the_run_directory_or_of_the_runs_own_is_refused(tmp_path, name, says):
+    """Written there, it would overwrite what a resume reads, or a file of something else."""
+    with pytest.raises(UsageError) as refused:
+        RunDir.parse(str(tmp_path)).of_recipe(name)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["weights.pth", "samples/3.png", Path("a") / "run.json", "..best", "logs.txt"]
+)
+def test_other_names_lie_below_the_run_directory(tmp_path, name):
+    assert RunDir.parse(str(tmp_path)).of_recipe(name) == tmp_path / name
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "says"),
+    [
+        (3, {}, "found 3"),
+        ("", {}, "found ''"),
+        ("run_finished", {"steps": 1}, "found 'run_finished', an event of the run itself"),
+        ("probe", {"time": 3.0}, "found the field 'time', which the run itself sets"),
+        (
+            "probe",
+            {"best": {1, 2}},
+            "run.event('probe', best=...): expected numbers, strings, or lists and dicts",
+        ),
+    ],
+)
+def test_an_event_that_would_be_taken_for_one_of_the_runs_is_refused(name, fields, says):
+    """A report would count it; and what is no JSON would end the recipe with an error of json."""
+    with pytest.raises(UsageError) as refused:
+        check_event(name, fields)
+    assert says in str(refused.value)
