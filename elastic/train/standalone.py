@@ -1,7 +1,7 @@
 """Without an agent (plain python, or torchrun) a recipe runs all the same.
 
-Rank 0 owns the uploader, and each worker its own control page. SIGTERM and the first Ctrl-C ask for
-a drain. Nothing but torchrun restarts workers here, and no snapshot survives them.
+Rank 0 owns the uploader, and each worker its own control page. SIGTERM and the first Ctrl-C in the
+loop ask for a drain. Nothing but torchrun restarts workers here, and no snapshot survives them.
 """
 
 import os
@@ -10,8 +10,11 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from elastic.checkpoint.catalog import list_commits
 from elastic.config.environment import AgentLink, Launch
@@ -19,7 +22,7 @@ from elastic.config.identity import Identity
 from elastic.config.run_dir import RunDir
 from elastic.observe.log_shipper import LogShipper
 from elastic.storage.remote import open_store
-from elastic.system import forked_child
+from elastic.system import forked_child, interrupt
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.train.process_groups import ProcessGroups
@@ -27,11 +30,59 @@ from elastic.uploader.client import UploaderProcess
 from elastic.uploader.protocol import UploaderConfig
 
 
+class CtrlC:
+    """In the loop the first Ctrl-C asks for a drain; any other one ends the process at once.
+
+    A KeyboardInterrupt would pass through this library's own frames, and then wait for threads, for
+    peers and for the uploader.
+    """
+
+    def __init__(self) -> None:
+        self._page: ControlPage | None = None
+        self._local_rank = 0
+        self._at_end: list[Callable[[], object]] = []
+
+    def handle(self) -> None:
+        forked_child.handle_signal(signal.SIGINT, lambda _number, _frame: self._received())
+
+    def watch(self, page: ControlPage, local_rank: int) -> None:
+        self._page, self._local_rank = page, local_rank
+
+    def before_end(self, function: Callable[[], object]) -> None:
+        self._at_end.append(function)
+
+    def _received(self) -> None:
+        page, rank = self._page, self._local_rank
+        if page is not None and page.drain:
+            self._end("interrupted; the same command resumes from the newest checkpoint")
+        if page is not None and page.open_step(rank) is None and page.step(rank):
+            self._end("interrupted after the loop, whose last state is saved")
+        if page is None or page.open_step(rank) is None:
+            self._end(interrupt.SENTENCE)
+        page.drain = True
+        _write("stopping after this step; once more to stop at once")
+
+    def _end(self, sentence: str) -> NoReturn:
+        for function in reversed(self._at_end):
+            with suppress(Exception):  # nothing may keep the process
+                function()
+        with suppress(Exception):  # the handler may have come into the middle of a print
+            sys.stdout.flush()
+        _write(sentence)
+        os._exit(interrupt.EXIT_CTRL_C)
+
+
+def _write(line: str) -> None:
+    """Also from the middle of a print, which a second one would not survive."""
+    with suppress(OSError):
+        os.write(2, f"{line}\n".encode())
+
+
 def run_without_agent(launch: Launch, ours: Identity) -> RunDir:
     return RunDir.parse(launch.run_dir or f"runs/{Path(ours.recipe).stem}")
 
 
-def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity) -> AgentLink:
+def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity, ctrl_c: CtrlC) -> AgentLink:
     """The link that an agent would have passed, made of defaults and ELASTIC_RUN_DIR."""
     run = run_without_agent(launch, ours)
     page = ControlPage.create()
@@ -39,8 +90,8 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity) ->
     if groups.rank == 0:
         records, _ = list_commits(open_store(run.checkpoints_url), SystemClock())
         generation = 1 + max((record.generation for record in records), default=0)
-        socket_path = _own_uploader(run, ours)
-    forked_child.handle_signal(signal.SIGINT, lambda _number, _frame: _ask_drain(page))
+        socket_path = _own_uploader(run, ours, ctrl_c)
+    ctrl_c.watch(page, groups.local_rank)
     return AgentLink(
         pid=os.getpid(),
         node=socket.gethostname(),
@@ -60,24 +111,19 @@ def link_without_agent(launch: Launch, groups: ProcessGroups, ours: Identity) ->
     )
 
 
-def _ask_drain(page: ControlPage) -> None:
-    if page.drain:
-        raise KeyboardInterrupt
-    page.drain = True
-    print("stopping after this step; once more to stop at once", file=sys.stderr)
-
-
-def _own_uploader(run: RunDir, ours: Identity) -> str:
+def _own_uploader(run: RunDir, ours: Identity, ctrl_c: CtrlC) -> str:
     node = socket.gethostname()
     if run.is_remote:
         log_shipper = LogShipper(run, node, is_first=lambda: True, is_new=False, print_line=print)
         forked_child.at_own_exit(log_shipper.close)
         log_shipper.start()
     scratch = Path(tempfile.mkdtemp(prefix="elastic-"))
+    ctrl_c.before_end(partial(shutil.rmtree, scratch, ignore_errors=True))
     config = UploaderConfig.of(run, scratch, run_id=ours.run_id, node=node, keep=3)
     uploader = UploaderProcess.start(config)
     forked_child.at_own_exit(partial(shutil.rmtree, scratch, ignore_errors=True))
     forked_child.at_own_exit(uploader.stop)
+    ctrl_c.before_end(partial(uploader.stop, 0.0))
     os.register_at_fork(after_in_child=uploader.release)
     uploader.wait_ready()
     return uploader.socket_path

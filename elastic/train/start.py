@@ -34,7 +34,7 @@ from elastic.train import refuse
 from elastic.train.misuse import public
 from elastic.train.process_groups import ProcessGroups, open_process_groups
 from elastic.train.run import Run
-from elastic.train.standalone import link_without_agent, run_without_agent
+from elastic.train.standalone import CtrlC, link_without_agent, run_without_agent
 from elastic.worker import import_watch, own_error, script_end
 
 
@@ -78,6 +78,9 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     if launch.preflight is not None:
         Path(launch.preflight).write_bytes(ours.to_json())
         raise SystemExit(0)
+    ctrl_c = CtrlC()
+    if launch.agent is None:
+        ctrl_c.handle()
     _be_deterministic(ours.threads)
     groups = open_process_groups(launch, backend)
     if launch.agent is None:
@@ -87,7 +90,7 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
         script_end.watch_exit_codes()
         script_end.fail_with(_fail)
     ours = replace(ours, parent=_parent(launch, groups, ours))
-    link = launch.agent or link_without_agent(launch, groups, ours)
+    link = launch.agent or link_without_agent(launch, groups, ours, ctrl_c)
     _claim_run_dir(groups, ours, link.run_dir)
     events = RunDir.parse(link.run_dir).events / f"{link.node}-{link.generation:06d}-rank{groups.rank}.jsonl"
     log = EventLog(events, node=link.node, clock=SystemClock())

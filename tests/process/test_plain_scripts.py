@@ -123,3 +123,50 @@ def test_plain_python_drains_and_torchrun_goes_on_to_the_same_result(drill, undi
     assert [line["world_size"] for line in lines] == [1] * 10 + [2] * 14
     records, damage = list_commits(open_store(drill.run.checkpoints_url), SystemClock())
     assert (records[0].step, records[0].digest, damage) == (24, undisturbed.digest, [])
+
+
+INTERRUPTED = """
+import os, signal
+import torch
+from torch.utils.data import TensorDataset
+import elastic
+from elastic.uploader.client import UploaderProcess
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+if "start" == os.environ["INTERRUPTED_IN"]:
+    UploaderProcess.wait_ready = interrupt
+run = elastic.start(seed=0, global_batch=16, shards=4)
+model = torch.nn.Linear(4, 2)
+data = run.data(TensorDataset(torch.randn(64, 4)), epochs=4)
+for step in run.steps(data, elastic.State(model=model)):
+    step.mean_loss(lambda batch: model(batch.data[0]).square().mean())
+    if step.number == 1:
+        interrupt()
+        interrupt()
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "last_lines"),
+    [
+        ("start", ["elastic-train: interrupted before it trained anything; nothing is lost"]),
+        (
+            "loop",
+            [
+                "stopping after this step; once more to stop at once",
+                "interrupted; the same command resumes from the newest checkpoint",
+            ],
+        ),
+    ],
+)
+def test_ctrl_c_under_plain_python_ends_at_once_with_one_line(drill, place, last_lines):
+    """While `elastic.start` waits for its uploader, which has just begun; and twice in a step."""
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(INTERRUPTED)
+    env = {"ELASTIC_RUN_DIR": drill.run.url, "INTERRUPTED_IN": place}
+    alone = drill.execute([sys.executable, str(recipe)], env)
+    alone.ends_with(130)
+    assert alone.output.splitlines()[-2:] == last_lines
+    assert "Traceback" not in alone.output
