@@ -27,7 +27,7 @@ from elastic.reduce.tree import Block, Stack, span
 from elastic.system.phase import Phase
 from elastic.train import structure
 from elastic.train.process_groups import ProcessGroups
-from elastic.train.reachable import modules_of
+from elastic.train.same_inputs import SameInputs
 from elastic.train.summands import DTYPES, Form, places_of_integers, put_together, sizes_of, take_apart
 from elastic.train.whole_numbers import Extremes
 from elastic.worker.heartbeat import HeartbeatSender
@@ -40,7 +40,7 @@ class Evaluation:
     loader: of the data set, under a seed of the evaluation's own. samples: of the data set.
     batch_size: samples of a block. modules: their buffers are put back after each block, and so are
     those of other modules that the function can call. contents: a hash of what the data set holds,
-    empty where it is not compared.
+    empty where it is not compared. saved: ids of tensors that a comparison of states covers.
     """
 
     loader: BatchLoader
@@ -50,6 +50,7 @@ class Evaluation:
     groups: ProcessGroups
     heartbeat: HeartbeatSender
     contents: str = ""
+    saved: frozenset[int] = frozenset()
 
     def sum(self, function: Callable[[Batch], Any]) -> Any:
         """The sum over all blocks of function(batch), the same on every rank.
@@ -70,11 +71,13 @@ class Evaluation:
             group=self.groups.gradients,
         )
         form: Form | None = None
-        loads = _Loads()
+        loads, inputs = _Loads(), SameInputs(function, self.saved)
+        whole = inputs.whole() if world_size > 1 else ""
         stacks, extremes = {dtype: Stack[Tensor](Tensor.add_) for dtype in DTYPES}, Extremes()
         with random_streams.kept(), torch.no_grad():
             own = (block for block in exchange.own_shards if block < num_blocks)
-            for block, value in self._values(own, function, loads):
+            buffers = _KeptBuffers([*self.modules, *inputs.modules])
+            for block, value in self._values(own, function, loads, buffers):
                 found, vectors = take_apart(value, self.groups.device)
                 if form is not None and found != form:
                     raise _differ(form, found)
@@ -86,7 +89,7 @@ class Evaluation:
             neighbour = span(exchange.shards, world_size, (self.groups.rank + 1) % world_size).start
             if neighbour < num_blocks and not self.loader.is_whole:
                 loads.again = fingerprint(self.loader.load_again(self._slice(neighbour)))
-        form = self._agreed(form, loads)
+        form = self._agreed(form, loads, inputs, whole)
         extremes.check(num_blocks, "run.evaluate", places_of_integers(form))
         totals = {}
         for dtype, sizes in sizes_of(form).items():
@@ -99,10 +102,13 @@ class Evaluation:
         return put_together(form, totals)
 
     def _values(
-        self, own: Iterable[int], function: Callable[[Batch], Any], loads: "_Loads"
+        self,
+        own: Iterable[int],
+        function: Callable[[Batch], Any],
+        loads: "_Loads",
+        buffers: "_KeptBuffers",
     ) -> Iterator[tuple[int, Any]]:
         """(block, what the function returns for it) of each own block."""
-        buffers = _KeptBuffers([*self.modules, *modules_of(function)])
         for batch in self.loader.batches(self._slice(block) for block in own):
             self.heartbeat.beat()
             if not loads.first and not self.loader.is_whole:
@@ -117,21 +123,24 @@ class Evaluation:
         samples = torch.arange(start, min(self.samples, start + self.batch_size), dtype=torch.int64)
         return Slice(epoch=0, shard=block, indices=samples, streams=samples)
 
-    def _agreed(self, form: Form | None, loads: "_Loads") -> Form:
+    def _agreed(self, form: Form | None, loads: "_Loads", inputs: SameInputs, whole: str) -> Form:
         """The form of all ranks' values, also where this rank has no block.
 
-        Raises UsageError where ranks differ in it, RecipeNotExact where two loads of a block do.
+        whole: of `inputs`, before the first block. Raises UsageError where ranks differ in form or
+        inputs, RecipeNotExact where two loads of a block do.
         """
         sizes = f"{self.samples} samples in blocks of {self.batch_size}"
         sizes += f" ({self.contents})" if self.contents else ""
         there: list[dict[str, Any]] = self.groups.all_gather(
-            {"sizes": sizes, "form": form, "first": loads.first, "again": loads.again}
+            {"sizes": sizes, "form": form, "first": loads.first, "again": loads.again, "inputs": whole}
         )
         if len(found := {each["sizes"] for each in there}) > 1:
             raise UsageError(
                 f"run.evaluate: expected the same call on every rank, found {' | '.join(sorted(found))}; give each rank the whole "
                 "data set, whose blocks the ranks divide among themselves, split by a generator of its own"
             )
+        if len({each["inputs"] for each in there}) > 1:
+            inputs.refuse(self.groups)
         forms: list[Form] = [each["form"] for each in there if each["form"] is not None]
         for other in forms:
             if other != forms[0]:

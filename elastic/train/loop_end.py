@@ -67,6 +67,10 @@ class LoopEnd:
         """Those in which the ranks meet now."""
         return self._loop.groups
 
+    @property
+    def is_in_step(self) -> bool:
+        return self._loop.is_in_step
+
     def evaluating(self) -> AbstractContextManager[None]:
         return self._loop.evaluating()
 

@@ -68,12 +68,11 @@ def kept(state: State, functions: Iterable[Callable[..., Any]], copied_bytes: in
         put_back(sites, before)
 
 
-def modules_of(function: Callable[..., Any]) -> list[nn.Module]:
-    """The modules that a function could call, each once."""
+def read_by(function: Callable[..., Any]) -> tuple[list[Site], list[nn.Module]]:
+    """All places that a function could read, and the modules that it could call, each once."""
     walk = _Walk([])
     walk.add("", function)
-    walk.found()
-    return walk.modules
+    return walk.found(), walk.modules
 
 
 class _Walk:
@@ -206,7 +205,7 @@ class _Walk:
         names = frozenset(_names(function.__code__))
         known = function.__globals__
         self._sites.append(Site(path="", form=Form.NAMES, thing=known, names=names))
-        for name in names & known.keys():
+        for name in sorted(names & known.keys()):  # the same path for a thing on every rank
             self.add(name, known[name])
 
 

@@ -36,6 +36,7 @@ from elastic.train.loop import Loop
 from elastic.train.loop_end import LoopEnd
 from elastic.train.misuse import public
 from elastic.train.process_groups import ProcessGroups
+from elastic.train.same_inputs import tensors_of
 from elastic.train.shard_outputs import described
 from elastic.train.state import State
 from elastic.train.step import Step
@@ -201,8 +202,9 @@ class Run:
         function uses, end with the buffers that they had, so BatchNorm in training mode changes no
         average. Random numbers are keyed by the batch and the sample, and the generators go on as
         if nothing had been drawn. Raises UsageError inside the function of a step's sum, for values
-        that cannot be added, and for another data set than on other ranks or before a resume (the
-        indices of a split, tensors, targets). Each rank loads one batch a second time:
+        that cannot be added, for another data set than on other ranks or before a resume (the
+        indices of a split, tensors, targets), and for modules or tensors that the function reads
+        and that are others on another rank. Each rank loads one batch a second time:
         RecipeNotExact where its samples are then other ones.
         """
         self._settle()
@@ -232,6 +234,7 @@ class Run:
             modules=[] if self._state is None else self._state.modules,
             groups=self._current_groups,
             heartbeat=self._heartbeat,
+            saved=self._saved_in_step(),
         )
         with nullcontext() if self._loop_end is None else self._loop_end.evaluating():
             return evaluation.sum(function)
@@ -281,6 +284,12 @@ class Run:
         """A call within a step's body raised it; the recipe may catch it."""
         if self._loop_end is not None:
             self._loop_end.note_error(error)
+
+    def _saved_in_step(self) -> frozenset[int]:
+        """The ids of what a comparison of states covers: within a step the modules' tensors."""
+        if self._state is None or self._loop_end is None or not self._loop_end.is_in_step:
+            return frozenset()
+        return frozenset(id(each) for module in self._state.submodules() for each in tensors_of(module))
 
     @property
     def _current_groups(self) -> ProcessGroups:

@@ -121,6 +121,43 @@ def test_another_validation_set_in_a_later_generation_is_refused(drill):
     assert len(drill.events("generation_started")) == 2
 
 
+BEST = """
+import copy
+import torch
+import elastic
+
+run = elastic.start(seed=0, global_batch=16, shards=4)
+model, data = torch.nn.Linear(8, 2), torch.randn(64, 8)
+best = copy.deepcopy(model.state_dict())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sums = lambda batch: model(batch.data).sum()
+for step in run.steps(run.data(data, epochs=1), elastic.State(model=model, optimizer=optimizer)):
+    step.mean_loss(lambda batch: model(batch.data).square().mean())
+    optimizer.step()
+    run.evaluate(data, sums)
+for ranks in [run.world_size, 1]:
+    if run.rank < ranks:
+        model.load_state_dict({name: each / ranks for name, each in best.items()})
+    run.print("loaded by", ranks, run.evaluate(data, sums))
+"""
+
+
+def test_weights_that_one_rank_alone_loads_after_the_loop_are_not_evaluated(drill):
+    """A habit of scripts for DistributedDataParallel, which evaluate on rank 0."""
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(BEST)
+    agent = drill.start("--nproc-per-node", "2", recipe=recipe)
+    agent.ends_with(2)
+    assert [
+        line.split()[3] for line in agent.output.splitlines() if line.startswith("[rank0] loaded by")
+    ] == ["2"]
+    assert (
+        "run.evaluate: the function reads model.weight, which is another one on rank 1 than on"
+        in agent.output
+    )
+    assert len(drill.events("generation_started")) == 1
+
+
 TAUGHT = """
 import torch
 import elastic

@@ -49,7 +49,7 @@ class Noisy(torch.utils.data.Dataset):
         return torch.randn(6, generator=draw) * 10.0 ** (sample % 7) + noise, sample % CLASSES
 
 
-def evaluation(member, dataset, modules=(), size=SIZE, heartbeat=None, **options):
+def evaluation(member, dataset, modules=(), size=SIZE, heartbeat=None, saved=frozenset(), **options):
     groups = ProcessGroups(
         rank=member.rank,
         world_size=member.world_size,
@@ -66,6 +66,7 @@ def evaluation(member, dataset, modules=(), size=SIZE, heartbeat=None, **options
         modules=list(modules),
         groups=groups,
         heartbeat=heartbeat or HeartbeatSender(NoPage(), 0),
+        saved=saved,
     )
 
 
@@ -289,6 +290,76 @@ class OwnGenerator(Noisy):
 
     def __getitem__(self, sample):
         return self.draw.random(), sample
+
+
+class Meter:
+    """What a trainer keeps beside its model: here, the outputs of its own rank's blocks."""
+
+    def __init__(self, model):
+        self.model, self.best, self.outputs = model, {}, []
+
+    def count(self, batch):
+        self.outputs.append(self.model(batch.data[0]))
+        return self.outputs[-1].sum()
+
+
+def evaluate_differing(member, kind):
+    """Ranks whose functions read other numbers: what a script does on rank 0 alone."""
+    net, is_other = network(), member.rank == member.world_size - 1
+    threshold = np.zeros(1) if kind == "array" else torch.zeros(1)
+    saved = frozenset(map(id, net.state_dict(keep_vars=True).values()))
+    meter = Meter(net)
+    meter.best = {"weight": torch.full((2,), float(member.rank))}
+    dataset = TensorDataset(torch.ones(19, 6))
+    if not is_other:
+        pass
+    elif kind == "buffer":
+        net[1].running_mean[3] += 1e-3
+    elif kind == "mode":
+        net[1].eval()
+    elif kind in ("threshold", "array"):
+        threshold += 0.1
+    elif kind in ("weight", "saved"):
+        net[3].weight.data[1, 2] += 1e-3
+
+    def above(batch):
+        return (net(batch.data[0]) > float(threshold[0])).sum()
+
+    first = evaluation(member, dataset, saved=saved if kind == "saved" else frozenset())
+    try:
+        if kind == "collected":  # the second time each rank has lists of its own
+            first.sum(meter.count)
+            first.sum(meter.count)
+        else:
+            first.sum(above)
+    except UsageError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("weight", "net.3.weight"),
+        ("buffer", "net.1.running_mean"),
+        ("mode", "net.1.training"),
+        ("threshold", "threshold"),
+        ("array", "threshold"),
+    ],
+)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_an_evaluation_of_other_numbers_on_one_rank_is_refused_on_all(ranks, world_size, kind, name):
+    """As after `if run.is_first: model.load_state_dict(best)`: the sum would be of two models."""
+    for said in ranks.run(world_size, evaluate_differing, kind):
+        assert f"the function reads {name}, which is another one on rank {world_size - 1} than on" in said
+
+
+@pytest.mark.parametrize("kind", ["nothing", "collected", "saved"])
+def test_what_ranks_may_have_of_their_own_is_no_reason_to_refuse_an_evaluation(ranks, kind):
+    """Lists of their own blocks; and within a step what the comparison of states covers, because a
+    machine's error there must not end the run.
+    """
+    assert ranks.run(2, evaluate_differing, kind) == ["no error"] * 2
 
 
 def evaluate_own_generator(member):

@@ -1,0 +1,82 @@
+"""What the function of an evaluation reads has the same contents on every rank, or it is refused.
+
+Scripts for DistributedDataParallel load the best weights on rank 0 alone, which is where they
+evaluate. Here each rank computes blocks of its own, so that the sum would be that of two models.
+Compared are parameters, buffers and modes of the modules that the function can reach, and tensors
+and arrays that it names itself; by sums of words, one pass over the memory.
+
+It does not compare numbers of Python (a rank, a time), nor what lies in lists, dicts and objects
+beside modules: a function may collect its own rank's blocks there. Within a step, what the State
+saves is left out: the comparison of states finds it, and knows a machine's error.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from elastic.errors import UsageError
+from elastic.snapshot import checksum
+from elastic.train.flat_state import tensor_sums
+from elastic.train.process_groups import ProcessGroups
+from elastic.train.reachable import read_by
+from elastic.train.site import Form
+
+Sums = dict[str, str]
+
+
+class SameInputs:
+    """Of one evaluation. modules: that the function can reach."""
+
+    def __init__(self, function: Callable[..., Any], left_out: Collection[int]) -> None:
+        """left_out: ids of tensors."""
+        sites, self.modules = read_by(function)
+        of_modules = {id(tensor) for module in self.modules for tensor in tensors_of(module)}
+        self._things = {
+            site.path: site.thing
+            for site in sites
+            if site.form in (Form.TENSOR, Form.ARRAY)
+            and id(site.thing) not in left_out
+            and (id(site.thing) in of_modules or not {".", "["} & set(site.path))
+        }
+        # Their dict of attributes has the mode, in which dropout and BatchNorm compute.
+        self._modules = {
+            site.path: site.thing for site in sites if site.form is Form.NAMES and "_parameters" in site.thing
+        }
+        self._sums: Sums = {}
+
+    def whole(self) -> str:
+        """16 digits, of all that is compared, as it is now."""
+        modes = {f"{path}.training": str(each.get("training")) for path, each in self._modules.items()}
+        self._sums = {path: _sha256(thing) for path, thing in self._things.items()} | modes
+        return hashlib.sha256(repr(sorted(self._sums.items())).encode()).hexdigest()[:16]
+
+    def refuse(self, groups: ProcessGroups) -> None:
+        """Where `whole` differs between ranks. Raises UsageError on all of them."""
+        of_ranks: list[Sums] = groups.all_gather(self._sums)
+        for rank, there in enumerate(of_ranks):
+            for path, found in there.items():
+                if of_ranks[0].get(path, found) != found:
+                    raise UsageError(
+                        f"run.evaluate: the function reads {path}, which is another one on rank {rank} than on rank 0: each rank computes a part of the "
+                        "data set, so that the sum would mix the two. Do on every rank what changes it: load the best weights and call eval() on all of "
+                        "them, not below `if run.is_first:`, and compute a threshold from run.evaluate or step.sum"
+                    )
+
+
+def tensors_of(module: nn.Module) -> list[Tensor]:
+    """Parameters and buffers of the module itself."""
+    found = (*module._parameters.values(), *module._buffers.values())  # noqa: SLF001
+    return [tensor for tensor in found if tensor is not None]
+
+
+def _sha256(thing: Tensor | np.ndarray) -> str:
+    """16 digits, the same on every device."""
+    found = hashlib.sha256(f"{thing.dtype} {list(thing.shape)}\n".encode())
+    if not isinstance(thing, Tensor):
+        found.update(checksum.tensor_sums(np.ascontiguousarray(thing).reshape(-1).view(np.uint8).data))
+    elif not (thing.is_meta or thing.is_quantized):
+        found.update(tensor_sums(thing.detach().resolve_conj().resolve_neg()))
+    return found.hexdigest()[:16]
