@@ -1,9 +1,31 @@
 """A run that went on without what its loop had in mind says so where it ends."""
 
+from dataclasses import dataclass
+
 from elastic.events import Restored, UnsavedVariables
 from elastic.observe.logged_event import Events, of_kind
 
 _NAMED = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsaved:
+    """Variables that no State saves; first those on which the result may depend.
+
+    changing: the loop changes them. after_loop: the loop sets them, and the script reads them after
+    it.
+    """
+
+    changing: list[str]
+    after_loop: list[str]
+
+
+def unsaved(events: Events) -> Unsaved:
+    found = [each.event for each in of_kind(events, UnsavedVariables)]
+    return Unsaved(
+        changing=list(dict.fromkeys(name for each in found for name in each.changing)),
+        after_loop=list(dict.fromkeys(name for each in found for name in each.after_loop)),
+    )
 
 
 def began_again(events: Events) -> list[str]:

@@ -29,7 +29,7 @@ from statistics import median
 
 from elastic import events as kinds
 from elastic.config.parent import Ancestor, Parent
-from elastic.observe.began_again import began_again
+from elastic.observe.began_again import Unsaved, began_again, unsaved
 from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, last, of_kind
 from elastic.observe.step_line import StepLine
 
@@ -120,6 +120,7 @@ class Report:
     snapshots: what `--snapshot-every auto` chose last; None if it chose nothing. lineage: the
     states of other runs that this one descends from, oldest first. began_again: variables of the
     recipe's loop that no State saves, where the run went on from a state after they had changed.
+    unsaved: all such variables.
     """
 
     finished: bool
@@ -139,6 +140,7 @@ class Report:
     lineage: list[Ancestor]
     divergences: list[Divergence]
     began_again: list[str]
+    unsaved: Unsaved
 
 
 def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None = None) -> Report:
@@ -174,6 +176,7 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
         lineage=[] if parent is None else [*parent.lineage],
         divergences=_divergences(events),
         began_again=began_again(events),
+        unsaved=unsaved(events),
     )
 
 

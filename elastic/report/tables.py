@@ -13,6 +13,7 @@ from rich.text import Text
 
 from elastic.config.parent import Ancestor
 from elastic.events import SnapshotInterval, Stopped
+from elastic.observe.began_again import Unsaved
 from elastic.report.diff import ComparedRun, Difference
 from elastic.report.report import GenerationSummary, Report
 from elastic.report.status import Status
@@ -102,12 +103,19 @@ def _report_facts(report: Report) -> dict[str, str]:
         }
         | _lineage(report.lineage)
         | _began_again(report.began_again)
+        | _unsaved(report.unsaved)
     )
 
 
 def _began_again(names: list[str]) -> dict[str, str]:
     """One line, if there are such variables."""
     return {"began again": f"{', '.join(names)}: no State saves what the loop keeps there"} if names else {}
+
+
+def _unsaved(found: Unsaved) -> dict[str, str]:
+    """Up to two lines: names alone, which may be many."""
+    lines = {"changed, not saved": found.changing, "read after the loop": found.after_loop}
+    return {label: ", ".join(names) for label, names in lines.items() if names}
 
 
 def _lineage(lineage: list[Ancestor]) -> dict[str, str]:

@@ -39,6 +39,7 @@ from elastic.train.object_marks import Kind, Mark, Rules, Weight, containers, le
 from elastic.train.object_walk import FREE, Walk
 from elastic.train.own_code import filled_by_hooks
 from elastic.train.state import State
+from elastic.train.unsaved_names import Standing, in_order, standing
 from elastic.train.values import Values
 
 FIRST_LOOKS = 4
@@ -87,6 +88,7 @@ class _Look:
     step: int
     marks: dict[str, Mark]
     saved: dict[str, _Saved]
+    read: set[str]
     after_loop: list[str]
 
 
@@ -108,7 +110,7 @@ class LoopMemory:
     _looks: int = 0
     _steps: int = 0
     _before: _Look | None = None
-    _changing: dict[str, None] = field(default_factory=dict)
+    _changing: dict[str, Standing] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
 
     def begin(self, step: int, *, begins_epoch: bool = False) -> None:
@@ -147,7 +149,7 @@ class LoopMemory:
 
     def _note(self, step: int, names: list[str]) -> None:
         if names:
-            self._changing.update(dict.fromkeys(names))
+            self._changing.update(dict.fromkeys(names, Standing.NUMBER))
             self._say(step, [])
 
     def _is_due(self, step: int, *, begins_epoch: bool) -> bool:
@@ -194,6 +196,7 @@ class LoopMemory:
             step=step,
             marks=walk.marks,
             saved={name: each for name, each in saved.items() if each is not None},
+            read=variables.read_by_functions,
             after_loop=variables.after_loop,
         )
 
@@ -235,12 +238,12 @@ class LoopMemory:
             if weight is Weight.REFUSED:
                 refused.append(path)
             else:
-                self._changing[path] = None
+                self._changing[path] = standing(path, before.marks.get(path), mark, now.read)
         if refused:
             raise UsageError(_refusal({path: now.marks[path] for path in refused}, before.step, now.step))
 
     def _say(self, step: int, after_loop: list[str]) -> None:
-        changing = [name for name in self._changing if name not in self._said]
+        changing = [name for name in in_order(self._changing) if name not in self._said]
         late = [name for name in after_loop if name not in self._said]
         if (changing or late) and len(self._said) < MANY_SAID:
             self._said |= {*changing, *late}
@@ -282,10 +285,11 @@ def sentence(found: UnsavedVariables) -> str:
     """One line for the console."""
     parts = []
     if found.changing:
+        more = "; elastic-train report lists all of them" if _is_cut(found.changing) else ""
         parts.append(
             f"no object of the State saves {_listed(found.changing)}, which the loop changes: after a restart it begins again as at the top"
             " of the script. Where the result depends on it, keep it in elastic.Values(...), which goes into the State, or derive it from"
-            " step.number; what is only shown may stay"
+            f" step.number; what is only shown may stay{more}"
         )
     if found.after_loop:
         parts.append(
@@ -321,6 +325,10 @@ def _advice(path: str, mark: Mark) -> str:
     if mark.kind in (Kind.RANDOM, Kind.ITERATOR):
         return _ADVICE[mark.kind]
     return _ADVICE.get(mark.owner) or _ADVICE.get(mark.kind) or _ADVICE[Kind.TENSOR]
+
+
+def _is_cut(names: list[str]) -> bool:
+    return re.search(r"\d more", _listed(names)) is not None
 
 
 def _listed(names: list[str]) -> str:

@@ -41,6 +41,7 @@ class LoopVariables:
     carried: one pass hands them on to the next. on_errors: only after an exception. targets: of the
     `for` itself, beside the step. after_loop: written in each pass, and read after the loop.
     assigned: attributes that functions of the loop assign. cells: the variables of its frames.
+    read_by_functions: the names that functions read which the script names.
     """
 
     carried: Named = field(default_factory=list)
@@ -49,6 +50,7 @@ class LoopVariables:
     after_loop: list[str] = field(default_factory=list)
     assigned: set[str] = field(default_factory=set)
     cells: set[tuple[str, int]] = field(default_factory=set)
+    read_by_functions: set[str] = field(default_factory=set)
 
 
 def loop_variables(frame: FrameType | None) -> LoopVariables:
@@ -70,6 +72,7 @@ def _add(found: LoopVariables, frame: FrameType) -> None:
     found.targets += names.values(live.targets)
     found.after_loop += sorted(each.name for each in live.after_loop)
     found.assigned |= attributes(frame.f_code, is_whole=False)[1] | names.assigned
+    found.read_by_functions |= names.read_by_functions
 
 
 class _Names:
@@ -112,6 +115,10 @@ class _Names:
                         left.append(each)
             known = self._mentioned[variable] = tuple(seen)
         return known
+
+    @property
+    def read_by_functions(self) -> set[str]:
+        return {each.name for mentioned in self._mentioned.values() for each in mentioned}
 
     def _read_by(self, variable: Variable) -> Iterator[Variable]:
         value = self._spaces.get(variable.module, {}).get(variable.name)

@@ -55,9 +55,12 @@ class Step:
 Step.__module__ = "elastic.train.step"
 
 
-def outcome(recipe, count=9, form="module"):
-    """(what was refused, names that were said to change, names read after the loop)."""
-    found: list = []
+def outcome(recipe, count=9, form="module", found=None):
+    """(what was refused, names that were said to change, names read after the loop).
+
+    found: takes the events.
+    """
+    found = [] if found is None else found
     names: dict = {}
     exec(STEPS, names)
     space = {"__name__": "recipe", "elastic": elastic}
@@ -751,6 +754,34 @@ def test_a_note_names_few_objects_and_what_hangs_on_them_with_each():
     said = sentence(UnsavedVariables(step=4, changing=[*names, "meter.name"], after_loop=["c"]))
     assert "meter.val (and .avg, .sum and 2 more), best" in said
     assert "the script reads c after the loop" in said
+
+
+def test_a_note_begins_with_what_functions_read_and_ends_with_what_grows():
+    """The history and the texts come first in the alphabet, and each record is a dict of lists."""
+    found: list = []
+    recipe = """
+        a_history, best, a_title, a_records, z_scale = [], 9.0, "", [], 1.0
+        def loss_of(x):
+            return z_scale * x
+        for step in run_steps(model=model, optimizer=optimizer):
+            loss = update() + loss_of(step.number)
+            a_history.append(loss)
+            a_title += "."
+            a_records.append({"loss": [loss]})
+            best = min(best, loss - step.number)
+            z_scale *= 0.9
+        """
+    refused, changing, _ = outcome(recipe, found=found)
+    assert (refused, changing) == ("", {"z_scale", "best", "a_history", "a_title", "a_records"})
+    (said,) = found
+    assert said.changing[:2] == ["z_scale", "best"]
+    assert sentence(said).endswith("what is only shown may stay")
+
+
+def test_a_note_that_leaves_names_out_says_where_all_are():
+    said = UnsavedVariables(step=4, changing=list("abcdefg"), after_loop=[])
+    assert "a, b, c, d and 3 more" in sentence(said)
+    assert sentence(said).endswith("; elastic-train report lists all of them")
 
 
 def test_what_each_pass_sets_anew_is_not_named_for_the_code_after_the_loop():

@@ -247,7 +247,18 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "lineage": [],
         "divergences": [],
         "began_again": [],
+        "unsaved": {"changing": [], "after_loop": []},
     }
+
+
+def test_all_variables_that_no_state_saves_are_listed_in_the_order_of_the_events():
+    """Also where nothing began again; the console names few of them."""
+    said = [
+        logged("unsaved_variables", 3.0, changing=["best", *"abcdefgh"], after_loop=[]),
+        logged("unsaved_variables", 4.0, changing=["best", "z"], after_loop=["loss"]),
+    ]
+    found = summarise(said, [])
+    assert found["unsaved"] == {"changing": ["best", *"abcdefgh", "z"], "after_loop": ["loss"]}
 
 
 def test_variables_of_the_loop_that_began_again_at_a_restart_are_named():
