@@ -8,6 +8,8 @@ ElasticError
 ├─ MachineFault          a machine computed something else than another one: as StatesDiffer, and
 │                        the node is known; a second time, it leaves the group
 ├─ RecipeNotExact        the recipe's: its result depends on more than its inputs; exit 1 at once
+├─ ReplayDiffers         a step that was done again gave another result: because of the recipe, a
+│                        change, or a machine; exit 1 at once, and the user decides
 ├─ PeerLost              another worker went away: this worker is a victim, a new generation follows
 ├─ Fenced                a newer generation exists: drop what this process was about to write
 ├─ GroupEnded            the run is over (complete or failed): leave with the run's exit code
@@ -30,7 +32,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_PEER_LOST = 70  # worker to agent only: "my collective failed because a peer died"
 EXIT_DIVERGED = 71  # worker to agent only: "do the steps since the last agreed state again"
-EXIT_RECIPE = 72  # worker to agent only: "end the run with EXIT_FAILED, a restart changes nothing"
+EXIT_RECIPE = 72  # worker to agent only: "end the run with EXIT_FAILED, no restart mends it"
 EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes
 EXIT_NOTHING_LOADS = 76
 
@@ -72,6 +74,12 @@ class MachineFault(StatesDiffer):
 
 class RecipeNotExact(ElasticError):  # noqa: N818
     """The recipe's result depends on more than its inputs, so that no restart makes it exact."""
+
+    exit_code = EXIT_RECIPE
+
+
+class ReplayDiffers(ElasticError):  # noqa: N818
+    """A step that was done again from a restored state gave another result than the first time."""
 
     exit_code = EXIT_RECIPE
 

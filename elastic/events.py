@@ -272,6 +272,22 @@ class DivergenceJudged(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayDiffered(Event):
+    """A step that was done again gave another result than the first time; written by rank 0.
+
+    `restored`: the step from whose state it was done again. `loss_before`, `loss_now`: None for
+    what is no finite number; where they are equal, the gradients differ. `excuse`: why the run goes
+    on all the same; empty where it ends.
+    """
+
+    step: int
+    restored: int = 0
+    loss_before: float | None = None
+    loss_now: float | None = None
+    excuse: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultInjected(Event):
     """A fault of the plan is about to happen; `fault` is its text.
 

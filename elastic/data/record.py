@@ -32,7 +32,7 @@ class DataRecord:
     states of the global generators of random numbers when the loop began, on rank 0. settings: what
     the loop had set in its dataset and in modules when the state was saved, as JSON by name.
     evaluated: what run.evaluate was given, by the line of the recipe. frozen: what the functions of
-    a step read and no State saves, by its name.
+    a step read and no State saves, by its name. recipe: of its text; empty in earlier records.
     """
 
     samples: Count
@@ -47,6 +47,7 @@ class DataRecord:
     settings: dict[str, str] = field(default_factory=dict)
     evaluated: dict[str, _Hash] = field(default_factory=dict)
     frozen: dict[str, _Hash] = field(default_factory=dict)
+    recipe: _Hash = ""
 
     def to_json(self) -> str:
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
@@ -57,6 +58,7 @@ def record_of(
     epoch: int,
     contents: dict[str, str] | None = None,
     generators: Mapping[str, str] | None = None,
+    recipe: str = "",
 ) -> DataRecord:
     """The record beside a state of this epoch, from 0; it may lie behind the run's end."""
     draws = order.draws
@@ -71,6 +73,7 @@ def record_of(
         order_so_far=hashes[min(epoch, len(hashes) - 1)] if hashes else "",
         contents=contents,
         generators=dict(generators or {}),
+        recipe=recipe,
     )
 
 
@@ -136,6 +139,16 @@ def check_beginning(there: DataRecord, now: DataRecord) -> str:
     )
 
 
+def has_same_steps(there: DataRecord, now: DataRecord) -> bool:
+    """Whether each step trains the same samples, as far as both records tell, in a run as long.
+
+    Otherwise it was refused, or said, and a step may give another result. now: that of epoch 0.
+    """
+    names = "samples", "epochs", "steps", "tail", "weights", "order"
+    is_same = all(getattr(there, name) == getattr(now, name) for name in names)
+    return is_same and not _other_parts(there.contents, now.contents)
+
+
 def _other_draws(there: DataRecord, here: DataRecord) -> str:
     other = [
         name for name in here.generators if there.generators.get(name, "") not in ("", here.generators[name])
@@ -167,7 +180,7 @@ def check_ranks(records: list[DataRecord]) -> None:
     """Raises UsageError, with the first difference, unless all ranks have the same data."""
     for rank, record in enumerate(records):
         first = records[0]
-        others = "contents", "generators", "settings", "evaluated", "frozen"
+        others = "contents", "generators", "settings", "evaluated", "frozen", "recipe"
         names = [name for name in DataRecord.__slots__ if name not in others]
         for name in names:
             if getattr(record, name) != getattr(first, name):

@@ -1,8 +1,8 @@
-"""A run that went on without what its loop had in mind says so where it ends."""
+"""A run that may not have the result of an undisturbed run says so where it ends."""
 
 from dataclasses import dataclass
 
-from elastic.events import Restored, UnsavedVariables
+from elastic.events import ReplayDiffered, Restored, UnsavedVariables
 from elastic.observe.logged_event import Events, of_kind
 
 _NAMED = 6
@@ -40,11 +40,15 @@ def began_again(events: Events) -> list[str]:
 
 def told_at_the_end(events: Events) -> str:
     """What the last line adds; empty for nothing."""
+    replays = "".join(
+        f"; step {each.event.step} gave another result when it was done again, so that this need not be the result of an undisturbed run"
+        for each in of_kind(events, ReplayDiffered)[-1:]
+    )
     names = began_again(events)
     if not names:
-        return ""
+        return replays
     others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return (
-        f"; at a restart {', '.join(names[:_NAMED])}{others} began again as at the top of the script, since no State saves it: the result is that of an"
+        f"{replays}; at a restart {', '.join(names[:_NAMED])}{others} began again as at the top of the script, since no State saves it: the result is that of an"
         " undisturbed run only where it does not depend on it"
     )

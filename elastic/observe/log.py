@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elastic.events import Event
+from elastic.events import KINDS, Event
 from elastic.observe import logged_event
-from elastic.observe.logged_event import LoggedEvent
+from elastic.observe.logged_event import E, LoggedEvent, of_kind
 from elastic.system.clock import Clock
 from elastic.system.growing_file import AppendedFile, lines_of
 from elastic.system.untrusted import parse_json
@@ -43,6 +43,13 @@ def read_events(directory: Path) -> list[LoggedEvent[Event]]:
     """All events of a run, of all nodes, by time; lines that are no event are left out."""
     lines = (line for path in sorted(directory.glob("*.jsonl")) for line in lines_of(path))
     return sorted(parse_lines(lines, logged_event.parse), key=lambda each: each.time)
+
+
+def read_rare(directory: Path, kind: type[E]) -> list[LoggedEvent[E]]:
+    """Events of one kind, in no order; others are not parsed, since a restart waits for these."""
+    name = next(name for name, each in KINDS.items() if each is kind).encode()
+    lines = (line for path in directory.glob("*.jsonl") for line in lines_of(path) if name in line)
+    return of_kind(list(parse_lines(lines, logged_event.parse)), kind)
 
 
 def parse_lines(lines: Iterable[bytes], parse: Callable[[dict[str, Any]], T]) -> Iterator[T]:

@@ -6,8 +6,10 @@ file has no readers. It does not promise that the newest lines survive a power c
 """
 
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.observe import step_line
@@ -16,7 +18,21 @@ from elastic.observe.step_line import StepLine
 from elastic.system.files import open_regular, replace_whole
 from elastic.system.growing_file import AppendedFile, last_lines, lines_of
 
+DROPPED_LINES = 4096  # that a rewind tells of, at most
 _TAIL_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewound:
+    """What a rewind found. highest: the highest step that was there, or 0.
+
+    last: the newest line that stayed. dropped: those behind it, in their order; of very many the
+    first DROPPED_LINES.
+    """
+
+    highest: int = 0
+    last: StepLine | None = None
+    dropped: tuple[StepLine, ...] = ()
 
 
 class Metrics:
@@ -34,21 +50,21 @@ class Metrics:
         with self._disk_errors_reported():
             self._file.append(line.to_json())
 
-    def rewind(self, step: int) -> int:
-        """Drop the lines of steps beyond `step`; returns the highest step that was there, or 0.
+    def rewind(self, step: int) -> Rewound:
+        """Drop the lines of steps beyond `step`.
 
         Raises OSError: a step that stayed in the file would be there twice after the replay.
         """
         data = b""
         with suppress(FileNotFoundError), open_regular(self._path) as written:
             data = written.read()
-        cut, highest = _cut(data, step)
+        cut, rewound = _cut(data, step)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # A new file under the old name: an older rank 0 that still has the old file open can write
         # to it, but not into the record.
         replace_whole(self._path, data[:cut], fsync=True)
         self._file.close()
-        return highest
+        return rewound
 
     def sync(self) -> None:
         """Make the lines so far durable."""
@@ -78,18 +94,19 @@ def newest(path: Path) -> StepLine | None:
     return next(parse_lines(reversed(last_lines(path, _TAIL_BYTES)), step_line.parse), None)
 
 
-def _cut(data: bytes, step: int) -> tuple[int, int]:
-    """(where the lines of steps up to `step` end, the highest step of the file).
+def _cut(data: bytes, step: int) -> tuple[int, Rewound]:
+    """(where the lines of steps up to `step` end, what lies around that place).
 
     Lines are in the order of steps, so the search starts at the end and reads only what is dropped.
     """
-    highest = 0
+    highest, dropped = 0, deque[StepLine](maxlen=DROPPED_LINES)
     end = data.rfind(b"\n") + 1
     while end > 0:
         start = data.rfind(b"\n", 0, end - 1) + 1
         for line in parse_lines([data[start : end - 1]], step_line.parse):
             highest = max(highest, line.step)
             if line.step <= step:
-                return end, highest
+                return end, Rewound(highest=highest, last=line, dropped=tuple(dropped))
+            dropped.appendleft(line)
         end = start
-    return 0, highest
+    return 0, Rewound(highest=highest, dropped=tuple(dropped))

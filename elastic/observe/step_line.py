@@ -8,6 +8,8 @@ from typing import Any
 
 from elastic.system.untrusted import fits
 
+CHAIN_DIGITS = 16  # of a chain value, in a line
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLine:

@@ -121,6 +121,7 @@ class Report:
     states of other runs that this one descends from, oldest first. began_again: variables of the
     recipe's loop that no State saves, where the run went on from a state after they had changed.
     unsaved: all such variables.
+    replays: steps that gave another result when they were done again.
     """
 
     finished: bool
@@ -141,6 +142,7 @@ class Report:
     divergences: list[Divergence]
     began_again: list[str]
     unsaved: Unsaved
+    replays: list[kinds.ReplayDiffered]
 
 
 def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None = None) -> Report:
@@ -177,6 +179,7 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
         divergences=_divergences(events),
         began_again=began_again(events),
         unsaved=unsaved(events),
+        replays=[each.event for each in of_kind(events, kinds.ReplayDiffered)],
     )
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elastic.config.parent import Ancestor
-from elastic.events import SnapshotInterval, Stopped
+from elastic.events import ReplayDiffered, SnapshotInterval, Stopped
 from elastic.observe.began_again import Unsaved
 from elastic.report.diff import ComparedRun, Difference
 from elastic.report.report import GenerationSummary, Report
@@ -104,6 +104,7 @@ def _report_facts(report: Report) -> dict[str, str]:
         | _lineage(report.lineage)
         | _began_again(report.began_again)
         | _unsaved(report.unsaved)
+        | _replays(report.replays)
     )
 
 
@@ -116,6 +117,22 @@ def _unsaved(found: Unsaved) -> dict[str, str]:
     """Up to two lines: names alone, which may be many."""
     lines = {"changed, not saved": found.changing, "read after the loop": found.after_loop}
     return {label: ", ".join(names) for label, names in lines.items() if names}
+
+
+def _replays(found: list[ReplayDiffered]) -> dict[str, str]:
+    """One line for each, if there are any."""
+    lines = [
+        f"step {each.step}, from the state of step {each.restored}: loss {_loss(each.loss_before)} then, {_loss(each.loss_now)} when it was done again;"
+        f" {f'the run went on, since {each.excuse}' if each.excuse else 'the run ended there'}"
+        for each in found
+    ]
+    return {"done again": "\n".join(lines)} if lines else {}
+
+
+def _loss(loss: float | None) -> str:
+    if loss is None:
+        return "not finite"
+    return f"{loss:.9g}" if isinstance(loss, float) else str(loss)
 
 
 def _lineage(lineage: list[Ancestor]) -> dict[str, str]:

@@ -94,6 +94,7 @@ class LoopBuilder:
             evaluated=self.evaluated,
             frozen=FrozenInputs(state, [loader.dataset]),
             looks_for_side_effects=Every.parse(link.audit).kind != "off",
+            recipe_sha256=self.identity.recipe_sha256,
         )
         return Loop(parts, self._read_stop(store, clock))
 
@@ -134,6 +135,7 @@ class LoopBuilder:
     def _output(self, uploader: UploaderClient, store: Store, clock: Clock) -> Rank0Output:
         return Rank0Output(
             store=store,
+            events=self.run_dir.events,
             log=self.log,
             checkpointing=Checkpointing(uploader, Every.parse(self.link.save_every), clock),
             schedule=SnapshotSchedule(Every.parse(self.link.snapshot_every)),

@@ -350,7 +350,7 @@ class Loop:
                 self.say(note)
                 if parts.trace is not None:
                     parts.trace.note(note)
-        info = self._recorder.record(step, outcome)
+        info = self._recorder.record(step, outcome, parts.groups)
         requests, is_last, published = outcome.requests, step.number == self.last_step, None
         if is_last or any(requests._replace(audit=False)):
             parts.heartbeat.enter(Phase.SAVE)

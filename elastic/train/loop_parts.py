@@ -4,6 +4,7 @@ The parts stay the same for the whole generation; build_loop.py puts them togeth
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from elastic.data.loader import Loader
 from elastic.divergence import Divergence
@@ -29,9 +30,13 @@ from elastic.worker.heartbeat import HeartbeatSender
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank0Output:
-    """What rank 0 alone writes, and decides for all ranks. store: of the run directory."""
+    """What rank 0 alone writes, and decides for all ranks.
+
+    store: of the run directory. events: the folder of all that nodes with a shared folder record.
+    """
 
     store: Store
+    events: Path
     log: EventLog
     checkpointing: Checkpointing
     schedule: SnapshotSchedule
@@ -49,7 +54,7 @@ class LoopParts:
     process commits a drained state itself, since it has no agent. trace: where `elastic-train
     check` tries the recipe, else None. evaluated: what run.evaluate was given in this process.
     frozen: what the functions of a step read beside the State. looks_for_side_effects: not with
-    `--audit off`.
+    `--audit off`. recipe_sha256: of the recipe's text, as this process runs it.
     """
 
     loader: Loader
@@ -73,3 +78,4 @@ class LoopParts:
     evaluated: EvaluatedData
     frozen: FrozenInputs
     looks_for_side_effects: bool
+    recipe_sha256: str

@@ -9,16 +9,26 @@ from dataclasses import dataclass
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.data import random_streams
 from elastic.data.contents import contents_of
-from elastic.data.record import DataRecord, check_beginning, check_ranks, check_resume, parse, record_of
+from elastic.data.record import (
+    DataRecord,
+    check_beginning,
+    check_ranks,
+    check_resume,
+    parse,
+    record_of,
+)
 from elastic.errors import StoreFailed
 from elastic.events import Restored, RunStarted, SettingsIgnored
-from elastic.observe.metrics import Metrics
+from elastic.observe.metrics import Metrics, Rewound
 from elastic.storage.store import create_or_read
 from elastic.system.clock import Clock
 from elastic.train import as_built, refuse, restore_reasons
 from elastic.train.loop_parts import LoopParts, Rank0Output
+from elastic.train.replay import Replay
+from elastic.train.replay_check import begin_replay
 from elastic.train.restore import ResumePoint
 
+RECIPE_DIGITS = 16  # of the sha256 of its text
 BEGINNING = "data.json"  # in the run directory: the data that the run began with, at step 0
 
 
@@ -26,12 +36,13 @@ BEGINNING = "data.json"  # in the run directory: the data that the run began wit
 class Resumed:
     """Where training goes on. first_new: the first step that was never trained; rank 0 knows it.
 
-    data: the record of what is trained on, for epoch 0.
+    data: the record of what is trained on, for epoch 0. replay: the steps that are done again.
     """
 
     point: ResumePoint
     first_new: int
     data: DataRecord
+    replay: Replay
 
 
 def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
@@ -49,7 +60,8 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
         sizes = {"global_batch": order.global_batch, "shards": order.shards}
         output.log.record(RunStarted(steps=order.steps, epochs=order.epochs, seed=order.seed, **sizes))
     contents = contents_of(parts.loader.dataset)
-    records = parts.groups.all_gather(record_of(order, 0, contents, generators))
+    recipe = parts.recipe_sha256[:RECIPE_DIGITS]
+    records = parts.groups.all_gather(record_of(order, 0, contents, generators, recipe))
     check_ranks(records)
     point = parts.restorer.restore(parts.state)
     said = "" if point.data is None else check_resume(point.data, records[0], order, point.step)
@@ -57,11 +69,13 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
         parts.evaluated.resume(point.data.evaluated)
         parts.frozen.resume(point.data.frozen)
     parts.page.set_step(parts.groups.local_rank, point.step)
-    highest = 0 if parts.metrics is None else _rewind(parts.metrics, point)
-    first_new = max(point.step, highest) + 1
+    rewound = Rewound() if parts.metrics is None else _rewind(parts.metrics, point)
+    first_new = max(point.step, rewound.highest) + 1
+    there = point.data
     if output is not None:
         if point.step == 0:
-            said = _compare_beginnings(output, records[0], parts.clock)
+            there = _beginning(output, records[0], parts.clock)
+            said = "" if there is None else check_beginning(there, records[0])
         if said:
             print(said, flush=True)
         if stopped is not None and point.step >= stopped.step:
@@ -72,15 +86,15 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
             Restored(step=point.step, source=point.source, lost_steps=lost_steps, seconds=seconds)
         )
         _report_ignored(parts, output, point.step)
-    return Resumed(point=point, first_new=first_new, data=records[0])
+    replay = begin_replay(parts, point, rewound, there, records[0])
+    return Resumed(point=point, first_new=first_new, data=records[0], replay=replay)
 
 
-def _compare_beginnings(output: Rank0Output, now: DataRecord, clock: Clock) -> str:
-    """What to say where the run begins at step 0 once more. Data that were corrected may differ."""
+def _beginning(output: Rank0Output, now: DataRecord, clock: Clock) -> DataRecord | None:
+    """What the run began with, where it begins at step 0 once more."""
     with suppress(StoreFailed, ValueError):  # an outage never stops training
-        there = create_or_read(output.store, BEGINNING, now.to_json().encode(), clock)
-        return check_beginning(parse(there.decode()), now)
-    return ""
+        return parse(create_or_read(output.store, BEGINNING, now.to_json().encode(), clock).decode())
+    return None
 
 
 def _report_ignored(parts: LoopParts, output: Rank0Output, step: int) -> None:
@@ -90,10 +104,10 @@ def _report_ignored(parts: LoopParts, output: Rank0Output, step: int) -> None:
         print(restore_reasons.ignored(ignored, parts.restorer.run_url))
 
 
-def _rewind(metrics: Metrics, resumed: ResumePoint) -> int:
-    """Cut the metrics back to the resumed step; returns the highest step that they had."""
-    written = metrics.rewind(resumed.step)
-    if resumed.line is not None and written == resumed.step - 1:
+def _rewind(metrics: Metrics, resumed: ResumePoint) -> Rewound:
+    """Cut the metrics back to the resumed step."""
+    rewound = metrics.rewind(resumed.step)
+    if resumed.line is not None and rewound.highest == resumed.step - 1:
         # Rank 0 died between this step's sums and its line. Another node's snapshot has the line.
         metrics.append(resumed.line)
-    return written
+    return rewound

@@ -9,9 +9,11 @@ import torch
 
 from elastic.data.record import record_of
 from elastic.events import FirstStep
-from elastic.observe.step_line import StepLine
+from elastic.observe.step_line import CHAIN_DIGITS, StepLine
 from elastic.snapshot.slots import SnapshotInfo
 from elastic.train.loop_parts import LoopParts
+from elastic.train.process_groups import ProcessGroups
+from elastic.train.replay_check import ReplayCheck
 from elastic.train.resume import Resumed
 from elastic.train.step import Step
 from elastic.train.step_parts import StepOutcome
@@ -27,10 +29,16 @@ class StepRecorder:
         self._began_with = resumed.data
         self._data = -1, resumed.data  # an epoch, and what stands beside a state of it
         self._text = ""  # of that
+        log = None if parts.output is None else parts.output.log
+        self._replay = ReplayCheck(resumed.replay, parts.restorer.run_url, log)
         self._began_s = parts.clock.monotonic()
 
-    def record(self, step: Step, outcome: StepOutcome) -> SnapshotInfo:
-        """Write the step's line into the metrics; returns what stands beside the step's state."""
+    def record(self, step: Step, outcome: StepOutcome, groups: ProcessGroups) -> SnapshotInfo:
+        """Write the step's line into the metrics; returns what stands beside the step's state.
+
+        groups: those that are open now. Raises ReplayDiffers for a step that is done again and
+        gives another result, before anything is written.
+        """
         parts = self._parts
         self._chain = _next_chain(self._chain, outcome)
         seconds = parts.clock.monotonic() - self._began_s
@@ -38,7 +46,7 @@ class StepRecorder:
             step=step.number,
             epoch=step.epoch,
             loss=step.logged.get("loss", outcome.loss) if math.isnan(outcome.loss) else outcome.loss,
-            chain=self._chain[:16],
+            chain=self._chain[:CHAIN_DIGITS],
             world_size=parts.groups.world_size,
             generation=parts.generation,
             time=parts.clock.wall(),
@@ -46,6 +54,7 @@ class StepRecorder:
             audited=None if step.audit is None else True,
             values=step.logged,
         )
+        self._replay.check(line, groups)
         if parts.metrics is not None:
             parts.metrics.append(line)
         if parts.trace is not None:
@@ -83,7 +92,10 @@ class StepRecorder:
     def _data_of(self, epoch: int) -> str:
         if self._data[0] != epoch:  # once in an epoch, and not in each step
             known = self._began_with
-            self._data = epoch, record_of(self._parts.loader.order, epoch, known.contents, known.generators)
+            record = record_of(
+                self._parts.loader.order, epoch, known.contents, known.generators, known.recipe
+            )
+            self._data = epoch, record
             self._text = self._data[1].to_json()
         return self._text
 

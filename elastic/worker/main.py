@@ -38,6 +38,7 @@ from elastic.errors import (
     NothingLoads,
     PeerLost,
     RecipeNotExact,
+    ReplayDiffers,
     StatesDiffer,
     UsageError,
 )
@@ -48,7 +49,7 @@ from elastic.system.worker_error import QUOTED, SAME_AS, WorkerError, first_with
 from elastic.worker import import_watch, own_error, script_end
 from elastic.worker.import_watch import ImportWatch
 
-_EXPLAINED = (UsageError, NothingLoads, StatesDiffer, RecipeNotExact)
+_EXPLAINED = (UsageError, NothingLoads, StatesDiffer, RecipeNotExact, ReplayDiffers)
 
 
 def main() -> None:

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.events import FirstStep
+from elastic.observe import metrics as metrics_module
 from elastic.observe.log import EventLog, read_events
 from elastic.observe.logged_event import RecipeEvent
-from elastic.observe.metrics import Metrics, _cut, newest, read
+from elastic.observe.metrics import Metrics, Rewound, _cut, newest, read
 from elastic.observe.step_line import StepLine
 from elastic.testing.fakes import FakeClock
 
@@ -34,10 +35,13 @@ def test_rewind_keeps_what_reading_every_line_would_keep(first, count, step, tor
     whole = lines(steps)
     content = whole + lines([first + count])[: min(torn_bytes, len(lines([first + count])) - 1)]
 
-    cut, highest = _cut(content, step)
+    cut, rewound = _cut(content, step)
 
     assert dumb_cut(content[:cut], 10**9) == dumb_cut(content, step)
-    assert highest == steps[-1]
+    assert rewound.highest == steps[-1]
+    kept = dumb_cut(content, step)
+    assert (rewound.last.step if rewound.last else None) == (kept[-1] if kept else None)
+    assert [line.step for line in rewound.dropped] == [each for each in steps if each > step]
     assert cut == 0 or content[cut - 1 : cut] == b"\n"
 
 
@@ -48,11 +52,23 @@ def test_a_writer_of_an_older_generation_cannot_write_into_the_record(tmp_path):
     for step in (1, 2, 3):
         older.append(StepLine(step=step, values={"by": "old"}))
 
-    assert current.rewind(2) == 3
+    assert current.rewind(2).highest == 3
     older.append(StepLine(step=4, values={"by": "old"}))
     current.append(StepLine(step=3, values={"by": "new"}))
 
     assert [(r.step, r.values["by"]) for r in read(path)] == [(1, "old"), (2, "old"), (3, "new")]
+
+
+def test_of_very_many_lost_lines_those_next_to_the_restored_step_are_told(tmp_path, monkeypatch):
+    """The first step that comes out otherwise is one of these, mostly the very first."""
+    monkeypatch.setattr(metrics_module, "DROPPED_LINES", 3)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(lines(range(1, 20)))
+
+    rewound = Metrics(path).rewind(8)
+
+    assert (rewound.highest, rewound.last.step) == (19, 8)
+    assert [line.step for line in rewound.dropped] == [9, 10, 11]
 
 
 def test_rewind_drops_a_torn_line(tmp_path):
@@ -61,7 +77,7 @@ def test_rewind_drops_a_torn_line(tmp_path):
     path.write_bytes(lines([1, 2]) + b'{"step": 3, "lo')
     metrics = Metrics(path)
 
-    assert metrics.rewind(2) == 2
+    assert metrics.rewind(2).highest == 2
     metrics.append(StepLine(step=3))
     assert [r.step for r in read(path)] == [1, 2, 3]
 
@@ -69,7 +85,7 @@ def test_rewind_drops_a_torn_line(tmp_path):
 def test_rewind_creates_a_missing_file(tmp_path):
     metrics = Metrics(tmp_path / "new" / "metrics.jsonl")
 
-    assert metrics.rewind(0) == 0
+    assert metrics.rewind(0) == Rewound()
     metrics.append(StepLine(step=1))
     assert [r.step for r in read(tmp_path / "new" / "metrics.jsonl")] == [1]
 

@@ -1,5 +1,6 @@
 """A report follows from the events and the metrics of a run, and never claims too much."""
 
+import io
 from dataclasses import asdict, replace
 from operator import attrgetter
 
@@ -8,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logged import logged
 from records import PARENT
+from rich.console import Console
 
 from elastic.events import FaultInjected, Restored, WorkerExited
 from elastic.observe.began_again import told_at_the_end
 from elastic.observe.step_line import StepLine
 from elastic.report import report
+from elastic.report.tables import report_tables
 
 by_time = attrgetter("time")
 
@@ -248,6 +251,7 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "divergences": [],
         "began_again": [],
         "unsaved": {"changing": [], "after_loop": []},
+        "replays": [],
     }
 
 
@@ -269,6 +273,21 @@ def test_variables_of_the_loop_that_began_again_at_a_restart_are_named():
     assert summarise([*calm, *found], KILLED_STEPS)["began_again"] == []
     assert told_at_the_end([*KILLED, *found]).startswith("; at a restart best, count began again")
     assert told_at_the_end([*calm, *found]) == ""
+
+
+def test_a_step_that_came_out_otherwise_when_it_was_done_again_is_told():
+    """Once the run ended there, and once it went on, since the recipe was edited."""
+    values = {"step": 9, "restored": 6, "loss_before": 0.5, "loss_now": None}
+    ended = logged("replay_differed", 112.5, 2, excuse="", **values)
+    excused = logged("replay_differed", 113.5, 2, excuse="the recipe was edited in between", **values)
+
+    assert summarise([*KILLED, ended], KILLED_STEPS)["replays"] == [values | {"excuse": ""}]
+    assert told_at_the_end([*KILLED, ended]).startswith("; step 9 gave another result when it was done again")
+    console = Console(width=300, file=io.StringIO())
+    console.print(report_tables("run", report.summarise([*KILLED, ended, excused], KILLED_STEPS)))
+    words = "step 9, from the state of step 6: loss 0.5 then, not finite when it was done again; "
+    assert words + "the run ended there" in console.file.getvalue()
+    assert words + "the run went on, since the recipe was edited in between" in console.file.getvalue()
 
 
 NAMES = (

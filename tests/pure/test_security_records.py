@@ -222,6 +222,7 @@ RIGHT = {
     list[str]: st.lists(texts, max_size=3),
     list[int]: st.lists(st.integers(0, 9), max_size=3),
     list[list[int]]: st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=3),
+    float | None: st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.just(10**400),
     int | None: st.none() | st.integers(-2, 9),
     str | None: st.none() | texts,
 }

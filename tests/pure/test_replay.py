@@ -1,0 +1,195 @@
+"""Steps that are done again are compared with what they gave before, and with nothing else."""
+
+from pathlib import Path
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.divergence import Divergence
+from elastic.errors import ReplayDiffers
+from elastic.events import ReplayDiffered
+from elastic.observe.log import EventLog, read_events, read_rare
+from elastic.observe.logged_event import RecipeEvent
+from elastic.observe.step_line import StepLine
+from elastic.system.clock import SystemClock
+from elastic.testing.fakes import FakeClock
+from elastic.testing.ranks import Member
+from elastic.train.process_groups import ProcessGroups
+from elastic.train.replay import FirstTime, Replay, finite, first_times, sentence
+from elastic.train.replay_check import ReplayCheck, _told_by_rank0
+
+ALONE = Member(rank=0, world_size=1, group=None)
+
+
+def chain_of(step, generation=0):
+    return f"{generation:032x}{step:032x}"
+
+
+def line_of(step, generation, loss=0.5):
+    return StepLine(step=step, generation=generation, chain=f"{step:016x}", loss=loss)
+
+
+def times(last, dropped, restored=8, chain=f"{8:016x}", known=None, ended=0):
+    found = first_times(last, dropped, restored=restored, chain=chain, known=known, ended=ended)
+    return [(each.step, each.generation) for each in found]
+
+
+@st.composite
+def histories(draw):
+    """Generations in a row: (restored, last step, agreed or None, ended). A generation whose ranks
+    differed is followed by one that begins from a state that they agreed on.
+    """
+    found, written, limit = [], 0, 0
+    for _ in range(draw(st.integers(1, 5))):
+        restored = draw(st.integers(0, min(written, limit)))
+        last = restored + draw(st.integers(0, 6))
+        agreed = draw(st.none() | st.integers(restored, last))
+        ended = agreed is None and draw(st.booleans())
+        found.append((restored, last, agreed, ended))
+        written, limit = last, last if agreed is None else agreed
+    return found, draw(st.integers(0, min(written, limit)))
+
+
+@given(histories(), st.booleans())
+def test_what_is_compared_is_what_generations_wrote_while_their_ranks_agreed(history, is_settled):
+    """The twin marks each line when it is written. The difference between ranks that is known is
+    the newest; one that was settled by a generation after it is not known any more.
+    """
+    generations, restored = history
+    lines, sound, ended_last, known = {}, {}, 0, None
+    for number, (began, last, agreed, ended) in enumerate(generations, start=1):
+        if is_settled:
+            known = None
+        for step in [each for each in lines if each > began]:
+            del lines[step]
+        for step in range(began + 1, last + 1):
+            lines[step] = line_of(step, number)
+            sound[step] = agreed is None or step <= agreed
+        if agreed is not None:
+            known = Divergence(generation=number, step=last, agreed=agreed, entry="w")
+        ended_last = number if ended else ended_last
+    kept = max((step for step in lines if step <= restored), default=None)
+    dropped = [lines[step] for step in sorted(lines) if step > restored]
+
+    found = times(
+        lines.get(kept),
+        dropped,
+        restored=restored,
+        chain=f"{restored:016x}{'0' * 48}",
+        known=known,
+        ended=ended_last,
+    )
+
+    expected = [(s, lines[s].generation) for s in sorted(lines) if s > restored and sound[s]]
+    assert found == [(step, number) for step, number in expected if number > ended_last]
+
+
+def test_lines_that_do_not_begin_from_the_restored_state_say_nothing_of_its_steps():
+    """The line of the restored step is missing, for want of room on a disk; or it is that of
+    another history, such as an edited recipe's.
+    """
+    dropped = [line_of(9, 1), line_of(10, 1)]
+
+    assert times(line_of(8, 1), dropped) == [(9, 1), (10, 1)]
+    assert times(line_of(7, 1), dropped) == []
+    assert times(None, dropped) == []
+    assert times(line_of(8, 1), dropped, chain=f"{7:016x}") == []
+    assert times(None, dropped, restored=0, chain="") == [(9, 1), (10, 1)]
+
+
+def test_a_line_without_a_chain_is_left_out_and_those_around_it_count():
+    dropped = [line_of(9, 1), StepLine(step=10, generation=1), line_of(12, 1)]
+    assert times(line_of(8, 1), dropped) == [(9, 1), (12, 1)]
+
+
+def test_a_loss_of_a_line_may_be_anything():
+    assert [finite(each) for each in (0.5, 2, 10**400, float("inf"), None, "low", [0.5])] == [
+        0.5,
+        2.0,
+        *5 * [None],
+    ]
+
+
+def test_the_sentence_says_which_steps_may_have_read_a_memory_and_what_differs():
+    first = FirstTime(step=9, chain="aa", loss=0.25, generation=3)
+
+    said = sentence(first, 0.5, 6, "runs/x")
+    assert "step 9 was done again from the state of step 6" in said
+    assert "than in generation 3: loss 0.25 then, 0.5 now" in said
+    assert "outside its State that steps 7 to 9 read" in said
+    assert "that step 9 reads" in sentence(first, 0.5, 8, "runs/x")
+    assert "from the beginning" in sentence(first, None, 0, "runs/x")
+    assert "loss 0.25 then, not finite now" in sentence(first, None, 0, "runs/x")
+    assert "the loss is 0.25 as before, and the gradients differ" in sentence(first, 0.25, 6, "runs/x")
+
+
+def groups_of(member):
+    return ProcessGroups(
+        rank=member.rank,
+        world_size=member.world_size,
+        local_rank=member.rank,
+        device=torch.device("cpu"),
+        gradients=member.group,
+        control=member.group,
+    )
+
+
+def replays(member, folder, excuse, is_deterministic, chains):
+    """What a rank does that comes out with these chain values from step 9 on; all ranks know from
+    rank 0 alone what steps 9 to 11 gave.
+    """
+    groups = groups_of(member)
+    is_first = member.rank == 0
+    told = [FirstTime(step=s, chain=f"chain {s}", loss=s / 10, generation=1) for s in (9, 10, 11)]
+    steps = _told_by_rank0(told if is_first else [], groups)
+    log = EventLog(Path(folder, "events.jsonl"), node="n", clock=SystemClock()) if is_first else None
+    check = ReplayCheck(Replay(restored=8, steps=steps, excuse=excuse if is_first else ""), "runs/x", log)
+    torch.use_deterministic_algorithms(is_deterministic)
+    try:
+        for step, chain in enumerate(chains, start=9):
+            check.check(StepLine(step=step, loss=0.25, chain=chain), groups)
+    except ReplayDiffers as error:
+        return [step, str(error)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return [None, ""]
+
+
+SAME = ["chain 9", "chain 10", "chain 11", "another", "another"]
+OTHER = ["chain 9", "another", "another", "another"]
+
+
+def test_all_ranks_end_at_the_first_step_that_comes_out_otherwise(ranks, tmp_path):
+    """Three ranks; steps beyond those that were lost are not compared."""
+    assert ranks.run(3, replays, str(tmp_path), "", True, SAME) == 3 * [[None, ""]]
+    assert not list(tmp_path.iterdir())
+    found = ranks.run(3, replays, str(tmp_path), "", True, OTHER)
+
+    assert {step for step, _ in found} == {10}
+    assert len({text for _, text in found}) == 1
+    assert "loss 1.0 then, 0.25 now" in found[0][1]
+    (logged,) = read_events(tmp_path)
+    assert logged.event == ReplayDiffered(step=10, restored=8, loss_before=1.0, loss_now=0.25)
+
+
+def test_what_a_user_knows_already_is_said_once_and_the_run_goes_on(ranks, tmp_path, capsys):
+    """The recipe was edited, or it switched off the check for algorithms without determinism, which
+    rank 0 decides for all. Chain values stay different, and no later step is said.
+    """
+    assert ranks.run(2, replays, str(tmp_path), "the recipe was edited", True, OTHER) == 2 * [[None, ""]]
+    assert replays(ALONE, str(tmp_path), "", False, OTHER) == [None, ""]
+
+    excuses = [each.event.excuse for each in read_events(tmp_path)]
+    assert excuses[0] == "the recipe was edited"
+    assert "not deterministic" in excuses[1]
+    assert len(excuses) == 2
+    assert capsys.readouterr().out.count("step 10 was done again and gave another result") == 1
+
+
+def test_events_of_one_kind_are_found_without_those_that_only_name_it(tmp_path):
+    for number in range(3):
+        log = EventLog(tmp_path / f"{number}.jsonl", node="n", clock=FakeClock())
+        log.record(ReplayDiffered(step=number))
+        log.record(RecipeEvent(own_name="replay_differed_not", values={}))
+    assert sorted(each.event.step for each in read_rare(tmp_path, ReplayDiffered)) == [0, 1, 2]
