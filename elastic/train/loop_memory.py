@@ -8,7 +8,7 @@ process that goes on with a run begins with the rare ones: a recovery waits for 
 
 Tensors, arrays, generators and iterators that change end the run. Numbers, strings and lists of
 them may be functions of the step, or only be printed: they are named once on the console. It does
-not see what lies in files, in classes, or in objects of other libraries that have no state_dict.
+not see what lies in files, or in objects of other libraries that have no state_dict.
 """
 
 import re
@@ -35,6 +35,7 @@ from elastic.train.flat_state import tensor_sums
 from elastic.train.loop_parts import LoopParts
 from elastic.train.loop_variables import LoopVariables, loop_variables
 from elastic.train.module_settings import PREFIX, ModuleSettings
+from elastic.train.namespaces import is_own_namespace, own_classes
 from elastic.train.object_marks import Kind, Mark, Rules, Weight, containers, leaves, plain_text, storage_of
 from elastic.train.object_walk import FREE, Walk
 from elastic.train.own_code import filled_by_hooks
@@ -177,15 +178,17 @@ class LoopMemory:
         tensors = (each for state in states.values() for _, each in state if isinstance(each, Tensor))
         walk = Walk(
             saved={storage_of(tensor) for tensor in tensors} - {0},
-            left_out={id(each) for each in self.left_out},
+            left_out={id(each) for held in self.left_out for each in (held, *own_classes(held))},
             assigned=frozenset(variables.assigned),
             outputs=filled_by_hooks(structure.submodules(self.state.modules)),
             cells=frozenset(variables.cells),
+            rewritten=frozenset(variables.rewritten),
         )
         saved = {name: self._enter(walk, name, state) for name, state in states.items()}
-        for name, value in variables.carried:
+        # What functions read of a module by its variables is known better than its other data.
+        for name, value in sorted(variables.carried, key=lambda each: is_own_namespace(each[1])):
             walk.enter(name, value, FREE, owner=_owner(value))
-            if callable(value):  # another criterion, say, from some step on
+            if callable(value) and not isinstance(value, type):  # another criterion, say, from some step on
                 mark = Mark(kind=Kind.PLAIN, value=f"object {id(value)}", rules=FREE)
                 walk.marks.setdefault(name, mark)
         for name, value in variables.targets:

@@ -3,7 +3,8 @@
 The frames between the iterator and the top of the script are the loop's; their code says which
 variables are live where they go on (liveness.py). A function that a variable names reads its global
 variables, and those that it closes over, where it is named, also behind a decorator, in a partial
-or in a container; an object of a class of the recipe's own does so by all its methods.
+or in a container; an object of a class of the recipe's own, that class itself, and a module of the
+recipe's own do so by all their functions.
 """
 
 import sys
@@ -22,7 +23,14 @@ from torch.optim import Optimizer
 from elastic.errors import UsageError
 from elastic.train.callables import bound_by, is_wrapper, unwrapped, wrapped_by
 from elastic.train.liveness import Variable, globals_read, live_after
-from elastic.train.own_code import attributes, attributes_of, is_own_class, is_own_file
+from elastic.train.namespaces import functions_of, is_own_namespace
+from elastic.train.own_code import (
+    attributes,
+    attributes_of,
+    is_own_class,
+    is_own_file,
+    rewritten_attributes,
+)
 
 MANY_OBJECTS = 5_000
 MANY_ITEMS = 1000  # of one container
@@ -30,7 +38,7 @@ DEPTH = 6
 
 Named = list[tuple[str, Any]]
 _REFERENCES = 3  # to that dict, by its frame, by the variable that names it, and by the call that counts
-_NO_FUNCTIONS = bool, int, float, str, bytes, type(None), type, ModuleType, Tensor, np.ndarray
+_NO_FUNCTIONS = bool, int, float, str, bytes, type(None), Tensor, np.ndarray
 _KEEPS_A_COPY = sys.version_info < (3, 13)  # a frame keeps the dict that its f_locals gave
 
 
@@ -40,8 +48,9 @@ class LoopVariables:
 
     carried: one pass hands them on to the next. on_errors: only after an exception. targets: of the
     `for` itself, beside the step. after_loop: written in each pass, and read after the loop.
-    assigned: attributes that functions of the loop assign. cells: the variables of its frames.
-    read_by_functions: the names that functions read which the script names.
+    assigned: attributes that functions of the loop assign. rewritten: those that a line of theirs
+    makes from what they were. cells: the variables of its frames. read_by_functions: the names that
+    functions read which the script names.
     """
 
     carried: Named = field(default_factory=list)
@@ -49,6 +58,7 @@ class LoopVariables:
     targets: Named = field(default_factory=list)
     after_loop: list[str] = field(default_factory=list)
     assigned: set[str] = field(default_factory=set)
+    rewritten: set[str] = field(default_factory=set)
     cells: set[tuple[str, int]] = field(default_factory=set)
     read_by_functions: set[str] = field(default_factory=set)
 
@@ -72,6 +82,7 @@ def _add(found: LoopVariables, frame: FrameType) -> None:
     found.targets += names.values(live.targets)
     found.after_loop += sorted(each.name for each in live.after_loop)
     found.assigned |= attributes(frame.f_code, is_whole=False)[1] | names.assigned
+    found.rewritten |= rewritten_attributes(frame.f_code) | names.rewritten
     found.read_by_functions |= names.read_by_functions
 
 
@@ -82,6 +93,7 @@ class _Names:
         self.module = str(frame.f_globals.get("__name__", ""))
         self.own: dict[str, Any] = {}
         self.assigned: set[str] = set()
+        self.rewritten: set[str] = set()
         if frame.f_code.co_flags & CO_OPTIMIZED:
             seen = frame.f_locals
             is_recipes = sys.getrefcount(seen) > _REFERENCES
@@ -127,11 +139,12 @@ class _Names:
                 *(attributes(each.__code__)[1] for each in unwrapped(value) if _is_own(each))
             )
         for function in _functions(value):
+            self.rewritten |= rewritten_attributes(function.__code__)
             space = function.__globals__
             module = str(space.get("__name__", ""))
             self._spaces.setdefault(module, space)
             for name in globals_read(function.__code__):
-                if name in space and not isinstance(space[name], (ModuleType, type)):
+                if name in space and _counts(space[name]):
                     yield Variable(module, name)
             for name in function.__code__.co_freevars:
                 if name in self.own:
@@ -166,6 +179,9 @@ def _parts(thing: Any) -> Iterator[Any]:
     if isinstance(thing, (list, tuple, set, frozenset, deque)):
         yield from islice(thing, MANY_ITEMS)
         return
+    if isinstance(thing, (type, ModuleType)):
+        yield from functions_of(thing) if is_own_namespace(thing) else ()
+        return
     yield from wrapped_by(thing)
     if is_wrapper(thing):
         for _, bound in bound_by(thing):
@@ -180,6 +196,11 @@ def _parts(thing: Any) -> Iterator[Any]:
     kinds = {type(each) for each in thing.modules()} if isinstance(thing, nn.Module) else {type(thing)}
     for each in {each for kind in kinds for each in kind.__mro__ if is_own_class(each)}:
         yield from (made for made in vars(each).values() if is_wrapper(made))
+
+
+def _counts(value: Any) -> bool:
+    """Whether a global variable with this value may be, or hold, what the loop changes."""
+    return not isinstance(value, (ModuleType, type)) or is_own_namespace(value)
 
 
 def _of_locals(name: str, function: str) -> str:

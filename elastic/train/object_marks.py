@@ -1,18 +1,28 @@
 """What an object was at a moment, in so few bytes that a later look tells whether it changed.
 
 A tensor's mark is the object, its count of changes and a checksum of a bounded part: a change
-through `.data` or through a view of NumPy counts as none. An array's is a checksum alone, a
-generator's its state, a number's its text. Nothing of the recipe's is called, and no mark keeps
-what it marks alive. Content of other kinds (files, connections, classes) has no mark.
+through `.data` or through a view of NumPy counts as none. An array's, and that of bytes that can
+change, is a checksum alone, a generator's its state, a number's its text. Nothing of the recipe's
+is called, and no mark keeps what it marks alive. Content of other kinds (files, connections) has no
+mark.
 """
 
+import array
+import ctypes
+import datetime as dt
+import gc
+import io
 import itertools
+import mmap
 import operator
 import random
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from enum import Enum, IntEnum
+from fractions import Fraction
+from pathlib import PosixPath, PurePosixPath
 from types import GeneratorType
 from typing import Any
 from weakref import ReferenceType, ref
@@ -27,6 +37,18 @@ ARRAY_BYTES = 2**22
 TENSOR_BYTES = 2**18
 TEXT = 200
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_WORDS = PLAIN | {
+    *(Decimal, Fraction, PosixPath, PurePosixPath, range, slice, torch.dtype, torch.device, torch.Size),
+    *(dt.datetime, dt.date, dt.time, dt.timedelta),
+}
+_OF_CTYPES: Any = ctypes._SimpleCData, ctypes.Array, ctypes.Structure  # noqa: SLF001
+_BUFFERS = bytearray, memoryview, array.array, mmap.mmap, *_OF_CTYPES
+_POOLED = (
+    itertools.product,
+    itertools.permutations,
+    itertools.combinations,
+    itertools.combinations_with_replacement,
+)
 _NUMPY_RANDOM = (np.random.Generator, np.random.RandomState)
 _OF_PROCESS = {id(random.random.__self__), id(np.random.mtrand._rand)}  # type: ignore[attr-defined]  # noqa: SLF001
 _SEQUENCES: tuple[Any, ...] = (
@@ -42,7 +64,7 @@ _SEQUENCES: tuple[Any, ...] = (
     reversed([]),
 )
 _BUILTIN_ITERATORS = tuple(type(iter(each)) for each in _SEQUENCES)
-_CHAINS = (
+_CHAINS: tuple[Any, ...] = (
     itertools.cycle,
     itertools.islice,
     itertools.chain,
@@ -53,6 +75,14 @@ _CHAINS = (
     map,
     filter,
     enumerate,
+    itertools.accumulate,
+    itertools.takewhile,
+    itertools.dropwhile,
+    itertools.filterfalse,
+    itertools.compress,
+    itertools.pairwise,
+    itertools.groupby,
+    type(itertools.tee(())[0]),
 )
 
 
@@ -103,6 +133,8 @@ class Mark:
 
     def weight_of_change(self, before: "Mark | None") -> Weight:
         """before: what the same path was earlier, None if there was nothing."""
+        if before is None and self.kind is Kind.PLAIN and self.owner == "namespace":
+            return self.rules.plain  # the loop's code gives a class or a module another attribute
         if before is None:  # made when it was first needed, perhaps
             return min(self.rules.rebound, Weight.SAID) if self.kind is not Kind.PLAIN else Weight.NONE
         if before.kind is not self.kind:
@@ -146,12 +178,20 @@ def mark_of(thing: Any, rules: Rules, owner: str = "", entry: str = "") -> Mark 
             found = Kind.RANDOM, (0, hash(thing.getstate())), False
     elif isinstance(thing, _BUILTIN_ITERATORS):
         found = Kind.ITERATOR, operator.length_hint(thing), False
+    elif isinstance(thing, _POOLED):  # they hold what they gave last
+        given = [each for each in gc.get_referents(thing) if type(each) is tuple]
+        found = Kind.ITERATOR, repr([[plain_text(item) for item in each] for each in given]), False
+    elif isinstance(thing, _BUFFERS):
+        found = Kind.ARRAY, buffer_checksum(thing), False
+    elif type(thing) in (io.BytesIO, io.StringIO):
+        found = Kind.PLAIN, f"{thing.tell()} {hash(thing.getvalue())}", False
     elif type(thing) is itertools.count:
+        rules = replace(rules, in_place=rules.plain)  # a number, such as of names that are given out
         found = Kind.ITERATOR, repr(thing)[:TEXT], False
     elif isinstance(thing, GeneratorType):
         frame = thing.gi_frame
         found = Kind.ITERATOR, None if frame is None else frame.f_lasti, False
-    elif type(thing) in PLAIN or isinstance(thing, np.generic):
+    elif type(thing) in _WORDS or isinstance(thing, (np.generic, Enum)):
         found = Kind.PLAIN, plain_text(thing), False
     if found is None:
         return None
@@ -161,12 +201,25 @@ def mark_of(thing: Any, rules: Rules, owner: str = "", entry: str = "") -> Mark 
 
 
 def plain_text(value: Any) -> str:
+    if isinstance(value, Enum):  # without a `__repr__` of the recipe's
+        return f"{type(value).__name__}.{object.__getattribute__(value, '_name_')}"
     return f"{type(value).__name__} {repr(value)[:TEXT]}"
 
 
 def passes_on(thing: Any) -> bool:
     """Whether it is an iterator of Python's own over other ones."""
     return isinstance(thing, (*_CHAINS, GeneratorType))
+
+
+def buffer_checksum(thing: Any) -> tuple[int, int]:
+    """Of at most ARRAY_BYTES, the first ones. (0, 0) for a memory that is closed."""
+    try:
+        view = memoryview(thing)
+    except ValueError:
+        return 0, 0
+    if view.c_contiguous:
+        return view.nbytes, zlib.crc32(view.cast("B")[:ARRAY_BYTES])
+    return view.nbytes, zlib.crc32(view.tobytes()[:ARRAY_BYTES])
 
 
 def array_checksum(array: Any) -> tuple[Any, ...]:

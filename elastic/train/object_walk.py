@@ -1,9 +1,10 @@
 """From a few names to the marks of all that hangs on them: bounded, and without the recipe's code.
 
-It follows containers, the attributes of objects of the recipe's own classes and of torch's, what
-functions close over, and iterators. It looks at attributes in `vars` and slots alone: no property,
-comparison or `__getattr__` of the recipe's runs. What the State saves is left out, and so are this
-library's objects, classes, files, and objects of other libraries without a state_dict.
+It follows containers, the attributes of objects of the recipe's own classes and of torch's, those
+of the recipe's classes and modules (namespaces.py), what functions close over and have for
+defaults, and iterators. It looks at attributes in `vars` and slots alone: no property, comparison
+or `__getattr__` of the recipe's runs. What the State saves is left out, and so are this library's
+objects, files, and objects of other libraries without a state_dict.
 """
 
 import functools
@@ -27,6 +28,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from elastic.train.callables import is_wrapper, wrapped_by
+from elastic.train.namespaces import data_of, is_own_namespace, own_classes, rewritten_in
+from elastic.train.object_contents import opened
 from elastic.train.object_marks import PLAIN, Kind, Mark, Rules, Weight, mark_of, passes_on, storage_of
 from elastic.train.own_code import (
     attributes_of,
@@ -38,8 +41,7 @@ from elastic.train.own_code import (
 from elastic.train.values import Values
 
 MANY_OBJECTS = 50_000
-MANY_ITEMS = 1000
-FEW_NUMBERS = 16
+MANY_ITEMS = 1000  # of one container
 DEPTH = 8
 
 FREE = Rules(rebound=Weight.REFUSED, in_place=Weight.REFUSED, plain=Weight.SAID)
@@ -49,6 +51,7 @@ _OF_LIBRARY = Rules(rebound=Weight.NONE, in_place=Weight.SAID, plain=Weight.NONE
 
 _MODULE_NAMES = frozenset(vars(nn.Module()))
 _OPTIMIZER_NAMES = frozenset({"defaults", "state", "param_groups"})
+_CACHED = type(functools.cache(id))
 _ITERATORS_OF_TORCH = torch.utils.data.dataloader._BaseDataLoaderIter  # noqa: SLF001
 
 
@@ -59,7 +62,8 @@ class Walk:
     saved: addresses of the storages of the State's tensors. left_out: ids of objects that are not
     entered. assigned: attributes that the code of the loop assigns. outputs: ids of containers that
     hooks of modules fill. cells: variables of the loop's frames, each with the id of its value,
-    which the functions that close over them do not carry by themselves.
+    which the functions that close over them do not carry by themselves. rewritten: attributes that
+    a line of the loop makes from what they were.
     """
 
     saved: set[int]
@@ -67,6 +71,7 @@ class Walk:
     assigned: frozenset[str] = frozenset()
     outputs: frozenset[int] = frozenset()
     cells: frozenset[tuple[str, int]] = frozenset()
+    rewritten: frozenset[str] = frozenset()
     marks: dict[str, Mark] = field(default_factory=dict)
     _seen: set[int] = field(default_factory=set)
     _objects: int = 0
@@ -101,6 +106,8 @@ class Walk:
                 rules = FREE if is_updated else replace(FREE, rebound=Weight.SAID)
                 self.enter(f"{name}.{buffer}", value, rules, owner="buffer", entry=path)
             self._attributes_of_module(name, each, entry=path)
+            for kind in own_classes(each):  # their numbers are kept with the State
+                self.enter(kind.__name__, kind, replace(FREE, plain=Weight.NONE))
 
     def optimizer_of_state(
         self, path: str, optimizer: Optimizer, rules: Rules = FREE, *, entry: str = ""
@@ -120,17 +127,22 @@ class Walk:
         return isinstance(thing, Tensor) and storage_of(thing) in self.saved
 
     def _parts(self, thing: Any, place: "_Place") -> Iterable["_Part"]:
-        if isinstance(
-            thing,
-            (str, bytes, int, float, Tensor, type, ModuleType, CodeType, FrameType, BuiltinFunctionType),
-        ):
+        if isinstance(thing, (str, bytes, int, float, Tensor, CodeType, FrameType, BuiltinFunctionType)):
             return ()
+        if isinstance(thing, (type, ModuleType)):
+            return self._of_namespace(thing, place) if is_own_namespace(thing) else ()
         if isinstance(thing, dict):
-            return self._items(thing, place, thing.items(), "{}[{!r}]")
-        if isinstance(thing, (list, tuple, deque)):
+            return self._items(thing, place, dict.items(thing), "{}[{!r}]")
+        if isinstance(thing, (list, tuple)):
+            every = -(-len(thing) // MANY_ITEMS) or 1
+            return self._items(
+                thing, place, zip(range(0, len(thing), every), thing[::every], strict=True), "{}[{}]"
+            )
+        if isinstance(thing, deque):
             return self._items(thing, place, enumerate(thing), "{}[{}]")
         if isinstance(thing, (set, frozenset)):
-            return self._items(thing, place, (), "")
+            plain = (each for each in thing if type(each) in PLAIN)
+            return self._items(thing, place, enumerate(plain), "{}[{}]")
         if passes_on(thing):
             return self._of_iterator(thing, place)
         if isinstance(thing, _ITERATORS_OF_TORCH):
@@ -145,26 +157,32 @@ class Walk:
         if isinstance(thing, MethodType):
             return [place.part("{}", place.path, thing.__self__)]
         if isinstance(thing, functools.partial):
-            return [place.part("{}", place.path, each) for each in (thing.func, thing.args, thing.keywords)]
+            given = (
+                place.part("{}.args", place.path, thing.args),
+                place.part("{}.keywords", place.path, thing.keywords),
+            )
+            return [place.part("{}", place.path, thing.func), *given]
         if is_wrapper(thing) and not is_own_class(type(thing)):
+            self._note_cache(thing, place)
             return [place.part("{}", place.path, each) for each in wrapped_by(thing)]
+        if (contents := opened(thing)) is not None:
+            return [place.part("{}{}", place.path, each, end) for end, each in contents]
         return self._of_instance(thing, place)
 
     def _items(
         self, thing: Any, place: "_Place", items: Iterable[tuple[Any, Any]], form: str
     ) -> Iterator["_Part"]:
-        """A container's mark is its length and its first numbers."""
+        """A container's mark is its length and its numbers and words, of a large one a part."""
         rules = place.rules
         if id(thing) in self.outputs:
             rules = replace(_OUTPUT, plain=Weight.NONE)
         is_sequence = not isinstance(thing, (dict, set, frozenset))
-        numbers, has_contents = list[str](), False
+        numbers, has_contents = list[Any](), False
         for count, (name, item) in enumerate(items):
             if count >= MANY_ITEMS:
                 break
             if type(item) in (bool, int, float, str, type(None)):
-                if len(numbers) < FEW_NUMBERS:
-                    numbers.append(repr(item)[:40])
+                numbers.append(hash(item) if type(item) is str else item)
                 continue
             has_contents = has_contents or isinstance(item, Tensor)
             yield replace(place, rules=rules).part(form, place.path, item, name)
@@ -176,8 +194,7 @@ class Walk:
             owner="list" if is_sequence else "dict",
             entry=place.entry,
         )
-        if type(thing) is not tuple:
-            self.marks.setdefault(place.path, mark)
+        self.marks.setdefault(place.path, mark)
 
     def _of_iterator(self, thing: Any, place: "_Place") -> Iterable["_Part"]:
         """All that an iterator holds counts as its place, but for the steps of the run."""
@@ -211,9 +228,32 @@ class Walk:
                 if (name, id(value)) in self.cells:
                     continue
                 yield replace(place.part("{}", place.path, value), path=name)
+        for name, value in _defaults(thing):
+            yield place.part("{}({})", place.path, value, name)
         for name, value in vars(thing).items():
             if not name.startswith("__"):
                 yield place.part("{}.{}", place.path, value, name)
+
+    def _note_cache(self, thing: Any, place: "_Place") -> None:
+        """Of functools: how often it was filled. What is in it no one can read."""
+        if isinstance(thing, _CACHED):
+            value = thing.cache_info().misses, ()
+            mark = Mark(kind=Kind.PLAIN, value=value, rules=place.rules, owner="dict", entry=place.entry)
+            self.marks.setdefault(f"{place.path}.cache_info()", mark)
+
+    def _of_namespace(self, space: Any, place: "_Place") -> Iterator["_Part"]:
+        """Of a class or module. Another tensor there may be set in each step before a read."""
+        name = space.__name__.rpartition(".")[2]
+        rewritten = self.rewritten | rewritten_in(space)
+        for key, value in data_of(space):
+            its = place.rules
+            if key not in rewritten:
+                its = replace(its, rebound=min(its.rebound, Weight.SAID))
+            owner = "namespace" if key in self.assigned else ""
+            yield replace(place.part("{}.{}", name, value, key), rules=its, owner=owner)
+        if isinstance(space, type):
+            for base in space.__bases__:
+                yield place.part("{}", base.__name__, base)
 
     def _of_instance(self, thing: Any, place: "_Place") -> Iterable["_Part"]:
         kind = type(thing)
@@ -245,6 +285,8 @@ class Walk:
                 if tensor is not None:
                     yield replace(place.part("{}.{}", path, tensor, key), owner="module")
             self._attributes_of_module(path, each)
+            for kind in own_classes(each):
+                yield replace(place.part("{}", kind.__name__, kind), rules=FREE, owner="")
 
     def _attributes_of_module(self, path: str, module: nn.Module, entry: str = "") -> None:
         """A tensor that a forward leaves in an attribute is its output, and may be another one."""
@@ -272,6 +314,8 @@ class Walk:
                 rules = replace(rules, rebound=min(rules.rebound, Weight.SAID))
             owner = "schedule" if is_schedule else "object"
             yield replace(place.part("{}.{}", place.path, value, name), rules=rules, owner=owner)
+        for kind in own_classes(thing):
+            yield place.part("{}", kind.__name__, kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,6 +338,14 @@ class _Place:
     def part(self, form: str, path: str, thing: Any, name: Any = "") -> _Part:
         written = form.format(path, name if isinstance(name, (str, int)) else type(name).__name__)
         return _Part(path=written, thing=thing, rules=self.rules, owner=self.owner, depth=self.depth)
+
+
+def _defaults(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What its parameters have without an argument, by their names."""
+    code, given = function.__code__, function.__defaults__ or ()
+    last = code.co_argcount
+    yield from zip(code.co_varnames[last - len(given) : last], given, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
 
 
 def _is_plain(thing: Any) -> bool:

@@ -71,6 +71,27 @@ def updated_attributes(kind: type) -> frozenset[str]:
 
 
 @cache
+def rewritten_attributes(code: CodeType) -> frozenset[str]:
+    """The attributes that one line of a function makes from what they, or their items, were.
+
+    `CFG.mix *= 0.97`, `cls.shadow[name] = 0.9 * cls.shadow[name] + x`: surely no scratch space.
+    """
+    by_line: dict[int, list[dis.Instruction]] = {}
+    for each in dis.get_instructions(code):
+        if each.positions is not None and each.positions.lineno is not None:
+            by_line.setdefault(each.positions.lineno, []).append(each)
+    found = set[str]()
+    for line in by_line.values():
+        read = [each.argval for each in line if each.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+        found |= {each.argval for each in line if each.opname == "STORE_ATTR" and each.argval in read}
+        if any(each.opname == "STORE_SUBSCR" for each in line):
+            is_in_place = any(each.opname == "BINARY_OP" and each.argrepr.endswith("=") for each in line)
+            found |= {name for name in read if is_in_place or read.count(name) > 1}
+    inner = (each for each in code.co_consts if isinstance(each, CodeType) and each.co_flags & CO_OPTIMIZED)
+    return frozenset(found).union(*(rewritten_attributes(each) for each in inner))
+
+
+@cache
 def attributes(code: CodeType, *, is_whole: bool = True) -> tuple[frozenset[str], frozenset[str]]:
     """The attributes that a function reads, and those that it assigns.
 

@@ -1,0 +1,61 @@
+"""What lies in objects of Python's library that are made to hold something for others.
+
+Only code of Python's own runs, and none that could call the recipe's.
+"""
+
+import argparse
+import queue
+import threading
+from collections import ChainMap, UserDict, UserList
+from contextvars import ContextVar
+from multiprocessing.sharedctypes import SynchronizedBase
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, WeakValueDictionary
+
+from elastic.train.own_code import attributes_of
+
+_BY_ATTRIBUTES = (
+    SimpleNamespace,
+    argparse.Namespace,
+    UserDict,
+    UserList,
+    ChainMap,
+    queue.Queue,
+)
+
+
+def opened(thing: Any) -> list[tuple[str, Any]] | None:
+    """Its contents, each with what its path ends with; None for an object of another kind.
+
+    They are what the object holds, and nothing that is made here and gone soon: the ids of that
+    would be those of other objects later.
+    """
+    match thing:
+        case _ if isinstance(thing, _BY_ATTRIBUTES):
+            return [(f".{name}", value) for name, value in attributes_of(thing)]
+        case threading.local():  # of this thread
+            held = threading.local.__getattribute__(thing, "__dict__")
+            return [(f".{name}", value) for name, value in list(held.items())]
+        case WeakKeyDictionary() | WeakValueDictionary():
+            return [(_key(_strong(key)), _strong(value)) for key, value in list(vars(thing)["data"].items())]
+        case WeakSet():
+            return [("", _strong(each)) for each in list(vars(thing)["data"])]
+        case MappingProxyType():
+            return [(_key(key), value) for key, value in list(thing.items())]
+        case ReferenceType():
+            return [("()", thing())]
+        case ContextVar():
+            return [(".get()", thing.get(None))]
+        case SynchronizedBase():
+            return [(".value", vars(thing)["_obj"])]
+        case _:
+            return None
+
+
+def _key(key: Any) -> str:
+    return f"[{key!r:.40}]" if isinstance(key, (str, int)) else f"[{type(key).__name__}]"
+
+
+def _strong(thing: Any) -> Any:
+    return thing() if isinstance(thing, ReferenceType) else thing
