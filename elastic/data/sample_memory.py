@@ -12,6 +12,8 @@ It does not find what the first samples do not show, nor memories in files, in o
 objects that are no datasets, and samples of types that `fingerprint` does not know.
 """
 
+import sys
+import sysconfig
 from bisect import bisect_right
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -33,6 +35,7 @@ _CONTAINERS = dict, list, set, deque, OrderedDict, defaultdict
 _MOST_ITEMS = 1 << 17  # of a container
 _MOST_BYTES = 1 << 20  # of a row
 _DEPTH = 4
+_LIBRARY = sysconfig.get_path("stdlib")
 _NOTHING = object()
 
 
@@ -57,6 +60,8 @@ def check(dataset: Any, samples: list[int], load: Callable[[bool], Any]) -> None
     else:
         found = f"{changed[0]} was changed while samples were loaded, and the same samples, loaded again, are other ones"
         advice = "leave it as it is, and augment a copy (.clone() of a tensor, .copy() of an array)"
+        if memory.is_number(changed[0]):
+            advice = "each process counts its own: take the number from the sample's, or let the loop set it from step.number before the step's first computation"
     raise UsageError(
         f"expected a dataset that gives the same samples at any time, found that {found}; {advice}"
     )
@@ -69,7 +74,7 @@ class _Memory:
         self._containers: list[tuple[str, Any, Any]] = []  # name, container, copy
         self._rows: list[tuple[str, Any, Any]] = []  # name, view of a tensor or an array, copy
         self._versions: list[tuple[str, Tensor, int]] = []
-        self._numbers: list[tuple[str, dict[str, Any], str, Any]] = []  # name, attributes, key, value
+        self._numbers: list[tuple[str, Any, str, Any]] = []  # name, object or class, attribute, value
         self._calls: list[tuple[str, Any, int]] = []  # name, function with a cache, size
         seen: set[int] = set()
         for sample in samples:
@@ -77,6 +82,8 @@ class _Memory:
                 if id(thing) not in seen:
                     seen.add(id(thing))
                     self._note(thing, name)
+                    for part, place in _parts(thing, name, seen, 0):
+                        self._note(part, place)
                 for attribute, value in vars(thing).items():
                     self._note_row(value, f"{name}.{attribute}", number)
 
@@ -85,9 +92,12 @@ class _Memory:
         found = [name for name, tensor, version in self._versions if tensor._version != version]  # noqa: SLF001
         found += [name for name, row, before in self._rows if fingerprint(row) != fingerprint(before)]
         found += [name for name, value, before in self._containers if _new(value, before)]
-        found += [name for name, held, key, number in self._numbers if held.get(key) != number]
+        found += [name for name, of, key, number in self._numbers if vars(of).get(key, _NOTHING) != number]
         found += [name for name, call, size in self._calls if call.cache_info().currsize != size]
         return list(dict.fromkeys(found))
+
+    def is_number(self, name: str) -> bool:
+        return any(place == name for place, *_ in self._numbers)
 
     def put_back(self) -> None:
         """All but what is no data, such as files that were opened."""
@@ -100,8 +110,15 @@ class _Memory:
             if new and all(map(_is_data, new)):
                 value.clear()
                 (value.update if isinstance(value, dict | set) else value.extend)(before)
-        for _, held, key, number in self._numbers:
-            held[key] = number
+        for _, of, key, number in self._numbers:
+            if vars(of).get(key, _NOTHING) == number:
+                continue
+            if isinstance(of, type):
+                setattr(of, key, number)
+            elif number is _NOTHING:
+                vars(of).pop(key, None)
+            else:
+                vars(of)[key] = number
         for _, call, _ in self._calls:
             call.cache_clear()
 
@@ -111,10 +128,15 @@ class _Memory:
             if type(value) in _CONTAINERS and len(value) <= _MOST_ITEMS:
                 self._containers.append((place, value, copy(value)))
             elif type(value) in (bool, int, float):
-                self._numbers.append((place, vars(thing), attribute, value))
+                self._numbers.append((place, thing, attribute, value))
             elif is_array(value) and isinstance(value, Tensor) and not value.is_inference():
                 self._versions.append((place, value, value._version))  # noqa: SLF001
         for kind in type(thing).__mro__:
+            for attribute, value in vars(kind).items() if _is_recipes(kind) else ():
+                if type(value) in (bool, int, float) and not attribute.startswith("__"):
+                    self._numbers.append((f"{name}.{attribute}", kind, attribute, value))
+                    if attribute not in vars(thing):  # `self.count += 1` makes it
+                        self._numbers.append((f"{name}.{attribute}", thing, attribute, _NOTHING))
             self._calls += [
                 (f"{kind.__name__}.{attribute}", call, call.cache_info().currsize)
                 for attribute, call in vars(kind).items()
@@ -155,6 +177,34 @@ def _is_data(value: Any) -> bool:
     return value is None or isinstance(
         value, Tensor | np.ndarray | np.generic | complex | float | int | str | bytes
     )
+
+
+def _parts(thing: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[Any, str]]:
+    """What hangs on a dataset and is of a class of the recipe's: transforms, and what is in them.
+
+    Another one's object (a file that was opened) may depend on more than its attributes.
+    """
+    held = list(vars(thing).items())
+    if isinstance(getattr(thing, "transforms", None), list):  # as of torchvision's Compose
+        held += [(f"transforms[{number}]", each) for number, each in enumerate(thing.transforms)]
+    for attribute, value in held:
+        is_new = id(value) not in seen and hasattr(value, "__dict__") and not isinstance(value, Dataset)
+        if not is_new or depth >= _DEPTH:
+            continue
+        seen.add(id(value))
+        place = f"{name}.{attribute}"
+        if _is_recipes(type(value)):
+            yield value, place
+        if _is_recipes(type(value)) or hasattr(value, "transforms"):
+            yield from _parts(value, place, seen, depth + 1)
+
+
+def _is_recipes(kind: type) -> bool:
+    """Whether it is of the script itself, or of a file that is neither Python's nor installed."""
+    path = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if path is None:
+        return kind.__module__ not in sys.builtin_module_names and kind.__module__ not in sys.modules
+    return kind.__module__ == "__main__" or not ("-packages" in path or path.startswith(_LIBRARY))
 
 
 def _datasets(thing: Any, name: str, number: int, depth: int) -> Iterator[tuple[Any, str, int]]:

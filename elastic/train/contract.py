@@ -149,7 +149,8 @@ class Contract:
 
     def _updated(self, optimizer: Optimizer) -> None:
         self._unused.updated(optimizer)
-        self._unsaved.check_update(optimizer)
+        step = self._unused.step
+        self._unsaved.check_update(optimizer, step, self._first_step or step)
 
 
 def _version(gradient: Tensor | None) -> int:

@@ -11,7 +11,7 @@ classes of torch.
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,12 @@ from elastic.train import structure
 from elastic.train.state import State
 
 Scaler = torch.amp.GradScaler
+_FORGOTTEN = "State(..., optimizer=optimizer), or that of the optimizer that it wraps, State(..., base=optimizer.base_optimizer)"
+_BUILT_AGAIN = (
+    "do not build an optimizer again in the loop. Change the groups of the first one in place, for group in optimizer.param_groups: group['lr'] = 0.01; or, "
+    "for one of another kind, build both before the loop, give both to the State, State(..., first=first, second=second), and choose by step.number which "
+    "one steps"
+)
 
 
 class Unsaved:
@@ -30,7 +36,8 @@ class Unsaved:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._optimizers: WeakSet[Optimizer] = WeakSet()  # that were looked at
+        # That were looked at, with the step in which one that nothing saves made its first update.
+        self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._scaler: Scaler | None = None  # the last one that was
 
     def check_parameters(self, trained: Sequence[nn.Parameter]) -> None:
@@ -69,15 +76,24 @@ class Unsaved:
             )
         self._scaler = scaler
 
-    def check_update(self, optimizer: Optimizer) -> None:
-        """An optimizer has made a step. Only its first one is looked at.
+    def check_update(self, optimizer: Optimizer, step: int, first_step: int) -> None:
+        """An optimizer has made an update in `step`; this process began with `first_step`.
 
         Raises UsageError if it updates parameters of the state, with a state of its own that is not
-        saved.
+        saved; or without one, if it was first used later than at the loop's beginning, and is used
+        again: then the loop may have built it in a step that a resume does not do.
         """
-        if optimizer in self._optimizers:
-            return
-        self._optimizers.add(optimizer)
+        since = self._optimizers.get(optimizer)
+        if since is None:
+            self._optimizers[optimizer] = 0
+            self._check_first_update(optimizer, step)
+        elif since not in (0, first_step, step):
+            raise UsageError(
+                f"an optimizer ({type(optimizer).__name__}) that no object of the State saves was used first in step {since}, and now again. If the loop built "
+                f"it, a resume would go on with what the script builds before the loop: {_BUILT_AGAIN}"
+            )
+
+    def _check_first_update(self, optimizer: Optimizer, step: int) -> None:
         updated = [p for group in optimizer.param_groups for p in group["params"]]
         owned = self._owned()
         ours = next((p for p in updated if id(p) in owned), None)
@@ -88,13 +104,27 @@ class Unsaved:
             return
         kept = [v for of_one in optimizer.state.values() for v in of_one.values() if v is not None]
         saved = self._saved() if kept else set()
-        if not all(isinstance(value, Tensor) and _storage(value) in saved for value in kept):
-            raise UsageError(
-                f"an optimizer ({type(optimizer).__name__}) updates {self._state.name_of(ours)} and keeps a state of its own, which no object of "
-                "the State saves; a resume would begin without it: State(..., optimizer=optimizer), or that of the optimizer that it wraps, "
-                "State(..., base=optimizer.base_optimizer). One that the loop makes in each step for inner steps (Reptile, MAML): let it train a copy of the "
-                "module inside the function given to step.sum, return the change of the weights there, and set .grad from the sum"
-            )
+        if all(isinstance(value, Tensor) and _storage(value) in saved for value in kept):
+            self._optimizers[optimizer] = 0 if self._is_wrapped(optimizer) else step
+            return
+        is_second = self._is_updated(ours) and not self._is_wrapped(optimizer)
+        raise UsageError(
+            f"an optimizer ({type(optimizer).__name__}) updates {self._state.name_of(ours)} and keeps a state of its own, which no object of "
+            f"the State saves; a resume would begin without it: {_BUILT_AGAIN if is_second else _FORGOTTEN}. One that the loop makes in each step for inner "
+            "steps (Reptile, MAML): let it train a copy of the module inside the function given to step.sum, return the change of the weights there, and set "
+            ".grad from the sum"
+        )
+
+    def _is_updated(self, parameter: Tensor) -> bool:
+        """Whether an optimizer of the State updates it."""
+        groups = (group for each in self._state.optimizers for group in each.param_groups)
+        return any(each is parameter for group in groups for each in group["params"])
+
+    def _is_wrapped(self, optimizer: Optimizer) -> bool:
+        """Whether it holds an optimizer of the State, or one of these holds it."""
+        ours = self._state.optimizers
+        holds = any(value is each for value in vars(optimizer).values() for each in ours)
+        return holds or any(value is optimizer for each in ours for value in vars(each).values())
 
     def _owned(self) -> dict[int, nn.Parameter]:
         return structure.parameters(structure.submodules(self._state.modules))

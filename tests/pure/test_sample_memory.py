@@ -116,6 +116,46 @@ class DrawsItself(Images):
         return self.images[sample] + self.generator.random()
 
 
+class Policy:
+    count = 0
+
+
+class CountsBelow(Images):
+    """Two levels deep: in an object that its transform holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.transform = type("Transform", (), {"__module__": __name__})()
+        self.transform.policy = Policy()
+
+    def __getitem__(self, sample):
+        self.transform.policy.count += 1
+        return self.images[sample] + self.transform.policy.count
+
+
+class CountsInClass(Images):
+    calls = 0
+
+    def __init__(self):
+        super().__init__()
+        del self.calls
+
+    def __getitem__(self, sample):
+        CountsInClass.calls += 1
+        return self.images[sample] + CountsInClass.calls
+
+
+class CountsBelowInAList(CountsBelow):
+    def __init__(self):
+        super().__init__()
+        self.transform.transforms = [self.transform.policy]
+        del self.transform.policy
+
+    def __getitem__(self, sample):
+        self.transform.transforms[0].count += 1
+        return self.images[sample] + self.transform.transforms[0].count
+
+
 WRITTEN = "dataset.images was changed while samples were loaded"
 MEMORIES = {
     "tensor": (CutsOut, WRITTEN),
@@ -134,6 +174,9 @@ MEMORIES = {
     "rows": (KeepsInRows, "dataset.rows keeps samples with"),
     "decorator": (KeepsByDecorator, "KeepsByDecorator.__getitem__ keeps samples with"),
     "counter": (Counts, "dataset.calls was changed"),
+    "counter of a transform": (CountsBelow, "dataset.transform.policy.count was changed"),
+    "counter of one of several": (CountsBelowInAList, "dataset.transform.transforms[0].count was changed"),
+    "counter of a class": (CountsInClass, "dataset.calls was changed while"),
     "generator": (DrawsItself, "it draws from a generator of its own; draw from the global generators"),
 }
 

@@ -61,6 +61,34 @@ def test_an_optimizer_without_a_state_of_its_own_may_stay_outside():
     train(State(net=net), net, torch.optim.SGD(net.parameters(), lr=0.1).step)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_an_optimizer_that_the_loop_builds_again_is_refused_with_what_to_write_instead(momentum):
+    """In step 2. With momenta it is refused there, and without, where it is used again: a process
+    that resumes in step 3 would go on with the first one.
+    """
+    net = net_of()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in steps(ALONE, State(net=net, optimizer=optimizer)):
+        if step.number == 2:
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=momentum)
+        step.mean_loss(loss_of(net))
+        if step.number == (2 if momentum else 3):
+            break
+        optimizer.step()
+    with pytest.raises(UsageError, match=r"Change the groups of the first one in place.*second=second"):
+        optimizer.step()
+
+
+def test_optimizers_of_the_state_may_take_turns_and_each_step_may_make_one_of_its_own():
+    """Two kinds over the same parameters, and one without a state for one update."""
+    net = net_of()
+    first, second = torch.optim.SGD(net.parameters(), lr=0.1), torch.optim.Adam(net.parameters())
+    for step in steps(ALONE, State(net=net, first=first, second=second)):
+        step.mean_loss(loss_of(net))
+        (first if step.number < 3 else second).step()
+        torch.optim.SGD(net.parameters(), lr=1e-3 / step.number).step()
+
+
 class Climber(torch.optim.Optimizer):
     """SAM, as it is usually written: its state_dict leaves out that of the optimizer inside."""
 
