@@ -26,8 +26,9 @@ from elastic.train.unused_gradients import UnusedGradients
 class Contract:
     """What is followed and checked in the steps of one generation.
 
-    Call `begin_step` in each step; in each computation `begin_computation`, `forward` around the
-    shards, `function` around each call of the recipe's function, and `end_computation`.
+    Call `begin_step` and `end_step` in each step; in each computation `begin_computation`,
+    `forward` around the shards, `function` around each call of the recipe's function, and
+    `end_computation`.
     """
 
     def __init__(self, state: State, *, global_batch: int, shards: int) -> None:
@@ -65,6 +66,10 @@ class Contract:
         self._unused.step = number
         if self._first_step is None:
             self._first_step = number
+
+    def end_step(self) -> None:
+        """After the step's body: no gradient that an update has used is left for the next one."""
+        self._unused.drop_used(self._trained or self._state.trained)
 
     def has_same_mark(self) -> bool:
         """Whether the step's body has left the state as it was, as far as its mark tells."""

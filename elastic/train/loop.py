@@ -343,6 +343,7 @@ class Loop:
         """After the recipe's optimizer: leave behind what the step leaves behind, in order."""
         parts, saving = self._parts, self._saving
         outcome = step.outcome or step.end_by_hand()
+        self._of_steps.contract.end_step()
         step.fault_point("optimizer")
         saving.finish_copy()
         if step.number == 1:

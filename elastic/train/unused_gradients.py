@@ -3,7 +3,8 @@
 A computation replaces `.grad`. In plain PyTorch the second of two backwards adds to it, so a recipe
 that accumulates by hand, or that takes two losses one after another, would silently lose the first.
 A gradient counts as used once an optimizer that has its parameter has made a step, or once the
-parameter was changed in place or got other memory.
+parameter was changed in place or got other memory. At the end of its step a used gradient goes: a
+process that takes over at the next step has none, and the recipe must not find it there either.
 
 It does not see an update through `.data`, which autograd does not count: such a recipe sets its
 gradients to zero itself, as it must in plain PyTorch.
@@ -75,6 +76,13 @@ class UnusedGradients:
             if gradient is not None and bool(torch.count_nonzero(gradient)):
                 return parameter
         return None
+
+    def drop_used(self, parameters: Sequence[nn.Parameter]) -> None:
+        """At a step's end: a process that begins at the next step has none of its gradients."""
+        is_all_used = not self._marks and self._used.issuperset(map(id, parameters))
+        for parameter in parameters:
+            if is_all_used or (parameter.grad is not None and self._is_used(parameter)):
+                parameter.grad = None
 
     def _is_used(self, parameter: nn.Parameter) -> bool:
         mark = self._marks.get(id(parameter))

@@ -60,12 +60,14 @@ run = elastic.start(seed=0, global_batch=16, shards=4)
 model, dataset = nn.Linear(4, 1), Fading()
 optimizer = torch.optim.AdamW(model.parameters())
 for step in run.steps(run.data(dataset, epochs=3), elastic.State(model=model, optimizer=optimizer)):
+    assert model.weight.grad is None  # in every process, whether it did the step before or not
     if step.number % 4 == 1:
         dataset.strength = 0.1 * step.number
     step.mean_loss(lambda batch: model(batch.data).square().mean())
     optimizer.step()
     if step.ends_epoch:
         dataset.epoch = step.epoch + 1
+assert model.weight.grad is None
 """
 
 

@@ -77,6 +77,42 @@ def test_a_gradient_from_before_the_loop_is_refused():
         next(coming).mean_loss(loss_of(net))
 
 
+def gradients_at_the_top(member, form):
+    """Whether any parameter has a gradient, before each step's computation and after it."""
+    net = layers()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    head = torch.optim.SGD(net[2].parameters(), lr=0.1)
+    found = []
+    for step in steps(member, State(net=net, optimizer=optimizer, head=head)):
+        found.append([p.grad is not None for p in net.parameters()])
+        if form == "sum":
+            step.backward(step.sum(loss_of(net)))
+        elif form == "by hand":
+            totals = [step.sum(lambda _batch, p=p: torch.ones_like(p)) for p in net.parameters()]
+            for p, total in zip(net.parameters(), totals, strict=True):
+                p.grad = total
+        else:
+            step.mean_loss(loss_of(net))
+        found.append([p.grad is not None for p in net.parameters()])
+        if form == "in place":
+            with torch.no_grad():
+                for p in net.parameters():
+                    p.sub_(0.1 * p.grad)
+        elif form == "two optimizers":
+            net[0].zero_grad()
+            head.step()
+        else:
+            optimizer.step()
+    return [any(each) for each in found]
+
+
+@pytest.mark.parametrize("form", ["mean", "sum", "by hand", "in place", "two optimizers"])
+def test_no_used_gradient_is_left_at_the_next_steps_beginning(ranks, form):
+    """Such as for a norm that is logged there. A process that takes over has none: nor has any."""
+    for world_size in (1, 2):
+        assert ranks.run(world_size, gradients_at_the_top, form) == [[False, True] * 4] * world_size
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_gradients_that_are_dropped_on_purpose_are_not_refused(set_to_none):
     """A recipe that skips the update of a bad batch."""

@@ -78,5 +78,6 @@ def steps(
     batches = loader.steps(parts.exchange.own_shards, first)
     for number in range(first, order.steps + 1):
         yield Step(number, parts, partial(next, batches), lambda _number: NO_REQUESTS)
+        parts.contract.end_step()
     parts.gradients.close()
     parts.contract.close()
