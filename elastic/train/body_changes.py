@@ -7,8 +7,13 @@ by autograd's count of changes. A step is read three times: when its body begins
 is loaded, and when its gradients are there. What differs between the last two was left by the
 forward or by loading. What differs between the first two was set for this step: in each step, which
 is harmless, or in some. What differs from the end of one step to the next was set for later ones.
-After the first steps only some are read. Numbers and words are kept (dataset_settings.py,
-module_settings.py), and not named here. It does not see changes inside arrays and other objects.
+
+So are the first steps of a process read, and those whose count since then is a power of two. Of the
+others those are read once, at their end, whose state is kept: what a process lacks that begins from
+it is found before it is. What changed since the reading before is then taken for the loop's doing,
+but for what a forward or loading was seen to change, and for what the first steps set in each step.
+Numbers and words are kept (dataset_settings.py, module_settings.py), and not named here. It does
+not see changes inside arrays and other objects.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +32,6 @@ from elastic.train.module_settings import ModuleSettings
 from elastic.train.state import State
 
 ALL_OF_FIRST = 16
-EVERY = 8
 _NOTHING = object()
 _HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 _CONTENTS = Tensor, np.ndarray, list, tuple, dict, set
@@ -35,15 +39,17 @@ _CONTENTS = Tensor, np.ndarray, list, tuple, dict, set
 
 @dataclass(slots=True, kw_only=True)
 class BodyChanges:
-    """Call `before_loop` once, the next three in each step, and the others where they say.
+    """Call `before_loop` once, the next ones in each step, and the others where they say.
 
     They give the names of what the body sets, as far as it is new and a process that begins at this
-    step would lack it, and raise UsageError where that is contents of the dataset.
+    step would lack it, and raise UsageError where that is contents of the dataset. of_loading:
+    names of what loading was seen to change in the dataset, in any step.
     """
 
     state: State
     dataset: Any
     settings: ModuleSettings
+    of_loading: set[str] = field(default_factory=set)
     _steps: int = 0
     _read_steps: int = 0
     _modules: ModuleAttributes = field(default_factory=ModuleAttributes)
@@ -59,20 +65,25 @@ class BodyChanges:
 
     def begin(self, step: int) -> list[str]:
         self._steps += 1
-        is_first = self._steps <= ALL_OF_FIRST
-        was_read, self.is_read = self.is_read, is_first or self._steps % EVERY == 0
-        if not self.is_read:
-            return []
+        is_due = self._steps <= ALL_OF_FIRST or not self._steps & (self._steps - 1)
+        was_read, self.is_read = self.is_read, is_due
+        return self._set_for_later(step, was_read=was_read) if is_due else []
+
+    def at_end(self, step: int) -> list[str]:
+        """After the body of a step whose state is about to be kept."""
+        return self._set_for_later(step, was_read=self.is_read)
+
+    def _set_for_later(self, step: int, *, was_read: bool) -> list[str]:
         names = self._changed()
         if was_read:  # else the forwards of the steps between may have done it
             self.settings.of_body.update(names)
         in_each = {name for name, times in self._set_in.items() if times == self._read_steps}
-        self._read_steps += 1
         return self._new(step, [name for name in names if name not in in_each])
 
     def before_loading(self, step: int) -> list[str]:
         if not self.is_read:
             return []
+        self._read_steps += 1
         names = self._changed()
         self.settings.of_body.update(names)
         for name in names:
@@ -125,7 +136,7 @@ class BodyChanges:
         return found
 
     def _new(self, step: int, names: list[str]) -> list[str]:
-        new = [name for name in names if name not in self._left]
+        new = [name for name in names if name not in self._left and name not in self.of_loading]
         self._left.update(new)
         # A module that took the place of another is named alone, without its attributes.
         found = [name for name in new if name.rpartition(".")[0] not in new]

@@ -29,16 +29,20 @@ _PLAIN = bool, int, float, str, type(None)
 
 @dataclass(slots=True, kw_only=True)
 class DatasetSettings:
-    """Call `before_loading` and `after_loading` in each step, `changed` where a state is saved."""
+    """Call `before_loading` and `after_loading` in each step, `changed` where a state is saved.
+
+    of_loading: names of what loading changed, in place as well.
+    """
 
     dataset: Any
     _built: Attributes = field(init=False)
     _before: Attributes = field(init=False)
-    _of_loading: set[str] = field(default_factory=set)
+    of_loading: set[str] = field(default_factory=set)
     # The last reading, the dicts of all objects that it met, and their values.
     _last: Attributes = field(default_factory=dict)
     _spaces: list[Mapping[str, Any]] = field(default_factory=list)
     _values: list[list[Any]] = field(default_factory=list)
+    _versions: list[int] = field(default_factory=list)  # of what has some
 
     def __post_init__(self) -> None:
         self._built = self._before = self._read()
@@ -66,7 +70,7 @@ class DatasetSettings:
     def after_loading(self) -> None:
         now = self._read()
         if now is not self._before:
-            self._of_loading.update(stale_copies.changed(self._before, now))
+            self.of_loading.update(stale_copies.changed(self._before, now))
 
     def changed(self) -> dict[str, str]:
         """What the loop has set: JSON by names like `dataset.strength`."""
@@ -74,20 +78,22 @@ class DatasetSettings:
         names = [
             name
             for name in stale_copies.changed(self._built, now)
-            if name in now and name not in self._of_loading and is_kept(now[name].value)
+            if name in now and name not in self.of_loading and is_kept(now[name].value)
         ]
         held = _held(self.dataset, now) if names else {}
         return {_place(name, held): json.dumps(now[name].value) for name in sorted(names)[:MANY]}
 
     def _read(self) -> Attributes:
         """The last reading where all attributes are what they were, which costs little."""
-        if self._spaces and all(map(structure.same, map(_values, self._spaces), self._values)):
+        is_same = self._spaces and all(map(structure.same, map(_values, self._spaces), self._values))
+        if is_same and _versions(self._last) == self._versions:
             return self._last
         now = self._last = stale_copies.attributes_of(self.dataset)
         held = _held(self.dataset, now)
         holders = [held[path] for path in dict.fromkeys(name.rpartition(".")[0] for name in now)]
         self._spaces = [space for each in holders for space in (vars(each), vars(type(each)))]
         self._values = [_values(each) for each in self._spaces]
+        self._versions = _versions(now)
         return now
 
 
@@ -98,6 +104,13 @@ def is_kept(value: Any) -> bool:
 
 def _values(space: Mapping[str, Any]) -> list[Any]:
     return list(space.values())
+
+
+def _versions(attributes: Attributes) -> list[int]:
+    """As they are now, of the values that the attributes had."""
+    return [
+        stale_copies.version_of(each.value) for each in attributes.values() if type(each.value) not in _PLAIN
+    ]
 
 
 def _held(dataset: Any, attributes: Attributes) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from types import FrameType
 
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.data.loader import Batch
@@ -107,7 +108,7 @@ class Loop:
                 self.leave(self._stop_reason)
                 return
             self._progress.close(number)
-            self._last = self._finish(step)
+            self._last = self._finish(step, sys._getframe())  # noqa: SLF001 - the recipe's is above
             is_audited = step.outcome is not None and step.outcome.requests.audit
             if parts.trace is not None and parts.trace.is_over(number):
                 parts.page.set_open_step(parts.groups.local_rank, None)
@@ -339,8 +340,11 @@ class Loop:
         audit = output.audits.is_due(number + 1)
         return Requests(drain=drain, snapshot=snapshot, save=save, compare=compare, audit=audit)
 
-    def _finish(self, step: Step) -> SavedState:
-        """After the recipe's optimizer: leave behind what the step leaves behind, in order."""
+    def _finish(self, step: Step, frame: FrameType | None = None) -> SavedState:
+        """After the recipe's optimizer: leave behind what the step leaves behind, in order.
+
+        frame: of the loop; None where the recipe has left it, and no step will follow.
+        """
         parts, saving = self._parts, self._saving
         outcome = step.outcome or step.end_by_hand()
         self._of_steps.contract.end_step()
@@ -355,11 +359,16 @@ class Loop:
         requests, is_last, published = outcome.requests, step.number == self.last_step, None
         if is_last or any(requests._replace(audit=False)):
             parts.heartbeat.enter(Phase.SAVE)
-            info = self._recorder.with_settings(info, self._memory.set_by_loop())
             ends = requests.drain or is_last
             takes_snapshot = ends or requests.snapshot or requests.save
+            began_s = parts.clock.monotonic()
+            if takes_snapshot and frame is not None:
+                self._memory.before_saving(step.number, frame)
+            info = self._recorder.with_settings(info, self._memory.set_by_loop())
+            looked_s = parts.clock.monotonic() - began_s
             if takes_snapshot:
-                published = saving.take(info, wait=ends or requests.save, patient=ends)
+                wait = ends or requests.save
+                published = saving.take(info, wait=wait, patient=ends, looked_s=looked_s)
             saving.vote(info, published)
             if takes_snapshot:
                 step.fault_point("after-snapshot")

@@ -2,9 +2,10 @@
 
 A process that restarts runs the script from its top. What a pass of the loop changes, and a later
 one reads, must be saved by an object of the State; else the run would end with another result, and
-no message would say so. Marks of all that the loop can reach and no State saves are taken at the
-beginning of the first steps of a run, and then ever more rarely, and compared with those before. A
-process that goes on with a run begins with the rare ones: a recovery waits for its first steps.
+no message would say so. Marks of all that the loop can reach and no State saves are taken where a
+process begins, in the first steps of a run, then ever more rarely, and whenever a state is about to
+be kept that another process may begin from. Each look is compared with the one before. So a process
+that saw a change is there to refuse it before a state exists that lacks it.
 
 Tensors, arrays, generators and iterators that change end the run. Numbers, strings and lists of
 them may be functions of the step, or only be printed: they are named once on the console. It does
@@ -86,7 +87,9 @@ class _Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    step: int
+    """passed: the number of steps that were done when it was taken."""
+
+    passed: int
     marks: dict[str, Mark]
     saved: dict[str, _Saved]
     read: set[str]
@@ -95,7 +98,8 @@ class _Look:
 
 @dataclass(slots=True, kw_only=True)
 class LoopMemory:
-    """Call `begin` at the beginning of each step, in the generator that the recipe iterates over.
+    """Call `begin` at the beginning of each step, in the generator that the recipe iterates over,
+    and `before_saving` at the end of one whose state is kept.
 
     left_out: objects that are not looked at, such as the dataset, which `body` watches. report:
     called on each rank with what is to be said; rank 0 says it.
@@ -122,8 +126,17 @@ class LoopMemory:
         self._note(step, self.body.begin(step))
         if self.body.is_read:
             self._note(step, [name for name in self.modules.unclear() if name not in self._changing])
-        if step == self.last_step or self._is_due(step, begins_epoch=begins_epoch):
-            self.look(step, sys._getframe(1))  # noqa: SLF001 - the recipe's frame is above
+        if self._is_due(step, begins_epoch=begins_epoch):
+            self.look(step - 1, sys._getframe(1))  # noqa: SLF001 - the recipe's frame is above
+
+    def before_saving(self, step: int, frame: FrameType | None) -> None:
+        """At the end of a step, before its state is kept anywhere.
+
+        frame: that of the generator. Raises what `begin` does, for the changes up to here.
+        """
+        self._note(step, self.body.at_end(step))
+        self._note(step, [name for name in self.modules.unclear() if name not in self._changing])
+        self.look(step, frame)
 
     def before_loading(self, step: int) -> None:
         """Raises UsageError for contents of the dataset that the body sets in some steps."""
@@ -154,25 +167,31 @@ class LoopMemory:
             self._say(step, [])
 
     def _is_due(self, step: int, *, begins_epoch: bool) -> bool:
+        if self._before is not None and self._before.passed == step - 1:
+            return False  # the state before this step was kept, and a look taken
         count = self._steps
+        if count == 1 or step == self.last_step:
+            return True
         if count <= FIRST_LOOKS:
-            return count == step  # this process began the run
+            return count == step  # this process began the run; a recovery waits for its first steps
         is_power_of_two = not count & (count - 1)
         return is_power_of_two or (begins_epoch and self._looks < 2 * FIRST_LOOKS)
 
-    def look(self, step: int, frame: FrameType | None) -> None:
+    def look(self, passed: int, frame: FrameType | None) -> None:
+        """passed: steps that are done."""
         self._looks += 1
         variables = loop_variables(frame)
-        now = self._take(step, variables)
+        now = self._take(passed, variables)
         before, self._before = self._before, now
         if before is not None:
             self._compare(before, now)
         for each in now.saved.values():
             each.tensors.clear()
+        step = min(passed + 1, self.last_step)
         if self._looks >= FIRST_LOOKS or step == self.last_step:
             self._say(step, now.after_loop)
 
-    def _take(self, step: int, variables: LoopVariables) -> _Look:
+    def _take(self, passed: int, variables: LoopVariables) -> _Look:
         # Without State.flatten, which would encode it all for a save.
         states = {name: list(leaves(thing.state_dict())) for name, thing in self.state.objects.items()}
         tensors = (each for state in states.values() for _, each in state if isinstance(each, Tensor))
@@ -196,7 +215,7 @@ class LoopMemory:
         for name, value in variables.on_errors:
             walk.enter(name, value, FREE.at_most(Weight.SAID))
         return _Look(
-            step=step,
+            passed=passed,
             marks=walk.marks,
             saved={name: each for name, each in saved.items() if each is not None},
             read=variables.read_by_functions,
@@ -243,7 +262,12 @@ class LoopMemory:
             else:
                 self._changing[path] = standing(path, before.marks.get(path), mark, now.read)
         if refused:
-            raise UsageError(_refusal({path: now.marks[path] for path in refused}, before.step, now.step))
+            since, until = (self._place(each) for each in (before, now))
+            raise UsageError(_refusal({path: now.marks[path] for path in refused}, since, until))
+
+    def _place(self, look: _Look) -> str:
+        is_end = look.passed == self.last_step
+        return f"the end of step {look.passed}" if is_end else f"step {look.passed + 1}"
 
     def _say(self, step: int, after_loop: list[str]) -> None:
         changing = [name for name in in_order(self._changing) if name not in self._said]
@@ -272,7 +296,7 @@ def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) ->
     of_modules = {name: text for name, text in saved.items() if name.startswith(PREFIX)}
     modules.put_back(of_modules)
     settings.put_back({name: text for name, text in saved.items() if name not in of_modules})
-    body = BodyChanges(state=parts.state, dataset=dataset, settings=modules)
+    body = BodyChanges(state=parts.state, dataset=dataset, settings=modules, of_loading=settings.of_loading)
     return LoopMemory(
         state=parts.state,
         last_step=last_step,
@@ -302,8 +326,8 @@ def sentence(found: UnsavedVariables) -> str:
     return f"note: {'. And '.join(parts)}"
 
 
-def _refusal(found: dict[str, Mark], earlier: int, step: int) -> str:
-    """found: all that one look found, by path."""
+def _refusal(found: dict[str, Mark], since: str, until: str) -> str:
+    """found: all that one look found, by path. since, until: where a look was taken."""
     advised: dict[str, list[str]] = {}
     for path, mark in found.items():
         advised.setdefault(_advice(path, mark), []).append(path)
@@ -311,7 +335,7 @@ def _refusal(found: dict[str, Mark], earlier: int, step: int) -> str:
     what_to_do = advice if is_one else "; ".join(f"{_listed(advised[each])}: {each}" for each in advised)
     was, it, is_ = ("was", "it", "it is") if len(found) == 1 else ("were", "them", "they are")
     return (
-        f"{_listed([*found])} {was} changed between step {earlier} and step {step}, and no object of the State saves {it}. A process that "
+        f"{_listed([*found])} {was} changed between {since} and {until}, and no object of the State saves {it}. A process that "
         f"restarts runs the script from its top, where {is_} as at the start, so that the run would end with another result: {what_to_do}"
     )
 

@@ -159,3 +159,30 @@ def test_a_number_that_the_loop_set_in_a_module_once_is_there_after_a_restart(dr
     agent.ends_with(0)
     assert len(drill.events("generation_started")) == 2
     assert drill.events("unsaved_variables") == []
+
+
+def test_a_tensor_that_the_loop_changes_late_and_once_is_refused_before_a_state_is_kept(drill):
+    """At step 21, between two rare looks, and the worker dies at step 23: another one, which began
+    behind that step, would end the run with the tensor of the top of the script.
+    """
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(
+        HEADER.replace("epochs=4", "epochs=10")
+        + textwrap.dedent("""
+        bank = torch.zeros(2)
+        for step in run.steps(data, state):
+            update(step)
+            with torch.no_grad():
+                model.bias.add_(0.01 * bank)
+            if step.number == 21:
+                bank += 1
+            if step.number == 23 and not run.path("died").exists():
+                run.path("died").touch()
+                import os
+                os.kill(os.getpid(), 9)
+        """)
+    )
+    agent = drill.start("--snapshot-every", "1", "--nproc-per-node", "2", recipe=recipe)
+    agent.ends_with(2)
+    assert "error: bank was changed between step 21 and step 22, and no object of the State" in agent.output
+    assert len(drill.events("generation_started")) == 1

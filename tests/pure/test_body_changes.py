@@ -13,7 +13,8 @@ from torch import nn
 
 import elastic
 from elastic.errors import UsageError
-from elastic.train.body_changes import ALL_OF_FIRST, EVERY, BodyChanges
+from elastic.train.body_changes import ALL_OF_FIRST, BodyChanges
+from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.module_settings import ModuleSettings
 
 EPOCH = 5  # steps
@@ -56,25 +57,29 @@ class Recipe:
         pass
 
 
-def play(recipe, steps=3 * EPOCH, first=1):
-    """{step: names}. Raises what BodyChanges raises."""
+def play(recipe, steps=3 * EPOCH, first=1, kept=()):
+    """{step: names}. Raises what BodyChanges raises. kept: the steps whose states are."""
     Samples.shared = []
     state = elastic.State(net=recipe.net, o=recipe.optimizer)
     settings = ModuleSettings(state=state)
-    body = BodyChanges(state=state, dataset=recipe.data, settings=settings)
+    of_data = DatasetSettings(dataset=recipe.data)
+    body = BodyChanges(state=state, dataset=recipe.data, settings=settings, of_loading=of_data.of_loading)
     found = {}
     body.before_loop()
     for step in range(first, first + steps):
         names = body.begin(step)
         recipe.head(step)
         names += body.before_loading(step)
+        of_data.before_loading()
         recipe.load(step)
         recipe.forward(step)
+        of_data.after_loading()
         body.after_gradients()
         recipe.tail(step)
         body.read_body()
         recipe.evaluate(step)
         body.after_evaluation()
+        names += body.at_end(step) if step in kept else []
         if names:
             found[step] = names
     return found
@@ -143,13 +148,40 @@ def test_what_the_body_sets_in_some_steps_is_named_once(name):
     assert play(recipe) == expected
 
 
-@pytest.mark.parametrize("step", [200, 203])
+LATE = 203
+
+
+@pytest.mark.parametrize("kept", [[LATE], [LATE - 3, LATE + 2], range(1, 300)])
 @pytest.mark.parametrize("moment", ["head", "tail"])
-def test_a_layer_that_is_swapped_late_is_named_soon(step, moment):
-    """After the first steps only one in eight is read."""
-    (found,) = play(case(**{moment: at(step, swap)}), steps=300).items()
-    assert found[0] - step <= EVERY
-    assert found[1] == ["net.layers.1"]
+def test_a_layer_that_is_swapped_late_and_once_is_named_where_a_state_is_kept(moment, kept):
+    """In a step that is not read: a process that begins behind it has no part in the swap."""
+    found = play(case(**{moment: at(LATE, swap)}), steps=300, kept=kept)
+    assert found == {next(step for step in kept if step >= LATE): ["net.layers.1"]}
+
+
+@pytest.mark.parametrize("moment", ["head", "tail"])
+def test_contents_of_the_dataset_that_are_set_late_and_once_are_refused(moment):
+    """Before a state is kept from which another process would begin without them."""
+    with pytest.raises(UsageError, match=rf"step {LATE}: .*dataset\.labels, a Tensor"):
+        play(case(**{moment: at(LATE, set_labels)}), steps=LATE, kept=[LATE])
+
+
+LATE_CHANGES = {
+    "another": set_labels,
+    "a longer list": lambda r: r.data.kept.append(1),
+    "other contents": lambda r: r.data.labels.add_(1),
+}
+
+
+@pytest.mark.parametrize("change", LATE_CHANGES)
+def test_what_loading_changes_late_for_the_first_time_is_not_the_loops_doing(change):
+    """As the list of samples that could not be read, which is empty for a long time."""
+    assert play(case(load=at(LATE, LATE_CHANGES[change])), steps=LATE + 1, kept=range(1, LATE + 1)) == {}
+
+
+def test_what_each_step_sets_is_not_named_where_a_state_is_kept():
+    noise = case(head=lambda r, s: setattr(r.net, "noise", torch.rand(1)))
+    assert play(noise, steps=LATE, kept=range(50, LATE, 3)) == {}
 
 
 REFUSED = {
@@ -214,4 +246,4 @@ HARMLESS["a hook that was there before the loop"].net.layers[0].weight.register_
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_a_process_that_begins_here_has_too_is_not_named(name):
-    assert play(HARMLESS[name], steps=2 * ALL_OF_FIRST + EVERY) == {}
+    assert play(HARMLESS[name], steps=3 * ALL_OF_FIRST, kept=range(1, 3 * ALL_OF_FIRST, 5)) == {}

@@ -12,12 +12,13 @@ from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
 from elastic.train.body_changes import BodyChanges
 from elastic.train.dataset_settings import DatasetSettings
-from elastic.train.loop_memory import LoopMemory, sentence
+from elastic.train.loop_memory import LoopMemory, _Look, sentence
 from elastic.train.module_settings import ModuleSettings
 
 # The library's own frames are no part of a recipe, and neither is this one.
 STEPS = compile(
-    "def steps_of(memory, count, Step):\n    for number in range(1, count + 1):\n        memory.begin(number)\n        yield Step(number)",
+    "import sys\ndef steps_of(memory, count, Step, kept):\n    for number in range(1, count + 1):\n        memory.begin(number)\n"
+    "        yield Step(number)\n        if number in kept:\n            memory.before_saving(number, sys._getframe())",
     str(Path(elastic.__file__).parent / "steps.py"),
     "exec",
 )
@@ -55,10 +56,10 @@ class Step:
 Step.__module__ = "elastic.train.step"
 
 
-def outcome(recipe, count=9, form="module", found=None):
+def outcome(recipe, count=9, form="module", found=None, kept=()):
     """(what was refused, names that were said to change, names read after the loop).
 
-    found: takes the events.
+    found: takes the events. kept: the steps whose states are.
     """
     found = [] if found is None else found
     names: dict = {}
@@ -77,7 +78,7 @@ def outcome(recipe, count=9, form="module", found=None):
             settings=DatasetSettings(dataset=None),
             modules=modules,
         )
-        return names["steps_of"](memory, count, Step)
+        return names["steps_of"](memory, count, Step, kept)
 
     space["run_steps"] = run_steps
     text = HEADER + textwrap.dedent(recipe)
@@ -827,15 +828,61 @@ def test_nothing_is_called_and_nothing_kept_alive():
     assert outcome(recipe)[0] == ""
 
 
-@pytest.mark.parametrize(("first", "looks"), [(1, [1, 2, 3, 4, 7, 8, 13, 16, 24]), (6, [13, 19, 21, 24])])
-def test_a_process_that_goes_on_with_a_run_does_not_look_in_its_first_steps(first, looks):
-    """A recovery would wait for each look; epochs of six steps begin in steps 7, 13 and 19."""
+LATE = """
+        bank, scores, best, history = torch.zeros(4), np.zeros(3), 9.0, [0.0]
+        for step in run_steps(model=model, optimizer=optimizer):
+            print(bank.sum(), scores.sum(), best, history)
+            update()
+            if step.number == 21:
+                {}
+        """
+
+
+@pytest.mark.parametrize("form", ["module", "function"])
+@pytest.mark.parametrize("change", ["bank += 1", "bank = torch.ones(4)", "bank.data += 1", "scores += 1"])
+@pytest.mark.parametrize(("kept", "since"), [(range(1, 40), "step 21"), ([7, 14, 21, 28], "step 16")])
+def test_what_a_loop_changes_late_and_once_is_refused_before_a_state_is_kept(form, change, kept, since):
+    """Between two rare looks, where the process that saw it may be gone before the next one."""
+    refused, _, _ = outcome(LATE.format(change), count=40, form=form, kept=kept)
+    name = change.split()[0].partition(".")[0]
+    assert refused.startswith(f"{name} was changed between {since} and step 22, and no object")
+
+
+@pytest.mark.parametrize("change", ["best = 0.5", "history.append(1.0)"])
+def test_a_number_that_is_set_late_and_once_is_named_before_a_state_is_kept(change):
+    name = change.split()[0].partition(".")[0]
+    assert outcome(LATE.format(change), count=21, kept=[21]) == ("", {name}, set())
+
+
+def test_the_end_of_the_last_step_has_a_name():
+    refused, _, _ = outcome(LATE.format("bank += 1"), count=21, kept=[20, 21])
+    assert refused.startswith("bank was changed between step 21 and the end of step 21")
+
+
+@pytest.mark.parametrize("habit", HARMLESS)
+def test_a_look_at_the_end_of_each_step_finds_no_more_than_one_at_its_beginning(habit):
+    assert outcome(HARMLESS[habit], count=20, kept=range(1, 21)) == ("", set(), set())
+
+
+@pytest.mark.parametrize(
+    ("first", "kept", "looks"),
+    [
+        (1, [], [0, 1, 2, 3, 6, 7, 12, 15, 23]),
+        (6, [], [5, 12, 18, 20, 23]),
+        (1, [5, 12, 24], [0, 1, 2, 3, 5, 6, 7, 12, 15, 23, 24]),
+    ],
+)
+def test_a_process_looks_where_it_begins_and_where_a_state_is_kept(first, kept, looks):
+    """By the number of steps that are done. A process that goes on with a run takes one look in its
+    first steps, for which a recovery waits; epochs of six steps begin in steps 7, 13 and 19.
+    """
     found = []
 
     class Counted(LoopMemory):
-        def look(self, step, frame):
+        def look(self, passed, frame):
             self._looks += 1
-            found.append(step)
+            self._before = _Look(passed=passed, marks={}, saved={}, after_loop=[])
+            found.append(passed)
 
     state = elastic.State(model=torch.nn.Linear(1, 1))
     modules = ModuleSettings(state=state)
@@ -844,4 +891,6 @@ def test_a_process_that_goes_on_with_a_run_does_not_look_in_its_first_steps(firs
     memory = Counted(state=state, last_step=24, left_out=[], report=found.append, **parts)
     for step in range(first, 25):
         memory.begin(step, begins_epoch=step % 6 == 1)
+        if step in kept:
+            memory.before_saving(step, None)
     assert found == looks
