@@ -9,6 +9,7 @@ variable that a comprehension of Python 3.12 or newer hides behind one of the sa
 
 import dis
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -68,12 +69,12 @@ def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> 
     is_for = instruction.opname == "FOR_ITER"
     # The statement of a call may have read variables that it needs when the call returns.
     places = [onward] if is_for else [onward, flow.start_of_line(here)]
-    live = frozenset().union(*(plain[each] for each in places))
-    in_loop = frozenset().union(*(staying[each] for each in places))
+    live = frozenset().union(*(plain.at(each) for each in places))
+    in_loop = frozenset().union(*(staying.at(each) for each in places))
     before = flow.written_before(loop)
     only_after = ((live - in_loop) & flow.written(loop)) - before
     carried = live - only_after
-    on_errors = all_ways[onward] - plain[onward]
+    on_errors = all_ways.at(onward) - plain.at(onward)
     if not is_for:
         return Live(carried=carried, on_errors=on_errors, after_loop=only_after)
     end = flow.index_of(instruction.argval)
@@ -81,8 +82,8 @@ def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> 
     return Live(
         carried=carried,
         on_errors=on_errors,
-        after_loop=only_after | (plain[end] - carried) & flow.written(range(onward, end)) & before,
-        targets=tuple(each for each in targets if each in plain[body]) if len(targets) > 1 else (),
+        after_loop=only_after | (plain.at(end) - carried) & flow.written(range(onward, end)) & before,
+        targets=tuple(each for each in targets if each in plain.at(body)) if len(targets) > 1 else (),
     )
 
 
@@ -138,6 +139,17 @@ def _handlers(code: CodeType) -> tuple[tuple[int, int, int], ...]:
     return tuple((each.start, each.end, each.target) for each in entries)
 
 
+class _LiveBefore(NamedTuple):
+    """By the number of an instruction. masks: a bit for each of the variables."""
+
+    masks: list[int]
+    variables: list[Variable]
+
+    def at(self, number: int) -> frozenset[Variable]:
+        mask = self.masks[number]
+        return frozenset(each for bit, each in enumerate(self.variables) if mask >> bit & 1)
+
+
 class _Flow:
     """The instructions of a function, what each one reads and writes, and where each one leads."""
 
@@ -153,6 +165,9 @@ class _Flow:
             for number, each in enumerate(self.instructions):
                 if start <= each.offset < end:
                     self._handlers[number].append(self.index_of(target))
+        self._variables = sorted({each.variable for of_one in self.accesses for each in of_one})
+        # By instruction, as bits: what it reads before it writes it, and what it writes.
+        self._effects = [self._effect(of_one) for of_one in self.accesses]
 
     def index_of(self, offset: int) -> int:
         """A jump may lead to a place that is not listed, such as a cache before an instruction."""
@@ -160,27 +175,35 @@ class _Flow:
             offset += 2
         return self._index[offset]
 
-    def fixpoint(
-        self, *, has_errors: bool = False, within: Container[int] | None = None
-    ) -> list[frozenset[Variable]]:
+    def fixpoint(self, *, has_errors: bool = False, within: Container[int] | None = None) -> "_LiveBefore":
         """The variables that are live before each instruction.
 
         within: the numbers of the instructions that a way may lead through, None for all.
         """
-        live: list[frozenset[Variable]] = [frozenset()] * (len(self.instructions) + 1)
-        is_stable = False
+        effects, count = self._effects, len(self.instructions)
+        onward = [[each for each in ways if within is None or each in within] for ways in self._next]
+        live, is_stable = [0] * (count + 1), False
         while not is_stable:
             is_stable = True
-            for number in reversed(range(len(self.instructions))):
-                onward = [each for each in self._next[number] if within is None or each in within]
-                found = live[onward[0]].union(*(live[each] for each in onward[1:])) if onward else frozenset()
-                for access in reversed(self.accesses[number]):
-                    found = found | {access.variable} if access.is_read else found - {access.variable}
+            for number in reversed(range(count)):
+                found = 0
+                for each in onward[number]:
+                    found |= live[each]
+                read, written = effects[number]
+                found = (found & ~written) | read
                 if has_errors:
-                    found = found.union(*(live[each] for each in self._handlers[number]))
+                    for each in self._handlers[number]:
+                        found |= live[each]
                 if found != live[number]:
                     live[number], is_stable = found, False
-        return live
+        return _LiveBefore(masks=live, variables=self._variables)
+
+    def _effect(self, accesses: list[_Access]) -> tuple[int, int]:
+        read = written = 0
+        for access in reversed(accesses):
+            bit = 1 << bisect_left(self._variables, access.variable)
+            read, written = (read | bit, written) if access.is_read else (read & ~bit, written | bit)
+        return read, written
 
     def loop_of(self, number: int) -> set[int]:
         """The instructions on a way from this one back to it; none if no way leads back."""

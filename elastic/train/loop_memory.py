@@ -34,7 +34,7 @@ from elastic.train.body_changes import BodyChanges
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.flat_state import tensor_sums
 from elastic.train.loop_parts import LoopParts
-from elastic.train.loop_variables import LoopVariables, loop_variables
+from elastic.train.loop_variables import Analyses, LoopVariables, loop_variables
 from elastic.train.module_settings import PREFIX, ModuleSettings
 from elastic.train.namespaces import is_own_namespace, own_classes
 from elastic.train.object_marks import Kind, Mark, Rules, Weight, containers, leaves, plain_text, storage_of
@@ -115,6 +115,7 @@ class LoopMemory:
     _looks: int = 0
     _steps: int = 0
     _before: _Look | None = None
+    _analyses: Analyses = field(default_factory=dict)
     _changing: dict[str, Standing] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
 
@@ -127,6 +128,7 @@ class LoopMemory:
         if self.body.is_read:
             self._note(step, [name for name in self.modules.unclear() if name not in self._changing])
         if self._is_due(step, begins_epoch=begins_epoch):
+            self._analyses.clear()
             self.look(step - 1, sys._getframe(1))  # noqa: SLF001 - the recipe's frame is above
 
     def before_saving(self, step: int, frame: FrameType | None) -> None:
@@ -180,7 +182,7 @@ class LoopMemory:
     def look(self, passed: int, frame: FrameType | None) -> None:
         """passed: steps that are done."""
         self._looks += 1
-        variables = loop_variables(frame)
+        variables = loop_variables(frame, self._analyses)
         now = self._take(passed, variables)
         before, self._before = self._before, now
         if before is not None:

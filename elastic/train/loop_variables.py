@@ -7,13 +7,14 @@ or in a container; an object of a class of the recipe's own, that class itself, 
 recipe's own do so by all their functions.
 """
 
+import builtins
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
-from itertools import islice
-from types import FrameType, FunctionType, ModuleType
+from itertools import chain, islice
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch.optim import Optimizer
 
 from elastic.errors import UsageError
 from elastic.train.callables import bound_by, is_wrapper, unwrapped, wrapped_by
-from elastic.train.liveness import Variable, globals_read, live_after
+from elastic.train.liveness import Live, Variable, globals_read, live_after
 from elastic.train.namespaces import functions_of, is_own_namespace
 from elastic.train.own_code import (
     attributes,
@@ -35,6 +36,7 @@ from elastic.train.own_code import (
 MANY_OBJECTS = 5_000
 MANY_ITEMS = 1000  # of one container
 DEPTH = 6
+TOKEN_DEPTH, FEW_ITEMS = 2, 32  # of what tells that an analysis still holds
 
 Named = list[tuple[str, Any]]
 _REFERENCES = 3  # to that dict, by its frame, by the variable that names it, and by the call that counts
@@ -63,27 +65,61 @@ class LoopVariables:
     read_by_functions: set[str] = field(default_factory=set)
 
 
-def loop_variables(frame: FrameType | None) -> LoopVariables:
-    """frame: that which asked for the next step, or one that it called."""
-    found = LoopVariables()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Analysis:
+    """Which variables are live at a place in the code, as long as they name what they named.
+
+    spaces: of the modules whose variables were looked at. named: for each variable what stood for
+    the functions that it names. unset: global variables that functions read and that had no value.
+    """
+
+    live: Live
+    assigned: frozenset[str]
+    rewritten: frozenset[str]
+    read_by_functions: frozenset[str]
+    spaces: dict[str, dict[str, Any]]
+    named: dict[Variable, object]
+    unset: set[Variable]
+
+    def fits(self, names: "_Names") -> bool:
+        return all(names.stands_for(each) == it for each, it in self.named.items()) and not any(
+            each.name in self.spaces[each.module] for each in self.unset
+        )
+
+
+Analyses = dict[tuple[CodeType, int], _Analysis]
+
+
+def loop_variables(frame: FrameType | None, known: Analyses | None = None) -> LoopVariables:
+    """frame: that which asked for the next step, or one that it called.
+
+    known: the analyses of former looks, which are used again unless a function has changed that a
+    variable names, or that lies two levels deep in what it names. It gets those that are new.
+    """
+    found, known = LoopVariables(), {} if known is None else known
     while frame is not None:
         if is_own_file(frame.f_code.co_filename):
-            _add(found, frame)
+            _add(found, frame, known)
         frame = frame.f_back
     return found
 
 
-def _add(found: LoopVariables, frame: FrameType) -> None:
-    names = _Names(frame)
+def _add(found: LoopVariables, frame: FrameType, known: Analyses) -> None:
+    names, place = _Names(frame), (frame.f_code, frame.f_lasti)
     found.cells |= {(name, id(value)) for name, value in names.own.items()}
-    live = live_after(frame.f_code, frame.f_lasti, names.module, names.mentions)
+    analysis = known.get(place)
+    if analysis is not None:
+        names.spaces = analysis.spaces | names.spaces
+    if analysis is None or not analysis.fits(names):
+        analysis = known[place] = names.analysis(*place)
+    live = analysis.live
     found.carried += names.values(live.carried)
     found.on_errors += names.values(live.on_errors)
     found.targets += names.values(live.targets)
     found.after_loop += sorted(each.name for each in live.after_loop)
-    found.assigned |= attributes(frame.f_code, is_whole=False)[1] | names.assigned
-    found.rewritten |= rewritten_attributes(frame.f_code) | names.rewritten
-    found.read_by_functions |= names.read_by_functions
+    found.assigned |= attributes(frame.f_code, is_whole=False)[1] | analysis.assigned
+    found.rewritten |= rewritten_attributes(frame.f_code) | analysis.rewritten
+    found.read_by_functions |= analysis.read_by_functions
 
 
 class _Names:
@@ -102,13 +138,31 @@ class _Names:
                 raise UsageError(_of_locals(name, frame.f_code.co_name))
             if _KEEPS_A_COPY and not is_recipes:
                 seen.clear()  # lest the frame keep alive what its variables no longer name
-        self._spaces = {self.module: frame.f_globals, "": self.own}
+        self.spaces = {self.module: frame.f_globals, "": self.own}
         self._mentioned: dict[Variable, tuple[Variable, ...]] = {}
+        self._unset: set[Variable] = set()
+
+    def analysis(self, code: CodeType, offset: int) -> _Analysis:
+        live = live_after(code, offset, self.module, self.mentions)
+        seen = {*self._mentioned, *chain.from_iterable(self._mentioned.values())}
+        return _Analysis(
+            live=live,
+            assigned=frozenset(self.assigned),
+            rewritten=frozenset(self.rewritten),
+            read_by_functions=frozenset(self.read_by_functions),
+            spaces={name: space for name, space in self.spaces.items() if name},
+            named={each: self.stands_for(each) for each in seen},
+            unset=self._unset,
+        )
+
+    def stands_for(self, variable: Variable) -> object:
+        """A token that is another one where the variable names other functions."""
+        return _token(self.spaces.get(variable.module, {}).get(variable.name), TOKEN_DEPTH)
 
     def values(self, variables: Iterable[Variable]) -> Named:
         found = []
         for each in sorted(variables):
-            space = self._spaces.get(each.module, {})
+            space = self.spaces.get(each.module, {})
             if each.name in space and not each.name.startswith("__"):
                 is_here = each.module in ("", self.module)
                 found.append((each.name if is_here else f"{each.module}.{each.name}", space[each.name]))
@@ -133,7 +187,7 @@ class _Names:
         return {each.name for mentioned in self._mentioned.values() for each in mentioned}
 
     def _read_by(self, variable: Variable) -> Iterator[Variable]:
-        value = self._spaces.get(variable.module, {}).get(variable.name)
+        value = self.spaces.get(variable.module, {}).get(variable.name)
         if is_wrapper(value):
             self.assigned |= frozenset().union(
                 *(attributes(each.__code__)[1] for each in unwrapped(value) if _is_own(each))
@@ -142,13 +196,35 @@ class _Names:
             self.rewritten |= rewritten_attributes(function.__code__)
             space = function.__globals__
             module = str(space.get("__name__", ""))
-            self._spaces.setdefault(module, space)
+            self.spaces.setdefault(module, space)
             for name in globals_read(function.__code__):
+                if name not in space and not hasattr(builtins, name):
+                    self._unset.add(Variable(module, name))
                 if name in space and _counts(space[name]):
                     yield Variable(module, name)
             for name in function.__code__.co_freevars:
                 if name in self.own:
                     yield Variable("", name)
+
+
+def _token(value: Any, depth: int) -> object:
+    """None for what can hold no functions. Functions of the same code and contents are the same."""
+    if isinstance(value, _NO_FUNCTIONS):
+        return None
+    head: object = id(value)
+    held: Iterable[Any] = ()
+    if isinstance(value, dict):
+        head, held = dict, value.values()
+    elif isinstance(value, (list, tuple, deque)):
+        head, held = list, value
+    elif isinstance(value, FunctionType):
+        head, held = value.__code__, (each for _, each in bound_by(value))
+    elif is_wrapper(value):
+        head, held = type(value), (*wrapped_by(value), *(each for _, each in bound_by(value)))
+    elif is_own_class(type(value)):
+        held = (each for _, each in attributes_of(value))
+    tokens = [_token(each, depth - 1) for each in islice(held, FEW_ITEMS)] if depth else ()
+    return head, *filter(None, tokens)
 
 
 def _functions(value: Any) -> Iterator[FunctionType]:

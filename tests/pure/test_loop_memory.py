@@ -854,6 +854,24 @@ def test_a_number_that_is_set_late_and_once_is_named_before_a_state_is_kept(chan
     assert outcome(LATE.format(change), count=21, kept=[21]) == ("", {name}, set())
 
 
+@pytest.mark.parametrize("form", ["module", "function"])
+def test_a_function_that_the_loop_takes_up_late_hides_nothing(form):
+    """Which variables it reads was not asked where the looks before analysed the loop."""
+    recipe = """
+        bank, hooks = torch.zeros(4), []
+        def follow():
+            bank.add_(1)
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            for hook in hooks:
+                hook()
+            if step.number == 21:
+                hooks.append(follow)
+        """
+    refused, _, _ = outcome(recipe, count=30, form=form, kept=range(1, 30))
+    assert refused.startswith("bank was changed between step 22 and step 23")
+
+
 def test_the_end_of_the_last_step_has_a_name():
     refused, _, _ = outcome(LATE.format("bank += 1"), count=21, kept=[20, 21])
     assert refused.startswith("bank was changed between step 21 and the end of step 21")
@@ -881,7 +899,7 @@ def test_a_process_looks_where_it_begins_and_where_a_state_is_kept(first, kept, 
     class Counted(LoopMemory):
         def look(self, passed, frame):
             self._looks += 1
-            self._before = _Look(passed=passed, marks={}, saved={}, after_loop=[])
+            self._before = _Look(passed=passed, marks={}, saved={}, read=set(), after_loop=[])
             found.append(passed)
 
     state = elastic.State(model=torch.nn.Linear(1, 1))
