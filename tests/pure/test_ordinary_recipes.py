@@ -575,17 +575,26 @@ def built(member, name, first):
 
 
 def train(member, name):
-    """The checksums after each step; and that after the last step if it was resumed in between."""
+    """The checksums after each step; that after the last step if it was resumed in between; and
+    what the chain value is made of in the steps that were then done again, both times.
+    """
     state, coming = built(member, name, 1)
-    seen, kept = [], None
+    seen, kept, numbers = [], None, []
     for step in coming:
+        numbers.append(numbers_of(step))
         seen.append(checksum_of(state.flatten()).entries)
         if step.number == RESUMED_AT - 1:
             kept = copy.deepcopy(state.flatten())
     again, coming = built(member, name, RESUMED_AT)
     again.load(kept)
-    assert len(list(coming)) == STEPS + 1 - RESUMED_AT
-    return [seen, checksum_of(again.flatten()).entries]
+    done_again = [numbers_of(step) for step in coming]
+    assert len(done_again) == STEPS + 1 - RESUMED_AT
+    return [seen, checksum_of(again.flatten()).entries, numbers[RESUMED_AT - 1 :], done_again]
+
+
+def numbers_of(step):
+    outcome = step.outcome or step.end_by_hand()
+    return [number.hex() for number in (outcome.loss, *outcome.gradient_norms)]
 
 
 @pytest.fixture(scope="module")
@@ -596,9 +605,10 @@ def trained(ranks):
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_of_this_kind_is_exact(trained, world_size, name):
-    calm, resumed = trained(1, name)[0]
+    calm, resumed, first_time, done_again = trained(1, name)[0]
 
     assert len(calm) == STEPS
     assert calm[0] != calm[-1]
     assert resumed == calm[-1]
-    assert trained(world_size, name) == [[calm, resumed]] * world_size
+    assert done_again == first_time
+    assert trained(world_size, name) == [[calm, resumed, first_time, done_again]] * world_size
