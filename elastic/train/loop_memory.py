@@ -29,7 +29,7 @@ from elastic.data.record import DataRecord
 from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
 from elastic.snapshot.image import tensor_bytes
-from elastic.train import structure
+from elastic.train import process_settings, structure
 from elastic.train.body_changes import BodyChanges
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.flat_state import tensor_sums
@@ -93,6 +93,7 @@ class _Look:
     marks: dict[str, Mark]
     saved: dict[str, _Saved]
     read: set[str]
+    process: process_settings.Settings
     after_loop: list[str]
 
 
@@ -221,6 +222,7 @@ class LoopMemory:
             marks=walk.marks,
             saved={name: each for name, each in saved.items() if each is not None},
             read=variables.read_by_functions,
+            process=process_settings.read_settings(),
             after_loop=variables.after_loop,
         )
 
@@ -263,8 +265,12 @@ class LoopMemory:
                 refused.append(path)
             else:
                 self._changing[path] = standing(path, before.marks.get(path), mark, now.read)
+        settings, said = process_settings.changed(before.process, now.process)
+        self._changing.update(dict.fromkeys(said, Standing.NUMBER))
+        since, until = (self._place(each) for each in (before, now))
+        if settings:
+            raise UsageError(process_settings.refusal(settings, since, until))
         if refused:
-            since, until = (self._place(each) for each in (before, now))
             raise UsageError(_refusal({path: now.marks[path] for path in refused}, since, until))
 
     def _place(self, look: _Look) -> str:

@@ -37,6 +37,7 @@ from elastic.train.loop_end import LoopEnd
 from elastic.train.misuse import public
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.same_inputs import tensors_of
+from elastic.train.sealed import sealed
 from elastic.train.shard_outputs import described
 from elastic.train.state import State
 from elastic.train.step import Step
@@ -51,6 +52,7 @@ _SECOND_LOOP = (
 )
 
 
+@sealed("run")
 class Run:
     """Made by `elastic.start`.
 

@@ -25,6 +25,7 @@ from elastic.train.key_order import key_orders
 from elastic.train.loading import SavedObject, load_module, load_stateful, order_of, own_tensors
 from elastic.train.misuse import public
 from elastic.train.same_objects import SameObjects
+from elastic.train.sealed import sealed
 from elastic.train.shared_memory import SharedCopies
 from elastic.train.state_contents import StateContents, contents, difference
 from elastic.train.state_document import Order, encode, layer_versions
@@ -38,6 +39,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
+@sealed("state")
 class State:
     """The objects whose state is saved, restored and compared, each under its keyword's name.
 

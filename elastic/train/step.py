@@ -29,6 +29,7 @@ from elastic.train.buffers import Contents
 from elastic.train.leaving import StepPlace
 from elastic.train.misuse import public
 from elastic.train.open_sums import OpenSums
+from elastic.train.sealed import sealed
 from elastic.train.shard_outputs import INTEGERS, check_loss, check_summand, described
 from elastic.train.side_effects import FirstCall
 from elastic.train.step_end import StepEnd
@@ -38,6 +39,7 @@ from elastic.train.whole_batch import FirstGradientCheck, WholeBatchGradient
 from elastic.train.whole_numbers import Extremes
 
 
+@sealed("step", "fault_point")
 class Step:
     """A step of the loop. Call `sum` and `backward`, or `mean_loss`; the optimizer; `log`.
 

@@ -1,0 +1,87 @@
+"""Settings of the whole process that a loop leaves changed: a process that restarts lacks them."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from elastic.train.process_settings import read_settings
+from tests.pure import test_loop_memory as loops
+
+LEFT = {
+    "torch.get_default_dtype() was torch.float32 and is torch.float64": "torch.set_default_dtype(torch.float64)",
+    "torch.get_default_device() was cpu and is meta": "torch.set_default_device('meta')",
+    "torch.are_deterministic_algorithms_enabled() was False and is True": "torch.use_deterministic_algorithms(True)",
+    "torch.get_float32_matmul_precision() was highest and is high": "torch.set_float32_matmul_precision('high')",
+    "torch.backends.cudnn.benchmark was False and is True": "torch.backends.cudnn.benchmark = True",
+    "torch.is_grad_enabled() was True and is False": "torch.autograd.set_grad_enabled(False)",
+    "torch.get_num_threads() was": "torch.set_num_threads(torch.get_num_threads() + 1)",
+    "np.geterr() was": "np.seterr(over='ignore')",
+}
+RECIPE = """
+    for step in run_steps(model=model, optimizer=optimizer):
+        if step.number == 3:
+            {}
+    """
+
+
+@pytest.fixture(autouse=True)
+def put_back():
+    """All that the recipes here set."""
+    threads, errors = torch.get_num_threads(), np.geterr()
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.benchmark = False
+    torch.set_grad_enabled(True)
+    torch.set_num_threads(threads)
+    np.seterr(**errors)
+    os.environ.pop("PHASE", None)
+
+
+@pytest.mark.parametrize("setting", LEFT)
+def test_a_setting_of_the_process_that_the_loop_leaves_changed_is_refused_with_both_values(setting):
+    refused, _, _ = loops.outcome(RECIPE.format(LEFT[setting]))
+    start = "between step 3 and step 4 the loop has changed a setting of the whole process: "
+    assert refused.startswith(start), refused
+    assert setting in refused
+
+
+def test_a_setting_that_is_put_back_in_its_step_or_made_before_the_loop_is_left_alone():
+    """As by a context manager, which torch's own functions use as well."""
+    recipe = """
+        torch.set_default_dtype(torch.float64)
+        model.double()
+        for step in run_steps(model=model, optimizer=optimizer):
+            with torch.no_grad(), np.errstate(over="ignore"), torch.autocast("cpu"):
+                model(torch.randn(8, 4))
+            update()
+        """
+    assert loops.outcome(recipe) == ("", set(), set())
+
+
+def test_variables_of_the_environment_and_hooks_of_all_modules_are_named():
+    recipe = """
+        import os
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            if step.number == 2:
+                os.environ["PHASE"] = "2"
+                hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
+        hook.remove()
+        """
+    refused, changing, _ = loops.outcome(recipe)
+    assert refused == ""
+    assert changing == {"PHASE of os.environ", "torch.nn.modules.module._global_forward_hooks"}
+
+
+def test_every_setting_can_be_read_where_old_and_new_names_of_torch_are_mixed():
+    """torch raises an error where one flag was set by both of its names."""
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert read_settings() == read_settings()
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"
