@@ -83,8 +83,7 @@ def begin_replay(
                 known=point.divergence,
                 ended=max((each.generation for each in ends), default=0),
             )
-        if there.recipe != now.recipe:
-            excuse = "the recipe was edited in between"
+        excuse = "the recipe was edited in between" if there.recipe != now.recipe else point.doubt
     return Replay(restored=point.step, steps=_told_by_rank0(found, parts.groups), excuse=excuse)
 
 

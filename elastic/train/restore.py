@@ -70,7 +70,8 @@ class ResumePoint:
     metrics, if a snapshot kept it. data: what it was trained on, None where earlier code saved it.
     divergence: the difference between ranks because of which steps are done again.
     digest: of the checkpoint, if it was one. checksum: of the whole state, as the objects have it.
-    has_older: an older checkpoint than this state is committed.
+    has_older: an older checkpoint than this state is committed. doubt: why a newer state was
+    given up, where steps before it may be wrong as well.
     """
 
     step: int
@@ -82,6 +83,7 @@ class ResumePoint:
     digest: str = ""
     checksum: str = ""
     has_older: bool = False
+    doubt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,9 @@ class Restorer:
             if isinstance(found, ResumePoint):
                 self.local.discard_newer(found.step)
                 has_older = any(each.is_stored and each.step < found.step for each in candidates)
-                return replace(found, has_older=has_older)
+                doubts = [each for each in rejected if each.is_suspect and each.step > found.step]
+                doubt = f"step {doubts[0].step} was given up: {doubts[0].reason}" if doubts else ""
+                return replace(found, has_older=has_older, doubt=doubt)
             rejected.append(RejectedState(step=candidate.step, reason=found, is_stored=candidate.is_stored))
             self._report(rejected[-1])
         _check_nothing_found(available, known, restore_reasons.listed(rejected, self.run_url))

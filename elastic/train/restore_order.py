@@ -18,11 +18,15 @@ from elastic.system.raised_error import RESTORES_OF_ONE_STATE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedState:
-    """A snapshot, or in storage a checkpoint, that must not be used."""
+    """A snapshot, or in storage a checkpoint, that must not be used.
+
+    is_suspect: what was trained before it may be wrong as well, and not only its own bytes.
+    """
 
     step: int
     reason: str
     is_stored: bool
+    is_suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +111,7 @@ def order_candidates(
             step=each.step,
             reason=f"it was restored {RESTORES_OF_ONE_STATE} times and no new step followed",
             is_stored=each.is_stored,
+            is_suspect=True,
         )
         for each in candidates
         if each.step in skipped
@@ -142,5 +147,5 @@ def _snapshots(available: Sequence[AvailableStates]) -> tuple[list[Candidate], l
             f"the nodes' snapshots of it differ (ranks {groups}); the memory or the arithmetic of one of these "
             "machines is faulty"
         )
-        rejected.append(RejectedState(step=step, reason=reason, is_stored=False))
+        rejected.append(RejectedState(step=step, reason=reason, is_stored=False, is_suspect=True))
     return candidates, rejected

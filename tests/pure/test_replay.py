@@ -1,23 +1,28 @@
 """Steps that are done again are compared with what they gave before, and with nothing else."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic.data.record import DataRecord
 from elastic.divergence import Divergence
 from elastic.errors import ReplayDiffers
 from elastic.events import ReplayDiffered
 from elastic.observe.log import EventLog, read_events, read_rare
 from elastic.observe.logged_event import RecipeEvent
+from elastic.observe.metrics import Rewound
 from elastic.observe.step_line import StepLine
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
 from elastic.testing.ranks import Member
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.replay import FirstTime, Replay, finite, first_times, sentence
-from elastic.train.replay_check import ReplayCheck, _told_by_rank0
+from elastic.train.replay_check import ReplayCheck, _told_by_rank0, begin_replay
+from elastic.train.restore import ResumePoint
 
 ALONE = Member(rank=0, world_size=1, group=None)
 
@@ -185,6 +190,38 @@ def test_what_a_user_knows_already_is_said_once_and_the_run_goes_on(ranks, tmp_p
     assert "not deterministic" in excuses[1]
     assert len(excuses) == 2
     assert capsys.readouterr().out.count("step 10 was done again and gave another result") == 1
+
+
+def begun(folder, there, doubt="", trace=None):
+    now = DataRecord(samples=9, epochs=2, steps=18, tail="drop", recipe="aa")
+    output = SimpleNamespace(events=folder)
+    parts = SimpleNamespace(output=output, trace=trace, groups=groups_of(ALONE))
+    point = ResumePoint(step=8, chain=f"{8:016x}", source="snapshot", doubt=doubt)
+    rewound = Rewound(highest=9, last=line_of(8, 1), dropped=(line_of(9, 1),))
+    replay = begin_replay(parts, point, rewound, None if there is None else replace(now, **there), now)
+    return list(replay.steps), replay.excuse
+
+
+def test_what_excuses_a_difference_and_what_is_not_compared_at_all(tmp_path):
+    """The state that nodes disagreed on, or from which no step followed, is given up for an older
+    one: the steps between may have been wrong the first time. Earlier code left no hash of the
+    recipe; another length was said; a check compares more than chain values.
+    """
+    assert begun(tmp_path, {}) == ([9], "")
+    assert begun(tmp_path, {}, doubt="step 9 was given up") == ([9], "step 9 was given up")
+    assert begun(tmp_path, {"recipe": "bb"}) == ([9], "the recipe was edited in between")
+    assert begun(tmp_path, None)[0] == []
+    assert begun(tmp_path, {}, trace="of a check")[0] == []
+    for other in ({"recipe": ""}, {"steps": 17}, {"epochs": 3}, {"order": "cc"}, {"samples": 8}):
+        assert begun(tmp_path, other)[0] == []
+    EventLog(tmp_path / "e.jsonl", node="n", clock=FakeClock()).record(
+        ReplayDiffered(step=9, excuse="an edit")
+    )
+    assert begun(tmp_path, {})[0] == [9]
+    ended = EventLog(tmp_path / "f.jsonl", node="n", clock=FakeClock())
+    ended.generation = 1
+    ended.record(ReplayDiffered(step=9))
+    assert begun(tmp_path, {})[0] == []
 
 
 def test_events_of_one_kind_are_found_without_those_that_only_name_it(tmp_path):

@@ -75,13 +75,16 @@ def restored(member, step_of_rank, failures_of_rank):
     slots = memory_with(State(model=model(float(step))), step)
     mine = model(0.0)
     found = restorer(slots, member, failures).restore(State(model=mine))
-    return [found.step, mine.weight[0, 0].item()]
+    return [found.step, mine.weight[0, 0].item(), found.doubt]
 
 
 @pytest.mark.parametrize("failures", [[0, RESTORES_OF_ONE_STATE + 1], [RESTORES_OF_ONE_STATE + 1, 0]])
 def test_ranks_whose_agents_counted_different_failures_restore_one_state(ranks, failures):
-    """The node that just joined counts 0. Its snapshot is the newest, or it is another node's."""
-    assert ranks.run(2, restored, [9, 8], failures) == [[8, 8.0]] * 2
+    """The node that just joined counts 0. Its snapshot is the newest, or it is another node's. What
+    was trained before the state that is given up is in doubt.
+    """
+    doubt = f"step 9 was given up: it was restored {RESTORES_OF_ONE_STATE} times and no new step followed"
+    assert ranks.run(2, restored, [9, 8], failures) == [[8, 8.0, doubt]] * 2
 
 
 class LoadsNothing:

@@ -153,7 +153,7 @@ def test_where_nodes_differ_an_older_snapshot_that_they_share_comes_before_a_che
     ]
     candidates, rejected = order_candidates(found)
     assert [(c.step, c.is_stored, c.ranks) for c in candidates] == [(8, MEMORY, (0, 1)), (5, STORED, (0,))]
-    assert [r.step for r in rejected] == [9]
+    assert [(r.step, r.is_suspect) for r in rejected] == [(9, True)]
 
 
 def test_no_snapshot_is_used_that_was_taken_after_the_last_agreed_step():
