@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from elastic.errors import UsageError
-from elastic.train import structure
 from elastic.train.forward_changes import ForwardChanges
 from elastic.train.state import State
 from elastic.train.state_mark import mark_of
@@ -51,6 +50,8 @@ class Contract:
         # Parameters that no optimizer updates, with their gradients at the computation's beginning.
         self._idle: list[tuple[nn.Parameter, Tensor | None, int]] = []
         self._is_in_function = False
+        # Of step 1, those that no optimizer updates although backward gave them a gradient.
+        self.without_gradient: dict[nn.Parameter, None] = {}
 
     def trained(self) -> list[nn.Parameter]:
         """All that an optimizer of the state updates; within a computation the same."""
@@ -68,7 +69,11 @@ class Contract:
             self._first_step = number
 
     def end_step(self) -> None:
-        """After the step's body: no gradient that an update has used is left for the next one."""
+        """After the step's body: no gradient that an update has used is left for the next one.
+
+        Raises UsageError where the body has put functions into a schedule, which no State saves.
+        """
+        self._unsaved.check_functions(self._unused.step)
         self._unused.drop_used(self._trained or self._state.trained)
 
     def has_same_mark(self) -> bool:
@@ -85,7 +90,7 @@ class Contract:
         self._trained, idle = self._state.trained_and_idle()
         self._idle = [(p, p.grad, _version(p.grad)) for p in idle if p.requires_grad]
         self._is_computing = True
-        if not structure.same(before, self._trained):
+        if self._trained is not before:  # or the modules have other parameters
             self._unsaved.check_parameters(self._trained)
         parameter = self._unused.replace(self._trained)
         if parameter is not None:
@@ -114,6 +119,8 @@ class Contract:
                         "freeze it by requires_grad_(False), or set its gradient to None before"
                     )
                 parameter.grad = None
+                if self._unused.step == 1:
+                    self.without_gradient[parameter] = None
         self._unused.computed(parameters, is_finite=all(map(math.isfinite, gradient_norms)))
 
     @contextmanager

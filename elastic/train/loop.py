@@ -351,7 +351,8 @@ class Loop:
         step.fault_point("optimizer")
         saving.finish_copy()
         if step.number == 1:
-            for note in notes(parts.state, list(dict.fromkeys(step.averaged)), step.shards):
+            averaged, idle = list(dict.fromkeys(step.averaged)), self._of_steps.contract.without_gradient
+            for note in notes(parts.state, averaged, step.shards, idle):
                 self.say(note)
                 if parts.trace is not None:
                     parts.trace.note(note)

@@ -46,6 +46,7 @@ class LoopEnd:
         self._ended = ended
         self._is_over = False  # it ended, or an error inside it is on its way
         self._error: BaseException | None = None  # that ended the loop
+        self._caught: ElasticError | None = None  # after the loop: other ranks still wait in that call
         self._was_dropped = False
         self._left_as: str | None = None  # checksum of the state when the iterator was dropped
 
@@ -77,14 +78,21 @@ class LoopEnd:
     def stop(self, reason: str) -> None:
         self._loop.stop(reason)
 
-    def note_error(self, error: ElasticError) -> None:
-        self._loop.note_error(error)
+    def note_error(self, error: ElasticError, *, is_of_all_ranks: bool) -> None:
+        """The recipe may catch it. is_of_all_ranks: of a call in which all ranks meet."""
+        if self._loop.is_in_step:
+            self._loop.note_error(error)
+        elif is_of_all_ranks:
+            self._caught = self._caught or error
 
     def settle(self) -> None:
         """Before the recipe has ranks meet outside of the loop: end the loop if it was left.
 
-        Raises UsageError if the state was changed after the loop, and what the end of a run raises.
+        Raises UsageError if the state was changed after the loop, what the end of a run raises, and
+        the error of an earlier meeting, if the recipe caught it.
         """
+        if self._caught is not None:
+            raise self._caught
         if self._was_dropped and self._is_left:
             if self._left_as != self._loop.checksum():
                 raise UsageError(

@@ -80,7 +80,8 @@ def _is_of_the_call(error: Exception) -> bool:
 def _note(args: tuple[Any, ...], name: str, error: Exception, *, is_of_all_ranks: bool) -> None:
     note = getattr(args[0], "_note_error", None) if args else None  # is no part of what recipes see
     if note is not None and (is_of_all_ranks or isinstance(error, ElasticError)):
-        note(error if isinstance(error, ElasticError) else _half_done(name, error))
+        noted = error if isinstance(error, ElasticError) else _half_done(name, error)
+        note(noted, is_of_all_ranks=is_of_all_ranks)
 
 
 def _half_done(name: str, error: Exception) -> UsageError:

@@ -76,6 +76,7 @@ class Run:
         self._identity = ours
         self._log = log
         self._loop_end: LoopEnd | None = None
+        self._error: ElasticError | None = None  # of a call of all ranks before the loop
         self._dir = RunDir.parse(link.run_dir)
         self._page = ControlPage.open(link.control_page)
         self._heartbeat = HeartbeatSender(self._page, groups.local_rank)
@@ -156,6 +157,8 @@ class Run:
         refuse.threads(self._identity.threads)
         if self._loop_end is not None:
             raise UsageError(_SECOND_LOOP.format(run=self._dir.url))
+        if self._error is not None:
+            raise self._error
         self._state = state
         # It connects at the first offer, which is rank 0's.
         uploader = UploaderClient(self._link.uploader)
@@ -282,10 +285,12 @@ class Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _note_error(self, error: ElasticError) -> None:
-        """A call within a step's body raised it; the recipe may catch it."""
+    def _note_error(self, error: ElasticError, *, is_of_all_ranks: bool) -> None:
+        """The recipe may catch it. Other ranks would take its next call for this one."""
         if self._loop_end is not None:
-            self._loop_end.note_error(error)
+            self._loop_end.note_error(error, is_of_all_ranks=is_of_all_ranks)
+        elif is_of_all_ranks:
+            self._error = self._error or error
 
     def _saved_in_step(self) -> frozenset[int]:
         """The ids of what a comparison of states covers: within a step the modules' tensors."""
@@ -301,6 +306,8 @@ class Run:
     def _settle(self) -> None:
         """Before ranks meet outside of a step: they must all have left the loop, or none."""
         refuse.use_in_forked_child()
+        if self._error is not None:
+            raise self._error
         if self._loop_end is not None:
             self._loop_end.settle()
 

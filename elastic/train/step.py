@@ -85,7 +85,7 @@ class Step:
         # The recipe's draws before its first sum must not depend on what this rank computed before.
         random_streams.enter(parts.order.seed, "step", number, 0)
 
-    def _note_error(self, error: ElasticError) -> None:
+    def _note_error(self, error: ElasticError, *, is_of_all_ranks: bool) -> None:
         self.error = self.error or error
 
     def _check_usable(self) -> None:

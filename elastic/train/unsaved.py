@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, MultiplicativeLR
 
 from elastic.errors import UsageError
 from elastic.train import structure
@@ -39,6 +39,12 @@ class Unsaved:
         # That were looked at, with the step in which one that nothing saves made its first update.
         self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._scaler: Scaler | None = None  # the last one that was
+        self._functions = [
+            (name, each, list(each.lr_lambdas))
+            for name, thing in state.objects.items()
+            for each in _schedules(thing)
+            if isinstance(each, LambdaLR | MultiplicativeLR)
+        ]
 
     def check_parameters(self, trained: Sequence[nn.Parameter]) -> None:
         """Raises UsageError for a parameter that an optimizer updates and that is not saved."""
@@ -52,7 +58,8 @@ class Unsaved:
                 raise UsageError(
                     f"expected the State to hold every parameter that an optimizer updates, found one of shape {list(parameter.shape)} in "
                     f"{self._optimizer_of(parameter)} that no object of it saves; a resume would begin it as the script builds it: give its module to the State as well, "
-                    "State(..., head=head); loose tensors belong into an nn.ParameterList or nn.ParameterDict"
+                    "State(..., head=head); loose tensors belong into an nn.ParameterList or nn.ParameterDict. Where the loop replaced the parameters of a module, as "
+                    "load_state_dict(..., assign=True) does, the optimizer still has the old ones: load without assign"
                 )
 
     def check_schedules(self) -> None:
@@ -63,6 +70,16 @@ class Unsaved:
                 raise UsageError(
                     f"expected the State to hold the learning rate schedule of its {type(optimizer).__name__}, found none; a resume would begin the "
                     "schedule from its start: State(..., scheduler=scheduler)"
+                )
+
+    def check_functions(self, step: int) -> None:
+        """Raises UsageError for a schedule whose functions are others than before the loop."""
+        for name, schedule, built in self._functions:
+            if not structure.same(schedule.lr_lambdas, built):
+                raise UsageError(
+                    f"step {step}: the functions of {name} ({type(schedule).__name__}.lr_lambdas) are others than before the loop. No State saves a function, "
+                    "so that a resume would go on with those that the script builds: give the schedule one function that knows all phases, as "
+                    "lambda n: 0.9**n if n < 100 else 0.5**n, with one for each group that will be there, or set the learning rate from step.number"
                 )
 
     def check_scaler(self, scaler: Scaler | None) -> None:
@@ -142,6 +159,12 @@ class Unsaved:
                     if each is parameter:
                         return f"{type(optimizer).__name__}.param_groups[{number}]['params'][{index}]"
         return "an object of the State"
+
+
+def _schedules(thing: Any) -> list[Any]:
+    """The schedule itself, and those that it chains."""
+    inner = getattr(thing, "_schedulers", []) if isinstance(thing, LRScheduler) else []
+    return [thing, *(each for part in inner for each in _schedules(part))]
 
 
 def _storage(tensor: Tensor) -> int:

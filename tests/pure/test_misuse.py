@@ -10,6 +10,7 @@ from steps import ALONE, CLASSES, FEATURES, steps
 import elastic
 from elastic.data.data import check_loading
 from elastic.errors import UsageError
+from elastic.train.loop_end import LoopEnd
 from elastic.train.misuse import public
 from elastic.train.run import Run
 from elastic.train.step import Step
@@ -132,3 +133,26 @@ def test_every_public_method_is_among_them(kind):
     for name, method in inspect.getmembers(kind, inspect.isfunction):
         if not name.startswith("_") and name not in quiet[kind.__name__]:
             assert hasattr(method, "__wrapped__"), name
+
+
+class _Left:
+    """A loop that is over, without anything to settle."""
+
+    is_in_step, is_over = False, True
+
+
+@pytest.mark.parametrize("place", ["before the loop", "after the loop"])
+def test_an_error_of_a_call_of_all_ranks_that_a_recipe_catches_comes_again_at_the_next(place, monkeypatch):
+    """Else this rank's next call would meet the others' last one, and take their numbers for its
+    own. An error that all ranks meet alike, of the arguments of run.data, may be caught.
+    """
+    monkeypatch.setattr("elastic.train.refuse.use_in_forked_child", lambda: None)
+    run = object.__new__(Run)
+    run._error, run._state, run._identity = None, None, None
+    run._loop_end = None if place == "before the loop" else LoopEnd(_Left(), lambda: None)
+    with pytest.raises(UsageError):
+        run.data([1, 2], epochs=1, workers="two")
+    with pytest.raises(UsageError, match=r"run\.mean: expected a number"):
+        run.mean("much")
+    with pytest.raises(UsageError, match=r"run\.mean: expected a number"):
+        run.evaluate([1, 2], len)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from elastic.errors import UsageError
+from elastic.train.first_step_notes import notes
 from elastic.train.state import State
 
 
@@ -351,16 +352,20 @@ def norm_of_all(member):
     """Only the last layer is in the optimizer; the recipe clips the norm over all layers."""
     net = layers()
     optimizer = torch.optim.SGD(net[2].parameters(), lr=0.1)
-    norms = []
-    for step in steps(member, State(net=net, optimizer=optimizer)):
+    norms, state = [], State(net=net, optimizer=optimizer)
+    for step in steps(member, state):
         step.mean_loss(loss_of(net))
+        (said,) = notes(state, [], 1, step._parts.contract.without_gradient)
+        assert said.startswith("net.0.weight, net.0.bias: no optimizer of the State updates it")
         norms.append(nn.utils.clip_grad_norm_(net.parameters(), 1e-3).item().hex())
         optimizer.step()
     return [norms, net[0].weight.grad is None]
 
 
 def test_layers_that_no_optimizer_updates_get_no_gradient(ranks):
-    """Autograd gives them that of the rank's own shards, which a norm over all would depend on."""
+    """Autograd gives them that of the rank's own shards, on which a norm over all would depend.
+    Plain PyTorch takes another norm there, so it is said.
+    """
     alone = ranks.run(1, norm_of_all)
     assert alone[0][1]
     assert ranks.run(3, norm_of_all) == alone * 3

@@ -5,7 +5,7 @@ import torch
 from steps import ALONE, CLASSES, FEATURES, steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
-from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, SequentialLR, StepLR
+from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, LinearLR, SequentialLR, StepLR
 
 from elastic.errors import UsageError
 from elastic.train.state import State
@@ -34,6 +34,39 @@ def test_a_module_that_is_trained_and_not_in_the_state_is_refused_at_the_loops_b
         UsageError, match=r"found one of shape \[3, 3\] in Adam\.param_groups\[0\]\['params'\]\[6\]"
     ):
         next(steps(ALONE, State(net=net, optimizer=optimizer)))
+
+
+def test_a_load_that_replaces_the_parameters_is_refused_since_the_optimizer_has_the_old_ones():
+    """In plain PyTorch training stops there without a word; after a resume it would go on."""
+    net = net_of()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    coming = steps(ALONE, State(net=net, optimizer=optimizer))
+    next(coming).mean_loss(loss_of(net))
+    optimizer.step()
+    net.load_state_dict({name: each / 2 for name, each in net.state_dict().items()}, assign=True)
+    with pytest.raises(UsageError, match=r"the optimizer still has the old ones: load without assign"):
+        next(coming).mean_loss(loss_of(net))
+
+
+@pytest.mark.parametrize("kind", ["alone", "chained"])
+def test_functions_that_the_loop_puts_into_a_schedule_are_refused(kind):
+    """A resume would go on with those that the script builds, and with other rates."""
+    net = net_of()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    factor = LambdaLR(optimizer, lambda n: 0.9**n)
+    scheduler = factor if kind == "alone" else SequentialLR(optimizer, [factor, StepLR(optimizer, 2)], [9])
+
+    def update():
+        optimizer.step()
+        scheduler.step()
+        if scheduler.last_epoch == 2:
+            factor.lr_lambdas = [lambda n: 0.5**n]
+
+    state = State(net=net, optimizer=optimizer, scheduler=scheduler)
+    with pytest.raises(
+        UsageError, match=r"step 2: the functions of scheduler \(LambdaLR\.lr_lambdas\) are others"
+    ):
+        train(state, net, update)
 
 
 def test_a_module_that_the_optimizer_gets_later_is_refused_then():
