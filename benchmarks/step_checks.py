@@ -6,11 +6,13 @@ Without forward and backward, at a world size of one, where one rank makes the c
 A step of 50 ms is the short one to which the shares refer. What each step does alike is the median
 of many rounds. The looks at what the loop remembers come ever more rarely: their figures are means
 over the first thousand steps of a run, in which an epoch has a hundred. The first hundred steps,
-which have most of the looks, also stand by themselves. Seconds are those of the processor, so that
+which have most of the looks, also stand by themselves. So does a look before a state is kept, which
+counts into the cost of the snapshot. Seconds are those of the processor, so that
 other load counts little.
 """
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +36,7 @@ from elastic.train.state import State
 
 SHARDS, ROUNDS, STEP_S = 8, 200, 0.050
 STEPS, FIRST_STEPS, EPOCH = 1000, 100, 100
+KEPT = 100  # steps behind them whose states are kept
 
 
 def median_s(function: Callable[[], object]) -> float:
@@ -118,8 +121,11 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
     return found
 
 
-def steps(memory: LoopMemory, spent_s: list[float]) -> Iterator[int]:
-    """Those of a run, each with its looks. spent_s: gets the seconds of each."""
+def steps(memory: LoopMemory, spent_s: list[float], kept_s: list[float]) -> Iterator[int]:
+    """Those of a run, each with its looks.
+
+    spent_s: gets the seconds of each. kept_s: those of a look before a state is kept.
+    """
     for step in range(1, STEPS + 1):
         begins_epoch = step % EPOCH == 1
         began_s = time.thread_time()
@@ -128,10 +134,21 @@ def steps(memory: LoopMemory, spent_s: list[float]) -> Iterator[int]:
         memory.body.after_gradients()
         spent_s.append(time.thread_time() - began_s)
         yield step
+    for step in range(STEPS + 1, STEPS + KEPT + 1):
+        memory.begin(step)
+        memory.before_loading(step)
+        memory.body.after_gradients()
+        yield step
+        began_s = time.thread_time()
+        memory.before_saving(step, sys._getframe())  # noqa: SLF001 - the recipe's is above
+        kept_s.append(time.thread_time() - began_s)
 
 
-def of_looks_s(of: Recipe) -> list[float]:
-    """Seconds in each step, at the recipe's variables and at what its body sets."""
+def of_looks_s(of: Recipe) -> tuple[list[float], float]:
+    """Seconds in each step, at the recipe's variables and at what its body sets.
+
+    And those of a look before a state is kept.
+    """
     modules = ModuleSettings(state=of.state)
     body = BodyChanges(state=of.state, dataset=of.dataset, settings=modules)
     memory = LoopMemory(
@@ -144,26 +161,31 @@ def of_looks_s(of: Recipe) -> list[float]:
         body=body,
     )
     spent_s: list[float] = []
+    kept_s: list[float] = []
 
     def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        for step in steps(memory, spent_s):
+        for step in steps(memory, spent_s, kept_s):
             for group in optimizer.param_groups:
                 group["lr"] = 0.0 * step
             model.train()
 
     with ThreadPoolExecutor(1) as alone:  # without the frames of the benchmark, which no recipe has
         alone.submit(train, of.model, of.optimizer).result()
-    return spent_s
+    return spent_s, statistics.median(kept_s)
 
 
 def checks() -> Table:
     of = recipe()
-    found, looks_s = of_each_step_s(of), of_looks_s(of)
+    found, (looks_s, kept_s) = of_each_step_s(of), of_looks_s(of)
     found["what the loop remembers and its body sets"] = statistics.mean(looks_s)
     table = Table("checked in every step", "µs", "share of 50 ms", title="ResNet-50, 8 shards on one rank")
     together_s = sum(found.values())
     first_s = together_s - statistics.mean(looks_s) + statistics.mean(looks_s[:FIRST_STEPS])
-    sums = {"together": together_s, f"together, in the first {FIRST_STEPS} steps of a run": first_s}
+    sums = {
+        "together": together_s,
+        f"together, in the first {FIRST_STEPS} steps of a run": first_s,
+        "a look at a snapshot, beside these": kept_s,
+    }
     for name, seconds in (found | sums).items():
         table.add_row(name, f"{seconds * 1e6:.0f}", f"{seconds / STEP_S:.2%}")
     return table

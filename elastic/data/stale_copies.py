@@ -92,10 +92,11 @@ def version_of(value: Any) -> int:
 
 def _is_other(before: Attribute | None, now: Attribute | None) -> bool:
     one, other = (_NOTHING if each is None else each.value for each in (before, now))
+    has_other_version = before is not None and now is not None and before.version != now.version
     if one is other:
-        return before is not None and now is not None and before.version != now.version
-    if isinstance(one, _PLAIN) and type(one) is type(other):
-        return repr(one) != repr(other)
+        return has_other_version
+    if isinstance(one, _PLAIN) and type(one) is type(other):  # also the address of a container
+        return has_other_version or repr(one) != repr(other)
     if isinstance(other, ReferenceType):
         other = other()
     is_opened = (one is None or one is _NOTHING) and not isinstance(other, _DATA) and not callable(other)

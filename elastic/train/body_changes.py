@@ -18,6 +18,7 @@ not see changes inside arrays and other objects.
 
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ReferenceType
 
 import numpy as np
 from torch import Tensor, nn
@@ -27,8 +28,8 @@ from elastic.data import stale_copies
 from elastic.data.stale_copies import Attribute, Attributes
 from elastic.errors import UsageError
 from elastic.train.dataset_settings import is_kept
-from elastic.train.module_attributes import ModuleAttributes
-from elastic.train.module_settings import ModuleSettings
+from elastic.train.module_attributes import Address, ModuleAttributes
+from elastic.train.module_settings import ModuleSettings, assigned
 from elastic.train.state import State
 
 ALL_OF_FIRST = 16
@@ -42,7 +43,8 @@ class BodyChanges:
     """Call `before_loop` once, the next ones in each step, and the others where they say.
 
     They give the names of what the body sets, as far as it is new and a process that begins at this
-    step would lack it, and raise UsageError where that is contents of the dataset. of_loading:
+    step would lack it, and raise UsageError where that is contents of the dataset, or tensors of a
+    module that no method of it sets. of_loading:
     names of what loading was seen to change in the dataset, in any step.
     """
 
@@ -55,6 +57,7 @@ class BodyChanges:
     _modules: ModuleAttributes = field(default_factory=ModuleAttributes)
     # Those of the dataset, and hooks outside of modules, as the last reading found them.
     _others: Attributes = field(default_factory=dict)
+    _functions: dict[type, Any] = field(default_factory=dict)  # that a class has
     _set_in: dict[str, int] = field(default_factory=dict)  # number of read steps that set it
     _left: set[str] = field(default_factory=set)  # by the forward or by loading; or said already
     is_read: bool = False  # whether this step is
@@ -120,7 +123,19 @@ class BodyChanges:
         before = self._others
         self._others = stale_copies.attributes_of(self.dataset) | self._hooks()
         roots = {entry: thing for entry, thing in self.state.objects.items() if isinstance(thing, nn.Module)}
-        return stale_copies.changed(before, self._others) + self._modules.read(roots)
+        names = stale_copies.changed(before, self._others) + self._modules.read(roots)
+        return names + self._replaced_functions()
+
+    def _replaced_functions(self) -> list[str]:
+        """`forward` of classes of modules, and `__getitem__` of the dataset's."""
+        names = []
+        kinds = dict.fromkeys(map(type, self.state.submodules()), "forward")
+        for kind, name in {**kinds, type(self.dataset): "__getitem__"}.items():
+            function = getattr(kind, name, None)
+            if self._functions.setdefault(kind, function) is not function:
+                self._functions[kind] = function
+                names.append(f"class {kind.__qualname__}.{name}")
+        return names
 
     def _hooks(self) -> Attributes:
         """Of parameters, on their gradients, and of optimizers."""
@@ -144,12 +159,50 @@ class BodyChanges:
             value = self._value(name)
             if name.startswith("dataset.") and isinstance(value, _CONTENTS):
                 raise UsageError(_refusal(name, value, step))
+            if _has_tensors(value) and self._is_the_loops(name):
+                raise UsageError(_refusal_of_attribute(name, value, step))
         return [name for name in found if not is_kept(self._value(name))]
 
     def _value(self, name: str) -> Any:
         """What the last reading found; an object of no kind that counts if there was nothing."""
         found = self._others.get(name) or self._modules.now.get(name)
-        return _NOTHING if found is None else found.value
+        if found is None:
+            return _NOTHING
+        if isinstance(found.value, ReferenceType):
+            return found.value()
+        if isinstance(found.value, Address):  # what no reading keeps alive
+            return vars(self._holder(name)).get(name.rpartition(".")[2], _NOTHING)
+        return found.value
+
+    def _holder(self, name: str) -> nn.Module:
+        module: nn.Module = self._modules.now[name.rpartition(".")[0]].value
+        return module
+
+    def _is_the_loops(self, name: str) -> bool:
+        """Whether no forward sets this attribute: no method of its module assigns it."""
+        path, _, attribute = name.rpartition(".")
+        if path not in self._modules.now:
+            return False
+        kind: type = type(self._holder(name))
+        return attribute not in assigned(kind)
+
+
+def _has_tensors(value: Any) -> bool:
+    """And no graph, which an output of a forward has."""
+    held = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+    )
+    found = [each for each in held if isinstance(each, Tensor | np.ndarray)]
+    return bool(found) and not any(isinstance(each, Tensor) and each.requires_grad for each in found)
+
+
+def _refusal_of_attribute(name: str, value: Any, step: int) -> str:
+    path, _, attribute = name.rpartition(".")
+    return (
+        f"step {step}: the loop has set {name}, a {type(value).__name__}, in some steps and not in others, and no state_dict has a plain attribute: a process "
+        f"that restarts in between would compute with what the script builds. Make it a buffer before the loop, {path}.register_buffer({attribute!r}, ...), and "
+        "change that in the loop; or keep it in elastic.Values(name=...), which goes into the State, and set it from there in each step"
+    )
 
 
 def _refusal(name: str, value: Any, step: int) -> str:

@@ -116,6 +116,7 @@ class LoopMemory:
     _looks: int = 0
     _steps: int = 0
     _before: _Look | None = None
+    _began: int = 0  # steps that were done when the first look was taken
     _analyses: Analyses = field(default_factory=dict)
     _changing: dict[str, Standing] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
@@ -186,7 +187,9 @@ class LoopMemory:
         variables = loop_variables(frame, self._analyses)
         now = self._take(passed, variables)
         before, self._before = self._before, now
-        if before is not None:
+        if before is None:
+            self._began = passed
+        else:
             self._compare(before, now)
         for each in now.saved.values():
             each.tensors.clear()
@@ -256,7 +259,9 @@ class LoopMemory:
     def _compare(self, before: _Look, now: _Look) -> None:
         refused = []
         for path, mark in now.marks.items():
-            weight = mark.weight_of_change(before.marks.get(path))
+            weight = mark.weight_of_change(
+                before.marks.get(path), is_made_late=_is_made_late(path, mark, before, self._began)
+            )
             if weight is Weight.NONE or (mark.entry and _is_saved(path, mark, before, now)):
                 continue
             if mark.entry and mark.kind is not Kind.TENSOR and not now.saved[mark.entry].is_module:
@@ -387,6 +392,22 @@ def _first(words: list[str], limit: int) -> str:
 
 def _owner(value: Any) -> str:
     return "module" if isinstance(value, (nn.Module, Optimizer)) else ""
+
+
+def _is_made_late(path: str, mark: Mark, before: _Look, began: int) -> bool:
+    """Whether a variable that was None, or a module, has got it after the first step.
+
+    What is made in a process's first step is made when it is first needed, also by the next one.
+    Entries that come into a dict may be a cache's.
+    """
+    former = before.marks.get(path)
+    if before.passed <= began or mark.entry or (former is not None and former.kind is not Kind.PLAIN):
+        return False
+    if mark.owner == "module" or former is not None:
+        return True
+    places = (path[: found.start()] for found in reversed(list(re.finditer(r"[.\[]", path))))
+    above = next((before.marks[place] for place in places if place in before.marks), None)
+    return above is not None and above.value == plain_text(None)
 
 
 def _is_saved(path: str, mark: Mark, before: _Look, now: _Look) -> bool:

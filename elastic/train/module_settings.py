@@ -92,7 +92,7 @@ class ModuleSettings:
             return name not in self.of_forward
         path, _, attribute = name.rpartition(".")
         thing = self._holders[path]()
-        return attribute not in _assigned(thing if isinstance(thing, type) else type(thing))
+        return attribute not in assigned(thing if isinstance(thing, type) else type(thing))
 
     def _differing(self) -> Iterator[tuple[str, Any]]:
         """Numbers and words that are not what they were when the script had built all."""
@@ -143,7 +143,7 @@ def _plain(thing: Any) -> dict[str, Any]:
 
 
 @cache
-def _assigned(kind: type) -> frozenset[str]:
+def assigned(kind: type) -> frozenset[str]:
     """The attributes that a method of the class assigns, when it is no longer built."""
     found = set[str]()
     for each in kind.__mro__:

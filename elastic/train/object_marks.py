@@ -131,8 +131,13 @@ class Mark:
     owner: str = ""
     entry: str = ""
 
-    def weight_of_change(self, before: "Mark | None") -> Weight:
-        """before: what the same path was earlier, None if there was nothing."""
+    def weight_of_change(self, before: "Mark | None", *, is_made_late: bool = False) -> Weight:
+        """before: what the same path was earlier, None if there was nothing.
+
+        is_made_late: it hangs on nothing that was there before, nor when the process began.
+        """
+        if is_made_late and self.kind in (Kind.TENSOR, Kind.ARRAY):
+            return self.rules.in_place
         if before is None and self.kind is Kind.PLAIN and self.owner == "namespace":
             return self.rules.plain  # the loop's code gives a class or a module another attribute
         if before is None:  # made when it was first needed, perhaps

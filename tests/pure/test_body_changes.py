@@ -7,6 +7,7 @@ forward, and the body's tail.
 
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -30,8 +31,16 @@ class Samples(torch.utils.data.Dataset):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.1))
+        self.layers = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.1), Scale())
         self.temperature, self.mask, self.last, self.noise = 1.0, None, None, None
+
+    def keep(self):
+        self.last = torch.ones(2)
+
+
+class Scale(nn.Module):
+    def forward(self, x):
+        return x
 
 
 class Recipe:
@@ -116,10 +125,14 @@ def hook(recipe):
     recipe.net.layers[0].register_forward_hook(lambda *_: None)
 
 
+def other_forward(recipe):
+    Scale.forward = lambda _, x: 2 * x
+
+
 FOUND = {
     "a layer that is swapped": (case(head=at(7, swap)), {7: ["net.layers.1"]}),
-    "a mask that is set once": (case(head=at(6, set_mask)), {6: ["net.mask"]}),
-    "a mask that a tail sets": (case(tail=at(6, set_mask)), {7: ["net.mask"]}),
+    "a list of words": (case(head=at(6, lambda r: setattr(r.net, "mask", ["a"]))), {6: ["net.mask"]}),
+    "what a method sets too, as a forward may": (case(tail=at(6, lambda r: r.net.keep())), {7: ["net.last"]}),
     "a hook": (case(tail=at(6, hook)), {7: ["net.layers.0._forward_hooks"]}),
     "a hook on a gradient": (
         case(tail=at(6, lambda r: r.net.layers[0].weight.register_hook(torch.sign))),
@@ -135,6 +148,11 @@ FOUND = {
         case(head=at(6, lambda r: r.optimizer.register_step_pre_hook(lambda *_: None))),
         {6: ["o._optimizer_step_pre_hooks"]},
     ),
+    "a forward of its own": (
+        case(head=at(6, lambda r: setattr(r.net, "forward", torch.sign))),
+        {6: ["net.forward"]},
+    ),
+    "a forward of a class": (case(head=at(6, other_forward)), {6: ["class Scale.forward"]}),
     "a transform of the dataset": (
         case(tail=at(6, lambda r: setattr(r.data, "strength", nn.Tanh()))),
         {7: ["dataset.strength"]},
@@ -208,6 +226,30 @@ def test_contents_of_the_dataset_that_the_body_sets_are_refused(name):
     recipe, sentence = REFUSED[name]
     with pytest.raises(UsageError, match=sentence):
         play(recipe)
+
+
+OF_MODULES = {
+    "a mask that is set once": (case(head=at(6, set_mask)), "step 6: .*net.mask, a Tensor"),
+    "a mask that a tail sets": (case(tail=at(6, set_mask)), "step 7: .*net.mask, a Tensor"),
+    "a mask that is set late": (case(tail=at(LATE, set_mask)), f"step {LATE}: .*net.mask, a Tensor"),
+    "an array": (case(tail=at(6, lambda r: setattr(r.net, "mask", np.ones(1)))), "net.mask, a ndarray"),
+    "a dict of tensors": (
+        case(head=at(6, lambda r: setattr(r.net, "mask", {"a": torch.ones(1)}))),
+        "net.mask, a dict",
+    ),
+    "a list that gets tensors": (case(tail=at(6, lambda r: r.net.banks.append(torch.ones(1)))), "net.banks"),
+}
+
+
+@pytest.mark.parametrize("name", OF_MODULES)
+def test_a_tensor_that_the_body_sets_in_a_module_is_refused(name):
+    """No state_dict has a plain attribute. That no method of the class assigns it shows that no
+    forward has left it there.
+    """
+    recipe, sentence = OF_MODULES[name]
+    recipe.net.banks = []
+    with pytest.raises(UsageError, match=sentence):
+        play(recipe, steps=LATE, kept=[LATE])
 
 
 HARMLESS = {

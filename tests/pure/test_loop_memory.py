@@ -872,6 +872,86 @@ def test_a_function_that_the_loop_takes_up_late_hides_nothing(form):
     assert refused.startswith("bank was changed between step 22 and step 23")
 
 
+MADE_LATE = {
+    "fisher['0.weight']": """
+        fisher = None
+        for step in run_steps(model=model, optimizer=optimizer):
+            loss = update() + (0 if fisher is None else float(fisher["0.weight"].sum()))
+            if step.number == 20:
+                fisher = {name: p.detach() ** 2 for name, p in model.named_parameters()}
+        """,
+    "grid.cells": """
+        class Grid:
+            def __init__(self):
+                self.cells = torch.zeros(8)
+        grid = None
+        for step in run_steps(model=model, optimizer=optimizer):
+            loss = update() + (0 if grid is None else float(grid.cells.sum()))
+            if step.number == 20:
+                grid = Grid()
+        """,
+    "criterion.weight": """
+        criterion = nn.CrossEntropyLoss()
+        for step in run_steps(model=model, optimizer=optimizer):
+            criterion(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long))
+            update()
+            if step.number == 20:
+                criterion.weight = torch.ones(2)
+        """,
+    "total": """
+        total = 0.0
+        for step in run_steps(model=model, optimizer=optimizer):
+            print(total)
+            update()
+            if step.number == 20:
+                total = total + torch.ones(1)
+        """,
+}
+
+
+@pytest.mark.parametrize("form", ["module", "function"])
+@pytest.mark.parametrize("path", MADE_LATE)
+def test_a_tensor_that_is_made_late_and_read_by_later_steps_is_refused(path, form):
+    """A process that begins behind the step that made it has none, and would train without it."""
+    refused, _, _ = outcome(MADE_LATE[path], count=30, form=form, kept=[20])
+    assert refused.startswith(path)
+    assert "between step 16 and step 21, and no object of the State saves" in refused
+
+
+NEEDED_LATE = {
+    "masks, by their size": """
+        masks = {}
+        def mask_of(size):
+            if size not in masks:
+                masks[size] = torch.ones(size)
+            return masks[size]
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            mask_of(step.number // 10)
+        """,
+    "what the first step of each process makes": """
+        target = None
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            if target is None:
+                target = torch.ones(2)
+        """,
+    "what each step sets before it is read": """
+        weight = None
+        for step in run_steps(model=model, optimizer=optimizer):
+            weight = torch.ones(2) if step.number > 20 else None
+            print(weight)
+            update()
+        """,
+}
+
+
+@pytest.mark.parametrize("form", ["module", "function"])
+@pytest.mark.parametrize("habit", NEEDED_LATE)
+def test_what_is_made_when_it_is_first_needed_is_not_refused(habit, form):
+    assert outcome(NEEDED_LATE[habit], count=30, form=form, kept=range(1, 31))[0] == ""
+
+
 def test_the_end_of_the_last_step_has_a_name():
     refused, _, _ = outcome(LATE.format("bank += 1"), count=21, kept=[20, 21])
     assert refused.startswith("bank was changed between step 21 and the end of step 21")

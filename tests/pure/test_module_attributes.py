@@ -119,6 +119,16 @@ def test_an_attribute_that_takes_the_place_of_another_with_the_same_value_is_fou
     assert set(quick.read({"net": root})) == ({"net.p", "net.cache"} if action is assign else {"net.p"})
 
 
+def test_a_list_and_a_dict_that_grow_are_found():
+    root = network()
+    root.kept, root.cache = [], {}
+    quick = ModuleAttributes()
+    quick.read({"net": root})
+    root.kept.append(1)
+    root.cache["a"] = 1
+    assert set(quick.read({"net": root})) == {"net.kept", "net.cache"}
+
+
 def test_a_module_under_another_name_is_found():
     """The modules are the same ones, in the same order; only what they are called has changed."""
     root = nn.ModuleDict({"first": nn.ReLU()})
