@@ -32,7 +32,8 @@ class DataRecord:
     states of the global generators of random numbers when the loop began, on rank 0. settings: what
     the loop had set in its dataset and in modules when the state was saved, as JSON by name.
     evaluated: what run.evaluate was given, by the line of the recipe. frozen: what the functions of
-    a step read and no State saves, by its name. recipe: of its text; empty in earlier records.
+    a step read and no State saves, by its name. numbers: those that they read, as text by name.
+    recipe: of the recipe's text; empty in earlier records.
     """
 
     samples: Count
@@ -47,6 +48,7 @@ class DataRecord:
     settings: dict[str, str] = field(default_factory=dict)
     evaluated: dict[str, _Hash] = field(default_factory=dict)
     frozen: dict[str, _Hash] = field(default_factory=dict)
+    numbers: dict[str, str] = field(default_factory=dict)
     recipe: _Hash = ""
 
     def to_json(self) -> str:
@@ -180,7 +182,7 @@ def check_ranks(records: list[DataRecord]) -> None:
     """Raises UsageError, with the first difference, unless all ranks have the same data."""
     for rank, record in enumerate(records):
         first = records[0]
-        others = "contents", "generators", "settings", "evaluated", "frozen", "recipe"
+        others = "contents", "generators", "settings", "evaluated", "frozen", "numbers", "recipe"
         names = [name for name in DataRecord.__slots__ if name not in others]
         for name in names:
             if getattr(record, name) != getattr(first, name):

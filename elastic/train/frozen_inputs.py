@@ -10,6 +10,9 @@ What counts has a stable name (stable_names.py). Parameters and persistent buffe
 at once; other tensors and arrays from a later step on, if they did not change until then. What
 changes later is loop_memory.py's business. Checksums are sums of words: one pass over the memory.
 It does not see what lies beyond reach (reachable.py), such as tensors in objects of libraries.
+
+Numbers that functions of the first step read (number_inputs.py) stand there as well. One that is
+another after a resume is named and not refused: it may be of this process alone, or only be shown.
 """
 
 import hashlib
@@ -27,6 +30,7 @@ from elastic.errors import UsageError
 from elastic.snapshot import checksum
 from elastic.train.callables import code_key
 from elastic.train.flat_state import tensor_sums
+from elastic.train.number_inputs import MANY_NUMBERS, numbers_read
 from elastic.train.object_marks import leaves, storage_of
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.reachable import sites_below
@@ -38,6 +42,7 @@ SEVERAL = ""  # a name that stood for different contents is not compared
 LOOKS = 4  # at the calls of one function in a generation
 FEW_TENSORS = 8  # of a module that have a checksum each; of a larger one, neighbours share one
 MANY_NAMES = 32
+_MANY_SAID = 4
 
 Named = dict[str, list[Tensor]]
 
@@ -63,13 +68,20 @@ class FrozenInputs:
         self._now: dict[str, str] = {}
         self._there: dict[str, str] = {}
         self._first_step = 0
+        self._numbers: dict[str, str] = {}
+        self._numbers_there: dict[str, str] = {}
+        self._own_numbers = frozenset[int]()
 
-    def resume(self, there: Mapping[str, str]) -> None:
-        """there: `saved`, beside the state that the loop begins with."""
-        self._there = dict(there)
+    def resume(self, there: Mapping[str, str], numbers: Mapping[str, str]) -> None:
+        """there, numbers: `saved` and `numbers`, beside the state that the loop begins with."""
+        self._there, self._numbers_there = dict(there), dict(numbers)
 
-    def begin(self, step: int, frame: FrameType | None) -> None:
-        """Before the body of a generation's first step, below the frame that iterates."""
+    def begin(self, step: int, frame: FrameType | None, own_numbers: frozenset[int] = frozenset()) -> None:
+        """Before the body of a generation's first step, below the frame that iterates.
+
+        own_numbers: which other processes do not share, such as the number of workers.
+        """
+        self._own_numbers = own_numbers
         self._first_step = step
         self._names = StableNames.of_loop(frame)
 
@@ -82,6 +94,11 @@ class FrozenInputs:
         if self._names is None or self._looks[code] >= LOOKS:
             return
         self._looks[code] += 1
+        if step == self._first_step:
+            loop_names = self._names.of_loop_names()
+            for name, text in numbers_read(function, loop_names, self._own_numbers).items():
+                if self._numbers.setdefault(name, text) != text:
+                    self._numbers[name] = SEVERAL  # of several functions, or it changes
         saved, known = self._saved_storages(), len(self._marks)
         seen = set[int]()
         roots, loop = self._names.roots(function, frame)
@@ -99,7 +116,13 @@ class FrozenInputs:
         """In a generation's first step, with the other ranks. Raises UsageError on all of them."""
         if step != self._first_step:
             return
-        of_ranks: list[dict[str, str]] = groups.all_gather(self._now)
+        gathered: list[tuple[dict[str, str], dict[str, str]]] = groups.all_gather((self._now, self._numbers))
+        of_ranks = [checksums for checksums, _ in gathered]
+        for name, text in self._numbers.items():
+            if any(numbers.get(name) != text for _, numbers in gathered):
+                self._numbers[name] = SEVERAL  # the number of a rank, perhaps
+        if groups.rank == 0 and (others := self._other_numbers()):
+            print(_note(others), flush=True)
         for rank, there in enumerate(of_ranks):
             for name, sha256 in there.items():
                 first = of_ranks[0].get(name, SEVERAL)
@@ -113,6 +136,20 @@ class FrozenInputs:
         """A checksum by name."""
         several = {name: SEVERAL for name, sha256 in self._there.items() if sha256 == SEVERAL}
         return dict(sorted((self._there | self._now | several).items())[:MANY_NAMES])
+
+    def numbers(self) -> dict[str, str]:
+        """As text by name, as the run first read them."""
+        numbers = dict(sorted((self._numbers | self._numbers_there).items())[:MANY_NUMBERS])
+        return {name: text for name, text in numbers.items() if text != SEVERAL}
+
+    def _other_numbers(self) -> list[str]:
+        """Those that are not what they were when this run first read them, each with both."""
+        found = []
+        for name, there in sorted(self._numbers_there.items()):
+            now = self._numbers.get(name, there)
+            if now not in (SEVERAL, there):
+                found.append(f"{name} is {now} and was {there}")
+        return found
 
     def _saved_storages(self) -> set[int]:
         states = [leaves(thing.state_dict()) for thing in self._state.objects.values()]
@@ -163,6 +200,15 @@ class FrozenInputs:
                     "given to step.mean_loss or step.sum can read it, so that the run would end with another result. To resume, give it its former contents. "
                     f"{_advice(name)}. To go on with the new contents, begin a run from this state: elastic-train RECIPE --from RUN --run-dir NEW"
                 )
+
+
+def _note(found: list[str]) -> str:
+    more = f", and {len(found) - _MANY_SAID} more" if len(found) > _MANY_SAID else ""
+    return (
+        f"note: a function given to step.mean_loss or step.sum reads other numbers than when this run first read them: {', '.join(found[:_MANY_SAID])}{more}. If "
+        "they count in the loss, the run ends with another result. To resume it, give them their former values; to go on with the new ones, begin a run "
+        "from this state: elastic-train RECIPE --from RUN --run-dir NEW"
+    )
 
 
 def _advice(name: str) -> str:

@@ -12,6 +12,7 @@ called from outside) or asks for its end (`stop`). A step that the recipe leaves
 gradients were computed, with the state as it is then; a step that it leaves before has not begun.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,7 +87,8 @@ class Loop:
         def begins_epoch(number: int) -> bool:
             return parts.loader.order.position(number)[1] == 0
 
-        parts.frozen.begin(first, sys._getframe().f_back)  # noqa: SLF001 - the recipe's is above
+        own_numbers = frozenset({os.getpid(), parts.groups.world_size, parts.groups.rank})
+        parts.frozen.begin(first, sys._getframe().f_back, own_numbers)  # noqa: SLF001 - the recipe's is above
         for number in range(first, self.last_step + 1):
             if is_audited and parts.output is not None:
                 parts.output.audits.begin(number)

@@ -67,7 +67,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     said = "" if point.data is None else check_resume(point.data, records[0], order, point.step)
     if point.data is not None and point.step:
         parts.evaluated.resume(point.data.evaluated)
-        parts.frozen.resume(point.data.frozen)
+        parts.frozen.resume(point.data.frozen, point.data.numbers)
     parts.page.set_step(parts.groups.local_rank, point.step)
     rewound = Rewound() if parts.metrics is None else _rewind(parts.metrics, point)
     first_new = max(point.step, rewound.highest) + 1

@@ -39,6 +39,11 @@ class StableNames:
         """frame: that which iterates over the steps, or one below it."""
         return cls({each.f_code: names_in_loop(each.f_code, each.f_lasti) for each in _own(frame)})
 
+    def of_loop_names(self) -> LoopNames:
+        """What the loop itself writes."""
+        assigned = (each.assigned for each in self._of_codes.values())
+        return LoopNames(written=self._written, assigned=frozenset[str]().union(*assigned))
+
     def roots(self, function: Any, frame: FrameType | None) -> tuple[dict[str, Any], LoopNames]:
         """(what the function reads, by stable names; the names of the loop and the frames below).
 

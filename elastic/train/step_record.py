@@ -83,11 +83,12 @@ class StepRecorder:
     def with_settings(self, info: SnapshotInfo, settings: dict[str, str]) -> SnapshotInfo:
         """settings: what the loop has set in its dataset and in modules by now."""
         evaluated, frozen = self._parts.evaluated.saved(), self._parts.frozen.saved()
-        if not settings and not evaluated and not frozen:
+        numbers = self._parts.frozen.numbers()
+        if not settings and not evaluated and not frozen and not numbers:
             return info
         self._data_of(info.epoch)
         record = replace(self._data[1], settings=settings, evaluated=evaluated, frozen=frozen)
-        return replace(info, data=record.to_json())
+        return replace(info, data=replace(record, numbers=numbers).to_json())
 
     def _data_of(self, epoch: int) -> str:
         if self._data[0] != epoch:  # once in an epoch, and not in each step

@@ -32,7 +32,7 @@ class Step:
     def mean_loss(self, function):
         self.frozen.look(self.number, function, sys._getframe())
         function(X)
-        self.frozen.compare_ranks(self.number, SimpleNamespace(all_gather=lambda mine: [mine]))
+        self.frozen.compare_ranks(self.number, SimpleNamespace(rank=0, all_gather=lambda mine: [mine]))
 
 
 class Generation:
@@ -41,17 +41,19 @@ class Generation:
     saved: what stands beside the state of each step.
     """
 
-    def __init__(self, first=1, there=None, last=STEPS):
+    def __init__(self, first=1, there=None, last=STEPS, numbers=None):
         self.first, self.there, self.last = first, there or {}, last
+        self.numbers = numbers or {}
         self.saved = {}
 
     def steps(self, **objects):
         frozen = FrozenInputs(State(**objects), [])
-        frozen.resume(self.there)
+        frozen.resume(self.there, self.numbers)
         frozen.begin(self.first, sys._getframe())
         for number in range(self.first, self.last + 1):
             yield Step(number, frozen)
             self.saved[number] = frozen.saved()
+            self.numbers = frozen.numbers()
 
 
 def linear(seed):
@@ -285,7 +287,7 @@ def test_ranks_compare_what_they_read_in_their_first_step():
     ranks = [Generation(last=1), Generation(last=1)]
     for rank, seed in enumerate((1, 2)):
         in_the_loop(ranks[rank], seed)
-    groups = SimpleNamespace(all_gather=lambda _mine: [each.saved[1] for each in ranks])
+    groups = SimpleNamespace(rank=0, all_gather=lambda _mine: [(each.saved[1], {}) for each in ranks])
     frozen = FrozenInputs(State(model=linear(0)), [])
     frozen.begin(3, None)
     frozen.compare_ranks(4, groups)
