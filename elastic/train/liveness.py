@@ -13,12 +13,20 @@ from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from inspect import CO_OPTIMIZED, CO_VARARGS, CO_VARKEYWORDS
+from inspect import (
+    CO_ASYNC_GENERATOR,
+    CO_COROUTINE,
+    CO_GENERATOR,
+    CO_OPTIMIZED,
+    CO_VARARGS,
+    CO_VARKEYWORDS,
+)
 from types import CodeType
 from typing import NamedTuple
 
 _ACCESS = re.compile(r"(LOAD|STORE|DELETE)_(FAST|DEREF|CLASSDEREF|CLOSURE|NAME|GLOBAL)")
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "INTERPRETER_EXIT")
+_GLOBAL = "*"
 _JUMPS = frozenset([*dis.hasjrel, *dis.hasjabs])
 
 
@@ -115,16 +123,22 @@ def names_in_loop(code: CodeType, offset: int) -> LoopNames:
 
 
 @cache
-def globals_read(code: CodeType) -> frozenset[str]:
-    """The global names that a function, or a function inside it, may read."""
-    names = {
-        instruction.argval
-        for instruction in dis.get_instructions(code)
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    }
-    return frozenset(names).union(
-        *(globals_read(each) for each in code.co_consts if isinstance(each, CodeType))
-    )
+def globals_needed(code: CodeType) -> frozenset[str]:
+    """The global names whose value at a call a function, or a function inside it, may read.
+
+    Not those that it writes first on every way, as it does with a scratch variable. A generator,
+    which goes on in the middle, needs all that it reads.
+    """
+    writes = any(each.opname == "STORE_GLOBAL" for each in _instructions(code))
+    is_generator = code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)
+    if writes and not is_generator:
+        at_entry = _Flow(code, _GLOBAL, lambda _: ()).fixpoint(has_errors=True).at(0)
+        names = frozenset(each.name for each in at_entry if each.module == _GLOBAL)
+    else:
+        names = frozenset(
+            each.argval for each in _instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        )
+    return names.union(*(globals_needed(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
 @cache
@@ -272,7 +286,7 @@ class _Flow:
 
     def _accesses(self, instruction: dis.Instruction, mentions: Mentions) -> Iterator[_Access]:
         if isinstance(instruction.argval, CodeType):  # a function is made, which reads when it is called
-            for name in globals_read(instruction.argval):
+            for name in globals_needed(instruction.argval):
                 yield from self._read(Variable(self._module, name), mentions)
             return
         if instruction.opname == "LOAD_FAST_AND_CLEAR":  # a comprehension puts its own variable there

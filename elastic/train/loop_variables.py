@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from elastic.errors import UsageError
 from elastic.train.callables import bound_by, is_wrapper, unwrapped, wrapped_by
-from elastic.train.liveness import Live, Variable, globals_read, live_after
+from elastic.train.liveness import Live, Variable, globals_needed, live_after
 from elastic.train.namespaces import functions_of, is_own_namespace
 from elastic.train.own_code import (
     attributes,
@@ -197,7 +197,7 @@ class _Names:
             space = function.__globals__
             module = str(space.get("__name__", ""))
             self.spaces.setdefault(module, space)
-            for name in globals_read(function.__code__):
+            for name in globals_needed(function.__code__):
                 if name not in space and not hasattr(builtins, name):
                     self._unset.add(Variable(module, name))
                 if name in space and _counts(space[name]):

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from elastic.train.callables import bound_by, is_wrapper, layers, unwrapped
-from elastic.train.liveness import LoopNames, globals_read
+from elastic.train.liveness import LoopNames, globals_needed
 from elastic.train.namespaces import is_own_namespace
 from elastic.train.own_code import attributes, attributes_of, is_own_class, is_own_file
 
@@ -60,7 +60,9 @@ def _named(thing: Any) -> Iterator[tuple[str, Any]]:
     for each in unwrapped(thing):
         if is_own_file(each.__code__.co_filename):
             known = each.__globals__
-            yield from ((name, known[name]) for name in sorted(globals_read(each.__code__)) if name in known)
+            yield from (
+                (name, known[name]) for name in sorted(globals_needed(each.__code__)) if name in known
+            )
 
 
 def _parts(name: str, value: Any, code: CodeType, assigned: frozenset[str]) -> Iterator[tuple[str, Any]]:

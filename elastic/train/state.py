@@ -206,8 +206,27 @@ class State:
         self.load_others(flat, self.objects, {})
         now = self.contents(self.flatten(exact=flat.is_exact))
         if found := difference(expected, now, is_exact=flat.is_exact):
+            self._check_dtypes(flat)
             raise StateDoesNotFit(
                 f"after load_state_dict the objects have another state; the first entry that differs is {found}"
+            )
+
+    def _check_dtypes(self, flat: FlatState) -> None:
+        """Raises UsageError where an object copied what was saved into tensors of other dtypes."""
+        now = self.flatten(exact=flat.is_exact).tensors
+        for name, before in flat.tensors.items():
+            after, entry = now.get(name), name.partition(".")[0]
+            if (
+                after is None
+                or entry in self._modules
+                or after.shape != before.shape
+                or after.dtype == before.dtype
+            ):
+                continue
+            was, is_now = (str(each.dtype).removeprefix("torch.") for each in (before, after))
+            raise UsageError(
+                f"{name} was saved as {was}, and is {is_now} after load_state_dict of {entry}, which copied it into a tensor of that type. If the steps make "
+                f"it {was} (a product with a {was} tensor does), build it as {was}; or let load_state_dict take the saved tensor itself"
             )
 
     def load_others(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.train.liveness import Variable, live_after
+from elastic.train.liveness import Variable, globals_needed, live_after
 
 
 def live_in(body, after="", mentions=None, head="for step in source:", before=""):
@@ -124,6 +124,27 @@ def test_variables_of_functions_made_in_the_loop_count_as_read():
     found = live_in("make(lambda x: x + bias)\nbias = 1\nweight = 2\nmake(lambda x: x * weight)")
     assert "bias" in names(found.carried)
     assert "weight" not in names(found.carried)
+
+
+NEEDED = {
+    "scratch = x.mean(); return x - scratch": False,
+    "if x: scratch = 1\n    return scratch": True,
+    "scratch += x": True,
+    "if x: return 0\n    scratch = x\n    return scratch": False,
+    "try: scratch = x.mean()\n    except ValueError: pass\n    return scratch": True,
+    "for scratch in x: pass\n    return scratch": True,
+    "scratch = 1\n    return lambda: scratch": True,
+    "scratch = x\n    yield scratch": True,
+    "scratch = x\n    del scratch\n    return scratch": False,
+}
+
+
+@pytest.mark.parametrize("body", NEEDED)
+def test_a_function_needs_a_global_unless_it_writes_it_first_on_every_way(body):
+    """A generator goes on in the middle, and what is made inside may be called in a later pass."""
+    space: dict = {}
+    exec(f"def f(x):\n    global scratch\n    {body}", space)
+    assert ("scratch" in globals_needed(space["f"].__code__)) is NEEDED[body]
 
 
 def test_globals_that_a_function_of_the_loop_reads_count_where_it_is_named():

@@ -548,6 +548,15 @@ HARMLESS = {
             loss_of(3)
             model(torch.randn(2, 4))
         """,
+    "a scratch variable that a function writes before it reads it": """
+        scratch = torch.zeros(4)
+        def centred(x):
+            global scratch
+            scratch = x.mean(0)
+            return x - scratch
+        for step in run_steps(model=model, optimizer=optimizer):
+            model(centred(torch.randn(8, 4)))
+        """,
     "features of hooks by name": """
         features = {}
         def keep(name, module, inputs, output):

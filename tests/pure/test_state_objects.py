@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
-from elastic.errors import StateDoesNotFit
+from elastic.errors import StateDoesNotFit, UsageError
 from elastic.snapshot import image
 from elastic.train.flat_state import FlatState, checksum_of
 from elastic.train.state import State
@@ -308,6 +308,29 @@ def test_a_view_is_not_torn_from_its_memory():
         StateDoesNotFit, match=r"net\.mean: saved .* strides \[1, 2\]; now .* strides \[3, 1\]"
     ):
         State(net=other).load(through_bytes(State(net=net).flatten()))
+
+
+class Rounding:
+    """Its state_dict gives copies, so that nothing but its load can put a tensor back."""
+
+    def __init__(self, dtype=torch.float32):
+        self.average = torch.zeros(3, dtype=dtype)
+
+    def state_dict(self):
+        return {"average": self.average.clone()}
+
+    def load_state_dict(self, state):
+        self.average.copy_(state["average"])
+
+
+def test_a_tensor_whose_dtype_the_steps_changed_is_named_with_both_dtypes():
+    """A resume builds it as at first, and copies into that; it is a mistake of the recipe."""
+    saved = through_bytes(State(own=Rounding(torch.float64)).flatten())
+    State(own=Rounding(torch.float64)).load(saved)
+    with pytest.raises(
+        UsageError, match=r"own\.average was saved as float64, .* build it as float64; or let"
+    ):
+        State(own=Rounding()).load(saved)
 
 
 def test_the_dtype_of_a_module_is_the_recipes_choice():
