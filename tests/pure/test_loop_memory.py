@@ -361,7 +361,7 @@ WRAPPERS = {
     "a bound argument": ("", "hook = functools.partial(lambda each: each(), follow)", "hook()"),
     "an attribute": (
         "",
-        "hooks = type('Hooks', (), {'__module__': '__main__'})()\n        hooks.update = follow",
+        "hooks = type('Hooks', (), {'__module__': 'a text'})()\n        hooks.update = follow",
         "hooks.update()",
     ),
     "a hook of the optimizer": ("", "optimizer.register_step_post_hook(lambda *_: follow())", ""),
