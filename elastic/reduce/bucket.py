@@ -28,6 +28,9 @@ class Trained(Protocol):
     def trained(self) -> Sequence[nn.Parameter]:
         """The parameters that an optimizer updates, frozen ones too; in one order on every rank."""
 
+    def required(self) -> list[nn.Parameter]:
+        """Those that require a gradient now, in a list that never changes."""
+
     def name_of(self, parameter: nn.Parameter) -> str: ...
 
     def accumulated_outside(self, parameter: nn.Parameter) -> None:

@@ -39,6 +39,7 @@ class Layout:
 
     def __init__(self, parameters: list[nn.Parameter], names: Trained) -> None:
         self.parameters = parameters
+        self.dtypes = [p.dtype for p in parameters]
         self.buckets = [Bucket(group, names) for group in groups(parameters)]
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         self.last_used = 0  # the number of the computation
@@ -175,13 +176,16 @@ class Gradients:
 
     def _current_layout(self) -> Layout:
         """That of the parameters which are trained now."""
-        parameters = [p for p in self._trained.trained() if p.requires_grad]
-        # A layout refers to its parameters, so that no other one can get the id of one of them.
-        key = tuple(map(id, parameters)), tuple([p.dtype for p in parameters])
-        layout = self._layouts.get(key)
-        if layout is None:
-            layout = self._layouts[key] = Layout(parameters, self._trained)
-            self._watch(parameters)
+        parameters = self._trained.required()
+        dtypes = [p.dtype for p in parameters]
+        layout = self._layout
+        if layout.parameters is not parameters or layout.dtypes != dtypes:
+            # A layout refers to its parameters, so that no other one can get the id of one of them.
+            key = tuple(map(id, parameters)), tuple(dtypes)
+            known = self._layouts.get(key)
+            layout = self._layouts[key] = known or Layout(parameters, self._trained)
+            if known is None:
+                self._watch(parameters)
         self._computations += 1
         layout.last_used = self._computations
         self._forget_idle()

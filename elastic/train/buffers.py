@@ -68,6 +68,7 @@ class Buffers:
         self._caches: list[tuple[Place, Tensor, int]] = []  # their opening content and version
         self._tensors: list[Tensor] = []  # the opening ones, each once
         self._data: list[Tensor] = []  # the same memory, past autograd's count of changes
+        self._addresses: list[int] = []  # of that memory
         self._sizes: list[int] = []  # of them, in numbers
         self._moving: list[int] = []  # what each shard's forward may change, as indices into them
         self._still: list[int] = []
@@ -78,9 +79,12 @@ class Buffers:
         self._held = self._opening  # what memory has, if nothing has changed a buffer since
         self.length = 0  # numbers that a shard contributes to the end-of-step all-reduce
 
-    def begin(self) -> None:
-        """Take what the buffers hold now as the start of each shard of this computation."""
-        self._follow_places()
+    def begin(self, modules: list[nn.Module] | None = None) -> None:
+        """Take what the buffers hold now as the start of each shard of this computation.
+
+        modules: all of the state, for a caller that has them.
+        """
+        self._follow_places(self._state.submodules() if modules is None else modules)
         sizes = list(map(Tensor.numel, self._tensors))
         if sizes != self._sizes:
             self._sizes = sizes
@@ -110,16 +114,16 @@ class Buffers:
         self._sums = BufferSums([self._tensors[i] for i in self._moving], self._shards, self._device)
         self.length = self._sums.length + 2 * len(self._still)
 
-    def _follow_places(self) -> None:
+    def _follow_places(self, modules: list[nn.Module]) -> None:
         """Almost always those of the last computation: finding them takes ten times as long."""
-        modules = self._state.submodules()
-        holders = [held for module in modules if (held := module._buffers)]  # noqa: SLF001 - no public name
+        holders = [module._buffers for module in modules]  # noqa: SLF001 - no public name
         found = structure.values_of(holders)
         if not (structure.same(holders, self._holders) and structure.same(found, self._found)):
             self._holders, self._found = holders, found
-            self._find_places([module for module in modules if module._buffers])  # noqa: SLF001
-        addresses = [list(map(Tensor.data_ptr, each)) for each in (self._tensors, self._data)]
-        if addresses[0] != addresses[1]:  # the recipe gave one other memory
+            self._find_places(modules)
+        addresses = list(map(Tensor.data_ptr, self._tensors))
+        if addresses != self._addresses:  # the recipe gave one other memory
+            self._addresses = addresses
             self._data = [tensor.data for tensor in self._tensors]
             self._sizes = []
 
@@ -138,8 +142,7 @@ class Buffers:
                 (self._places if is_saved else self._outside).append(place)
         opening = {id(t): t for place in self._places if (t := place.opening) is not None}
         self._tensors = list(opening.values())
-        self._data = [tensor.data for tensor in self._tensors]
-        self._sizes = []
+        self._data, self._addresses = [], []
         self._is_new = True
 
     def save(self) -> Contents:

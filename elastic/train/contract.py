@@ -7,6 +7,8 @@ Everything here happens in every step, and must be cheap: benchmarks/steady.py s
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import compress
+from operator import not_
 from typing import Any
 from weakref import WeakMethod
 
@@ -18,6 +20,7 @@ from elastic.errors import UsageError
 from elastic.train.forward_changes import ForwardChanges
 from elastic.train.state import State
 from elastic.train.state_mark import mark_of
+from elastic.train.structure import Parts
 from elastic.train.unsaved import Scaler, Unsaved
 from elastic.train.unused_gradients import UnusedGradients
 
@@ -45,7 +48,10 @@ class Contract:
         self._before_update: Callable[[], None] = lambda: None
         self._first_step: int | None = None  # of this generation
         self._is_computing = False
-        self._trained: list[nn.Parameter] = []  # in the computation that was begun last
+        # In the computation that was begun last; the second without those that are frozen.
+        self._trained: list[nn.Parameter] = []
+        self._required: list[nn.Parameter] = []
+        self._parts: Parts | None = None  # of the state, where it was begun
         self._mark: list[Any] = []  # of the state where the step began
         # Parameters that no optimizer updates, with their gradients at the computation's beginning.
         self._idle: list[tuple[nn.Parameter, Tensor | None, int]] = []
@@ -56,6 +62,14 @@ class Contract:
     def trained(self) -> list[nn.Parameter]:
         """All that an optimizer of the state updates; within a computation the same."""
         return self._trained if self._is_computing else self._state.trained
+
+    def required(self) -> list[nn.Parameter]:
+        """Those of them that require a gradient."""
+        return self._required if self._is_computing else [p for p in self.trained() if p.requires_grad]
+
+    def parts(self) -> Parts:
+        """What the state consists of; within a computation the same."""
+        return self._parts if self._is_computing and self._parts else self._state.parts()
 
     def name_of(self, parameter: nn.Parameter) -> str:
         return self._state.name_of(parameter)
@@ -87,12 +101,16 @@ class Contract:
         """
         self._unsaved.check_scaler(scaler)
         before = self._trained
-        self._trained, idle = self._state.trained_and_idle()
+        self._parts = self._state.parts()
+        self._trained, idle = self._state.trained_and_idle(self._parts)
+        require = [p.requires_grad for p in self._trained]
+        frozen = [] if all(require) else list(compress(self._trained, map(not_, require)))
+        self._required = list(compress(self._trained, require)) if frozen else self._trained
         self._idle = [(p, p.grad, _version(p.grad)) for p in idle if p.requires_grad]
         self._is_computing = True
         if self._trained is not before:  # or the modules have other parameters
             self._unsaved.check_parameters(self._trained)
-        parameter = self._unused.replace(self._trained)
+        parameter = self._unused.replace(self._trained, frozen)
         if parameter is not None:
             batch, shards = self._global_batch, self._shards
             raise UsageError(
@@ -124,10 +142,10 @@ class Contract:
         self._unused.computed(parameters, is_finite=all(map(math.isfinite, gradient_norms)))
 
     @contextmanager
-    def forward(self) -> Iterator[None]:
+    def forward(self, parts: Parts | None = None) -> Iterator[None]:
         """Around the shards of a pass. Raises UsageError for a forward that changes parameters."""
         is_first_step = self._unused.step == self._first_step
-        changes = ForwardChanges(self._state, compares_contents=is_first_step)
+        changes = ForwardChanges(self._state, parts or self.parts(), compares_contents=is_first_step)
         yield
         changes.check()
 

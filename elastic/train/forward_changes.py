@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from elastic.errors import UsageError
 from elastic.train.flat_state import FlatState, checksum_of
 from elastic.train.state import State
-from elastic.train.structure import Items
+from elastic.train.structure import Items, Parts
 
 MOST_NAMED = 3  # beside the first
 
@@ -25,12 +25,12 @@ MOST_NAMED = 3  # beside the first
 class ForwardChanges:
     """What the parameters of a state's modules were before the shards of one computation."""
 
-    def __init__(self, state: State, *, compares_contents: bool) -> None:
+    def __init__(self, state: State, parts: Parts, *, compares_contents: bool) -> None:
+        """parts: of the state, now."""
         self._state = state
-        self._modules = state.submodules()
-        self._holders = [module._parameters for module in self._modules]  # noqa: SLF001 - no public name
-        self._places = Items.of(self._holders)
-        self._parameters = [p for p in self._places.values if p is not None]
+        self._modules, self._holders = parts.modules, parts.holders
+        self._places = Items.of(self._holders, parts.parameters)
+        self._parameters = [p for p in parts.parameters if p is not None]
         self._versions = self._find_versions()
         self._contents = self._find_contents() if compares_contents else None
         self._number = self._number_of_parts() if compares_contents else 0

@@ -90,17 +90,25 @@ class State:
         """The modules and all inside them, each once. Do not change the list."""
         return self._tree.modules(self.modules)
 
-    def trained_and_idle(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """The parameters that are trained, and those of the modules that no optimizer updates.
-
-        Where neither has changed since the last call, the lists are that call's own. Do not change
-        them.
-        """
+    def parts(self) -> structure.Parts:
+        """As they are now."""
         held = list(self._held())
         modules = self._tree.modules([thing for thing in held if isinstance(thing, nn.Module)])
-        owned = self._tree.parameters(modules)
+        holders = [module._parameters for module in modules]  # noqa: SLF001 - as `submodules`
+        return structure.Parts(held, modules, holders, structure.values_of(holders))
+
+    def trained_and_idle(
+        self, parts: structure.Parts | None = None
+    ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """The parameters that are trained, and those of the modules that no optimizer updates.
+
+        parts: as they are now, for a caller that has them. Where neither has changed since the last
+        call, the lists are that call's own. Do not change them.
+        """
+        parts = parts or self.parts()
+        owned = self._tree.parameters(parts.parameters)
         updated: list[nn.Parameter] = []
-        for thing in held:
+        for thing in parts.held:
             if isinstance(thing, torch.optim.Optimizer):
                 updated += chain.from_iterable(group["params"] for group in thing.param_groups)
             elif isinstance(thing, nn.Parameter):

@@ -300,15 +300,16 @@ class Step:
             )
         self._check_usable()
         self._passes += 1
+        parts = self._parts.contract.parts()
         if self._buffers_after:
             self._follow_body()
         else:
-            self._parts.buffers.begin()
+            self._parts.buffers.begin(parts.modules)
         batches = self._batches
         if self._parts.frozen is not None:
             self._parts.frozen.look(self.number, function, sys._getframe())  # noqa: SLF001
         first_call = self._look_at(function)
-        with self._parts.contract.forward():
+        with self._parts.contract.forward(parts):
             for batch in batches:
                 self._parts.heartbeat.enter(Phase.STEP)
                 self.fault_point("forward")

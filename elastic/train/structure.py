@@ -50,12 +50,27 @@ class Items(NamedTuple):
     values: list[Any]
 
     @classmethod
-    def of(cls, dicts: Sequence[dict[str, Any]]) -> "Items":
-        return cls(list(map(len, dicts)), list(chain.from_iterable(dicts)), values_of(dicts))
+    def of(cls, dicts: Sequence[dict[str, Any]], values: list[Any] | None = None) -> "Items":
+        """values: theirs, for a caller that has them."""
+        values = values_of(dicts) if values is None else values
+        return cls(list(map(len, dicts)), list(chain.from_iterable(dicts)), values)
 
     def are(self, others: "Items") -> bool:
         """Whether these are the same objects, under the same names, in the same dicts."""
         return self[:2] == others[:2] and same(self.values, others.values)
+
+
+class Parts(NamedTuple):
+    """What the objects of a state consist of at a moment. Do not change the lists.
+
+    held: the objects, and those that they hold. holders: of each module its dict of parameters,
+    whose values, one after another, are `parameters`.
+    """
+
+    held: list[Any]
+    modules: list[nn.Module]
+    holders: list[dict[str, nn.Parameter | None]]
+    parameters: list[nn.Parameter | None]
 
 
 class Tree:
@@ -80,9 +95,8 @@ class Tree:
             self._sizes, self._children = list(map(len, holders)), values_of(holders)
         return self._modules
 
-    def parameters(self, modules: list[nn.Module]) -> dict[int, nn.Parameter]:
-        """See `parameters`. modules: those of the last call. Do not change the dict."""
-        found = values_of([module._parameters for module in modules])  # noqa: SLF001
+    def parameters(self, found: list[nn.Parameter | None]) -> dict[int, nn.Parameter]:
+        """See `parameters`. found: those of all modules. Do not change the dict."""
         if not same(found, self._parameters):
             self._parameters = found
             self._owned = {id(p): p for p in found if p is not None}

@@ -11,6 +11,7 @@ gradients to zero itself, as it must in plain PyTorch.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import compress, repeat
 
 import torch
@@ -23,18 +24,39 @@ from elastic.errors import UsageError
 Mark = tuple[nn.Parameter, int, int, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """The marks of all parameters of a computation, as lists, until an update uses some of them."""
+
+    parameters: Sequence[nn.Parameter]
+    names: frozenset[int]
+    versions: list[int]
+    addresses: list[int]
+    step: int
+
+    def marks(self) -> dict[int, Mark]:
+        values = zip(self.parameters, self.versions, self.addresses, repeat(self.step))
+        return dict(zip(map(id, self.parameters), values, strict=True))
+
+
 class UnusedGradients:
-    """Which gradients of the trained parameters an update has used."""
+    """Which gradients of the trained parameters an update has used.
+
+    The sequences of parameters that it is given must not change.
+    """
 
     def __init__(self) -> None:
         self.step = 0
+        self._given: _Given | None = None
         # By the parameter's id. A parameter in neither has its gradient from before the loop, or
         # from the recipe's own hand.
         self._marks: dict[int, Mark] = {}
         self._used: set[int] = set()
+        self._known: tuple[Sequence[nn.Parameter], frozenset[int]] = (), frozenset()
 
     def gained(self, parameter: nn.Parameter) -> None:
         """A backward has just given, or added to, this parameter's gradient."""
+        self._spread()
         version = parameter._version  # noqa: SLF001 - autograd's count of changes in place
         self._marks[id(parameter)] = parameter, version, parameter.data_ptr(), self.step
         self._used.discard(id(parameter))
@@ -44,29 +66,42 @@ class UnusedGradients:
 
         Those that are not finite need not be used: a GradScaler skips their update.
         """
-        names = list(map(id, parameters))
-        versions = [p._version for p in parameters]  # noqa: SLF001 - autograd's count of changes
-        marks = zip(parameters, versions, map(Tensor.data_ptr, parameters), repeat(self.step))
+        self._spread()
+        names = self._names(parameters)
+        given = _Given(
+            parameters=parameters,
+            names=names,
+            versions=[p._version for p in parameters],  # noqa: SLF001 - autograd's count of changes
+            addresses=list(map(Tensor.data_ptr, parameters)),
+            step=self.step,
+        )
         waits = [is_finite and p.grad is not None for p in parameters]
-        new = dict(compress(zip(names, marks, strict=True), waits))
         for name in names if self._marks else ():
             self._marks.pop(name, None)
-        self._marks |= new
-        self._used.update(names)
-        self._used.difference_update(new)
+        if all(waits):
+            self._given = given
+            self._used -= names
+        else:
+            new = dict(compress(given.marks().items(), waits))
+            self._marks |= new
+            self._used.update(names)
+            self._used.difference_update(new)
 
-    def replace(self, parameters: Sequence[nn.Parameter]) -> nn.Parameter | None:
+    def replace(
+        self, parameters: Sequence[nn.Parameter], frozen: Sequence[nn.Parameter]
+    ) -> nn.Parameter | None:
         """Before a computation: the first parameter whose gradient it would throw away, if any.
 
-        parameters: all that are trained. Those that are frozen now lose a gradient that was used:
-        an optimizer would apply it again in every step.
+        parameters: all that are trained. frozen: those of them that require no gradient now, which
+        lose one that was used: an optimizer would apply it again in every step.
         """
-        names = set(map(id, parameters))
-        self._used &= names  # no others, whose ids may be given to new ones
+        self._spread()
+        names = self._names(parameters)
+        if self._used != names:
+            self._used &= names  # no others, whose ids may be given to new ones
         if not self._marks.keys() <= names:
             self._marks = {name: mark for name, mark in self._marks.items() if name in names}
         is_all_used = len(self._used) == len(names)
-        frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         for parameter in frozen:
             if is_all_used or self._is_used(parameter):
                 parameter.grad = None
@@ -79,7 +114,8 @@ class UnusedGradients:
 
     def drop_used(self, parameters: Sequence[nn.Parameter]) -> None:
         """At a step's end: a process that begins at the next step has none of its gradients."""
-        is_all_used = not self._marks and self._used.issuperset(map(id, parameters))
+        self._spread()
+        is_all_used = not self._marks and self._names(parameters) <= self._used
         for parameter in parameters:
             if is_all_used or (parameter.grad is not None and self._is_used(parameter)):
                 parameter.grad = None
@@ -97,12 +133,17 @@ class UnusedGradients:
             self._check_steps(optimizer, group["params"])
             # Also those of the recipe's own hand.
             self._used.update([id(parameter) for parameter in group["params"] if parameter.grad is not None])
+        if self._given is not None and self._given.names <= self._used:
+            self._given = None
+        self._spread()
         if self._marks.keys() <= self._used:
             self._marks = {}
         else:
             self._marks = {name: mark for name, mark in self._marks.items() if name not in self._used}
 
     def _check_steps(self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+        if self._given is not None and self._given.step != self.step:
+            self._spread()
         if {step for _, _, _, step in self._marks.values()} <= {self.step}:
             return
         for parameter in parameters:
@@ -112,3 +153,15 @@ class UnusedGradients:
                     f"step {self.step}: {type(optimizer).__name__} made an update with gradients of step {mark[3]}; gradients are no part "
                     "of the state, so that a resume between the two steps would lose them: call the optimizer in the step that computed them"
                 )
+
+    def _spread(self) -> None:
+        """One mark for each parameter, where they are no longer used all at once."""
+        if self._given is not None:
+            self._marks |= self._given.marks()
+            self._given = None
+
+    def _names(self, parameters: Sequence[nn.Parameter]) -> frozenset[int]:
+        """Their ids. The sequence is almost always that of the last call."""
+        if self._known[0] is not parameters:
+            self._known = parameters, frozenset(map(id, parameters))
+        return self._known[1]
