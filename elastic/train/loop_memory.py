@@ -14,7 +14,7 @@ not see what lies in files, or in objects of other libraries that have no state_
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -73,16 +73,48 @@ _ADVICE: dict[Kind | str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Saved:
-    """What the state_dict of an object of the State holds: its keys, and texts of its numbers.
+    """Texts of the numbers in the state_dict of an object of the State; none of a module's."""
 
-    tensors: during a look alone. They would keep alive the arrays that they are views of, which a
+    is_module: bool
+    numbers: frozenset[str]
+
+
+class _Leaves:
+    """What the state_dicts hold at one look, taken where it is needed: most looks need none of it.
+
+    It lasts for a look alone: tensors would keep alive the arrays that they are views of, which a
     trial load takes for a sign that the recipe holds them.
     """
 
-    is_module: bool
-    keys: frozenset[str]
-    numbers: frozenset[str]
-    tensors: list[Tensor]
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._objects = objects
+        self._known: dict[str, list[tuple[str, Any]]] = {}
+        self._keys: dict[str, frozenset[str]] = {}
+        self._storages: set[int] | None = None
+
+    def of(self, name: str) -> list[tuple[str, Any]]:
+        """Those of the object `name`, each with its key. Without State.flatten, which encodes."""
+        if name not in self._known:
+            self._known[name] = list(leaves(self._objects[name].state_dict()))
+        return self._known[name]
+
+    def keys(self, name: str) -> frozenset[str]:
+        if name not in self._keys:
+            self._keys[name] = frozenset(key.rpartition(".")[2].strip("_") for key, _ in self.of(name))
+        return self._keys[name]
+
+    def tensors(self, name: str) -> list[Tensor]:
+        return [value for _, value in self.of(name) if isinstance(value, Tensor)]
+
+    def storages(self) -> set[int]:
+        """The addresses of all their tensors' memory."""
+        if self._storages is None:
+            tensors = (tensor for name in self._objects for tensor in self.tensors(name))
+            self._storages = {storage_of(tensor) for tensor in tensors} - {0}
+        return self._storages
+
+    def clear(self) -> None:
+        self._known.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +124,7 @@ class _Look:
     passed: int
     marks: dict[str, Mark]
     saved: dict[str, _Saved]
+    leaves: _Leaves
     read: set[str]
     process: process_settings.Settings
     after_loop: list[str]
@@ -191,25 +224,22 @@ class LoopMemory:
             self._began = passed
         else:
             self._compare(before, now)
-        for each in now.saved.values():
-            each.tensors.clear()
+        now.leaves.clear()
         step = min(passed + 1, self.last_step)
         if self._looks >= FIRST_LOOKS or step == self.last_step:
             self._say(step, now.after_loop)
 
     def _take(self, passed: int, variables: LoopVariables) -> _Look:
-        # Without State.flatten, which would encode it all for a save.
-        states = {name: list(leaves(thing.state_dict())) for name, thing in self.state.objects.items()}
-        tensors = (each for state in states.values() for _, each in state if isinstance(each, Tensor))
+        of_state = _Leaves(self.state.objects)
         walk = Walk(
-            saved={storage_of(tensor) for tensor in tensors} - {0},
+            saved=of_state.storages,
             left_out={id(each) for held in self.left_out for each in (held, *own_classes(held))},
             assigned=frozenset(variables.assigned),
             outputs=filled_by_hooks(structure.submodules(self.state.modules)),
             cells=frozenset(variables.cells),
             rewritten=frozenset(variables.rewritten),
         )
-        saved = {name: self._enter(walk, name, state) for name, state in states.items()}
+        saved = {name: self._enter(walk, name, of_state) for name in self.state.objects}
         # What functions read of a module by its variables is known better than its other data.
         for name, value in sorted(variables.carried, key=lambda each: is_own_namespace(each[1])):
             walk.enter(name, value, FREE, owner=_owner(value))
@@ -224,37 +254,32 @@ class LoopMemory:
             passed=passed,
             marks=walk.marks,
             saved={name: each for name, each in saved.items() if each is not None},
+            leaves=of_state,
             read=variables.read_by_functions,
             process=process_settings.read_settings(),
             after_loop=variables.after_loop,
         )
 
-    def _enter(self, walk: Walk, name: str, state: list[tuple[str, Any]]) -> _Saved | None:
-        """Mark what an object of the State keeps outside its state_dict, or perhaps does.
-
-        state: the leaves of that.
-        """
+    def _enter(self, walk: Walk, name: str, of_state: _Leaves) -> _Saved | None:
+        """Mark what an object of the State keeps outside its state_dict, or perhaps does."""
         thing: Any = self.state.objects[name]
         if isinstance(thing, nn.Module):
             walk.module_of_state(name, thing)
-        elif isinstance(thing, Optimizer) and type(thing).state_dict is Optimizer.state_dict:
+            return _Saved(is_module=True, numbers=frozenset())
+        if isinstance(thing, Optimizer) and type(thing).state_dict is Optimizer.state_dict:
             walk.optimizer_of_state(name, thing)
             return None
-        elif isinstance(thing, _SAVES_ALL):
+        if isinstance(thing, _SAVES_ALL):
             walk.left_out.add(id(thing))
             if isinstance(thing, Values):  # a load fills what a name of the loop may hold
                 walk.left_out |= {id(each) for each in containers(list(vars(thing).values()))}
             return None
-        elif isinstance(thing, Optimizer):
+        if isinstance(thing, Optimizer):
             walk.optimizer_of_state(name, thing, _OF_OBJECT, entry=name)
         else:
             walk.enter(name, thing, _OF_OBJECT, owner="object", entry=name)
-        return _Saved(
-            is_module=isinstance(thing, nn.Module),
-            keys=frozenset(key.rpartition(".")[2].strip("_") for key, _ in state),
-            numbers=frozenset(plain_text(value) for _, value in state if not isinstance(value, Tensor)),
-            tensors=[value for _, value in state if isinstance(value, Tensor)],
-        )
+        values = [value for _, value in of_state.of(name) if not isinstance(value, Tensor)]
+        return _Saved(is_module=False, numbers=frozenset(map(plain_text, values)))
 
     def _compare(self, before: _Look, now: _Look) -> None:
         refused = []
@@ -416,20 +441,20 @@ def _is_saved(path: str, mark: Mark, before: _Look, now: _Look) -> bool:
     if known is None or earlier is None:
         return False
     names = [each.strip("_") for each in re.findall(r"[A-Za-z_]\w*", path[len(mark.entry) :])]
-    if known.keys.intersection(names[-1:] if known.is_module else names):
+    if now.leaves.keys(mark.entry).intersection(names[-1:] if known.is_module else names):
         return True
     former = before.marks.get(path)
     if mark.kind is Kind.PLAIN and former is not None and not known.is_module:
         return mark.value in known.numbers and former.value in earlier.numbers
     thing = None if mark.anchor is None else mark.anchor()
     if isinstance(thing, Tensor):
-        return _holds_values(known, thing.detach())
+        return _holds_values(known, now.leaves.tensors(mark.entry), thing.detach())
     return False
 
 
-def _holds_values(known: _Saved, tensor: Tensor) -> bool:
+def _holds_values(known: _Saved, leaves_of: list[Tensor], tensor: Tensor) -> bool:
     """Whether they are those of a leaf, or a part of one (as of torch.stack or a flat vector)."""
-    alike = [each for each in known.tensors if each.shape == tensor.shape and each.dtype == tensor.dtype]
+    alike = [each for each in leaves_of if each.shape == tensor.shape and each.dtype == tensor.dtype]
     if any(tensor_sums(each) == tensor_sums(tensor) for each in alike):
         return True
     if known.is_module or storage_of(tensor) == 0:
@@ -441,7 +466,7 @@ def _holds_values(known: _Saved, tensor: Tensor) -> bool:
     wanted = _bytes_of(tensor)
     larger = [
         each
-        for each in known.tensors
+        for each in leaves_of
         if each.numel() >= tensor.numel() and each.is_complex() == tensor.is_complex() and storage_of(each)
     ]
     return any(wanted in _bytes_of(each.detach().to(tensor.dtype)) for each in larger)

@@ -23,6 +23,8 @@ from elastic.train import structure
 from elastic.train.structure import Items
 
 _HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks"})
+_ITSELF = bool, int, float, str, nn.Module
+_PLAIN = frozenset({bool, int, float, str, type(None)})
 _OF_TORCH = frozenset(vars(nn.Module()))
 _OF_MODULES = _OF_TORCH - _HOOKS
 
@@ -32,13 +34,17 @@ class Address(int):
 
 
 def standing_for(value: Any) -> Any:
-    """The value itself if it is a number, a word, a function or a module; else its identity."""
-    if value is None or isinstance(value, bool | int | float | str | nn.Module) or callable(value):
+    """The value itself if it is a number, a word, a tuple of those, a function or a module; else
+    its identity.
+    """
+    if value is None or isinstance(value, _ITSELF) or callable(value):
+        return value
+    if type(value) is tuple and all(type(each) in _PLAIN for each in value):
         return value
     try:
         return ref(value)  # the same object at each call, as long as one is kept
     except TypeError:
-        return Address(id(value)) if isinstance(value, list | tuple | dict) else value
+        return Address(id(value)) if isinstance(value, (list, tuple, dict)) else value
 
 
 @dataclass(slots=True, kw_only=True)

@@ -267,8 +267,11 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, item in value.items():
             yield str(key), None
-            yield from leaves(item, str(key))
-    elif isinstance(value, list | tuple):
+            if isinstance(item, (dict, list, tuple)):
+                yield from leaves(item, str(key))
+            else:
+                yield str(key), item
+    elif isinstance(value, (list, tuple)):
         for item in value:
             yield from leaves(item, name)
     else:

@@ -10,7 +10,7 @@ objects, files, and objects of other libraries without a state_dict.
 import functools
 import gc
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from types import (
     BuiltinFunctionType,
@@ -59,14 +59,14 @@ _ITERATORS_OF_TORCH = torch.utils.data.dataloader._BaseDataLoaderIter  # noqa: S
 class Walk:
     """One look at everything.
 
-    saved: addresses of the storages of the State's tensors. left_out: ids of objects that are not
-    entered. assigned: attributes that the code of the loop assigns. outputs: ids of containers that
-    hooks of modules fill. cells: variables of the loop's frames, each with the id of its value,
-    which the functions that close over them do not carry by themselves. rewritten: attributes that
-    a line of the loop makes from what they were.
+    saved: gives the addresses of the storages of the State's tensors; it is called where a tensor
+    is met. left_out: ids of objects that are not entered. assigned: attributes that the code of the
+    loop assigns. outputs: ids of containers that hooks of modules fill. cells: variables of the
+    loop's frames, each with the id of its value, which the functions that close over them do not
+    carry by themselves. rewritten: attributes that a line of the loop makes from what they were.
     """
 
-    saved: set[int]
+    saved: Callable[[], set[int]]
     left_out: set[int]
     assigned: frozenset[str] = frozenset()
     outputs: frozenset[int] = frozenset()
@@ -124,7 +124,7 @@ class Walk:
                 self.enter(f"{path}.{name}", value, its, owner="optimizer", entry=entry)
 
     def _is_saved(self, thing: Any) -> bool:
-        return isinstance(thing, Tensor) and storage_of(thing) in self.saved
+        return isinstance(thing, Tensor) and storage_of(thing) in self.saved()
 
     def _parts(self, thing: Any, place: "_Place") -> Iterable["_Part"]:
         if isinstance(thing, (str, bytes, int, float, Tensor, CodeType, FrameType, BuiltinFunctionType)):

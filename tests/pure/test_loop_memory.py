@@ -12,7 +12,7 @@ from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
 from elastic.train.body_changes import BodyChanges
 from elastic.train.dataset_settings import DatasetSettings
-from elastic.train.loop_memory import LoopMemory, _Look, sentence
+from elastic.train.loop_memory import LoopMemory, _Leaves, _Look, sentence
 from elastic.train.module_settings import ModuleSettings
 
 # The library's own frames are no part of a recipe, and neither is this one.
@@ -988,7 +988,8 @@ def test_a_process_looks_where_it_begins_and_where_a_state_is_kept(first, kept, 
     class Counted(LoopMemory):
         def look(self, passed, frame):
             self._looks += 1
-            self._before = _Look(passed=passed, marks={}, saved={}, read=set(), after_loop=[])
+            nothing = {"marks": {}, "saved": {}, "leaves": _Leaves({}), "process": {}, "read": set()}
+            self._before = _Look(passed=passed, **nothing, after_loop=[])
             found.append(passed)
 
     state = elastic.State(model=torch.nn.Linear(1, 1))
@@ -1001,3 +1002,30 @@ def test_a_process_looks_where_it_begins_and_where_a_state_is_kept(first, kept, 
         if step in kept:
             memory.before_saving(step, None)
     assert found == looks
+
+
+class Counting(torch.nn.Linear):
+    taken = 0
+
+    def state_dict(self, *args, **kwargs):
+        Counting.taken += 1
+        return super().state_dict(*args, **kwargs)
+
+
+@pytest.mark.parametrize("has_tensor", [False, True])
+def test_a_look_asks_for_the_state_only_where_it_meets_a_tensor(has_tensor):
+    """A state_dict of many modules takes longer than all else in a look. A buffer that is no part
+    of the state must be compared with what the state has.
+    """
+    Counting.taken = 0
+    model = Counting(1, 1)
+    if has_tensor:
+        model.register_buffer("mask", torch.ones(1), persistent=False)
+    state = elastic.State(model=model)
+    modules = ModuleSettings(state=state)
+    parts = {"settings": DatasetSettings(dataset=None), "modules": modules}
+    body = Unread(state=state, dataset=None, settings=modules)
+    memory = LoopMemory(state=state, last_step=9, left_out=[], report=print, body=body, **parts)
+    for step in (0, 1, 2):
+        memory.look(step, None)
+    assert Counting.taken == 3 * has_tensor

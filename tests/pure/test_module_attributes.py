@@ -22,6 +22,8 @@ VALUES = [
     lambda: None,
     lambda: [1],
     dict,
+    lambda: tuple(range(2)),  # another one each time, as a literal is not
+    lambda: (torch.zeros(2),),
     lambda: torch.zeros(2),
 ]
 
