@@ -3,8 +3,8 @@
 The processes copy the dataset when they begin, and load ahead: a strength or an epoch that the loop
 sets later would have no effect in them, and a process that resumes would copy the new one. Each
 step therefore compares the attributes with what they were when the processes began: those of the
-dataset and of its class, of datasets in it, and of their transforms, by identity, numbers and words
-by value, containers also by length, and tensors by autograd's count of changes.
+dataset and of its classes, of datasets in it, and of their transforms, by identity, numbers and
+words by value, containers also by length, and tensors by autograd's count of changes.
 
 It does not see changes inside arrays, nor in other objects.
 """
@@ -67,8 +67,13 @@ def _attributes(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Attrib
     held = getattr(thing, "__dict__", None)
     if type(held) is not dict or depth > _DEPTH:
         return
-    # What the class has itself holds for it, such as a list that all its samples share.
-    of_class = {key: value for key, value in vars(type(thing)).items() if isinstance(value, _OF_CLASS)}
+    # What its classes have holds for it, such as a list that all its samples share.
+    of_class = {
+        key: value
+        for kind in reversed(type(thing).__mro__[:-1])
+        for key, value in vars(kind).items()
+        if isinstance(value, _OF_CLASS)
+    }
     for attribute, value in {**of_class, **held}.items():
         if attribute.startswith("__"):
             continue

@@ -3,19 +3,22 @@ others: labels at the beginning of an epoch, a layer that is swapped at step 100
 that grows, a hook. No state_dict has it, and a process that begins between two such steps lacks it.
 
 Attributes are compared by identity, numbers and words by value, containers also by length, tensors
-by autograd's count of changes. A step is read three times: when its body begins, before its batch
-is loaded, and when its gradients are there. What differs between the last two was left by the
-forward or by loading. What differs between the first two was set for this step: in each step, which
-is harmless, or in some. What differs from the end of one step to the next was set for later ones.
+by autograd's count of changes, and of the dataset what it holds (dataset_contents.py). A step is
+read three times: when its body begins, before its batch is loaded, and when its gradients are
+there. What differs between the last two was left by the forward or by loading. What differs between
+the first two was set for this step: in each step, which is harmless, or in some; but elements that
+are written into what stays the same object count in each step too, since they may be made from what
+they were. What differs from the end of one step to the next was set for later ones.
 
 So are the first steps of a process read, and those whose count since then is a power of two. Of the
 others those are read once, at their end, whose state is kept: what a process lacks that begins from
 it is found before it is. What changed since the reading before is then taken for the loop's doing,
 but for what a forward or loading was seen to change, and for what the first steps set in each step.
 Numbers and words are kept (dataset_settings.py, module_settings.py), and not named here. It does
-not see changes inside arrays and other objects.
+not see changes inside arrays of modules and other objects.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ReferenceType
@@ -27,15 +30,18 @@ from torch.optim import Optimizer
 from elastic.data import stale_copies
 from elastic.data.stale_copies import Attribute, Attributes
 from elastic.errors import UsageError
+from elastic.train.dataset_contents import DatasetContents, is_record, written_by_loading
 from elastic.train.dataset_settings import is_kept
 from elastic.train.module_attributes import Address, ModuleAttributes
 from elastic.train.module_settings import ModuleSettings, assigned
+from elastic.train.object_marks import containers, leaves, storage_of
 from elastic.train.state import State
+from elastic.train.values import Values
 
 ALL_OF_FIRST = 16
 _NOTHING = object()
 _HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
-_CONTENTS = Tensor, np.ndarray, list, tuple, dict, set
+_CONTENTS = Tensor, np.ndarray, list, tuple, dict, set, deque, bytearray
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,18 +63,22 @@ class BodyChanges:
     _modules: ModuleAttributes = field(default_factory=ModuleAttributes)
     # Those of the dataset, and hooks outside of modules, as the last reading found them.
     _others: Attributes = field(default_factory=dict)
+    _contents: DatasetContents = field(default_factory=DatasetContents)
     _functions: dict[type, Any] = field(default_factory=dict)  # that a class has
     _set_in: dict[str, int] = field(default_factory=dict)  # number of read steps that set it
     _left: set[str] = field(default_factory=set)  # by the forward or by loading; or said already
     is_read: bool = False  # whether this step is
-    _pending: list[str] = field(default_factory=list)  # changed before an evaluation, since the last reading
+    # Changed before an evaluation, since the last reading; and of all changes those of elements.
+    _pending: list[str] = field(default_factory=list)
+    _written: set[str] = field(default_factory=set)
 
     def before_loop(self) -> None:
         self._changed()
 
-    def begin(self, step: int) -> list[str]:
+    def begin(self, step: int, *, is_audited: bool = False) -> list[str]:
+        """is_audited: samples are loaded in this process, whichever process loads them else."""
         self._steps += 1
-        is_due = self._steps <= ALL_OF_FIRST or not self._steps & (self._steps - 1)
+        is_due = is_audited or self._steps <= ALL_OF_FIRST or not self._steps & (self._steps - 1)
         was_read, self.is_read = self.is_read, is_due
         return self._set_for_later(step, was_read=was_read) if is_due else []
 
@@ -80,6 +90,9 @@ class BodyChanges:
         names = self._changed()
         if was_read:  # else the forwards of the steps between may have done it
             self.settings.of_body.update(names)
+        else:  # or loading, of which only its code tells
+            may = [name for name in self._written if written_by_loading(self.dataset, name)]
+            names = [name for name in names if name not in may]
         in_each = {name for name, times in self._set_in.items() if times == self._read_steps}
         return self._new(step, [name for name in names if name not in in_each])
 
@@ -94,7 +107,8 @@ class BodyChanges:
         in_some = [name for name, times in self._set_in.items() if times < self._read_steps]
         for name in in_some:
             del self._set_in[name]
-        return self._new(step, in_some)
+        again = [name for name in self._written if self._set_in.get(name, 0) > 1]
+        return self._new(step, in_some + again)
 
     def after_gradients(self) -> None:
         if self.is_read:
@@ -102,10 +116,11 @@ class BodyChanges:
             self._left.update(names)
             self.settings.of_forward.update(names)
 
-    def read_body(self) -> None:
+    def read_body(self, *, with_contents: bool = True) -> None:
         """Before an evaluation, and before a state is saved: what the body has set so far."""
-        names = self._read()
+        names = self._read(with_contents=with_contents)
         self._pending += names
+        self._written |= self._contents.in_place
         if self.is_read:
             self.settings.of_body.update(names)
 
@@ -114,17 +129,21 @@ class BodyChanges:
 
     def _changed(self) -> list[str]:
         """Since the last reading, but for what evaluations changed."""
+        written = self._written if self._pending else set[str]()
         names = list(dict.fromkeys([*self._pending, *self._read()]))
+        self._written = written | self._contents.in_place
         self._pending.clear()
         return names
 
-    def _read(self) -> list[str]:
+    def _read(self, *, with_contents: bool = True) -> list[str]:
         """The names of what is not as it was at the last reading."""
         before = self._others
-        self._others = stale_copies.attributes_of(self.dataset) | self._hooks()
+        attributes = stale_copies.attributes_of(self.dataset)
+        written = self._contents.read(attributes) if with_contents else []
+        self._others = attributes | self._hooks()
         roots = {entry: thing for entry, thing in self.state.objects.items() if isinstance(thing, nn.Module)}
         names = stale_copies.changed(before, self._others) + self._modules.read(roots)
-        return names + self._replaced_functions()
+        return list(dict.fromkeys([*names, *written, *self._replaced_functions()]))
 
     def _replaced_functions(self) -> list[str]:
         """`forward` of classes of modules, and `__getitem__` of the dataset's."""
@@ -154,14 +173,26 @@ class BodyChanges:
         new = [name for name in names if name not in self._left and name not in self.of_loading]
         self._left.update(new)
         # A module that took the place of another is named alone, without its attributes.
-        found = [name for name in new if name.rpartition(".")[0] not in new]
+        found = [name for name in new if name.rpartition(".")[0] not in new and not self._is_saved(name)]
         for name in found:
             value = self._value(name)
-            if name.startswith("dataset.") and isinstance(value, _CONTENTS):
+            if name.startswith("dataset.") and (isinstance(value, _CONTENTS) or is_record(value)):
                 raise UsageError(_refusal(name, value, step))
             if _has_tensors(value) and self._is_the_loops(name):
                 raise UsageError(_refusal_of_attribute(name, value, step))
         return [name for name in found if not is_kept(self._value(name))]
+
+    def _is_saved(self, name: str) -> bool:
+        """Whether the State saves this very tensor or container of the dataset, as Values do."""
+        value = self._value(name)
+        if not name.startswith("dataset.") or not isinstance(value, _CONTENTS):
+            return False
+        states = [thing.state_dict() for thing in self.state.objects.values()]
+        if isinstance(value, Tensor):
+            tensors = (each for state in states for _, each in leaves(state) if isinstance(each, Tensor))
+            return storage_of(value) in {storage_of(each) for each in tensors} - {0}
+        held = [vars(thing) for thing in self.state.objects.values() if isinstance(thing, Values)]
+        return any(value is each for each in containers([*states, *held]))
 
     def _value(self, name: str) -> Any:
         """What the last reading found; an object of no kind that counts if there was nothing."""
@@ -207,7 +238,7 @@ def _refusal_of_attribute(name: str, value: Any, step: int) -> str:
 
 def _refusal(name: str, value: Any, step: int) -> str:
     return (
-        f"step {step}: the loop has changed {name}, a {type(value).__name__}, in some steps and not in others, and no object of the State saves it: a process "
+        f"step {step}: the loop has changed {name}, a {type(value).__name__}, which no object of the State saves: a process "
         "that restarts in between would load other samples. Give it to the State, State(..., values=elastic.Values(name=...)), change it there, and let "
-        "the dataset read it from those values"
+        "the dataset read it from those values; or set another one in each step, made from step.number alone"
     )

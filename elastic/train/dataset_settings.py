@@ -51,16 +51,20 @@ class DatasetSettings:
         """saved: what `changed` gave. Raises UsageError for an attribute that has no place here."""
         for place, text in saved.items():
             path, _, name = place.rpartition(".")
-            holder, value = _held(self.dataset, self._read()).get(path.removesuffix(_CLASS)), None
+            path, of_class, depth = path.partition(_CLASS)
+            holder, value = _held(self.dataset, self._read()).get(path), None
+            kinds = type(holder).__mro__
+            number = 0 if not depth else int(depth) if depth.isdecimal() and len(depth) == 1 else len(kinds)
             with suppress(ValueError):
                 value = parse_json(text)
-            if not hasattr(holder, "__dict__") or type(value) not in _PLAIN:
+            has_place = hasattr(holder, "__dict__") and number < len(kinds) - 1
+            if not has_place or type(value) not in _PLAIN:
                 raise UsageError(
                     f"the loop had set {place} to {text[:TEXT]} when the state was saved, and the dataset that the script builds now has no such"
                     " attribute: build it as before, or begin a new run from this state: elastic-train RECIPE --from RUN --run-dir NEW"
                 )
-            if path.endswith(_CLASS):
-                type.__setattr__(type(holder), name, value)
+            if of_class:
+                type.__setattr__(kinds[number], name, value)
             else:
                 vars(holder)[name] = value  # without the recipe's own code
 
@@ -91,7 +95,9 @@ class DatasetSettings:
         now = self._last = stale_copies.attributes_of(self.dataset)
         held = _held(self.dataset, now)
         holders = [held[path] for path in dict.fromkeys(name.rpartition(".")[0] for name in now)]
-        self._spaces = [space for each in holders for space in (vars(each), vars(type(each)))]
+        self._spaces = [
+            space for each in holders for space in (vars(each), *map(vars, type(each).__mro__[:-1]))
+        ]
         self._values = [_values(each) for each in self._spaces]
         self._versions = _versions(now)
         return now
@@ -124,6 +130,9 @@ def _held(dataset: Any, attributes: Attributes) -> dict[str, Any]:
 
 
 def _place(name: str, held: Mapping[str, Any]) -> str:
-    """The name, and whether the class has it, for all its objects."""
+    """The name, and which class has it, for all its objects; `__class__1` is the first base."""
     path, _, attribute = name.rpartition(".")
-    return name if attribute in vars(held[path]) else f"{path}{_CLASS}.{attribute}"
+    if attribute in vars(held[path]):
+        return name
+    number = next(n for n, kind in enumerate(type(held[path]).__mro__) if attribute in vars(kind))
+    return f"{path}{_CLASS}{number or ''}.{attribute}"

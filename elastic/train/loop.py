@@ -103,7 +103,7 @@ class Loop:
             parts.heartbeat.enter(Phase.BETWEEN)
             self._progress.open = step
             parts.page.set_open_step(parts.groups.local_rank, number)
-            memory.begin(number, begins_epoch=begins_epoch(number))
+            memory.begin(number, begins_epoch=begins_epoch(number), is_audited=is_audited)
             yield step
             self._check_body_end(number, first)
             if self._stop_reason is not None:

@@ -154,12 +154,12 @@ class LoopMemory:
     _changing: dict[str, Standing] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
 
-    def begin(self, step: int, *, begins_epoch: bool = False) -> None:
+    def begin(self, step: int, *, begins_epoch: bool = False, is_audited: bool = False) -> None:
         """Raises UsageError for what changed since an earlier step and is not saved."""
         if self._steps == 0:
             self.body.before_loop()
         self._steps += 1
-        self._note(step, self.body.begin(step))
+        self._note(step, self.body.begin(step, is_audited=is_audited))
         if self.body.is_read:
             self._note(step, [name for name in self.modules.unclear() if name not in self._changing])
         if self._is_due(step, begins_epoch=begins_epoch):
@@ -195,7 +195,7 @@ class LoopMemory:
 
     def set_by_loop(self) -> dict[str, str]:
         """What is to stand beside a state that is saved now: JSON by name."""
-        self.body.read_body()
+        self.body.read_body(with_contents=False)  # `before_saving` has read them
         return self.settings.changed() | self.modules.changed()
 
     def _note(self, step: int, names: list[str]) -> None:

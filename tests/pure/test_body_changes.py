@@ -5,16 +5,20 @@ forward leaves.
 forward, and the body's tail.
 """
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import ConcatDataset, Subset
 
 import elastic
+from elastic.data.stale_copies import Attribute
 from elastic.errors import UsageError
 from elastic.train.body_changes import ALL_OF_FIRST, BodyChanges
+from elastic.train.dataset_contents import DatasetContents
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.module_settings import ModuleSettings
 
@@ -66,10 +70,10 @@ class Recipe:
         pass
 
 
-def play(recipe, steps=3 * EPOCH, first=1, kept=()):
+def play(recipe, steps=3 * EPOCH, first=1, kept=(), **objects):
     """{step: names}. Raises what BodyChanges raises. kept: the steps whose states are."""
     Samples.shared = []
-    state = elastic.State(net=recipe.net, o=recipe.optimizer)
+    state = elastic.State(net=recipe.net, o=recipe.optimizer, **objects)
     settings = ModuleSettings(state=state)
     of_data = DatasetSettings(dataset=recipe.data)
     body = BodyChanges(state=state, dataset=recipe.data, settings=settings, of_loading=of_data.of_loading)
@@ -289,3 +293,106 @@ HARMLESS["a hook that was there before the loop"].net.layers[0].weight.register_
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_a_process_that_begins_here_has_too_is_not_named(name):
     assert play(HARMLESS[name], steps=3 * ALL_OF_FIRST, kept=range(1, 3 * ALL_OF_FIRST, 5)) == {}
+
+
+class Stored(Samples):
+    """What a loop may write into."""
+
+    base_list: ClassVar = [1, 2]
+
+    def __init__(self):
+        super().__init__()
+        self.numbers, self.words, self.by_name = np.zeros(4), ["a", "b"], {"a": 1}
+        self.rows, self.samples, self.pairs = [[1], [2]], [{"label": 1}, {"label": 2}], [(np.zeros(2), 1)]
+        self.settings = SimpleNamespace(alpha=0.1)
+        self.shared_labels = torch.zeros(2).share_memory_()
+        self.hits, self.seen = np.zeros(4), [0, 0]
+
+    def __getitem__(self, index):
+        self.note(index)
+        return self.labels[index]
+
+    def __len__(self):
+        return 2
+
+    def note(self, index):
+        self.hits[index] += 1
+        self.seen[index] = 1
+
+
+def write_data(recipe):
+    recipe.data.labels.data[1] = 3.0
+
+
+WRITTEN = {
+    "labels": write_data,
+    "numbers": lambda r: r.data.numbers.__setitem__(1, 5),
+    "words": lambda r: r.data.words.__setitem__(1, "c"),
+    "by_name": lambda r: r.data.by_name.update(a=2),
+    "rows": lambda r: r.data.rows[1].__setitem__(0, 3),
+    "samples": lambda r: r.data.samples[1].update(label=3),
+    "pairs": lambda r: r.data.pairs[0][0].fill(1),
+    "settings": lambda r: setattr(r.data.settings, "alpha", 0.2),
+    "shared_labels": lambda r: r.data.shared_labels.fill_(1),
+    "base_list": lambda r: Stored.base_list.__setitem__(0, 7),
+}
+
+
+def stored(**moments):
+    recipe = case(**moments)
+    recipe.data = Stored()
+    Stored.base_list[:] = [1, 2]
+    return recipe
+
+
+@pytest.mark.parametrize("step", [6, LATE])
+@pytest.mark.parametrize("moment", ["head", "tail"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_elements_of_the_dataset_that_the_loop_writes_in_place_are_refused(name, moment, step):
+    """The object stays the same, of the same length, and has no count of changes."""
+    recipe = stored(**{moment: at(step, WRITTEN[name])})
+    with pytest.raises(UsageError, match=rf"step \d+: the loop has changed dataset\.{name}, a"):
+        play(recipe, steps=step + 1, kept=[step])
+
+
+@pytest.mark.parametrize("moment", ["head", "tail"])
+def test_elements_that_each_step_writes_are_refused(moment):
+    """They may be made from what they were, as weights that fall."""
+    recipe = stored(**{moment: lambda r, s: r.data.numbers.__setitem__(s % 4, s)})
+    with pytest.raises(UsageError, match=r"step 2: the loop has changed dataset\.numbers, a ndarray"):
+        play(recipe)
+
+
+def test_elements_in_a_dataset_that_others_wrap_are_refused():
+    recipe = stored()
+    inner = recipe.data
+    recipe.data = ConcatDataset([Subset(inner, [0, 1]), inner])
+    recipe.head = lambda step: inner.numbers.__setitem__(0, step) if step == 6 else None
+    with pytest.raises(UsageError, match=r"dataset\.datasets\[0\]\.dataset\.numbers"):
+        play(recipe)
+
+
+@pytest.mark.parametrize("step", [1, 6, LATE])
+def test_elements_that_loading_writes_are_not_the_loops_doing(step):
+    """Seen around the loading of a step that is read; of a later one its code tells."""
+    recipe = stored(load=lambda r, s: r.data[s % 2] if s >= step else None)
+    assert play(recipe, steps=LATE + 60, kept=range(1, LATE + 60, 7)) == {}
+
+
+def test_what_the_state_saves_may_be_written_where_the_dataset_reads_it():
+    recipe = stored()
+    values = elastic.Values(weights=torch.zeros(3))
+    recipe.data.weights = values.weights
+    recipe.tail = values.weights.fill_
+    assert play(recipe, kept=range(1, 12), values=values) == {}
+
+
+def test_few_elements_of_a_large_array_are_read_and_a_small_one_wholly():
+    contents, small, large = DatasetContents(), np.zeros(1 << 18), np.zeros(1 << 22)
+    held = {"dataset.small": Attribute(small, 0), "dataset.large": Attribute(large, 0)}
+    contents.read(held)
+    small[12345] = 1
+    large[0] = 1
+    assert contents.read(held) == ["dataset.large", "dataset.small"]
+    large[1 << 20] = 1  # between two stretches
+    assert contents.read(held) == []

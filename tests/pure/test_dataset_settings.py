@@ -122,3 +122,33 @@ def test_as_many_as_are_kept_find_room_beside_a_snapshot():
     assert len(record.to_json()) > INFO_LIMIT_BYTES
     assert len(info.to_json()) <= INFO_LIMIT_BYTES
     assert SnapshotInfo.parse(info.to_json()).step == info.step
+
+
+class Derived(Samples):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Samples, Derived])
+def test_what_a_base_class_holds_is_put_back_in_that_class(kind):
+    """In the class that the loop had set it in: another would hide what the loop sets later."""
+    Samples.shared = 0.0
+    dataset = Derived()
+    settings = DatasetSettings(dataset=dataset)
+    kind.shared = 0.5
+    saved = settings.changed()
+    assert len(saved) == 1
+    Samples.shared = 0.0
+    if "shared" in vars(Derived):
+        del Derived.shared
+    DatasetSettings(dataset=dataset).put_back(saved)
+    assert ("shared" in vars(Derived), kind.shared) == (kind is Derived, 0.5)
+    Samples.shared = 0.9
+    assert dataset.shared == (0.5 if kind is Derived else 0.9)
+    if kind is Derived:
+        del Derived.shared
+
+
+@pytest.mark.parametrize("number", ["9", "x", "-1"])
+def test_a_class_that_is_not_there_is_refused(number):
+    with pytest.raises(UsageError, match="has no such attribute"):
+        DatasetSettings(dataset=Samples()).put_back({f"dataset.__class__{number}.shared": "0.5"})

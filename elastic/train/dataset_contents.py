@@ -1,0 +1,254 @@
+"""What the elements of a dataset's arrays, lists and dicts are, as far as the loop may write them.
+
+`dataset.labels[i] = k` leaves the array the same object of the same length, and `tensor.data` and
+arrays of NumPy have no count of changes. So each reading takes sums of the bytes of tensors and
+arrays, and the elements of containers, and of records in them, by identity, numbers and words by
+value. It is bounded: of a tensor or an array above 16 MiB stretches that are spread evenly are
+read, 1 MiB in all, and so of all that come once 32 MiB were read; of a list of numbers and words
+2**20 elements, of one of rows of them 2**16, of other elements 2**12 in all, taken evenly. None of
+the recipe's code runs.
+
+Loading may write as well. Readings around it tell, in the steps that are read; of later ones the
+code of the dataset's class tells which attributes it writes to.
+"""
+
+import dis
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
+from types import CodeType, FunctionType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from elastic.data.stale_copies import Attributes
+from elastic.snapshot import checksum
+from elastic.train.flat_state import tensor_sums
+from elastic.train.object_marks import storage_of
+from elastic.train.own_code import is_own_class
+
+WHOLE_BYTES = 1 << 24
+ALL_BYTES = 1 << 25
+PART_BYTES = 1 << 20  # of a larger one
+MANY_ROWS = 1 << 16  # of a list of lists, tuples or dicts of numbers and words
+ELEMENTS = 1 << 12  # that are neither, in all
+MANY_FLAT = 1 << 20
+_RUNS = 64
+_DEPTH = 4
+_FLAT = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_WRITING = frozenset(
+    {"append", "extend", "insert", "pop", "popitem", "clear", "update", "setdefault", "add", "remove"}
+    | {"discard", "sort", "reverse", "fill", "put", "fill_", "copy_", "zero_", "index_fill_", "index_copy_"}
+)
+_LOADING = "__getitem__", "__getitems__"
+
+
+@dataclass(slots=True, kw_only=True)
+class DatasetContents:
+    """Call `read` with what stale_copies.attributes_of gave.
+
+    in_place: names of the last reading's changes whose object stayed the same.
+    """
+
+    in_place: set[str] = field(default_factory=set)
+    _before: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # the object, its contents
+
+    def read(self, attributes: Attributes) -> list[str]:
+        """The names of those whose elements are not what they were at the last reading."""
+        budget, known = _Budget(), self._before
+        entered = {name.rpartition(".")[0] for name in attributes}
+        self._before = {
+            name: (each.value, budget.contents(each.value, 0))
+            for name, each in attributes.items()
+            if name not in entered and _counts(each.value)
+        }
+        self.in_place = {
+            name
+            for name, (thing, contents) in self._before.items()
+            if name in known and known[name][0] is thing and known[name][1] != contents
+        }
+        return sorted(self.in_place)
+
+
+class _Budget:
+    """What one reading may still read."""
+
+    def __init__(self) -> None:
+        self.bytes, self.elements = ALL_BYTES, ELEMENTS
+
+    def contents(self, value: Any, depth: int) -> Any:
+        """What tells apart two states of one object; equal where nothing was written."""
+        if type(value) in _FLAT:
+            return value
+        if isinstance(value, Tensor):
+            return self._of_tensor(value)
+        if isinstance(value, np.ndarray):
+            return self._of_array(value)
+        if isinstance(value, bytearray):
+            return bytes(value[:PART_BYTES])
+        if depth < _DEPTH and isinstance(value, list | tuple | deque):
+            return self._of_sequence(value, depth)
+        if depth < _DEPTH and isinstance(value, dict):
+            return tuple(dict.keys(value)), self._of_sequence(list(dict.values(value)), depth)
+        if isinstance(value, set | frozenset):
+            return frozenset(each for each in value if type(each) in _FLAT), len(value)
+        if depth < _DEPTH and is_record(value):
+            return self._of_sequence(list(vars(value).values()), depth)
+        return _Same(value)
+
+    def _of_sequence(self, value: Any, depth: int) -> Any:
+        most = MANY_FLAT if type(next(iter(value), None)) in _FLAT else MANY_ROWS
+        items = _evenly(value if isinstance(value, list | tuple) else tuple(value), most)
+        kinds = frozenset(map(type, items))
+        if not kinds <= _FLAT:
+            copies = _flat_copies(items, kinds)
+            items = copies or _evenly(items, max(1, self.elements))
+            if not copies:
+                self.elements -= len(items)
+                items = tuple(self.contents(each, depth + 1) for each in items)
+        return kinds, len(value), items
+
+    def _of_array(self, array: Any) -> Any:
+        if array.dtype.hasobject:
+            return self._of_sequence(array.reshape(-1).tolist(), 0) if array.size <= MANY_FLAT else None
+        if not array.size:
+            return None
+        is_whole = not isinstance(array, np.memmap) and self._is_whole(array.nbytes)
+        return _sums(array) if is_whole else _of_stretches(array, is_contiguous=array.flags.c_contiguous)
+
+    def _of_tensor(self, tensor: Tensor) -> Any:
+        if storage_of(tensor) == 0:
+            return None
+        plain = tensor.detach()
+        return (
+            tensor_sums(plain) if self._is_whole(plain.nbytes) else _of_stretches(plain, is_contiguous=False)
+        )
+
+    def _is_whole(self, size: int) -> bool:
+        is_whole = size <= min(WHOLE_BYTES, self.bytes)
+        self.bytes -= size if is_whole else PART_BYTES
+        return is_whole
+
+
+class _Same:
+    """Equal to another one of the same object, without a comparison of the recipe's."""
+
+    __slots__ = ("_thing",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._thing is self._thing
+
+
+def _counts(value: Any) -> bool:
+    """Whether it can be written to and stay the same object, and holds data."""
+    is_data = isinstance(value, (Tensor, np.ndarray, list, tuple, dict, set, deque, bytearray))
+    return is_data or is_record(value)
+
+
+def is_record(value: Any) -> bool:
+    """Of the recipe's own, or a namespace: with attributes, and no code that could set them."""
+    kind: Any = type(value)
+    return type(getattr(value, "__dict__", None)) is dict and (
+        kind.__name__ in ("SimpleNamespace", "Namespace") or _is_record_class(kind)
+    )
+
+
+@cache
+def _is_record_class(kind: type) -> bool:
+    if not is_own_class(kind) or kind.__mro__[1:] != (object,):
+        return False
+    functions = {name for name, made in vars(kind).items() if isinstance(made, FunctionType)}
+    return functions <= {"__init__", "__post_init__", "__repr__", "__eq__", "__hash__", "__replace__"}
+
+
+def _sums(array: Any) -> bytes:
+    return checksum.tensor_sums(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def _of_stretches(thing: Any, *, is_contiguous: bool) -> bytes:
+    """Of rows that are spread evenly, at most PART_BYTES, or one row."""
+    if isinstance(thing, Tensor):  # in the order in which they lie
+        thing = thing.permute(sorted(range(thing.ndim), key=thing.stride, reverse=True))
+        is_contiguous = thing.is_contiguous()
+    rows = thing.reshape(-1) if is_contiguous else thing
+    runs = min(_RUNS, len(rows), max(1, PART_BYTES // max(1, rows[0].nbytes)))
+    length = max(1, int(len(rows) * PART_BYTES / rows.nbytes) // runs)
+    starts = [place * (len(rows) - length) // max(1, runs - 1) for place in range(runs)]
+    take = tensor_sums if isinstance(rows, Tensor) else _sums
+    return b"".join(take(rows[start : start + length]) for start in starts)
+
+
+def _evenly(items: list[Any] | tuple[Any, ...], most: int) -> tuple[Any, ...]:
+    return tuple(items[:: -(-len(items) // most) or 1])
+
+
+def _flat_copies(items: tuple[Any, ...], kinds: frozenset[type]) -> tuple[Any, ...]:
+    """Of lists, tuples or dicts that hold numbers and words alone; empty for others."""
+    (kind, *others) = kinds
+    if others or kind not in (list, tuple, dict):
+        return ()
+    held = chain.from_iterable(map(dict.values, items) if kind is dict else items)
+    return tuple(map(kind, items)) if _FLAT.issuperset(map(type, held)) else ()
+
+
+def written_by_loading(dataset: Any, name: str) -> bool:
+    """Whether code that loads a sample writes to this attribute, or into it.
+
+    name: such as `dataset.cache`, of the dataset or of a thing in it.
+    """
+    attribute = name.rpartition(".")[2].partition("[")[0]
+    return any(attribute in _written(kind) for kind in _kinds(dataset, 0))
+
+
+def _kinds(thing: Any, depth: int) -> Iterator[type]:
+    """Classes of the dataset, of datasets in it, and of their transforms."""
+    yield type(thing)
+    held = getattr(thing, "__dict__", None)
+    for name, value in held.items() if depth < _DEPTH and type(held) is dict else ():
+        for each in value if isinstance(value, list | tuple) and len(value) <= _RUNS else [value]:
+            if isinstance(each, Dataset) or ("transform" in name and hasattr(each, "__dict__")):
+                yield from _kinds(each, depth + 1)
+
+
+@cache
+def _written(kind: type) -> frozenset[str]:
+    """Attributes that its methods which load a sample, or are called by those, write to."""
+    methods: dict[str, list[CodeType]] = {}
+    for each in kind.__mro__:
+        if each.__module__.partition(".")[0] not in ("torch", "builtins", "typing"):
+            for name, made in vars(each).items():
+                function = made.fget if isinstance(made, property) else getattr(made, "__wrapped__", made)
+                if isinstance(function, FunctionType):
+                    methods.setdefault(name, []).append(function.__code__)
+    waiting, seen, found = [*_LOADING, "__call__", "forward"], set[str](), set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            for code in methods.get(name, ()):
+                found |= _targets(code)
+                waiting += [each for each in code.co_names if each in methods]
+    return frozenset(found)
+
+
+def _targets(code: CodeType) -> set[str]:
+    """`a` of `self.a[i] = x`, `self.a.b = x`, `self.a += x` and `self.a.append(x)`."""
+    by_start: dict[tuple[int | None, int | None], list[dis.Instruction]] = {}
+    for each in dis.get_instructions(code):
+        if each.positions is not None:
+            by_start.setdefault((each.positions.lineno, each.positions.col_offset), []).append(each)
+    found = set[str]()
+    for parts in by_start.values():
+        names = [str(each.argval) for each in parts if each.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+        ops = {each.opname for each in parts}
+        if ops & {"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "STORE_SLICE"} or _WRITING & set(names):
+            found |= {*names, *(str(each.argval) for each in parts if each.opname == "STORE_ATTR")}
+    return found.union(*(_targets(each) for each in code.co_consts if isinstance(each, CodeType)))
