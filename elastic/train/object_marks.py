@@ -145,9 +145,10 @@ class Mark:
         if before.kind is not self.kind:
             return min(self.rules.rebound, Weight.SAID)
         if self.kind is Kind.PLAIN:
-            if self.owner == "dict" and before.value[:1] == (0,):
-                return Weight.NONE  # it is filled when it is first needed
-            return self.rules.plain if before.value != self.value else Weight.NONE
+            if before.value == self.value:
+                return Weight.NONE
+            is_filled = self.owner == "dict" and before.value[:1] == (0,)  # a cache, perhaps
+            return min(self.rules.plain, Weight.SAID) if is_filled else self.rules.plain
         if self.kind is Kind.TENSOR and before.anchor is not None and self.anchor is not None:
             found = before.anchor()
             if found is None or found is not self.anchor():

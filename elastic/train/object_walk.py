@@ -4,7 +4,8 @@ It follows containers, the attributes of objects of the recipe's own classes and
 of the recipe's classes and modules (namespaces.py), what functions close over and have for
 defaults, and iterators. It looks at attributes in `vars` and slots alone: no property, comparison
 or `__getattr__` of the recipe's runs. What the State saves is left out, and so are this library's
-objects, files, and objects of other libraries without a state_dict.
+objects and files. Of objects of other libraries without a state_dict it sees the arrays and tensors
+in their own attributes.
 """
 
 import functools
@@ -12,6 +13,7 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -19,13 +21,16 @@ from types import (
     FunctionType,
     GeneratorType,
     MethodType,
+    MethodWrapperType,
     ModuleType,
 )
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.train.callables import is_wrapper, wrapped_by
 from elastic.train.namespaces import data_of, is_own_namespace, own_classes, rewritten_in
@@ -51,6 +56,7 @@ _OF_LIBRARY = Rules(rebound=Weight.NONE, in_place=Weight.SAID, plain=Weight.NONE
 
 _MODULE_NAMES = frozenset(vars(nn.Module()))
 _OPTIMIZER_NAMES = frozenset({"defaults", "state", "param_groups"})
+_CHOSEN = nn.Module, Optimizer, LRScheduler
 _CACHED = type(functools.cache(id))
 _ITERATORS_OF_TORCH = torch.utils.data.dataloader._BaseDataLoaderIter  # noqa: SLF001
 
@@ -86,6 +92,8 @@ class Walk:
         if mark is not None and mark.kind is Kind.PLAIN:
             self.marks.setdefault(path, mark)
             return
+        if isinstance(thing, _CHOSEN) or is_own_class(type(thing)):
+            self._note_choice(path, thing, rules, owner, entry)
         if id(thing) in self._seen or self._objects > MANY_OBJECTS:
             return
         self._seen.add(id(thing))
@@ -106,6 +114,13 @@ class Walk:
                 rules = FREE if is_updated else replace(FREE, rebound=Weight.SAID)
                 self.enter(f"{name}.{buffer}", value, rules, owner="buffer", entry=path)
             self._attributes_of_module(name, each, entry=path)
+            for key, tensor in (*each._parameters.items(), *each._buffers.items()):  # noqa: SLF001
+                if tensor is not None:
+                    place = _Place(path=f"{name}.{key}", rules=FREE, owner="", entry=path, depth=DEPTH)
+                    for part in self._of_tensor(tensor, place):
+                        self.enter(
+                            part.path, part.thing, part.rules, owner="tensor", entry=path, depth=part.depth
+                        )
             for kind in own_classes(each):  # their numbers are kept with the State
                 self.enter(kind.__name__, kind, replace(FREE, plain=Weight.NONE))
 
@@ -127,8 +142,18 @@ class Walk:
         return isinstance(thing, Tensor) and storage_of(thing) in self.saved()
 
     def _parts(self, thing: Any, place: "_Place") -> Iterable["_Part"]:
-        if isinstance(thing, (str, bytes, int, float, Tensor, CodeType, FrameType, BuiltinFunctionType)):
+        if isinstance(thing, (str, bytes, int, float, CodeType, FrameType)):
             return ()
+        if isinstance(thing, (BuiltinFunctionType, MethodWrapperType)):  # random.Random(0).random
+            bound = thing.__self__
+            return (
+                () if isinstance(bound, (ModuleType, type, Tensor)) else [place.part("{}", place.path, bound)]
+            )
+        if isinstance(thing, Tensor):
+            return self._of_tensor(thing, place)
+        if isinstance(thing, np.ndarray):
+            numbered = enumerate(thing.flat) if thing.dtype.hasobject else ()
+            return [place.part("{}[{}]", place.path, each, n) for n, each in islice(numbered, MANY_ITEMS)]
         if isinstance(thing, (type, ModuleType)):
             return self._of_namespace(thing, place) if is_own_namespace(thing) else ()
         if isinstance(thing, dict):
@@ -153,8 +178,12 @@ class Walk:
             held = (thing.generator, getattr(thing.sampler, "generator", None))
             return [place.part("{}.generator", place.path, each) for each in held if each is not None]
         if isinstance(thing, FunctionType):
+            self._note_choice(place.path, thing.__code__, place.rules, place.owner, place.entry)
             return self._of_function(thing, place)
         if isinstance(thing, MethodType):
+            function = thing.__func__
+            chosen = getattr(function, "__code__", function)
+            self._note_choice(place.path, chosen, place.rules, place.owner, place.entry)
             return [place.part("{}", place.path, thing.__self__)]
         if isinstance(thing, functools.partial):
             given = (
@@ -234,6 +263,19 @@ class Walk:
             if not name.startswith("__"):
                 yield place.part("{}.{}", place.path, value, name)
 
+    def _of_tensor(self, thing: Tensor, place: "_Place") -> Iterator["_Part"]:
+        """Attributes that a recipe gives it. Another tensor there may be set in each step first."""
+        for name, value in attributes_of(thing):
+            is_rewritten = name in self.rewritten
+            its = place.rules if is_rewritten else replace(place.rules, rebound=Weight.SAID)
+            yield replace(place.part("{}.{}", place.path, value, name), rules=its, owner="tensor")
+
+    def _note_choice(self, path: str, chosen: object, rules: Rules, owner: str, entry: str) -> None:
+        """Which object or function is in a place: it may be another one later."""
+        value = f"{type(chosen).__name__} {id(chosen)}"
+        mark = Mark(kind=Kind.PLAIN, value=value, rules=rules, owner=owner, entry=entry)
+        self.marks.setdefault(path, mark)
+
     def _note_cache(self, thing: Any, place: "_Place") -> None:
         """Of functools: how often it was filled. What is in it no one can read."""
         if isinstance(thing, _CACHED):
@@ -273,9 +315,18 @@ class Walk:
             ]
         if is_own_class(kind):
             return self._attributes(thing, place)
+        if isinstance(thing, torch.distributions.Distribution):
+            return [place.part("{}.{}", place.path, value, name) for name, value in attributes_of(thing)]
         if hasattr(kind, "state_dict"):
             return (place.part("{}.{}", place.path, value, name) for name, value in attributes_of(thing))
-        return ()
+        return self._of_library(thing, place)
+
+    def _of_library(self, thing: Any, place: "_Place") -> Iterator["_Part"]:
+        """Arrays and tensors that an object of another library has: a scaler, cluster centres."""
+        for name, value in attributes_of(thing):
+            if isinstance(value, (Tensor, np.ndarray)):
+                its = place.rules.at_most(Weight.SAID)
+                yield replace(place.part("{}.{}", place.path, value, name), rules=its, depth=0)
 
     def _of_module(self, module: nn.Module, place: "_Place") -> Iterator["_Part"]:
         for name, each in module.named_modules():
@@ -293,11 +344,13 @@ class Walk:
         is_own = is_own_class(type(module))
         rules = _OUTPUT if is_own else _OF_LIBRARY
         for name, value in vars(module).items():
-            if name in _MODULE_NAMES or ((entry or not is_own) and _is_plain(value)):
-                continue  # kept with the State; of a library's layers no change of it has a weight
+            is_mode = name == "training" and not entry
+            if (name in _MODULE_NAMES and not is_mode) or (entry and _is_plain(value)):
+                continue  # kept with the State
             if not isinstance(value, nn.Module):
                 is_assigned = name in self.assigned and rules is _OUTPUT
                 its = replace(rules, rebound=Weight.SAID) if is_assigned else rules
+                its = replace(its, plain=Weight.SAID)  # a loss's beta, a list that the loop appends to
                 self.enter(f"{path}.{name}", value, its, owner="attribute", entry=entry, depth=DEPTH // 2)
 
     def _attributes(self, thing: Any, place: "_Place") -> Iterator["_Part"]:

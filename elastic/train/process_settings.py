@@ -6,6 +6,7 @@ leaves so, a process that restarts does not have. It does not see what only a li
 
 import decimal
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -32,6 +33,8 @@ _GETTERS = (
     *("backends.cuda.flash_sdp_enabled", "backends.cuda.mem_efficient_sdp_enabled"),
     *("backends.cuda.math_sdp_enabled", "backends.cuda.cudnn_sdp_enabled"),
 )
+_DEVICES = "cpu", "cuda"
+_MODES = "_len_torch_function_stack", "_len_torch_dispatch_stack"  # of torch._C
 _HOOKS = (
     *((hooks_of_modules, "_global_forward_hooks"), (hooks_of_modules, "_global_forward_pre_hooks")),
     *((hooks_of_modules, "_global_backward_hooks"), (hooks_of_modules, "_global_backward_pre_hooks")),
@@ -58,6 +61,12 @@ def _reader(path: str) -> Callable[[], Any] | None:
 _READERS: dict[str, Callable[[], Any]] = {
     **{f"torch.{name}()": attrgetter(name)(torch) for name in _GETTERS},
     **{f"torch.backends.{path}": read for path in _FLAGS if (read := _reader(path)) is not None},
+    **{
+        f"torch.{name}({device!r})": partial(getattr(torch, name), device)
+        for device in _DEVICES
+        for name in ("is_autocast_enabled", "get_autocast_dtype")
+    },
+    **{f"torch._C.{name}()": attrgetter(name)(torch._C) for name in _MODES if hasattr(torch._C, name)},  # noqa: SLF001
     "np.geterr()": np.geterr,
     "decimal.getcontext().prec": lambda: decimal.getcontext().prec,
     "decimal.getcontext().rounding": lambda: decimal.getcontext().rounding,
