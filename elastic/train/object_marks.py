@@ -147,7 +147,9 @@ class Mark:
         if self.kind is Kind.PLAIN:
             if before.value == self.value:
                 return Weight.NONE
-            is_filled = self.owner == "dict" and before.value[:1] == (0,)  # a cache, perhaps
+            is_filled = self.owner in ("dict", "cache by key") and before.value[:1] == (0,)
+            if is_filled and self.owner == "cache by key":
+                return Weight.NONE
             return min(self.rules.plain, Weight.SAID) if is_filled else self.rules.plain
         if self.kind is Kind.TENSOR and before.anchor is not None and self.anchor is not None:
             found = before.anchor()

@@ -32,7 +32,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from elastic.train.callables import is_wrapper, wrapped_by
+from elastic.train.callables import is_wrapper, unwrapped, wrapped_by
+from elastic.train.liveness import globals_needed
 from elastic.train.namespaces import data_of, is_own_namespace, own_classes, rewritten_in
 from elastic.train.object_contents import opened
 from elastic.train.object_marks import PLAIN, Kind, Mark, Rules, Weight, mark_of, passes_on, storage_of
@@ -59,6 +60,13 @@ _OPTIMIZER_NAMES = frozenset({"defaults", "state", "param_groups"})
 _CHOSEN = nn.Module, Optimizer, LRScheduler
 _CACHED = type(functools.cache(id))
 _ITERATORS_OF_TORCH = torch.utils.data.dataloader._BaseDataLoaderIter  # noqa: SLF001
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Which object is in a place, as the value of its mark."""
+
+    id: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,7 +100,7 @@ class Walk:
         if mark is not None and mark.kind is Kind.PLAIN:
             self.marks.setdefault(path, mark)
             return
-        if isinstance(thing, _CHOSEN) or is_own_class(type(thing)):
+        if isinstance(thing, _CHOSEN):
             self._note_choice(path, thing, rules, owner, entry)
         if id(thing) in self._seen or self._objects > MANY_OBJECTS:
             return
@@ -270,9 +278,15 @@ class Walk:
             its = place.rules if is_rewritten else replace(place.rules, rebound=Weight.SAID)
             yield replace(place.part("{}.{}", place.path, value, name), rules=its, owner="tensor")
 
+    def note_object(self, path: str, thing: object) -> None:
+        """Which object a variable names, where no mark says more."""
+        known = self.marks.get(path)
+        if known is None or (known.kind is Kind.PLAIN and isinstance(known.value, _Chosen)):
+            self.marks[path] = Mark(kind=Kind.PLAIN, value=_Chosen(id(thing)), rules=FREE)
+
     def _note_choice(self, path: str, chosen: object, rules: Rules, owner: str, entry: str) -> None:
         """Which object or function is in a place: it may be another one later."""
-        value = f"{type(chosen).__name__} {id(chosen)}"
+        value = _Chosen(id(chosen))
         mark = Mark(kind=Kind.PLAIN, value=value, rules=rules, owner=owner, entry=entry)
         self.marks.setdefault(path, mark)
 
@@ -280,7 +294,8 @@ class Walk:
         """Of functools: how often it was filled. What is in it no one can read."""
         if isinstance(thing, _CACHED):
             value = thing.cache_info().misses, ()
-            mark = Mark(kind=Kind.PLAIN, value=value, rules=place.rules, owner="dict", entry=place.entry)
+            owner = "cache by key" if all(map(_is_by_arguments, unwrapped(thing))) else "dict"
+            mark = Mark(kind=Kind.PLAIN, value=value, rules=place.rules, owner=owner, entry=place.entry)
             self.marks.setdefault(f"{place.path}.cache_info()", mark)
 
     def _of_namespace(self, space: Any, place: "_Place") -> Iterator["_Part"]:
@@ -314,6 +329,7 @@ class Walk:
                 replace(place.part("{}.{}", place.path, value, name), owner="module") for name, value in held
             ]
         if is_own_class(kind):
+            self._note_choice(place.path, kind, place.rules, place.owner, place.entry)
             return self._attributes(thing, place)
         if isinstance(thing, torch.distributions.Distribution):
             return [place.part("{}.{}", place.path, value, name) for name, value in attributes_of(thing)]
@@ -399,6 +415,14 @@ def _defaults(function: FunctionType) -> Iterator[tuple[str, Any]]:
     last = code.co_argcount
     yield from zip(code.co_varnames[last - len(given) : last], given, strict=True)
     yield from (function.__kwdefaults__ or {}).items()
+
+
+def _is_by_arguments(function: FunctionType) -> bool:
+    """Whether what it gives follows from its arguments: beside them it reads only code."""
+    space = function.__globals__
+    read = [space[name] for name in globals_needed(function.__code__) if name in space]
+    is_code = all(isinstance(each, (ModuleType, type, FunctionType, BuiltinFunctionType)) for each in read)
+    return is_code and not function.__closure__
 
 
 def _is_plain(thing: Any) -> bool:

@@ -44,7 +44,7 @@ def _is_shown(before: Mark | None, now: Mark) -> bool:
         return False
     if isinstance(now.value, str):
         return now.value.startswith("str ")
-    if before is None or not isinstance(before.value, tuple):
+    if before is None or not (isinstance(before.value, tuple) and isinstance(now.value, tuple)):
         return False
     (length, items), (earlier_length, earlier) = now.value, before.value
-    return bool(length > earlier_length and items[: len(earlier)] == earlier)
+    return bool(length > earlier_length > 0 and items[: len(earlier)] == earlier)

@@ -57,6 +57,38 @@ REFUSED = {
             update()
             Ema.update(model)
         """,
+    "model.0.weight.slow": """
+        for p in model.parameters():
+            p.slow = p.detach().clone()
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.slow.lerp_(p, 0.1)
+        """,
+    "model.0.weight.momentum": """
+        for p in model.parameters():
+            p.momentum = torch.zeros_like(p)
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            for p in model.parameters():
+                p.momentum = 0.9 * p.momentum + p.grad
+        """,
+    "prior.loc": """
+        prior = torch.distributions.Normal(torch.zeros(2), torch.ones(2))
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            prior.log_prob(torch.zeros(2))
+            if step.number % 2 == 0:
+                h = model(torch.ones(4, 4)).detach()
+                prior = torch.distributions.Normal(h.mean(0), torch.ones(2))
+        """,
+    "draw": """
+        draw = random.Random(0).random
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            optimizer.param_groups[0]["lr"] = 0.1 * draw()
+        """,
     "CFG.bank": """
         class CFG:
             bank = torch.zeros(4)
@@ -272,6 +304,105 @@ SAID = {
         for step in run_steps(model=model, optimizer=optimizer):
             update()
             scale = functools.partial(scaled, by=scale.keywords["by"] * 0.9)
+        """,
+    "first": """
+        first = {}
+        for step in run_steps(model=model, optimizer=optimizer):
+            loss = update()
+            first.setdefault("loss", loss)
+            optimizer.param_groups[0]["lr"] = 0.1 * loss / first["loss"]
+        """,
+    "first.cache_info()": """
+        @functools.lru_cache(maxsize=None)
+        def first(name):
+            return float(model.get_parameter(name).detach().sum())
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            optimizer.param_groups[0]["lr"] = 0.1 + 0.01 * first("0.bias")
+        """,
+    "model.0.weight.scale model.0.bias.scale": """
+        for p in model[0].parameters():
+            p.scale = 1.0
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            for p in model[0].parameters():
+                p.grad.mul_(p.scale)
+                p.scale *= 0.95
+        """,
+    "current": """
+        other = torch.optim.Adam(model.parameters())
+        current = other
+        for step in run_steps(model=model, optimizer=optimizer, other=other):
+            update()
+            current.step()
+            if step.number == 3:
+                current = optimizer
+        """,
+    "nets": """
+        twin = copy.deepcopy(model)
+        nets = {"fast": model, "slow": twin}
+        for step in run_steps(model=model, optimizer=optimizer, twin=twin):
+            update()
+            if step.number % 3 == 0:
+                nets["fast"], nets["slow"] = nets["slow"], nets["fast"]
+        """,
+    "heads": """
+        heads = [model[0], model[2]]
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            heads.append(heads.pop(0))
+        """,
+    "control.rate": """
+        class Control:
+            def __init__(self):
+                self.rate = self.before
+            def before(self, loss):
+                self.rate = self.after
+                return 0.1
+            def after(self, loss):
+                return 0.01
+        control = Control()
+        for step in run_steps(model=model, optimizer=optimizer):
+            optimizer.param_groups[0]["lr"] = control.rate(update())
+        """,
+    "model.cfg": """
+        model.cfg = {"temperature": 1.0}
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            model.cfg["temperature"] *= 0.95
+        """,
+    "model.history": """
+        model.history = []
+        for step in run_steps(model=model, optimizer=optimizer):
+            model.history.append(update())
+            optimizer.param_groups[0]["lr"] = 0.1 * sum(model.history) / len(model.history)
+        """,
+    "criterion.beta": """
+        criterion = nn.SmoothL1Loss()
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            criterion(torch.ones(1), torch.zeros(1))
+            if step.number == 3:
+                criterion.beta = 0.1
+        """,
+    "teacher.training teacher.0.training teacher.1.training": """
+        teacher = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)).eval()
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            teacher(torch.ones(2, 4))
+            if step.number == 3:
+                teacher.train()
+        """,
+    "cells": """
+        cells = np.array([0.0, torch.zeros(())], dtype=object)
+        for step in run_steps(model=model, optimizer=optimizer):
+            cells[0] = 0.9 * cells[0] + update()
+        """,
+    "tick": """
+        tick = itertools.count().__next__
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + tick())
         """,
     "phase": """
         import enum
