@@ -286,6 +286,8 @@ class LoopMemory:
             weight = mark.weight_of_change(
                 before.marks.get(path), is_made_late=_is_made_late(path, mark, before, self._began)
             )
+            if _is_added(path, mark, before):
+                weight = min(mark.rules.plain, Weight.SAID)
             if weight is Weight.NONE or (mark.entry and _is_saved(path, mark, before, now)):
                 continue
             if mark.entry and mark.kind is not Kind.TENSOR and not now.saved[mark.entry].is_module:
@@ -432,6 +434,17 @@ def _is_made_late(path: str, mark: Mark, before: _Look, began: int) -> bool:
     places = (path[: found.start()] for found in reversed(list(re.finditer(r"[.\[]", path))))
     above = next((before.marks[place] for place in places if place in before.marks), None)
     return above is not None and above.value == plain_text(None)
+
+
+def _is_added(path: str, mark: Mark, before: _Look) -> bool:
+    """Whether it is a number or the like that an object has got, which was there before.
+
+    As in `if not hasattr(self, "first"): self.first = loss`.
+    """
+    if mark.kind is not Kind.PLAIN or path in before.marks:
+        return False
+    owner, dot, name = path.rpartition(".")
+    return bool(dot and name.isidentifier() and owner in before.marks)
 
 
 def _is_saved(path: str, mark: Mark, before: _Look, now: _Look) -> bool:

@@ -312,6 +312,16 @@ SAID = {
             first.setdefault("loss", loss)
             optimizer.param_groups[0]["lr"] = 0.1 * loss / first["loss"]
         """,
+    "ratio.first": """
+        class Ratio:
+            def of(self, loss):
+                if not hasattr(self, "first"):
+                    self.first = loss
+                return loss / self.first
+        ratio = Ratio()
+        for step in run_steps(model=model, optimizer=optimizer):
+            optimizer.param_groups[0]["lr"] = 0.1 * ratio.of(update())
+        """,
     "first.cache_info()": """
         @functools.lru_cache(maxsize=None)
         def first(name):
