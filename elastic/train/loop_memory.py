@@ -244,7 +244,7 @@ class LoopMemory:
         for name, value in sorted(variables.carried, key=lambda each: is_own_namespace(each[1])):
             walk.enter(name, value, FREE, owner=_owner(value))
             if callable(value) and not isinstance(value, type):  # another criterion, say, from some step on
-                walk.note_object(name, value)
+                walk.note_which(name, value)
         for name, value in variables.targets:
             walk.enter(name, value, FREE, owner="iterator")
         for name, value in variables.on_errors:

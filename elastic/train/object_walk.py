@@ -278,7 +278,7 @@ class Walk:
             its = place.rules if is_rewritten else replace(place.rules, rebound=Weight.SAID)
             yield replace(place.part("{}.{}", place.path, value, name), rules=its, owner="tensor")
 
-    def note_object(self, path: str, thing: object) -> None:
+    def note_which(self, path: str, thing: object) -> None:
         """Which object a variable names, where no mark says more."""
         known = self.marks.get(path)
         if known is None or (known.kind is Kind.PLAIN and isinstance(known.value, _Chosen)):

@@ -169,7 +169,8 @@ def test_a_state_without_progress_gives_way_to_an_older_one(drill):
 
 
 def test_a_rank_killed_right_after_its_snapshot_costs_the_step_in_flight_at_most(drill, undisturbed):
-    """First rank 0 dies after it has published the snapshot.
+    """First rank 0 dies after it has published the snapshot, which counts if rank 1 has voted for
+    its state before the agent kills that; else step 9 was in flight.
 
     Then rank 1 dies, which writes none; the agent kills rank 0 before its line of the metrics,
     before its snapshot or after it.
@@ -180,7 +181,7 @@ def test_a_rank_killed_right_after_its_snapshot_costs_the_step_in_flight_at_most
     drill.is_like(undisturbed)
     first, second, third = restored(drill)
     assert first == (0, "none", 0)
-    assert (second[0], second[2]) == (9, 0)
+    assert (second[0], second[2]) in {(8, 1), (9, 0)}
     assert (third[0], third[2]) in {(14, 0), (14, 1), (15, 0)}
 
 

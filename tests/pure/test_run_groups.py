@@ -25,7 +25,7 @@ class LeftLoop:
 def test_ranks_meet_in_the_groups_of_the_loop_that_was_left():
     """The groups of the start are closed then; with nccl, a closed group is an error."""
     run, first, fresh = object.__new__(Run), Groups(), Groups()
-    run._groups, run._loop_end = first, None
+    run._groups, run._loop_end, run._error = first, None, None
     assert run.mean(1.0) == 1.0
     run._loop_end = LeftLoop(fresh)
     assert run.mean(2.0) == 2.0
