@@ -26,8 +26,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from elastic.data.stale_copies import Attributes
-from elastic.snapshot import checksum
-from elastic.train.flat_state import tensor_sums
+from elastic.train.flat_state import array_sums, tensor_sums
 from elastic.train.object_marks import storage_of
 from elastic.train.own_code import is_own_class
 
@@ -118,7 +117,7 @@ class _Budget:
         if not array.size:
             return None
         is_whole = not isinstance(array, np.memmap) and self._is_whole(array.nbytes)
-        return _sums(array) if is_whole else _of_stretches(array, is_contiguous=array.flags.c_contiguous)
+        return array_sums(array) if is_whole else _of_stretches(array, is_contiguous=array.flags.c_contiguous)
 
     def _of_tensor(self, tensor: Tensor) -> Any:
         if storage_of(tensor) == 0:
@@ -169,10 +168,6 @@ def _is_record_class(kind: type) -> bool:
     return functions <= {"__init__", "__post_init__", "__repr__", "__eq__", "__hash__", "__replace__"}
 
 
-def _sums(array: Any) -> bytes:
-    return checksum.tensor_sums(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-
-
 def _of_stretches(thing: Any, *, is_contiguous: bool) -> bytes:
     """Of rows that are spread evenly, at most PART_BYTES, or one row."""
     if isinstance(thing, Tensor):  # in the order in which they lie
@@ -182,7 +177,7 @@ def _of_stretches(thing: Any, *, is_contiguous: bool) -> bytes:
     runs = min(_RUNS, len(rows), max(1, PART_BYTES // max(1, rows[0].nbytes)))
     length = max(1, int(len(rows) * PART_BYTES / rows.nbytes) // runs)
     starts = [place * (len(rows) - length) // max(1, runs - 1) for place in range(runs)]
-    take = tensor_sums if isinstance(rows, Tensor) else _sums
+    take = tensor_sums if isinstance(rows, Tensor) else array_sums
     return b"".join(take(rows[start : start + length]) for start in starts)
 
 

@@ -8,6 +8,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,3 +101,20 @@ def tensor_sums(tensor: Tensor) -> bytes:
     words, cut = checksum.stretch_words(flat.numel())
     stretches = flat[:cut].view(torch.int64).view(checksum.STRETCHES, words).sum(1)
     return stretches.cpu().numpy().tobytes() + flat[cut:].cpu().numpy().tobytes()
+
+
+def array_sums(array: Any) -> bytes:
+    """The same of an array of NumPy."""
+    return checksum.tensor_sums(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def sha256_of(things: list[Any]) -> str:
+    """16 digits of dense tensors and arrays, the same on every device."""
+    found = hashlib.sha256()
+    for thing in things:
+        found.update(f"{thing.dtype} {list(thing.shape)}\n".encode())
+        is_tensor = isinstance(thing, Tensor)
+        found.update(
+            tensor_sums(thing.detach().resolve_conj().resolve_neg()) if is_tensor else array_sums(thing)
+        )
+    return found.hexdigest()[:16]

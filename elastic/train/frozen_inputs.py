@@ -15,7 +15,6 @@ Numbers that functions of the first step read (number_inputs.py) stand there as 
 another after a resume is named and not refused: it may be of this process alone, or only be shown.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,13 +22,11 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from elastic.errors import UsageError
-from elastic.snapshot import checksum
 from elastic.train.callables import code_key
-from elastic.train.flat_state import tensor_sums
+from elastic.train.flat_state import sha256_of
 from elastic.train.number_inputs import MANY_NUMBERS, numbers_read
 from elastic.train.object_marks import leaves, storage_of
 from elastic.train.process_groups import ProcessGroups
@@ -177,9 +174,9 @@ class FrozenInputs:
         for tensors in of_modules.values():
             for name, part in _grouped(tensors).items():
                 mark = [(each.data_ptr(), each._version) for each in part]  # noqa: SLF001
-                self._add(step, name, mark, partial(_sha256, part), at_once=True)
+                self._add(step, name, mark, partial(sha256_of, part), at_once=True)
         for name, thing in others:
-            self._add(step, name, _mark_of(thing), partial(_sha256, [thing]), at_once=False)
+            self._add(step, name, _mark_of(thing), partial(sha256_of, [thing]), at_once=False)
 
     def _add(self, step: int, name: str, mark: object, sha256: Callable[[], str], *, at_once: bool) -> None:
         known = self._marks.get(name)
@@ -251,17 +248,5 @@ def _grouped(tensors: Named) -> Named:
 def _mark_of(thing: Any) -> object:
     """Changes where the contents do. A write by NumPy has no count."""
     if isinstance(thing, Tensor):
-        return thing.data_ptr(), thing._version, _sha256([thing])  # noqa: SLF001
-    return _sha256([thing])
-
-
-def _sha256(things: list[Any]) -> str:
-    """16 digits, the same on every device."""
-    found = hashlib.sha256()
-    for thing in things:
-        found.update(f"{thing.dtype} {list(thing.shape)}\n".encode())
-        if isinstance(thing, Tensor):
-            found.update(tensor_sums(thing.detach().resolve_conj().resolve_neg()))
-        else:
-            found.update(checksum.tensor_sums(np.ascontiguousarray(thing).reshape(-1).view(np.uint8).data))
-    return found.hexdigest()[:16]
+        return thing.data_ptr(), thing._version, sha256_of([thing])  # noqa: SLF001
+    return sha256_of([thing])

@@ -147,10 +147,12 @@ class Mark:
         if self.kind is Kind.PLAIN:
             if before.value == self.value:
                 return Weight.NONE
-            is_filled = self.owner in ("dict", "cache by key") and before.value[:1] == (0,)
-            if is_filled and self.owner == "cache by key":
+            was_empty = isinstance(before.value, tuple) and before.value[:1] == (0,)
+            if was_empty and self.owner == "cache by key":
                 return Weight.NONE
-            return min(self.rules.plain, Weight.SAID) if is_filled else self.rules.plain
+            return (
+                min(self.rules.plain, Weight.SAID) if was_empty and self.owner == "dict" else self.rules.plain
+            )
         if self.kind is Kind.TENSOR and before.anchor is not None and self.anchor is not None:
             found = before.anchor()
             if found is None or found is not self.anchor():

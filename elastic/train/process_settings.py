@@ -34,7 +34,7 @@ _GETTERS = (
     *("backends.cuda.math_sdp_enabled", "backends.cuda.cudnn_sdp_enabled"),
 )
 _DEVICES = "cpu", "cuda"
-_MODES = "_len_torch_function_stack", "_len_torch_dispatch_stack"  # of torch._C
+_MODES = {"TorchFunctionMode": "_len_torch_function_stack", "TorchDispatchMode": "_len_torch_dispatch_stack"}
 _HOOKS = (
     *((hooks_of_modules, "_global_forward_hooks"), (hooks_of_modules, "_global_forward_pre_hooks")),
     *((hooks_of_modules, "_global_backward_hooks"), (hooks_of_modules, "_global_backward_pre_hooks")),
@@ -66,7 +66,11 @@ _READERS: dict[str, Callable[[], Any]] = {
         for device in _DEVICES
         for name in ("is_autocast_enabled", "get_autocast_dtype")
     },
-    **{f"torch._C.{name}()": attrgetter(name)(torch._C) for name in _MODES if hasattr(torch._C, name)},  # noqa: SLF001
+    **{
+        f"the number of open {mode}s": attrgetter(name)(torch._C)  # noqa: SLF001 - no public name
+        for mode, name in _MODES.items()
+        if hasattr(torch._C, name)  # noqa: SLF001
+    },
     "np.geterr()": np.geterr,
     "decimal.getcontext().prec": lambda: decimal.getcontext().prec,
     "decimal.getcontext().rounding": lambda: decimal.getcontext().rounding,

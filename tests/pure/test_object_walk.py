@@ -312,6 +312,16 @@ SAID = {
             first.setdefault("loss", loss)
             optimizer.param_groups[0]["lr"] = 0.1 * loss / first["loss"]
         """,
+    "chosen": """
+        class Config:
+            pass
+        chosen = Config()
+        for step in run_steps(model=model, optimizer=optimizer):
+            print(chosen)
+            update()
+            if step.number == 2:
+                chosen = {"mix": 0.5}
+        """,
     "ratio.first": """
         class Ratio:
             def of(self, loss):
