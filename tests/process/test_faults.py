@@ -452,6 +452,8 @@ def test_a_paused_process_was_stopped_and_continued(whom, code):
 def test_gradients_that_a_recipe_makes_itself_survive_a_killed_worker(drill, tmp_path):
     """The recipe clips the gradient of each shard, sums them and sets `.grad`: such a step ends
     with its body, without `backward`. Its loss is not known.
+
+    The state of step 8 counts if rank 0 has voted for it too before the agent kills that.
     """
     form = {"arguments": ("--form", "hand")}
     drill.start("--run-dir", str(tmp_path / "calm"), **form).ends_with(0)
@@ -460,6 +462,6 @@ def test_gradients_that_a_recipe_makes_itself_survive_a_killed_worker(drill, tmp
     _, calm = drill.inspects("report", str(tmp_path / "calm"))
     _, report = drill.inspects("report", drill.run.url)
     assert report["final_digest"] == calm["final_digest"]
-    assert report["generations"][1]["first_step"] == 8
+    assert report["generations"][1]["first_step"] in {7, 8}
     code, found = drill.inspects("diff", str(tmp_path / "calm"), drill.run.url)
     assert code == 0, found
