@@ -7,7 +7,7 @@ runs stay readable.
 """
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -147,6 +147,19 @@ class SettingsIgnored(Event):
 
     step: int
     settings: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeEdited(Event):
+    """The process that goes on after `step` runs another recipe than the one that trained it.
+
+    `text`: the recipe's text is another one. `numbers`: that its functions read, each with both
+    values.
+    """
+
+    step: int
+    text: bool = False
+    numbers: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

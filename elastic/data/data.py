@@ -1,6 +1,5 @@
 """`Data` is a data set in the run's order; what cannot be put into an order is refused by name."""
 
-from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Integral
 from typing import Any
@@ -11,11 +10,20 @@ from elastic.data.loader import Loader
 from elastic.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """A dataset in the run's order; made by `Run.data`."""
+    """A dataset in the run's order; made by `Run.data`. It has no attributes to set."""
 
+    __slots__ = ("loader",)
     loader: Loader
+
+    def __init__(self, *, loader: Loader) -> None:
+        object.__setattr__(self, "loader", loader)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise UsageError(
+            f"data.{name} = ...: what run.data returns has no attributes to set, and the loop goes on with the samples that run.data was asked for. Give "
+            f"arguments to run.data; keep what the loop changes in elastic.Values({name}=...), which goes into the State"
+        )
 
     @property
     def steps_per_epoch(self) -> int:

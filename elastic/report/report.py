@@ -121,7 +121,8 @@ class Report:
     states of other runs that this one descends from, oldest first. began_again: variables of the
     recipe's loop that no State saves, where the run went on from a state after they had changed.
     unsaved: all such variables.
-    replays: steps that gave another result when they were done again.
+    replays: steps that gave another result when they were done again. edits: where a process with
+    another recipe, or other numbers that it reads, went on.
     """
 
     finished: bool
@@ -143,6 +144,7 @@ class Report:
     began_again: list[str]
     unsaved: Unsaved
     replays: list[kinds.ReplayDiffered]
+    edits: list[kinds.RecipeEdited]
 
 
 def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None = None) -> Report:
@@ -180,6 +182,7 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
         began_again=began_again(events),
         unsaved=unsaved(events),
         replays=[each.event for each in of_kind(events, kinds.ReplayDiffered)],
+        edits=[each.event for each in of_kind(events, kinds.RecipeEdited)],
     )
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elastic.config.parent import Ancestor
-from elastic.events import ReplayDiffered, SnapshotInterval, Stopped
+from elastic.events import RecipeEdited, ReplayDiffered, SnapshotInterval, Stopped
 from elastic.observe.began_again import Unsaved
 from elastic.report.diff import ComparedRun, Difference
 from elastic.report.report import GenerationSummary, Report
@@ -105,6 +105,7 @@ def _report_facts(report: Report) -> dict[str, str]:
         | _began_again(report.began_again)
         | _unsaved(report.unsaved)
         | _replays(report.replays)
+        | _edits(report.edits)
     )
 
 
@@ -127,6 +128,15 @@ def _replays(found: list[ReplayDiffered]) -> dict[str, str]:
         for each in found
     ]
     return {"done again": "\n".join(lines)} if lines else {}
+
+
+def _edits(found: list[RecipeEdited]) -> dict[str, str]:
+    """One line for each, if there are any."""
+    lines = [
+        f"after step {each.step}: {', '.join([*(['another text of the recipe'] if each.text else []), *each.numbers])}"
+        for each in found
+    ]
+    return {"edited": "\n".join(lines)} if lines else {}
 
 
 def _loss(loss: float | None) -> str:

@@ -11,8 +11,9 @@ at once; other tensors and arrays from a later step on, if they did not change u
 changes later is loop_memory.py's business. Checksums are sums of words: one pass over the memory.
 It does not see what lies beyond reach (reachable.py), such as tensors in objects of libraries.
 
-Numbers that functions of the first step read (number_inputs.py) stand there as well. One that is
-another after a resume is named and not refused: it may be of this process alone, or only be shown.
+Numbers that functions of a process's first step read (number_inputs.py) stand there as well. One
+that is another in the process that goes on is named and not refused: it may be of that process
+alone, or only be shown.
 """
 
 from collections import Counter
@@ -109,16 +110,20 @@ class FrozenInputs:
         if step > self._first_step and len(self._marks) == known:
             self._looks[code] = LOOKS  # it reads nothing new
 
-    def compare_ranks(self, step: int, groups: ProcessGroups) -> None:
-        """In a generation's first step, with the other ranks. Raises UsageError on all of them."""
+    def compare_ranks(self, step: int, groups: ProcessGroups) -> list[str]:
+        """In a generation's first step, with the other ranks. Raises UsageError on all of them.
+
+        Returns the numbers that are others than before, which rank 0 has said.
+        """
         if step != self._first_step:
-            return
+            return []
         gathered: list[tuple[dict[str, str], dict[str, str]]] = groups.all_gather((self._now, self._numbers))
         of_ranks = [checksums for checksums, _ in gathered]
         for name, text in self._numbers.items():
             if any(numbers.get(name) != text for _, numbers in gathered):
                 self._numbers[name] = SEVERAL  # the number of a rank, perhaps
-        if groups.rank == 0 and (others := self._other_numbers()):
+        others = self._other_numbers()
+        if groups.rank == 0 and others:
             print(_note(others), flush=True)
         for rank, there in enumerate(of_ranks):
             for name, sha256 in there.items():
@@ -128,6 +133,7 @@ class FrozenInputs:
                         f"step {step}: {_shown(name)}, which no object of the State saves, is another one on rank {rank} than on rank 0, and the function "
                         f"given to step.mean_loss or step.sum can read it. Make it alike in every process. {_advice(name)}"
                     )
+        return others
 
     def saved(self) -> dict[str, str]:
         """A checksum by name."""
@@ -135,12 +141,12 @@ class FrozenInputs:
         return dict(sorted((self._there | self._now | several).items())[:MANY_NAMES])
 
     def numbers(self) -> dict[str, str]:
-        """As text by name, as the run first read them."""
-        numbers = dict(sorted((self._numbers | self._numbers_there).items())[:MANY_NUMBERS])
+        """As text by name, as this process read them, or an earlier one where this one has not."""
+        numbers = dict(sorted((self._numbers_there | self._numbers).items())[:MANY_NUMBERS])
         return {name: text for name, text in numbers.items() if text != SEVERAL}
 
     def _other_numbers(self) -> list[str]:
-        """Those that are not what they were when this run first read them, each with both."""
+        """Those that are not what the process had that trained the restored state, with both."""
         found = []
         for name, there in sorted(self._numbers_there.items()):
             now = self._numbers.get(name, there)
@@ -202,7 +208,7 @@ class FrozenInputs:
 def _note(found: list[str]) -> str:
     more = f", and {len(found) - _MANY_SAID} more" if len(found) > _MANY_SAID else ""
     return (
-        f"note: a function given to step.mean_loss or step.sum reads other numbers than when this run first read them: {', '.join(found[:_MANY_SAID])}{more}. If "
+        f"note: a function given to step.mean_loss or step.sum reads other numbers than before this restart: {', '.join(found[:_MANY_SAID])}{more}. If "
         "they count in the loss, the run ends with another result. To resume it, give them their former values; to go on with the new ones, begin a run "
         "from this state: elastic-train RECIPE --from RUN --run-dir NEW"
     )

@@ -23,7 +23,7 @@ from types import FrameType
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.data.loader import Batch
 from elastic.errors import EXIT_COMPLETE, ElasticError, StoreFailed, UsageError
-from elastic.events import Stopped
+from elastic.events import RecipeEdited, Stopped
 from elastic.system.phase import Phase
 from elastic.system.raised_error import ErrorPlace
 from elastic.train import refuse
@@ -330,7 +330,9 @@ class Loop:
     def _requests(self, number: int) -> Requests:
         parts, output = self._parts, self._parts.output
         self._memory.after_gradients()
-        parts.frozen.compare_ranks(number, parts.groups)
+        edited = parts.frozen.compare_ranks(number, parts.groups)
+        if edited and output is not None:
+            output.log.record(RecipeEdited(step=number - 1, numbers=edited))
         if parts.snapshotting is not None:
             parts.snapshotting.copy.before_update()
         drain = parts.page.drain or (parts.trace is not None and parts.trace.wants_drain(number))

@@ -18,7 +18,7 @@ from elastic.data.record import (
     record_of,
 )
 from elastic.errors import StoreFailed
-from elastic.events import Restored, RunStarted, SettingsIgnored
+from elastic.events import RecipeEdited, Restored, RunStarted, SettingsIgnored
 from elastic.observe.metrics import Metrics, Rewound
 from elastic.storage.store import create_or_read
 from elastic.system.clock import Clock
@@ -29,6 +29,7 @@ from elastic.train.replay_check import begin_replay
 from elastic.train.restore import ResumePoint
 
 RECIPE_DIGITS = 16  # of the sha256 of its text
+_EDITED = "note: the state of step {step} was trained by another text of the recipe than this one; elastic-train report lists where it changed"
 BEGINNING = "data.json"  # in the run directory: the data that the run began with, at step 0
 
 
@@ -86,6 +87,9 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
             Restored(step=point.step, source=point.source, lost_steps=lost_steps, seconds=seconds)
         )
         _report_ignored(parts, output, point.step)
+        if point.step and point.data is not None and point.data.recipe not in ("", recipe):
+            output.log.record(RecipeEdited(step=point.step, text=True))
+            print(_EDITED.format(step=point.step), flush=True)
     replay = begin_replay(parts, point, rewound, there, records[0])
     return Resumed(point=point, first_new=first_new, data=records[0], replay=replay)
 

@@ -76,10 +76,21 @@ def notes(recipe, before, after, capsys):
 
 def test_a_number_that_is_another_one_after_a_resume_is_named_with_both_values(capsys):
     for recipe, name in NAMES.items():
-        assert f"first read them: {name} is 0.7 and was 0.5. If" in notes(recipe, 0.5, 0.7, capsys)
+        assert f"before this restart: {name} is 0.7 and was 0.5. If" in notes(recipe, 0.5, 0.7, capsys)
 
 
 def test_the_same_numbers_readings_of_clocks_and_what_the_loop_writes_are_not_named(capsys):
     for recipe in NAMES:
         assert notes(recipe, 0.5, 0.5, capsys) == ""
     assert notes(by_the_loop, 0.5, 0.7, capsys) == ""
+
+
+def test_a_number_that_is_put_back_later_is_named_again(capsys):
+    """Edited, resumed, edited back, resumed: each process is compared with the one before it."""
+    first = Generation()
+    by_a_variable(first, 0.5)
+    edited = Generation(4, first.saved[3], last=5, numbers=first.numbers)
+    by_a_variable(edited, 0.7)
+    capsys.readouterr()
+    by_a_variable(Generation(6, edited.saved[5], numbers=edited.numbers), 0.5)
+    assert "before this restart: temperature is 0.5 and was 0.7. If" in capsys.readouterr().out

@@ -252,6 +252,7 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "began_again": [],
         "unsaved": {"changing": [], "after_loop": []},
         "replays": [],
+        "edits": [],
     }
 
 
@@ -263,6 +264,18 @@ def test_all_variables_that_no_state_saves_are_listed_in_the_order_of_the_events
     ]
     found = summarise(said, [])
     assert found["unsaved"] == {"changing": ["best", *"abcdefgh", "z"], "after_loop": ["loss"]}
+
+
+def test_edits_of_a_recipe_are_listed_with_the_step_they_came_after():
+    said = [
+        logged("recipe_edited", 3.0, step=4, text=True),
+        logged("recipe_edited", 4.0, step=4, numbers=["sigma is 0.5 and was 0.1"]),
+    ]
+    found = report.summarise([*KILLED, *said], KILLED_STEPS, None)
+    text = io.StringIO()
+    Console(file=text, width=120).print(report_tables("run", found))
+    assert "after step 4: another text of the recipe" in text.getvalue()
+    assert "after step 4: sigma is 0.5 and was 0.1" in text.getvalue()
 
 
 def test_variables_of_the_loop_that_began_again_at_a_restart_are_named():

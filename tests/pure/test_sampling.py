@@ -176,3 +176,14 @@ def test_run_steps_names_what_it_was_given_in_place_of_data_and_state(data, stat
     with pytest.raises(UsageError) as refused:
         next(Run.steps(run, data, state))
     assert says in str(refused.value)
+
+
+def test_an_attribute_that_a_recipe_sets_on_its_data_is_refused_with_where_it_belongs():
+    """`data.tau = 1` in the loop: nothing would read it, and no state would keep it."""
+    order = Sampling(epochs=1, steps=None, tail="drop", weights=None, order=None).order_of(
+        samples=8, seed=0, global_batch=4, shards=2
+    )
+    data = Data(loader=Loader(dataset=range(8), order=order, device=torch.device("cpu")))
+    for name in ("tau", "steps", "loader"):
+        with pytest.raises(UsageError, match=rf"data\.{name} = .*elastic.Values\({name}=...\)"):
+            setattr(data, name, 1)
