@@ -1,8 +1,9 @@
 """What a function could change outside its result is found without running any code of its own.
 
-Followed are the modules of a state, what the function's closure, globals, defaults and bound object
-hold, and from there modules, objects and functions of the recipe's own code, containers, tensors,
-arrays and random generators. Each place is a `Site`, whose content can be read and put back.
+Followed are the modules of a state, what the function's closure, globals, defaults, attributes and
+bound object hold, and from there modules, objects, classes and functions of the recipe's own code,
+containers, tensors, arrays and random generators. Each place is a `Site`, whose content can be read
+and put back.
 
 It is bounded, and so is not complete: it leaves out what installed packages keep for themselves,
 objects with __slots__, items of a container beyond the first thousand, and what is no plain Python
@@ -26,7 +27,7 @@ from torch.optim import Optimizer
 from elastic.train import structure
 from elastic.train.callables import bound_by, is_wrapper, wrapped_by
 from elastic.train.own_code import cell_contents, is_own_class, is_own_file
-from elastic.train.site import MODULES_OWN, Form, Site, is_plain_attribute, note, put_back
+from elastic.train.site import CACHED, MODULES_OWN, Form, Site, is_plain_attribute, note, put_back
 from elastic.train.state import State
 from elastic.train.values import Values
 
@@ -127,6 +128,9 @@ class _Walk:
             case list() | deque() if type(thing) in (list, deque):
                 self._found(path, Form.SEQUENCE, thing, is_of_module)
                 self._add_items(path, enumerate(thing), is_of_module)
+            case type() if is_own_class(thing):
+                del self._seen[id(thing)]  # it is noted there, as the classes that it inherits from
+                self._visit_class(thing, is_of_module=False)
             case _ if isinstance(thing, Values) or is_own_class(type(thing)):
                 self._visit_instance(path, thing)
             case _:
@@ -183,6 +187,8 @@ class _Walk:
     def _visit_callable(self, path: str, function: Any) -> None:
         for each in wrapped_by(function):
             self.add(path if isinstance(function, partial) else "", each)
+        if isinstance(function, CACHED):
+            self._found(path or function.__name__, Form.CACHE, function, is_of_module=False)
         match function:
             case partial():
                 for _, part in bound_by(function):
@@ -202,6 +208,10 @@ class _Walk:
                 self.add(name, value)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self.add("a default argument", default)
+        own = vars(function)
+        self._found(function.__name__, Form.NAMES, own, is_of_module=False)
+        for name, value in own.items():
+            self.add(f"{function.__name__}.{name}", value)
         names = frozenset(_names(function.__code__))
         known = function.__globals__
         self._sites.append(Site(path="", form=Form.NAMES, thing=known, names=names))

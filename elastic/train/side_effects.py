@@ -10,36 +10,34 @@ again, twice for the same shard and once for another one, each from what was the
   grows, a hidden state. It is refused.
 - What each shard writes to places of its own (the priorities of its samples), or into a tensor or
   an array outside of the modules, is refused too.
-- What stays at the second call, and is another number for another shard, was initialised by the
-  first shard. It is refused.
+- What stays at each later call, and is another number where the first call is of another shard, or
+  is made with other weights (lasting.py), was initialised by the first call. It is refused.
 - The rest is an output, which each call replaces, or a cache, which depends on shapes alone.
 
 It does not find what only a later call does, nor what it cannot reach. Afterwards everything is put
 back, as if the function had been called for the training alone.
 """
 
-import hashlib
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from elastic.data.loader import Batch
 from elastic.errors import UsageError
+from elastic.train import structure
 from elastic.train.audit import Auditor, Call, Compute
-from elastic.train.audit_evidence import tensor_checksum
 from elastic.train.callables import bound_by, code_key, is_wrapper, wrapped_by
+from elastic.train.lasting import ABSENT, Parts, content_of, differing, moved, parts_of, unchanged
+from elastic.train.object_marks import storage_of
 from elastic.train.own_code import is_own_class
 from elastic.train.reachable import sites_of
 from elastic.train.site import WHOLE, Content, Form, Note, Site, note, put_back
 
 COPIED_BYTES = 2**24
-DEPTH = 3
-_ABSENT = object()  # there is no such key
+_BY_NUMBERS = Form.TENSOR, Form.ARRAY, Form.GENERATOR
 _HALF = 0.5
 
 
@@ -60,9 +58,11 @@ def problem_of(site: Site, runs: Runs) -> str | None:
     """Why what the function does to this site cannot be exact; None if it can."""
     if site.form in (Form.TENSOR, Form.ARRAY):
         return _problem_of_numbers(site, runs)
+    if site.form is Form.CACHE:  # what it holds is seen by its parts
+        return None
     changed = []
     for key in dict.fromkeys([*runs.first, *runs.second, *runs.before]):
-        before, first, second = (each.get(key, _ABSENT) for each in (runs.before, runs.first, runs.second))
+        before, first, second = (each.get(key, ABSENT) for each in (runs.before, runs.first, runs.second))
         if not (_is_same(before, first) and _is_same(first, second)):
             changed.append((key, before, first, second))
     for key, _, first, second in changed:
@@ -72,12 +72,10 @@ def problem_of(site: Site, runs: Runs) -> str | None:
     if runs.other is None:
         return None
     for key, before, first, second in changed:
-        other = runs.other.get(key, _ABSENT)
+        other = runs.other.get(key, ABSENT)
         is_written_again = second is not first or isinstance(first, bool | int | float)
         if _is_container(site, is_written_again) and _is_same(before, other):
             return _of_store(site.path)
-        if second is first and before is not first and _are_other_numbers(first, other):
-            return _of_initialisation(site.name_of(key))
     return None
 
 
@@ -108,40 +106,9 @@ def _problem_of_numbers(site: Site, runs: Runs) -> str | None:
     return _of_store(site.path) if is_elsewhere else None
 
 
-def content_of(value: Any, depth: int = DEPTH) -> str:
-    """The same for equal numbers, words, tensors, and containers of them; others are all alike."""
-    match value:
-        case Tensor() if value.layout is torch.strided and value.device.type != "meta":
-            return tensor_checksum(value)
-        case np.ndarray() if not value.dtype.hasobject:
-            return hashlib.sha256(f"{value.dtype} {value.shape}".encode() + value.tobytes()).hexdigest()
-        case None | bool() | int() | float() | complex() | str() | bytes():
-            return f"{type(value).__name__} {value!r}"
-        case dict() if depth:
-            return repr({repr(key): content_of(item, depth - 1) for key, item in value.items()})
-        case list() | tuple() | deque() if depth:
-            return repr([content_of(item, depth - 1) for item in value])
-        case set() | frozenset():
-            return repr(sorted(map(repr, value)))
-        case _:
-            return "nothing" if value is _ABSENT else "something"
-
-
 def _is_same(one: Any, other: Any) -> bool:
     is_number = isinstance(one, bool | int | float | str) and type(one) is type(other)
     return one is other or (is_number and repr(one) == repr(other))
-
-
-def _are_other_numbers(one: Any, other: Any) -> bool:
-    """Floats alone: a size that a cache has reached is a whole number, or a shape."""
-    match one, other:
-        case float(), float():
-            return content_of(one) != content_of(other)
-        case (Tensor(), Tensor()) | (np.ndarray(), np.ndarray()):
-            is_float = one.is_floating_point() if isinstance(one, Tensor) else one.dtype.kind == "f"
-            return is_float and one.shape == other.shape and content_of(one) != content_of(other)
-        case _:
-            return False
 
 
 class SideEffects:
@@ -179,6 +146,17 @@ def _key_of(function: Callable[..., Any]) -> object:
     return tuple(parts)
 
 
+_Place = tuple[int, Any]  # the number of a site, and a key there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """After a call: what the sites hold, and the parts of what they did not hold before."""
+
+    contents: list[Content]
+    parts: dict[_Place, Parts]
+
+
 class FirstCall:
     """What a function could change was read; the training calls it now for one of its shards."""
 
@@ -200,9 +178,30 @@ class FirstCall:
         with self._auditor.undisturbed():
             put_back(self._sites, self._before)
             first, second = self._call(call, same, compute), self._call(call, again, compute)
+            kept = {
+                place: unchanged(parts, second.parts.get(place, {})) for place, parts in first.parts.items()
+            }
+            later = moved_first = None
+            if any(kept.values()):
+                later = self._moved(call, loader.shard(step, (others or [shard])[0]), compute)
+                put_back(self._sites, self._before)
+                moved_first = self._moved(call, loader.shard(step, shard), compute)
             put_back(self._sites, self._before)
             third = None if other is None else self._call(call, other, compute)
+            put_back(self._sites, self._before)
+            if any(site.form is Form.CACHE for site in self._sites):
+                # It can be emptied, and is filled again by a call alone.
+                compute(call, loader.shard(step, shard))
             put_back(self._sites, after)
+        for problem in self._problems(first, second, third):
+            raise UsageError(f"step {step}: {problem}")
+        if later is not None:
+            kept = {place: unchanged(parts, later.parts.get(place, {})) for place, parts in kept.items()}
+            for problem in self._lasting(kept, third, moved_first):
+                raise UsageError(f"step {step}: {problem}")
+
+    def _problems(self, first: "_Seen", second: "_Seen", third: "_Seen | None") -> Iterator[str]:
+        """Of what the calls change each time, or write to places of their own."""
         for index, site in enumerate(self._sites):
             runs = Runs(
                 before=self._before.contents[index],
@@ -212,11 +211,52 @@ class FirstCall:
             )
             problem = problem_of(site, runs)
             if problem is not None:
-                raise UsageError(f"step {step}: {problem}")
+                yield problem
+        for place, parts in first.parts.items():
+            site, now = self._sites[place[0]], second.parts.get(place, {})
+            for path in dict.fromkeys([*parts, *now]) if site.form is not Form.CACHE else ():
+                if path not in parts or path not in now or parts[path].content != now[path].content:
+                    yield _of_memory(site.name_of(place[1]) + path)
 
-    def _call(self, call: Call, batch: Batch, compute: Compute) -> Note:
+    def _lasting(
+        self, kept: dict[_Place, Parts], other: "_Seen | None", moved_first: "_Seen | None"
+    ) -> Iterator[str]:
+        """Of what each later call finds as the first one made it."""
+        for place, parts in kept.items():
+            name = self._sites[place[0]].name_of(place[1])
+            first_of_moved = {} if moved_first is None else moved_first.parts.get(place, {})
+            first_of_other = {} if other is None else other.parts.get(place, {})
+            if differing(parts, first_of_moved, floats_only=False):
+                yield _of_weights(name)
+            if differing(parts, first_of_other, floats_only=True):
+                yield _of_initialisation(name)
+
+    def _call(self, call: Call, batch: Batch, compute: Compute) -> _Seen:
         compute(call, batch)
-        return self._note()
+        now, parts, known = self._note(), dict[_Place, Parts](), self._memory_of_state()
+        for index, (site, before, content) in enumerate(
+            zip(self._sites, self._before.contents, now.contents, strict=True)
+        ):
+            for key, value in content.items() if site.form not in _BY_NUMBERS else ():
+                if before.get(key, ABSENT) is not value:
+                    parts[index, key] = parts_of(value, known)
+        return _Seen(contents=now.contents, parts=parts)
+
+    def _moved(self, call: Call, batch: Batch, compute: Compute) -> _Seen | None:
+        """The call with other weights; None where it cannot be made with them."""
+        trained = [p for p in self._auditor.state.trained if p.requires_grad]
+        with moved(trained), suppress(Exception):
+            return self._call(call, batch, compute)
+        return None
+
+    def _memory_of_state(self) -> frozenset[int]:
+        tensors = (
+            tensor
+            for module in structure.submodules(self._auditor.state.modules)
+            for tensor in (*module._parameters.values(), *module._buffers.values())  # noqa: SLF001
+            if tensor is not None
+        )
+        return frozenset(map(storage_of, tensors)) - {0}
 
     def _note(self) -> Note:
         return note(self._sites, copied_bytes=COPIED_BYTES)
@@ -252,6 +292,14 @@ def _of_initialisation(name: str) -> str:
     return (
         f"{name} keeps what {_FUNCTION} found in the first shard that this worker computed, and each worker begins with another one. "
         "Initialise it before the loop, on fixed samples"
+    )
+
+
+def _of_weights(name: str) -> str:
+    return (
+        f"{name} keeps what {_FUNCTION} made of the weights at its first call, and later calls find it there: a worker that resumes, or that "
+        "begins with another shard, would make something else. What is to last (a copy of the model for a penalty, a teacher): make it before the "
+        "loop, give it to the State, and change it in the loop's body. What belongs to one step: make it in the body of each step, before the call"
     )
 
 

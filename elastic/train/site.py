@@ -4,9 +4,12 @@ Neither runs any code of the recipe's. What a tensor or an array holds is put ba
 copied, which is bounded in size.
 """
 
+import functools
+import gc
 import random
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ Content = dict[Any, Any]  # what a site holds, by its key; () for a site with on
 WHOLE = ()
 VERSION = "version"  # beside the whole content of a tensor: autograd's count of changes
 ALL_COPIED_BYTES = 2**26  # of tensors and arrays
+CACHED = type(functools.cache(lambda: None))
 MODULES_OWN = frozenset(vars(nn.Module()))  # what every module has: parameters, hooks, its mode
 
 
@@ -32,6 +36,7 @@ class Form(Enum):
     TENSOR = "the numbers in a tensor"
     ARRAY = "the numbers in an array"
     GENERATOR = "the state of a random generator"
+    CACHE = "the results that functools.cache keeps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +89,15 @@ class Site:
                 return {WHOLE: thing.copy()} if copies else {}
             case Form.GENERATOR:
                 return {WHOLE: _generator_state(thing)}
+            case Form.CACHE:
+                return _results_of(thing)
 
     def write(self, content: Content) -> None:
-        """Put back what `read` gave. A tensor or array that was not copied stays as it is."""
+        """Put back what `read` gave.
+
+        A tensor or array that was not copied stays as it is, and so does a cache that held
+        something: it can only be emptied.
+        """
         thing, now = self.thing, self.read(copies=False)
         match self.form:
             case Form.NAMES:
@@ -125,7 +136,9 @@ class Site:
                 thing[...] = content[WHOLE]
             case Form.GENERATOR:
                 _set_generator_state(thing, content[WHOLE])
-            case Form.TENSOR | Form.ARRAY:
+            case Form.CACHE if now and not content:
+                thing.cache_clear()
+            case Form.TENSOR | Form.ARRAY | Form.CACHE:
                 pass
 
 
@@ -157,8 +170,30 @@ def put_back(sites: list[Site], before: Note) -> None:
 
 
 def is_plain_attribute(name: str, value: Any) -> bool:
-    is_code = callable(value) or isinstance(value, property | classmethod | staticmethod)
+    is_code = (callable(value) and not isinstance(value, nn.Module)) or isinstance(
+        value, property | classmethod | staticmethod
+    )
     return not name.startswith("__") and not is_code and not hasattr(type(value), "__get__")
+
+
+def _results_of(cached: Any) -> Content:
+    """By a text of the arguments; objects among these are told apart by their ids.
+
+    The garbage collector knows what the cache refers to: its dict, whose values are the results
+    or, where the cache is bounded, entries that keep key and result one behind the other.
+    """
+    found = gc.get_referents(cached)
+    known = next((each for each in found if type(each) is dict and each is not vars(cached)), {})
+    after = {id(one): other for one, other in pairwise(found)}
+    is_bounded = cached.cache_parameters()["maxsize"] is not None
+    results = [after.get(id(key)) if is_bounded else value for key, value in known.items()]
+    return {_text_of(key): result for key, result in zip(known, results, strict=True)}
+
+
+def _text_of(key: Any) -> str:
+    if isinstance(key, tuple):
+        return f"({', '.join(map(_text_of, key))})"
+    return repr(key) if type(key) in (str, int, float, bool, type(None)) else f"#{id(key)}"
 
 
 def _generator_state(generator: Any) -> Any:
