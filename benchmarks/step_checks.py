@@ -125,7 +125,7 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
     found = {
         "parameters that are trained, gradients that are unused": begin_s + end_s,
         "forwards that change parameters": median_s(forward),
-        "places of buffers": median_s(lambda: buffers._follow_places(modules)),  # noqa: SLF001
+        "places of buffers": median_s(lambda: buffers._openings.follow(modules)),  # noqa: SLF001
         "integers that differ between shards": median_s(integers_agree),
         "a dataset of which processes have copies": median_s(
             lambda: stale_copies.check(copies, of.dataset, set(), 2, 1)

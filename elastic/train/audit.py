@@ -43,7 +43,8 @@ from elastic.train.audit_verdict import (
     judge,
     sentence,
 )
-from elastic.train.buffers import Buffers, Contents
+from elastic.train.buffers import Buffers
+from elastic.train.opening_buffers import Contents
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.reachable import kept
 from elastic.train.state import State

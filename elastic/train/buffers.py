@@ -21,37 +21,19 @@ its own statistics, so that they do not depend on which rank holds it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from elastic.errors import UsageError
-from elastic.train import structure
 from elastic.train.buffer_places import Place, check_assigned, check_caches
 from elastic.train.buffer_sums import BufferSums
+from elastic.train.opening_buffers import Contents, OpeningBuffers
 from elastic.train.reshaped import sized_by_data
 from elastic.train.same_bits import differ
 from elastic.train.state import State
 
 STILL_NUMBERS = 2**14  # of a buffer that counts as large
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
-    """What all buffers are at one moment, after one shard's forward.
-
-    present: what each saved place holds. values, versions: of the opening tensors, copies of what
-    they hold, and autograd's counts of changes in place. Where nothing has changed a still one, its
-    copy is that of before. assigned: the value of each opening tensor in whose place the forward
-    has put another tensor.
-    """
-
-    present: list[Tensor | None]
-    values: list[Tensor]
-    versions: list[int]
-    assigned: dict[int, Tensor]
 
 
 class Buffers:
@@ -61,19 +43,12 @@ class Buffers:
         self._state = state
         self._shards = shards
         self._device = device
-        self._holders: list[dict[str, Tensor | None]] = []  # of all modules that have buffers
-        self._found: list[Tensor | None] = []  # what they held when the places were found
-        self._places: list[Place] = []  # of buffers that are part of the state
-        self._outside: list[Place] = []  # of others
+        self._openings = OpeningBuffers()
         self._caches: list[tuple[Place, Tensor, int]] = []  # their opening content and version
-        self._tensors: list[Tensor] = []  # the opening ones, each once
-        self._data: list[Tensor] = []  # the same memory, past autograd's count of changes
-        self._addresses: list[int] = []  # of that memory
         self._sizes: list[int] = []  # of them, in numbers
         self._moving: list[int] = []  # what each shard's forward may change, as indices into them
         self._still: list[int] = []
         self._moved: dict[int, Tensor] = {}  # large ones that a forward has changed, by id
-        self._is_new = True  # contents are compared in this computation
         self._sums = BufferSums([], shards, device)
         self._opening = Contents(present=[], values=[], versions=[], assigned={})
         self._held = self._opening  # what memory has, if nothing has changed a buffer since
@@ -84,66 +59,37 @@ class Buffers:
 
         modules: all of the state, for a caller that has them.
         """
-        self._follow_places(self._state.submodules() if modules is None else modules)
-        sizes = list(map(Tensor.numel, self._tensors))
+        modules = self._state.submodules() if modules is None else modules
+        if self._openings.follow(modules):
+            self._sizes = []
+        sizes = list(map(Tensor.numel, self._openings.tensors))
         if sizes != self._sizes:
             self._sizes = sizes
             self._divide()
         self._caches = [
             (place, place.opening.detach().clone(), place.opening._version)  # noqa: SLF001
-            for place in self._outside
+            for place in self._openings.outside
             if place.opening is not None
         ]
         self._opening = self._held = Contents(
-            present=[place.opening for place in self._places],
-            values=[tensor.detach().clone() for tensor in self._tensors],
-            versions=[tensor._version for tensor in self._tensors],  # noqa: SLF001 - autograd's count
+            present=[place.opening for place in self._openings.places],
+            values=[tensor.detach().clone() for tensor in self._openings.tensors],
+            versions=[tensor._version for tensor in self._openings.tensors],  # noqa: SLF001 - autograd's count
             assigned={},
         )
 
     def _divide(self) -> None:
         """Alike on every rank: by sizes, types and what earlier sums have told."""
-        averages = {id(place.opening) for place in self._places if place.is_average}
-        self._moved = {id(t): t for t in self._tensors if id(t) in self._moved}
+        averages = {id(place.opening) for place in self._openings.places if place.is_average}
+        self._moved = {id(t): t for t in self._openings.tensors if id(t) in self._moved}
         is_moving = [
             size < STILL_NUMBERS or id(tensor) in averages or id(tensor) in self._moved
-            for tensor, size in zip(self._tensors, self._sizes, strict=True)
+            for tensor, size in zip(self._openings.tensors, self._sizes, strict=True)
         ]
         self._moving = [i for i, moves in enumerate(is_moving) if moves]
         self._still = [i for i, moves in enumerate(is_moving) if not moves]
-        self._sums = BufferSums([self._tensors[i] for i in self._moving], self._shards, self._device)
+        self._sums = BufferSums([self._openings.tensors[i] for i in self._moving], self._shards, self._device)
         self.length = self._sums.length + 2 * len(self._still)
-
-    def _follow_places(self, modules: list[nn.Module]) -> None:
-        """Almost always those of the last computation: finding them takes ten times as long."""
-        holders = [module._buffers for module in modules]  # noqa: SLF001 - no public name
-        found = structure.values_of(holders)
-        if not (structure.same(holders, self._holders) and structure.same(found, self._found)):
-            self._holders, self._found = holders, found
-            self._find_places(modules)
-        addresses = list(map(Tensor.data_ptr, self._tensors))
-        if addresses != self._addresses:  # the recipe gave one other memory
-            self._addresses = addresses
-            self._data = [tensor.data for tensor in self._tensors]
-            self._sizes = []
-
-    def _find_places(self, modules: list[nn.Module]) -> None:
-        """A forward may assign to a buffer, so places count and not tensors."""
-        self._places, self._outside = [], []
-        for module in modules:
-            for name, tensor in module._buffers.items():  # noqa: SLF001
-                place = Place(
-                    holder=module._buffers,  # noqa: SLF001
-                    name=name,
-                    opening=tensor,
-                    is_average=isinstance(module, _NormBase),
-                )
-                is_saved = name not in module._non_persistent_buffers_set  # noqa: SLF001
-                (self._places if is_saved else self._outside).append(place)
-        opening = {id(t): t for place in self._places if (t := place.opening) is not None}
-        self._tensors = list(opening.values())
-        self._data, self._addresses = [], []
-        self._is_new = True
 
     def save(self) -> Contents:
         """What the buffers are now.
@@ -152,33 +98,33 @@ class Buffers:
         changed a buffer that is not part of the state.
         """
         check_caches(self._caches, self._state)
-        present = [place.holder.get(place.name) for place in self._places]
+        present = [place.holder.get(place.name) for place in self._openings.places]
         assigned = {
             id(place.opening): tensor
-            for place, tensor in zip(self._places, present, strict=True)
+            for place, tensor in zip(self._openings.places, present, strict=True)
             if tensor is not place.opening
         }
         if assigned:
-            check_assigned(self._places, assigned, self._state)
+            check_assigned(self._openings.places, assigned, self._state)
         values = list(self._held.values)
         for i in [*self._moving, *filter(self._has_changed, self._still)]:
-            values[i] = self._tensors[i].detach().clone()
+            values[i] = self._openings.tensors[i].detach().clone()
         self._held = Contents(
             present=present,
             values=values,
-            versions=[tensor._version for tensor in self._tensors],  # noqa: SLF001 - autograd's count
+            versions=[tensor._version for tensor in self._openings.tensors],  # noqa: SLF001 - autograd's count
             assigned={name: t.detach().clone() for name, t in assigned.items() if t is not None},
         )
         return self._held
 
     def _has_changed(self, i: int) -> bool:
         """Whether this still buffer has another content than when it was last saved or loaded."""
-        tensor, data, value = self._tensors[i], self._data[i], self._held.values[i]
+        tensor, data, value = self._openings.tensors[i], self._openings.data[i], self._held.values[i]
         return (
             tensor._version != self._held.versions[i]  # noqa: SLF001 - autograd's count
             or tensor.data_ptr() != data.data_ptr()
             or tensor.shape != value.shape
-            or (self._is_new and bool(differ(tensor, value)))
+            or (self._openings.is_new and bool(differ(tensor, value)))
         )
 
     def load(self, contents: Contents | None = None) -> None:
@@ -189,23 +135,26 @@ class Buffers:
         backward does what it would do if no other shard had been computed.
         """
         contents = contents or self._opening
-        for place, tensor in zip(self._places, contents.present, strict=True):
+        for place, tensor in zip(self._openings.places, contents.present, strict=True):
             place.holder[place.name] = tensor
-        if not self._tensors:
+        if not self._openings.tensors:
             return
         held = self._held.values
         which = [i for i in self._still if contents.values[i] is not held[i] or self._has_changed(i)]
         which += self._moving
-        for tensor, data in zip(self._tensors, self._data, strict=True):
+        for tensor, data in zip(self._openings.tensors, self._openings.data, strict=True):
             if tensor.data_ptr() != data.data_ptr():  # `buffer.data = ...` in forward
                 tensor.data = data
         try:
             if which:  # one call for all
-                torch._foreach_copy_([self._data[i] for i in which], [contents.values[i] for i in which])
+                torch._foreach_copy_(
+                    [self._openings.data[i] for i in which], [contents.values[i] for i in which]
+                )
         except RuntimeError:
             self.check_sizes(contents.values)
             raise
-        torch._C._autograd._unsafe_set_version_counter(tuple(self._tensors), tuple(contents.versions))  # noqa: SLF001
+        tensors, versions = tuple(self._openings.tensors), tuple(contents.versions)
+        torch._C._autograd._unsafe_set_version_counter(tensors, versions)  # noqa: SLF001
         self._held = contents
 
     @property
@@ -223,17 +172,17 @@ class Buffers:
         """
         assigned = {
             id(place.opening): tensor
-            for place in self._places
+            for place in self._openings.places
             if (tensor := place.holder.get(place.name)) is not place.opening
         }
-        versions = [tensor._version for tensor in self._tensors]  # noqa: SLF001 - autograd's count
+        versions = [tensor._version for tensor in self._openings.tensors]  # noqa: SLF001 - autograd's count
         if not assigned and versions == self._opening.versions:
             return list(after)
-        averages = {id(place.opening) for place in self._places if place.is_average}
+        averages = {id(place.opening) for place in self._openings.places if place.is_average}
         if assigned:
-            check_assigned(self._places, assigned, self._state)
+            check_assigned(self._openings.places, assigned, self._state)
         written: dict[int, Tensor] = {}
-        for i, (tensor, version) in enumerate(zip(self._tensors, versions, strict=True)):
+        for i, (tensor, version) in enumerate(zip(self._openings.tensors, versions, strict=True)):
             is_written = version != self._opening.versions[i] and id(tensor) not in averages
             if is_written or id(tensor) in assigned:
                 opening = self._opening.values[i]
@@ -248,15 +197,11 @@ class Buffers:
         self, written: dict[int, Tensor], assigned: dict[int, Tensor | None], after: Sequence[Contents]
     ) -> list[Contents]:
         values = {i: tensor.detach().clone() for i, tensor in written.items()}
-        was = [id(place.opening) for place in self._places]
-        self._places = [
-            replace(place, opening=assigned.get(name, place.opening))
-            for place, name in zip(self._places, was, strict=True)
-        ]
+        was = [id(place.opening) for place in self._openings.places]
         for i, tensor in written.items():
-            if id(self._tensors[i]) in self._moved:
+            if id(self._openings.tensors[i]) in self._moved:
                 self._moved[id(tensor)] = tensor
-            self._tensors[i], self._data[i] = tensor, tensor.data
+        self._openings.replace(written, assigned)
 
         def with_it(contents: Contents) -> Contents:
             return Contents(
@@ -275,7 +220,7 @@ class Buffers:
         return [with_it(each) for each in after]
 
     def _changed_by_both(self, tensor: Tensor) -> str:
-        place = next(place for place in self._places if place.opening is tensor)
+        place = next(place for place in self._openings.places if place.opening is tensor)
         return (
             f"the loop's body changed buffer {self._state.name_of_place(place.holder, place.name)} between a sum and the gradients of the step, and the forward of that "
             "sum changes it, too: which of both counts is not known. Change it after step.mean_loss or step.backward, or before the step's first computation"
@@ -304,7 +249,7 @@ class Buffers:
         """float64 [still buffers]: 1 where one differs from the opening and should not."""
         found = []
         for i in self._still:
-            tensor, opening = self._tensors[i], self._opening.values[i]
+            tensor, opening = self._openings.tensors[i], self._opening.values[i]
             if self._held.values[i] is not opening or self._has_changed(i):
                 found.append(torch.zeros((), dtype=torch.float64, device=self._device))
             else:
@@ -322,11 +267,11 @@ class Buffers:
         changed, uncounted = total[self._sums.length :].view(2, -1).tolist()
         if wrong := [i for i, count in zip(self._still, uncounted, strict=True) if count]:
             raise UsageError(
-                f"the content of buffer {self._state.name_of(self._tensors[wrong[0]])} changed while the shards of a step were computed, and torch counted no "
+                f"the content of buffer {self._state.name_of(self._openings.tensors[wrong[0]])} changed while the shards of a step were computed, and torch counted no "
                 "change, so that another shard may have seen it. Change it under torch.no_grad() by copy_, add_ or an index, not through .data or NumPy; or in the loop's "
                 "body, after the gradients"
             )
-        found = [self._tensors[i] for i, count in zip(self._still, changed, strict=True) if count]
+        found = [self._openings.tensors[i] for i, count in zip(self._still, changed, strict=True) if count]
         self._moved |= {id(tensor): tensor for tensor in found}
         if found:
             self._divide()
@@ -334,7 +279,9 @@ class Buffers:
 
     def check_sizes(self, values: list[Tensor] | None = None) -> None:
         """Raises UsageError where a forward gave buffers other sizes. values: theirs, else now."""
-        pairs = zip(self._tensors, values or self._tensors, self._opening.values, strict=True)
+        pairs = zip(
+            self._openings.tensors, values or self._openings.tensors, self._opening.values, strict=True
+        )
         if resized := [tensor for tensor, value, opening in pairs if value.shape != opening.shape]:
             raise UsageError(sized_by_data([self._state.name_of(tensor) for tensor in resized]))
 
@@ -342,20 +289,22 @@ class Buffers:
         """Set every buffer from the sum of all shards' contributions, float64 [length]."""
         self.load()
         self._sums.use(total)
-        self._is_new = False
+        self._openings.is_new = False
 
     def averaged(self, contents: Contents) -> list[str]:
         """The names of buffers, after `end`, whose shards had other values than their mean.
 
         contents: after one of this rank's shards. Normalisations of torch do not count.
         """
-        index = {id(self._tensors[i]): i for i in self._moving if _is_float(self._tensors[i])}
+        index = {
+            id(self._openings.tensors[i]): i for i in self._moving if _is_float(self._openings.tensors[i])
+        }
         names = []
-        for place in self._places:
+        for place in self._openings.places:
             i = index.get(id(place.opening))
             if i is not None and not place.is_average:
                 value = self._value(contents, i)
-                if not torch.equal(value, self._tensors[i]) and not value.isnan().any():
+                if not torch.equal(value, self._openings.tensors[i]) and not value.isnan().any():
                     names.append(self._state.name_of_place(place.holder, place.name))
         return names
 
@@ -372,7 +321,7 @@ class Buffers:
         return [self._state.name_of(tensor) for tensor in self._sums.different_integers(total)]
 
     def _value(self, contents: Contents, i: int) -> Tensor:
-        return contents.assigned.get(id(self._tensors[i]), contents.values[i])
+        return contents.assigned.get(id(self._openings.tensors[i]), contents.values[i])
 
     def _moving_of(self, contents: Contents) -> list[Tensor]:
         return [self._value(contents, i) for i in self._moving]

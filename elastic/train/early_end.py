@@ -7,40 +7,54 @@ from elastic.checkpoint import stop_record
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.errors import StoreFailed, UsageError
 from elastic.snapshot import image
-from elastic.storage.store import Store
-from elastic.system.clock import Clock
 from elastic.train.flat_state import FlatState, checksum_of
-from elastic.train.process_groups import ProcessGroups
+from elastic.train.loop_parts import LoopParts
 from elastic.train.restore import ResumePoint
 from elastic.train.snapshotting import PublishedSnapshot
-from elastic.train.state import State
+
+REASON_LIMIT = 500
 
 
-def write_down(stopped: StopRecord, groups: ProcessGroups, store: Store | None, clock: Clock) -> None:
-    """Before any state of its step can be loaded: it must be known that no step follows.
+def reason_line(reason: object, *, is_in_step: bool) -> str:
+    """What the recipe gave as the reason, as one line: it becomes a part of lines.
 
-    store: of the run directory, on rank 0 alone. Raises StoreFailed on every rank; UsageError on
-    rank 0 where the run ended at another step before.
+    Raises UsageError outside of a body, and for a reason that is no text.
     """
+    if not isinstance(reason, str):
+        raise UsageError(f"expected run.stop(reason), a text that says why, found {type(reason).__name__}")
+    if not is_in_step:
+        raise UsageError("expected run.stop(reason) in the body of the loop over run.steps, found it outside")
+    line = " ".join(reason.split())
+    cut = line if len(line) <= REASON_LIMIT else f"{line[: REASON_LIMIT - 3]}..."
+    return cut or "run.stop"
+
+
+def stop(parts: LoopParts, reason: str, step: int) -> StopRecord:
+    """Write down that no step follows this one, before any state of it can be loaded.
+
+    Raises StoreFailed on every rank; UsageError on rank 0 where the run ended at another step
+    before.
+    """
+    stopped = StopRecord(run_id=parts.run_id, step=step, steps=parts.loader.order.steps, reason=reason)
     problem = ""
-    if store is not None:
+    if parts.output is not None:
         try:
-            stop_record.create(store, stopped, clock)
+            stop_record.create(parts.output.store, stopped, parts.clock)
         except StoreFailed as error:
             problem = str(error)
-    problem = groups.from_rank0(problem)
+    problem = parts.groups.from_rank0(problem)
     if problem:
         raise StoreFailed(f"the run was {stopped}, which could not be written down: {problem}")
+    return stopped
 
 
 def check_unchanged(
-    state: State,
+    parts: LoopParts,
     number: int,
     resumed: ResumePoint,
     published: PublishedSnapshot | None,
     *,
     has_same_mark: bool,
-    groups: ProcessGroups,
 ) -> None:
     """The recipe left step `number` before its gradients: the state is to be that before the step.
 
@@ -50,13 +64,13 @@ def check_unchanged(
     """
     is_changed = not has_same_mark
     if not is_changed:
-        now = checksum_of(state.flatten())
+        now = checksum_of(parts.state.flatten())
         if resumed.step == number - 1:
             is_changed = now.whole != resumed.checksum
         elif published is not None and published.is_there:
             tensors, document = image.read(published.body, copy=False)
             is_changed = now != checksum_of(FlatState.read(tensors, document))
-    if any(groups.all_gather(is_changed)):
+    if any(parts.groups.all_gather(is_changed)):
         raise UsageError(
             f"the recipe left the loop in step {number} before its gradients, and had changed the state in it. Expected the state "
             f"of step {number - 1}: leave the loop before the change, or after the gradients of step {number}"

@@ -22,14 +22,13 @@ from types import FrameType
 
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.data.loader import Batch
-from elastic.errors import EXIT_COMPLETE, ElasticError, StoreFailed, UsageError
+from elastic.errors import EXIT_COMPLETE, ElasticError, StoreFailed
 from elastic.events import RecipeEdited, Stopped
 from elastic.system.phase import Phase
 from elastic.system.raised_error import ErrorPlace
-from elastic.train import refuse
+from elastic.train import early_end, refuse, step_requests
 from elastic.train.agreement import Agreement
 from elastic.train.audit import Auditor
-from elastic.train.early_end import check_unchanged, write_down
 from elastic.train.first_step_notes import notes
 from elastic.train.flat_state import checksum_of
 from elastic.train.leaving import StepPlace, agree
@@ -46,8 +45,6 @@ from elastic.train.step_parts import Requests, StepParts, step_parts
 from elastic.train.step_record import StepRecorder
 from elastic.train.trial_load import load_own_again
 from elastic.train.whole_batch import FirstGradientCheck
-
-REASON_LIMIT = 500
 
 
 class Loop:
@@ -72,7 +69,8 @@ class Loop:
         """
         self._begin()
         parts, first = self._parts, self._resumed.step + 1
-        auditor, is_audited = self._auditor(), self._is_first_audited(first)
+        auditor = step_requests.auditor_of(parts, self._of_steps, self._compare_states)
+        is_audited = step_requests.is_first_audited(parts, first)
         of_steps = replace(self._of_steps, frozen=parts.frozen)
         if parts.looks_for_side_effects:
             of_steps = replace(of_steps, side_effects=SideEffects(auditor))
@@ -84,26 +82,14 @@ class Loop:
             memory.before_loading(number)
             return next(batches)
 
-        def begins_epoch(number: int) -> bool:
-            return parts.loader.order.position(number)[1] == 0
-
         own_numbers = frozenset({os.getpid(), parts.groups.world_size, parts.groups.rank})
         parts.frozen.begin(first, sys._getframe().f_back, own_numbers)  # noqa: SLF001 - the recipe's is above
         for number in range(first, self.last_step + 1):
-            if is_audited and parts.output is not None:
-                parts.output.audits.begin(number)
-            witness = self._witness(number, auditor) or (auditor if is_audited else None)
+            witness = self._witness(number, auditor, is_audited=is_audited)
             step = Step(number, of_steps, partial(load, number), self._requests, witness)
-            if parts.faults is not None:
-                step.fault_point = parts.faults.at_step(number)
-            if parts.snapshotting is not None:
-                parts.snapshotting.copy.before_forward()
-            # Until its first sum the step is the recipe's own code, which may evaluate a model
-            # there.
-            parts.heartbeat.enter(Phase.BETWEEN)
-            self._progress.open = step
-            parts.page.set_open_step(parts.groups.local_rank, number)
-            memory.begin(number, begins_epoch=begins_epoch(number), is_audited=is_audited)
+            self._open(step)
+            begins_epoch = parts.loader.order.position(number)[1] == 0
+            memory.begin(number, begins_epoch=begins_epoch, is_audited=is_audited)
             yield step
             self._check_body_end(number, first)
             if self._stop_reason is not None:
@@ -117,6 +103,27 @@ class Loop:
                 raise SystemExit(EXIT_COMPLETE)
         self._close()
         self._end()
+
+    def _open(self, step: Step) -> None:
+        """Until its first sum the step is the recipe's own code, which may evaluate something."""
+        parts = self._parts
+        if parts.faults is not None:
+            step.fault_point = parts.faults.at_step(step.number)
+        if parts.snapshotting is not None:
+            parts.snapshotting.copy.before_forward()
+        parts.heartbeat.enter(Phase.BETWEEN)
+        self._progress.open = step
+        parts.page.set_open_step(parts.groups.local_rank, step.number)
+
+    def _witness(
+        self, number: int, auditor: Auditor, *, is_audited: bool
+    ) -> Auditor | FirstGradientCheck | None:
+        """What `elastic-train check` wants takes the place of an audit."""
+        parts = self._parts
+        if is_audited and parts.output is not None:
+            parts.output.audits.begin(number)
+        wanted = None if parts.trace is None else parts.trace.witness_of(number, auditor)
+        return wanted or (auditor if is_audited else None)
 
     def _check_body_end(self, number: int, first: int) -> None:
         refuse.use_in_forked_child()
@@ -194,17 +201,7 @@ class Loop:
 
         Raises UsageError outside of a body, and for a reason that is no text.
         """
-        if not isinstance(reason, str):
-            raise UsageError(
-                f"expected run.stop(reason), a text that says why, found {type(reason).__name__}"
-            )
-        if self._progress.open is None:
-            raise UsageError(
-                "expected run.stop(reason) in the body of the loop over run.steps, found it outside"
-            )
-        line = " ".join(reason.split())  # it becomes a part of lines
-        cut = line if len(line) <= REASON_LIMIT else f"{line[: REASON_LIMIT - 3]}..."
-        self._stop_reason = cut or "run.stop"
+        self._stop_reason = early_end.reason_line(reason, is_in_step=self._progress.open is not None)
 
     def leave(self, reason: str) -> None:
         """The recipe has left the body of the open step: the run ends here, on all ranks.
@@ -224,25 +221,10 @@ class Loop:
             has_same_mark = self._of_steps.contract.has_same_mark()
             step.abandon()
             saved = None if self._last is None else self._last.published
-            check_unchanged(
-                parts.state,
-                step.number,
-                self._resumed,
-                saved,
-                has_same_mark=has_same_mark,
-                groups=parts.groups,
-            )
+            early_end.check_unchanged(parts, step.number, self._resumed, saved, has_same_mark=has_same_mark)
         heartbeat.enter(Phase.SAVE)
         if end < self.last_step:
-            stopped = StopRecord(
-                run_id=parts.run_id,
-                step=end,
-                steps=parts.loader.order.steps,
-                reason=self._stop_reason or reason,
-            )
-            store = None if parts.output is None else parts.output.store
-            write_down(stopped, parts.groups, store, parts.clock)
-            self.stopped = stopped
+            self.stopped = early_end.stop(parts, self._stop_reason or reason, end)
         self._progress.close(end)
         if is_done:
             self._last = self._finish(step)
@@ -289,23 +271,6 @@ class Loop:
         self._parts = replace(self._parts, groups=groups)
         self._saving = replace(self._saving, parts=self._parts)
 
-    def _auditor(self) -> Auditor:
-        parts = self._parts
-        return Auditor(
-            groups=parts.groups,
-            loader=parts.loader,
-            state=parts.state,
-            buffers=self._of_steps.buffers,
-            gradients=self._of_steps.gradients,
-            heartbeat=parts.heartbeat,
-            clock=parts.clock,
-            node=parts.node,
-            generation=parts.generation,
-            compare=self._compare_states,
-            redo=parts.redo,
-            log=None if parts.output is None else parts.output.log,
-        )
-
     def _compare_states(self) -> None:
         """Before the update of the open step: all ranks had the same state after the one before.
 
@@ -316,33 +281,15 @@ class Loop:
             self._saving.vote(self._last.info, None)
             self._agreement.compare()
 
-    def _is_first_audited(self, step: int) -> bool:
-        """Later steps learn it from the sum of the step before."""
-        output = self._parts.output
-        is_due = output is not None and output.audits.is_due(step, is_first=True)
-        return self._parts.groups.from_rank0(is_due)
-
-    def _witness(self, step: int, auditor: Auditor) -> FirstGradientCheck | None:
-        """What `elastic-train check` wants in the place of an audit."""
-        trace = self._parts.trace
-        return None if trace is None else trace.witness_of(step, auditor)
-
     def _requests(self, number: int) -> Requests:
-        parts, output = self._parts, self._parts.output
+        parts = self._parts
         self._memory.after_gradients()
         edited = parts.frozen.compare_ranks(number, parts.groups)
-        if edited and output is not None:
-            output.log.record(RecipeEdited(step=number - 1, numbers=edited))
+        if edited and parts.output is not None:
+            parts.output.log.record(RecipeEdited(step=number - 1, numbers=edited))
         if parts.snapshotting is not None:
             parts.snapshotting.copy.before_update()
-        drain = parts.page.drain or (parts.trace is not None and parts.trace.wants_drain(number))
-        if output is None or number == self.last_step:
-            return Requests(drain=drain, snapshot=False, save=False, compare=False)
-        snapshot, save = output.schedule.is_due(number), output.checkpointing.is_due(number)
-        is_due = parts.groups.world_size > 1 and output.comparing.is_due(number)
-        compare = snapshot or save or is_due or self._agreement.is_wanted(number)
-        audit = output.audits.is_due(number + 1)
-        return Requests(drain=drain, snapshot=snapshot, save=save, compare=compare, audit=audit)
+        return step_requests.requests_of(parts, self._agreement, number, self.last_step)
 
     def _finish(self, step: Step, frame: FrameType | None = None) -> SavedState:
         """After the recipe's optimizer: leave behind what the step leaves behind, in order.
@@ -355,11 +302,7 @@ class Loop:
         step.fault_point("optimizer")
         saving.finish_copy()
         if step.number == 1:
-            averaged, idle = list(dict.fromkeys(step.averaged)), self._of_steps.contract.without_gradient
-            for note in notes(parts.state, averaged, step.shards, idle):
-                self.say(note)
-                if parts.trace is not None:
-                    parts.trace.note(note)
+            self._say_notes(step)
         info = self._recorder.record(step, outcome, parts.groups)
         requests, is_last, published = outcome.requests, step.number == self.last_step, None
         if is_last or any(requests._replace(audit=False)):
@@ -386,6 +329,13 @@ class Loop:
         parts.heartbeat.finish_step()
         parts.heartbeat.enter(Phase.BETWEEN)
         return saved
+
+    def _say_notes(self, step: Step) -> None:
+        averaged, idle = list(dict.fromkeys(step.averaged)), self._of_steps.contract.without_gradient
+        for note in notes(self._parts.state, averaged, step.shards, idle):
+            self.say(note)
+            if self._parts.trace is not None:
+                self._parts.trace.note(note)
 
     def _close(self) -> None:
         self._of_steps.gradients.close()

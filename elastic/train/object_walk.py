@@ -9,7 +9,6 @@ in their own attributes.
 """
 
 import functools
-import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,6 @@ from types import (
     CodeType,
     FrameType,
     FunctionType,
-    GeneratorType,
     MethodType,
     MethodWrapperType,
     ModuleType,
@@ -32,33 +30,37 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from elastic.train.callables import is_wrapper, unwrapped, wrapped_by
-from elastic.train.liveness import globals_needed
-from elastic.train.namespaces import data_of, is_own_namespace, own_classes, rewritten_in
+from elastic.train.callables import is_wrapper, wrapped_by
+from elastic.train.namespaces import is_own_namespace, own_classes
 from elastic.train.object_contents import opened
 from elastic.train.object_marks import PLAIN, Kind, Mark, Rules, Weight, mark_of, passes_on, storage_of
-from elastic.train.own_code import (
-    attributes_of,
-    cell_contents,
-    is_own_class,
-    is_own_file,
-    updated_attributes,
+from elastic.train.object_parts import (
+    FREE,
+    STRICT,
+    Part,
+    Place,
+    mark_of_cache,
+    of_function,
+    of_iterator,
+    of_library,
+    of_namespace,
+    of_own,
+    of_tensor,
 )
+from elastic.train.own_code import attributes_of, is_own_class, updated_attributes
 from elastic.train.values import Values
 
 MANY_OBJECTS = 50_000
 MANY_ITEMS = 1000  # of one container
 DEPTH = 8
 
-FREE = Rules(rebound=Weight.REFUSED, in_place=Weight.REFUSED, plain=Weight.SAID)
-STRICT = replace(FREE, plain=Weight.REFUSED)
 _OUTPUT = Rules(rebound=Weight.NONE, in_place=Weight.REFUSED, plain=Weight.SAID)
 _OF_LIBRARY = Rules(rebound=Weight.NONE, in_place=Weight.SAID, plain=Weight.NONE)
 
 _MODULE_NAMES = frozenset(vars(nn.Module()))
 _OPTIMIZER_NAMES = frozenset({"defaults", "state", "param_groups"})
 _CHOSEN = nn.Module, Optimizer, LRScheduler
-_CACHED = type(functools.cache(id))
+_CALLABLES = BuiltinFunctionType, MethodWrapperType, FunctionType, MethodType, functools.partial
 _ITERATORS_OF_TORCH = torch.utils.data.dataloader._BaseDataLoaderIter  # noqa: SLF001
 
 
@@ -100,15 +102,15 @@ class Walk:
         if mark is not None and mark.kind is Kind.PLAIN:
             self.marks.setdefault(path, mark)
             return
+        place = Place(path=path, rules=rules, owner=owner, entry=entry, depth=depth - 1)
         if isinstance(thing, _CHOSEN):
-            self._note_choice(path, thing, rules, owner, entry)
+            self._note_choice(path, thing, place)
         if id(thing) in self._seen or self._objects > MANY_OBJECTS:
             return
         self._seen.add(id(thing))
         self._objects += 1
         if mark is not None:
             self.marks.setdefault(path, mark)
-        place = _Place(path=path, rules=rules, owner=owner, entry=entry, depth=depth - 1)
         for part in self._parts(thing, place):
             self.enter(part.path, part.thing, part.rules, owner=part.owner, entry=entry, depth=part.depth)
 
@@ -124,8 +126,8 @@ class Walk:
             self._attributes_of_module(name, each, entry=path)
             for key, tensor in (*each._parameters.items(), *each._buffers.items()):  # noqa: SLF001
                 if tensor is not None:
-                    place = _Place(path=f"{name}.{key}", rules=FREE, owner="", entry=path, depth=DEPTH)
-                    for part in self._of_tensor(tensor, place):
+                    place = Place(path=f"{name}.{key}", rules=FREE, owner="", entry=path, depth=DEPTH)
+                    for part in of_tensor(tensor, place, self.rewritten):
                         self.enter(
                             part.path, part.thing, part.rules, owner="tensor", entry=path, depth=part.depth
                         )
@@ -149,35 +151,25 @@ class Walk:
     def _is_saved(self, thing: Any) -> bool:
         return isinstance(thing, Tensor) and storage_of(thing) in self.saved()
 
-    def _parts(self, thing: Any, place: "_Place") -> Iterable["_Part"]:
+    def _parts(self, thing: Any, place: Place) -> Iterable[Part]:
         if isinstance(thing, (str, bytes, int, float, CodeType, FrameType)):
             return ()
-        if isinstance(thing, (BuiltinFunctionType, MethodWrapperType)):  # random.Random(0).random
-            bound = thing.__self__
-            return (
-                () if isinstance(bound, (ModuleType, type, Tensor)) else [place.part("{}", place.path, bound)]
-            )
         if isinstance(thing, Tensor):
-            return self._of_tensor(thing, place)
+            return of_tensor(thing, place, self.rewritten)
         if isinstance(thing, np.ndarray):
             numbered = enumerate(thing.flat) if thing.dtype.hasobject else ()
             return [place.part("{}[{}]", place.path, each, n) for n, each in islice(numbered, MANY_ITEMS)]
         if isinstance(thing, (type, ModuleType)):
-            return self._of_namespace(thing, place) if is_own_namespace(thing) else ()
-        if isinstance(thing, dict):
-            return self._items(thing, place, dict.items(thing), "{}[{!r}]")
-        if isinstance(thing, (list, tuple)):
-            every = -(-len(thing) // MANY_ITEMS) or 1
-            return self._items(
-                thing, place, zip(range(0, len(thing), every), thing[::every], strict=True), "{}[{}]"
-            )
-        if isinstance(thing, deque):
-            return self._items(thing, place, enumerate(thing), "{}[{}]")
-        if isinstance(thing, (set, frozenset)):
-            plain = (each for each in thing if type(each) in PLAIN)
-            return self._items(thing, place, enumerate(plain), "{}[{}]")
+            if not is_own_namespace(thing):
+                return ()
+            return of_namespace(thing, place, assigned=self.assigned, rewritten=self.rewritten)
+        if isinstance(thing, (dict, list, tuple, deque, set, frozenset)):
+            return self._of_container(thing, place)
         if passes_on(thing):
-            return self._of_iterator(thing, place)
+            parts = of_iterator(thing, place)
+            if parts is None:
+                self.marks.pop(place.path, None)
+            return parts or ()
         if isinstance(thing, _ITERATORS_OF_TORCH):
             number = Mark(kind=Kind.ITERATOR, value=thing._num_yielded, rules=STRICT, owner=place.owner)  # noqa: SLF001
             self.marks.setdefault(place.path, number)
@@ -185,30 +177,49 @@ class Walk:
         if isinstance(thing, torch.utils.data.DataLoader):
             held = (thing.generator, getattr(thing.sampler, "generator", None))
             return [place.part("{}.generator", place.path, each) for each in held if each is not None]
-        if isinstance(thing, FunctionType):
-            self._note_choice(place.path, thing.__code__, place.rules, place.owner, place.entry)
-            return self._of_function(thing, place)
-        if isinstance(thing, MethodType):
-            function = thing.__func__
-            chosen = getattr(function, "__code__", function)
-            self._note_choice(place.path, chosen, place.rules, place.owner, place.entry)
-            return [place.part("{}", place.path, thing.__self__)]
-        if isinstance(thing, functools.partial):
-            given = (
-                place.part("{}.args", place.path, thing.args),
-                place.part("{}.keywords", place.path, thing.keywords),
-            )
-            return [place.part("{}", place.path, thing.func), *given]
-        if is_wrapper(thing) and not is_own_class(type(thing)):
-            self._note_cache(thing, place)
-            return [place.part("{}", place.path, each) for each in wrapped_by(thing)]
+        if isinstance(thing, _CALLABLES) or (is_wrapper(thing) and not is_own_class(type(thing))):
+            return self._of_callable(thing, place)
         if (contents := opened(thing)) is not None:
             return [place.part("{}{}", place.path, each, end) for end, each in contents]
         return self._of_instance(thing, place)
 
-    def _items(
-        self, thing: Any, place: "_Place", items: Iterable[tuple[Any, Any]], form: str
-    ) -> Iterator["_Part"]:
+    def _of_callable(self, thing: Any, place: Place) -> Iterable[Part]:
+        match thing:
+            case BuiltinFunctionType() | MethodWrapperType():  # random.Random(0).random
+                bound = thing.__self__
+                is_code = isinstance(bound, (ModuleType, type, Tensor))
+                return () if is_code else [place.part("{}", place.path, bound)]
+            case FunctionType():
+                self._note_choice(place.path, thing.__code__, place)
+                return of_function(thing, place, self.cells)
+            case MethodType():
+                function = thing.__func__
+                self._note_choice(place.path, getattr(function, "__code__", function), place)
+                return [place.part("{}", place.path, thing.__self__)]
+            case functools.partial():
+                given = (
+                    place.part("{}.args", place.path, thing.args),
+                    place.part("{}.keywords", place.path, thing.keywords),
+                )
+                return [place.part("{}", place.path, thing.func), *given]
+            case _:
+                if (mark := mark_of_cache(thing, place)) is not None:
+                    self.marks.setdefault(f"{place.path}.cache_info()", mark)
+                return [place.part("{}", place.path, each) for each in wrapped_by(thing)]
+
+    def _of_container(self, thing: Any, place: Place) -> Iterable[Part]:
+        if isinstance(thing, dict):
+            return self._items(thing, place, dict.items(thing), "{}[{!r}]")
+        if isinstance(thing, (list, tuple)):
+            every = -(-len(thing) // MANY_ITEMS) or 1
+            numbered = zip(range(0, len(thing), every), thing[::every], strict=True)
+            return self._items(thing, place, numbered, "{}[{}]")
+        if isinstance(thing, deque):
+            return self._items(thing, place, enumerate(thing), "{}[{}]")
+        plain = (each for each in thing if type(each) in PLAIN)
+        return self._items(thing, place, enumerate(plain), "{}[{}]")
+
+    def _items(self, thing: Any, place: Place, items: Iterable[tuple[Any, Any]], form: str) -> Iterator[Part]:
         """A container's mark is its length and its numbers and words, of a large one a part."""
         rules = place.rules
         if id(thing) in self.outputs:
@@ -233,86 +244,19 @@ class Walk:
         )
         self.marks.setdefault(place.path, mark)
 
-    def _of_iterator(self, thing: Any, place: "_Place") -> Iterable["_Part"]:
-        """All that an iterator holds counts as its place, but for the steps of the run."""
-        held: list[Any] = []
-        if isinstance(thing, GeneratorType):
-            frame = thing.gi_frame
-            if frame is None or not is_own_file(frame.f_code.co_filename):
-                return ()
-            held = list(frame.f_locals.values())
-        inner = [each for each in gc.get_referents(thing) if _is_iterator(each)]
-        if any(_gives_steps(each) for each in (thing, *inner)):
-            self.marks.pop(place.path, None)
-            return ()
-        parts = []
-        for number, each in enumerate([*inner, *held]):
-            if isinstance(each, (FunctionType, ModuleType, type, nn.Module)):
-                continue
-            part = place.part("{}", place.path, each)
-            name = place.path if number == 0 else f"{place.path} (its part {number})"
-            parts.append(replace(part, path=name, rules=STRICT, owner="iterator"))
-        return parts
-
-    def _of_function(self, thing: FunctionType, place: "_Place") -> Iterator["_Part"]:
-        for each in wrapped_by(thing):
-            yield place.part("{}", place.path, each)
-        if not is_own_file(thing.__code__.co_filename):
-            return
-        names = thing.__code__.co_freevars
-        for name, cell in zip(names, thing.__closure__ or (), strict=False):
-            for value in cell_contents(cell):
-                if (name, id(value)) in self.cells:
-                    continue
-                yield replace(place.part("{}", place.path, value), path=name)
-        for name, value in _defaults(thing):
-            yield place.part("{}({})", place.path, value, name)
-        for name, value in vars(thing).items():
-            if not name.startswith("__"):
-                yield place.part("{}.{}", place.path, value, name)
-
-    def _of_tensor(self, thing: Tensor, place: "_Place") -> Iterator["_Part"]:
-        """Attributes that a recipe gives it. Another tensor there may be set in each step first."""
-        for name, value in attributes_of(thing):
-            is_rewritten = name in self.rewritten
-            its = place.rules if is_rewritten else replace(place.rules, rebound=Weight.SAID)
-            yield replace(place.part("{}.{}", place.path, value, name), rules=its, owner="tensor")
-
     def note_which(self, path: str, thing: object) -> None:
         """Which object a variable names, where no mark says more."""
         known = self.marks.get(path)
         if known is None or (known.kind is Kind.PLAIN and isinstance(known.value, _Chosen)):
             self.marks[path] = Mark(kind=Kind.PLAIN, value=_Chosen(id(thing)), rules=FREE)
 
-    def _note_choice(self, path: str, chosen: object, rules: Rules, owner: str, entry: str) -> None:
+    def _note_choice(self, path: str, chosen: object, place: Place) -> None:
         """Which object or function is in a place: it may be another one later."""
         value = _Chosen(id(chosen))
-        mark = Mark(kind=Kind.PLAIN, value=value, rules=rules, owner=owner, entry=entry)
+        mark = Mark(kind=Kind.PLAIN, value=value, rules=place.rules, owner=place.owner, entry=place.entry)
         self.marks.setdefault(path, mark)
 
-    def _note_cache(self, thing: Any, place: "_Place") -> None:
-        """Of functools: how often it was filled. What is in it no one can read."""
-        if isinstance(thing, _CACHED):
-            value = thing.cache_info().misses, ()
-            owner = "cache by key" if all(map(_is_by_arguments, unwrapped(thing))) else "dict"
-            mark = Mark(kind=Kind.PLAIN, value=value, rules=place.rules, owner=owner, entry=place.entry)
-            self.marks.setdefault(f"{place.path}.cache_info()", mark)
-
-    def _of_namespace(self, space: Any, place: "_Place") -> Iterator["_Part"]:
-        """Of a class or module. Another tensor there may be set in each step before a read."""
-        name = space.__name__.rpartition(".")[2]
-        rewritten = self.rewritten | rewritten_in(space)
-        for key, value in data_of(space):
-            its = place.rules
-            if key not in rewritten:
-                its = replace(its, rebound=min(its.rebound, Weight.SAID))
-            owner = "namespace" if key in self.assigned else ""
-            yield replace(place.part("{}.{}", name, value, key), rules=its, owner=owner)
-        if isinstance(space, type):
-            for base in space.__bases__:
-                yield place.part("{}", base.__name__, base)
-
-    def _of_instance(self, thing: Any, place: "_Place") -> Iterable["_Part"]:
+    def _of_instance(self, thing: Any, place: Place) -> Iterable[Part]:
         kind = type(thing)
         if kind is Values:
             return [
@@ -329,22 +273,15 @@ class Walk:
                 replace(place.part("{}.{}", place.path, value, name), owner="module") for name, value in held
             ]
         if is_own_class(kind):
-            self._note_choice(place.path, kind, place.rules, place.owner, place.entry)
-            return self._attributes(thing, place)
+            self._note_choice(place.path, kind, place)
+            return of_own(thing, place)
         if isinstance(thing, torch.distributions.Distribution):
             return [place.part("{}.{}", place.path, value, name) for name, value in attributes_of(thing)]
         if hasattr(kind, "state_dict"):
             return (place.part("{}.{}", place.path, value, name) for name, value in attributes_of(thing))
-        return self._of_library(thing, place)
+        return of_library(thing, place)
 
-    def _of_library(self, thing: Any, place: "_Place") -> Iterator["_Part"]:
-        """Arrays and tensors that an object of another library has: a scaler, cluster centres."""
-        for name, value in attributes_of(thing):
-            if isinstance(value, (Tensor, np.ndarray)):
-                its = place.rules.at_most(Weight.SAID)
-                yield replace(place.part("{}.{}", place.path, value, name), rules=its, depth=0)
-
-    def _of_module(self, module: nn.Module, place: "_Place") -> Iterator["_Part"]:
+    def _of_module(self, module: nn.Module, place: Place) -> Iterator[Part]:
         for name, each in module.named_modules():
             path = f"{place.path}.{name}" if name else place.path
             self._seen.add(id(each))
@@ -369,74 +306,7 @@ class Walk:
                 its = replace(its, plain=Weight.SAID)  # a loss's beta, a list that the loop appends to
                 self.enter(f"{path}.{name}", value, its, owner="attribute", entry=entry, depth=DEPTH // 2)
 
-    def _attributes(self, thing: Any, place: "_Place") -> Iterator["_Part"]:
-        """Of an object of the recipe's own. A schedule has an optimizer and no module."""
-        held = list(attributes_of(thing))
-        is_schedule = any(isinstance(value, Optimizer) for _, value in held)
-        is_schedule = is_schedule and not any(isinstance(value, nn.Module) for _, value in held)
-        updated = updated_attributes(type(thing))
-        for name, value in held:
-            rules = place.rules
-            if name in updated and is_schedule:
-                rules = replace(rules, plain=rules.in_place)
-            elif name not in updated:
-                rules = replace(rules, rebound=min(rules.rebound, Weight.SAID))
-            owner = "schedule" if is_schedule else "object"
-            yield replace(place.part("{}.{}", place.path, value, name), rules=rules, owner=owner)
-        for kind in own_classes(thing):
-            yield place.part("{}", kind.__name__, kind)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    path: str
-    thing: Any
-    rules: Rules
-    owner: str
-    depth: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    path: str
-    rules: Rules
-    owner: str
-    entry: str
-    depth: int
-
-    def part(self, form: str, path: str, thing: Any, name: Any = "") -> _Part:
-        written = form.format(path, name if isinstance(name, (str, int)) else type(name).__name__)
-        return _Part(path=written, thing=thing, rules=self.rules, owner=self.owner, depth=self.depth)
-
-
-def _defaults(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What its parameters have without an argument, by their names."""
-    code, given = function.__code__, function.__defaults__ or ()
-    last = code.co_argcount
-    yield from zip(code.co_varnames[last - len(given) : last], given, strict=True)
-    yield from (function.__kwdefaults__ or {}).items()
-
-
-def _is_by_arguments(function: FunctionType) -> bool:
-    """Whether what it gives follows from its arguments: beside them it reads only code."""
-    space = function.__globals__
-    read = [space[name] for name in globals_needed(function.__code__) if name in space]
-    is_code = all(isinstance(each, (ModuleType, type, FunctionType, BuiltinFunctionType)) for each in read)
-    return is_code and not function.__closure__
-
 
 def _is_plain(thing: Any) -> bool:
     """A number, a string, or a tuple of them alone."""
     return type(thing) in PLAIN or (type(thing) is tuple and all(type(each) in PLAIN for each in thing))
-
-
-def _is_iterator(thing: Any) -> bool:
-    return hasattr(type(thing), "__next__")
-
-
-def _gives_steps(thing: Any) -> bool:
-    """Whether it is the iterator over the run's steps, or passes on what that gives."""
-    if isinstance(thing, GeneratorType):
-        frame = thing.gi_frame
-        return thing.gi_running or (frame is not None and not is_own_file(frame.f_code.co_filename))
-    return passes_on(thing) and any(_gives_steps(each) for each in gc.get_referents(thing) if passes_on(each))

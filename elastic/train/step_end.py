@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from elastic.errors import UsageError
-from elastic.train.buffers import Contents
+from elastic.train.opening_buffers import Contents
 from elastic.train.step_parts import Requests, StepOutcome, StepParts
 
 

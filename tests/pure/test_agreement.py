@@ -1,6 +1,7 @@
 """Every rank learns from the next sum whether all ranks had the same state."""
 
 import torch
+from steps import groups_of
 
 from elastic.divergence import Divergence, vote_of
 from elastic.errors import StatesDiffer
@@ -12,21 +13,9 @@ from elastic.testing.ranks import Member
 from elastic.train.agreement import Agreement
 from elastic.train.consistency import Comparison
 from elastic.train.flat_state import FlatState
-from elastic.train.process_groups import ProcessGroups
 from elastic.train.snapshotting import Snapshotting
 
 ALONE = Member(rank=0, world_size=1, group=None)
-
-
-def groups_of(member):
-    return ProcessGroups(
-        rank=member.rank,
-        world_size=member.world_size,
-        local_rank=0,
-        device=torch.device("cpu"),
-        gradients=member.group,
-        control=member.group,
-    )
 
 
 class Node:

@@ -4,23 +4,12 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from steps import groups_of
 
 from elastic.divergence import Divergence
 from elastic.errors import RecipeNotExact, StatesDiffer
 from elastic.train.consistency import Comparison
 from elastic.train.flat_state import FlatState, checksum_of
-from elastic.train.process_groups import ProcessGroups
-
-
-def groups_of(member):
-    return ProcessGroups(
-        rank=member.rank,
-        world_size=member.world_size,
-        local_rank=member.rank,
-        device=torch.device("cpu"),
-        gradients=member.group,
-        control=member.group,
-    )
 
 
 def answers_of(member, values, step, known_step):

@@ -12,8 +12,11 @@ from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
 from elastic.train.body_changes import BodyChanges
 from elastic.train.dataset_settings import DatasetSettings
-from elastic.train.loop_memory import LoopMemory, _Leaves, _Look, sentence
+from elastic.train.loop_look import Look
+from elastic.train.loop_memory import LoopMemory
 from elastic.train.module_settings import ModuleSettings
+from elastic.train.saved_leaves import SavedLeaves
+from elastic.train.unsaved_sentences import sentence
 
 # The library's own frames are no part of a recipe, and neither is this one.
 STEPS = compile(
@@ -988,8 +991,8 @@ def test_a_process_looks_where_it_begins_and_where_a_state_is_kept(first, kept, 
     class Counted(LoopMemory):
         def look(self, passed, frame):
             self._looks += 1
-            nothing = {"marks": {}, "saved": {}, "leaves": _Leaves({}), "process": {}, "read": set()}
-            self._before = _Look(passed=passed, **nothing, after_loop=[])
+            nothing = {"marks": {}, "saved": {}, "leaves": SavedLeaves({}), "process": {}, "read": set()}
+            self._before = Look(passed=passed, **nothing, after_loop=[])
             found.append(passed)
 
     state = elastic.State(model=torch.nn.Linear(1, 1))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from steps import groups_of
 
 from elastic.data.record import DataRecord
 from elastic.divergence import Divergence
@@ -19,7 +20,6 @@ from elastic.observe.step_line import StepLine
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock
 from elastic.testing.ranks import Member
-from elastic.train.process_groups import ProcessGroups
 from elastic.train.replay import FirstTime, Replay, finite, first_times, sentence
 from elastic.train.replay_check import ReplayCheck, _told_by_rank0, begin_replay
 from elastic.train.restore import ResumePoint
@@ -127,17 +127,6 @@ def test_the_sentence_says_which_steps_may_have_read_a_memory_and_what_differs()
     assert "from the beginning" in sentence(first, None, 0, "runs/x")
     assert "loss 0.25 then, not finite now" in sentence(first, None, 0, "runs/x")
     assert "the loss is 0.25 as before, and the gradients differ" in sentence(first, 0.25, 6, "runs/x")
-
-
-def groups_of(member):
-    return ProcessGroups(
-        rank=member.rank,
-        world_size=member.world_size,
-        local_rank=member.rank,
-        device=torch.device("cpu"),
-        gradients=member.group,
-        control=member.group,
-    )
 
 
 def replays(member, folder, excuse, is_deterministic, chains):

@@ -3,7 +3,7 @@
 import pytest
 
 from elastic.train.object_marks import Kind, Mark, mark_of
-from elastic.train.object_walk import FREE
+from elastic.train.object_parts import FREE
 from elastic.train.unsaved_names import Standing, in_order, standing, variable_of
 
 

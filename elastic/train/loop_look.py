@@ -1,0 +1,71 @@
+"""One look at what the loop can reach and no State saves, and how it compares with the one before.
+
+What is new is no change by itself: it may be made when it was first needed, also by a process that
+begins again. What an object of the State keeps under another name is saved.
+"""
+
+import re
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from elastic.train import process_settings
+from elastic.train.object_marks import Kind, Mark, plain_text
+from elastic.train.saved_leaves import SavedLeaves, SavedNumbers, holds_values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """passed: the number of steps that were done when it was taken."""
+
+    passed: int
+    marks: dict[str, Mark]
+    saved: dict[str, SavedNumbers]
+    leaves: SavedLeaves
+    read: set[str]
+    process: process_settings.Settings
+    after_loop: list[str]
+
+
+def is_made_late(path: str, mark: Mark, before: Look, began: int) -> bool:
+    """Whether a variable that was None, or a module, has got it after the first step.
+
+    What is made in a process's first step is made when it is first needed, also by the next one.
+    Entries that come into a dict may be a cache's.
+    """
+    former = before.marks.get(path)
+    if before.passed <= began or mark.entry or (former is not None and former.kind is not Kind.PLAIN):
+        return False
+    if mark.owner == "module" or former is not None:
+        return True
+    places = (path[: found.start()] for found in reversed(list(re.finditer(r"[.\[]", path))))
+    above = next((before.marks[place] for place in places if place in before.marks), None)
+    return above is not None and above.value == plain_text(None)
+
+
+def is_added(path: str, mark: Mark, before: Look) -> bool:
+    """Whether it is a number or the like that an object has got, which was there before.
+
+    As in `if not hasattr(self, "first"): self.first = loss`.
+    """
+    if mark.kind is not Kind.PLAIN or path in before.marks:
+        return False
+    owner, dot, name = path.rpartition(".")
+    return bool(dot and name.isidentifier() and owner in before.marks)
+
+
+def is_saved(path: str, mark: Mark, before: Look, now: Look) -> bool:
+    """Whether the state_dict of the object that holds it has it, by name or by its contents."""
+    known, earlier = now.saved.get(mark.entry), before.saved.get(mark.entry)
+    if known is None or earlier is None:
+        return False
+    names = [each.strip("_") for each in re.findall(r"[A-Za-z_]\w*", path[len(mark.entry) :])]
+    if now.leaves.keys(mark.entry).intersection(names[-1:] if known.is_module else names):
+        return True
+    former = before.marks.get(path)
+    if mark.kind is Kind.PLAIN and former is not None and not known.is_module:
+        return mark.value in known.numbers and former.value in earlier.numbers
+    thing = None if mark.anchor is None else mark.anchor()
+    if isinstance(thing, Tensor):
+        return holds_values(known, now.leaves.tensors(mark.entry), thing.detach())
+    return False

@@ -1,0 +1,90 @@
+"""Whether the state_dict of an object has what a look found to change in that object.
+
+An object's attribute need not have the name under which its state_dict gives it, nor be given as it
+is: `torch.stack`, `tolist()` and flat vectors count as well.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from elastic.snapshot.image import tensor_bytes
+from elastic.train.flat_state import tensor_sums
+from elastic.train.object_marks import leaves, plain_text, storage_of
+
+MANY_NUMBERS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedNumbers:
+    """Texts of the numbers in the state_dict of an object of the State; none of a module's."""
+
+    is_module: bool
+    numbers: frozenset[str]
+
+
+class SavedLeaves:
+    """What the state_dicts hold at one look, taken where it is needed: most looks need none of it.
+
+    It lasts for a look alone: tensors would keep alive the arrays that they are views of, which a
+    trial load takes for a sign that the recipe holds them.
+    """
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._objects = objects
+        self._known: dict[str, list[tuple[str, Any]]] = {}
+        self._keys: dict[str, frozenset[str]] = {}
+        self._storages: set[int] | None = None
+
+    def of(self, name: str) -> list[tuple[str, Any]]:
+        """Those of the object `name`, each with its key. Without State.flatten, which encodes."""
+        if name not in self._known:
+            self._known[name] = list(leaves(self._objects[name].state_dict()))
+        return self._known[name]
+
+    def keys(self, name: str) -> frozenset[str]:
+        if name not in self._keys:
+            self._keys[name] = frozenset(key.rpartition(".")[2].strip("_") for key, _ in self.of(name))
+        return self._keys[name]
+
+    def tensors(self, name: str) -> list[Tensor]:
+        return [value for _, value in self.of(name) if isinstance(value, Tensor)]
+
+    def storages(self) -> set[int]:
+        """The addresses of all their tensors' memory."""
+        if self._storages is None:
+            tensors = (tensor for name in self._objects for tensor in self.tensors(name))
+            self._storages = {storage_of(tensor) for tensor in tensors} - {0}
+        return self._storages
+
+    def clear(self) -> None:
+        self._known.clear()
+
+
+def holds_values(known: SavedNumbers, leaves_of: list[Tensor], tensor: Tensor) -> bool:
+    """Whether the values of a tensor are those of a leaf, or a part of one.
+
+    As of torch.stack or of a flat vector. leaves_of: the tensors of the object's state_dict.
+    """
+    alike = [each for each in leaves_of if each.shape == tensor.shape and each.dtype == tensor.dtype]
+    if any(tensor_sums(each) == tensor_sums(tensor) for each in alike):
+        return True
+    if known.is_module or storage_of(tensor) == 0:
+        return False
+    if tensor.numel() <= MANY_NUMBERS and all(
+        plain_text(each) in known.numbers for each in tensor.flatten().tolist()
+    ):
+        return True  # as of tolist()
+    wanted = _bytes_of(tensor)
+    larger = [
+        each
+        for each in leaves_of
+        if each.numel() >= tensor.numel() and each.is_complex() == tensor.is_complex() and storage_of(each)
+    ]
+    return any(wanted in _bytes_of(each.detach().to(tensor.dtype)) for each in larger)
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    return tensor_bytes(tensor.cpu()).numpy().tobytes()

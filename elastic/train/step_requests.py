@@ -1,0 +1,48 @@
+"""What is asked of a step beside training: an audit, a drain, a snapshot, a save, a comparison.
+
+Rank 0 decides for all ranks, and each of them learns it from the sum at the end of the step.
+"""
+
+from collections.abc import Callable
+
+from elastic.train.agreement import Agreement
+from elastic.train.audit import Auditor
+from elastic.train.loop_parts import LoopParts
+from elastic.train.step_parts import Requests, StepParts
+
+
+def requests_of(parts: LoopParts, agreement: Agreement, number: int, last_step: int) -> Requests:
+    """What this rank asks for at the end of step `number`."""
+    output = parts.output
+    drain = parts.page.drain or (parts.trace is not None and parts.trace.wants_drain(number))
+    if output is None or number == last_step:
+        return Requests(drain=drain, snapshot=False, save=False, compare=False)
+    snapshot, save = output.schedule.is_due(number), output.checkpointing.is_due(number)
+    is_due = parts.groups.world_size > 1 and output.comparing.is_due(number)
+    compare = snapshot or save or is_due or agreement.is_wanted(number)
+    audit = output.audits.is_due(number + 1)
+    return Requests(drain=drain, snapshot=snapshot, save=save, compare=compare, audit=audit)
+
+
+def is_first_audited(parts: LoopParts, step: int) -> bool:
+    """Whether a generation's first step is audited. Later ones learn it from the step before."""
+    output = parts.output
+    return parts.groups.from_rank0(output is not None and output.audits.is_due(step, is_first=True))
+
+
+def auditor_of(parts: LoopParts, of_steps: StepParts, compare: Callable[[], None]) -> Auditor:
+    """compare: raises where the ranks had other states before the open step."""
+    return Auditor(
+        groups=parts.groups,
+        loader=parts.loader,
+        state=parts.state,
+        buffers=of_steps.buffers,
+        gradients=of_steps.gradients,
+        heartbeat=parts.heartbeat,
+        clock=parts.clock,
+        node=parts.node,
+        generation=parts.generation,
+        compare=compare,
+        redo=parts.redo,
+        log=None if parts.output is None else parts.output.log,
+    )
