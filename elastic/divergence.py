@@ -5,7 +5,9 @@ who do the steps again. Whether they agree then tells the two causes apart: a ma
 once, or a recipe whose result depends on more than its inputs. The judgement is a function of the
 votes of both times.
 
-It does not name a machine that is wrong in the same way each time: that looks like a recipe.
+It does not name a machine that is wrong in the same way each time: that looks like a recipe. And a
+recipe that keeps something in its processes agrees in a redo, whose processes are new: what comes
+again as many steps after the beginning may be either, and no machine is named.
 """
 
 from collections import Counter
@@ -20,7 +22,7 @@ class Divergence:
     ranks had the same state; 0 is the start. entry: the first entry of the state that differs, if
     it was found. votes, nodes: the checksum of each rank's state after `step`, and its node, in
     rank order. at_fault: the nodes that were wrong, where an audit has shown it; otherwise the redo
-    shows it.
+    shows it. began: the step with whose state the generation began.
     """
 
     generation: int
@@ -30,6 +32,7 @@ class Divergence:
     votes: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     at_fault: tuple[str, ...] = ()
+    began: int = 0
 
 
 def vote_of(checksum: str) -> int:
@@ -59,3 +62,14 @@ def is_repeated(before: Divergence | None, step: int) -> bool:
     step is another event.
     """
     return before is not None and not before.at_fault and step <= before.step
+
+
+def may_come_as_late(before: Divergence | None, *, began: int, agreed: int, step: int) -> bool:
+    """Whether a new difference may have come as many steps after a beginning as the one before.
+
+    It came after `agreed`, and no later than `step`, in a generation that began with the state of
+    `began`.
+    """
+    if before is None:
+        return False
+    return agreed - began < before.step - before.began and before.agreed - before.began < step - began

@@ -12,13 +12,13 @@ It does not decide when to compare: rank 0 does (schedule.py).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastic.divergence import Divergence, nodes_at_fault, vote_of
 from elastic.events import DivergenceJudged
 from elastic.snapshot.image import LiveChecksum
 from elastic.system.control_page import ControlPage, Settled
-from elastic.train.consistency import Comparison
+from elastic.train.consistency import Comparison, Voted
 from elastic.train.flat_state import FlatState, checksum_of
 from elastic.train.snapshotting import Snapshotting
 
@@ -40,9 +40,14 @@ class Agreement:
     flatten: Callable[[], FlatState]
     step: int
     known: Divergence | None
+    _began: int = field(init=False)  # the step whose state the generation began with
+    _beside: str = ""  # what stands beside the state of the last vote
     _live: tuple[int, LiveChecksum] | None = None  # on a GPU: a step, and sums that are under way
     _vote: tuple[int, int] | None = None  # the step and the vote that no other rank knows yet
     _sent: int | None = None  # the step whose votes are in the sum
+
+    def __post_init__(self) -> None:
+        self._began = self.step
 
     def begin(self) -> None:
         """All ranks have restored the same state, that of `step`."""
@@ -54,8 +59,12 @@ class Agreement:
         """Whether this step must be compared because it is done again."""
         return self.known is not None and step <= self.known.step
 
-    def add(self, step: int, checksum: str | LiveChecksum) -> None:
-        """Vote: the state after `step` has this checksum. Every rank adds one of the same step."""
+    def add(self, step: int, checksum: str | LiveChecksum, beside: str = "") -> None:
+        """Vote: the state after `step` has this checksum. Every rank adds one of the same step.
+
+        beside: the record beside the state, as JSON, which the checksum covers too.
+        """
+        self._beside = beside
         if isinstance(checksum, LiveChecksum):
             self._live = step, checksum
             if self.comparison.groups.device.type == "cpu":
@@ -117,14 +126,15 @@ class Agreement:
         undo()
         if self.snapshotting is not None:
             self.snapshotting.discard_newer(self.step)
-        self.comparison.raise_difference(
-            checksum_of(self.flatten()),
-            votes,
-            f"after step {step}",
+        voted = Voted(
+            when=f"after step {step}",
             step=step,
             agreed=self.step,
+            began=self._began,
             known=self.known,
+            beside=self._beside,
         )
+        self.comparison.raise_difference(checksum_of(self.flatten()), votes, voted)
 
     def _agree(self, step: int, vote: int) -> None:
         self.step = step

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from elastic.data import random_streams
 from elastic.data.loader import Batch, Loader
-from elastic.divergence import Divergence
+from elastic.divergence import Divergence, may_come_as_late
 from elastic.errors import MachineFault, RecipeNotExact
 from elastic.events import AuditFailed
 from elastic.observe.log import EventLog
@@ -78,7 +78,7 @@ class Auditor:
 
     compare: compares the states of all ranks as they were before the step, and raises if they
     differ. redo: because of what the first steps of this generation are done again, where this node
-    knows of it. log: on rank 0 alone.
+    knows of it. began: the step with whose state it began. log: on rank 0 alone.
     """
 
     groups: ProcessGroups
@@ -93,6 +93,7 @@ class Auditor:
     compare: Callable[[], None]
     redo: Divergence | None
     log: EventLog | None
+    began: int = 0
 
     def begin(self, step: int, compute: Compute) -> "StepAudit":
         """compute: runs a call on a batch, as in training."""
@@ -266,8 +267,7 @@ class StepAudit:
             found[1], found[3] = self._again, self._repeat(self._again, calls, backward)
         evidence = [{} if each is None else each.record.evidence(calls, state) for each in found]
         nodes, told = groups.all_gather(self._auditor.node), groups.all_gather(evidence)
-        redo = self._auditor.redo
-        is_redo = any(groups.all_gather(redo is not None and redo.step == self._step))
+        is_redo = any(groups.all_gather(self._came_before()))
         judged: list[tuple[Place, Verdict]] = []
         for owner in failed:
             auditor = auditor_of(owner, groups.world_size)
@@ -300,8 +300,15 @@ class StepAudit:
             agreed=self._step - 1,
             entry=verdict.first,
             at_fault=(place.node_of(verdict.culprit),),
+            began=self._auditor.began,
         )
         raise MachineFault(sentence(place, verdict), divergence)
+
+    def _came_before(self) -> bool:
+        """In this step, which is done again, or as many steps after the beginning."""
+        redo, began = self._auditor.redo, self._auditor.began
+        is_same = redo is not None and redo.step == self._step
+        return is_same or may_come_as_late(redo, began=began, agreed=self._step - 1, step=self._step)
 
     def _repeat(self, computation: Computation, calls: list[int], backward: Backward) -> Computation:
         """The same computation again, from its data on."""

@@ -7,7 +7,8 @@ between two calls, or that depends on the rank, goes on doing so, and no three a
 
 It cannot tell a recipe from a machine that errs at every computation alike: that one looks like
 code that depends on the rank, and the sentence says so. And what a recipe does only at its very
-first call looks like a machine's error, until the step is done again and differs again.
+first call looks like a machine's error, until the step is done again and differs again, or until it
+comes again as many steps after a beginning: then the sentence says that it may be either.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,10 @@ class Culprit(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """first: the first entry that differs; different: how many do, of `entries`."""
+    """first: the first entry that differs; different: how many do, of `entries`.
+
+    came_again: a machine would be named, had the same not come before.
+    """
 
     culprit: Culprit
     first: str
@@ -37,6 +41,7 @@ class Verdict:
     entries: int
     owner_repeats: bool  # the owner's two computations agree
     auditor_repeats: bool
+    came_again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +85,14 @@ def judge(
 ) -> Verdict:
     """Whose fault it is that `first`, the owner's, and `again`, the auditor's, differ.
 
-    is_redo: an audit failed in this step before, and the step is done again because of it.
+    is_redo: an audit failed in this step before, and the step is done again because of it; or the
+    one before failed as many steps after a beginning as this one.
     has_copies: the owner's data come from processes with copies of the dataset, and only those.
     """
     assert first != again
     names = list(dict.fromkeys([*first, *again]))
     different = [name for name in names if first.get(name) != again.get(name)]
-    if is_redo or (has_copies and DATA in different):
+    if has_copies and DATA in different:
         culprit = Culprit.RECIPE
     elif again == owners_second == auditors_second:
         culprit = Culprit.OWNER
@@ -94,13 +100,15 @@ def judge(
         culprit = Culprit.AUDITOR
     else:
         culprit = Culprit.RECIPE
+    came_again = is_redo and culprit is not Culprit.RECIPE
     return Verdict(
-        culprit=culprit,
+        culprit=Culprit.RECIPE if came_again else culprit,
         first=different[0],
         different=len(different),
         entries=len(names),
         owner_repeats=first == owners_second,
         auditor_repeats=again == auditors_second,
+        came_again=came_again,
     )
 
 
@@ -136,6 +144,13 @@ def _cause(verdict: Verdict) -> str:
             " own usually does that: draw from the global generators of torch, Python or NumPy in __getitem__, which are"
             " keyed for each sample, and leave nothing behind there. Data-loading processes (workers=) also lack what the loop"
             " changed in the dataset: use workers=0 there"
+        )
+    if verdict.came_again:
+        return (
+            "Three of four computations agree, as where a machine was wrong once; but it came before, in this step or as many"
+            " steps after a beginning. So it does with a function that does something else at its first calls in a process (a"
+            " counter, a cache, an initialisation: do it before the loop). A machine that is often wrong looks the same, and none"
+            " is named"
         )
     if verdict.owner_repeats and verdict.auditor_repeats:
         return (

@@ -67,7 +67,11 @@ class LoopBuilder:
         clock, link, groups = SystemClock(), self.link, self.groups
         store = open_store(self.run_dir.url)
         comparison = Comparison(
-            groups=groups, node=link.node, generation=link.generation, log=self._log_of_rank0
+            groups=groups,
+            node=link.node,
+            generation=link.generation,
+            log=self._log_of_rank0,
+            redo=link.divergence,
         )
         faults = self._faults(state, clock)
         # Nodes that share no folder keep a copy each: rank 0's node may be lost with its lines.

@@ -2,15 +2,18 @@
 
 What follows is decided by what the steps, done again, bring (divergence.py). The first time, the
 workers end for their agents to begin again from the last agreed state. If the ranks differ again in
-steps that are done again, it is the recipe, and the run ends. It does not find a difference that
-all ranks share, such as a wrong sum of gradients.
+steps that are done again, it is the recipe, and the run ends. So does a difference that comes as
+many steps after the beginning as the one before it, which may be the recipe's or a machine's; and
+one in what stands beside the state, which no machine makes. It does not find a difference that all
+ranks share, such as a wrong sum of gradients.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from elastic.divergence import Divergence, is_repeated, vote_of
+from elastic.divergence import Divergence, is_repeated, may_come_as_late, vote_of
 from elastic.errors import RecipeNotExact, StatesDiffer
 from elastic.events import DivergenceDetected, DivergenceJudged
 from elastic.observe.log import EventLog
@@ -19,13 +22,35 @@ from elastic.train.process_groups import ProcessGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Voted:
+    """What ranks voted on: their states after `step`, which `when` says in words.
+
+    agreed: the last step on which they agreed. began: the one with whose state the generation
+    began. known: the difference because of which steps are done again. beside: the record beside
+    this rank's state, as JSON.
+    """
+
+    when: str
+    step: int
+    agreed: int
+    began: int
+    known: Divergence | None
+    beside: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Compares the ranks of one generation. node: this rank's. log: on rank 0 alone."""
+    """Compares the ranks of one generation.
+
+    node: this rank's. log: on rank 0 alone. redo: the difference that ended the generation before,
+    where this node knows of it.
+    """
 
     groups: ProcessGroups
     node: str
     generation: int
     log: EventLog | None
+    redo: Divergence | None = None
 
     def check_same_state(
         self, checksum: StateChecksum, when: str, *, step: int, known: Divergence | None
@@ -37,31 +62,27 @@ class Comparison:
         """
         votes = self.groups.all_gather(vote_of(checksum.whole))
         if len(set(votes)) > 1:
-            self.raise_difference(checksum, votes, when, step=step, agreed=step, known=known)
+            voted = Voted(when=when, step=step, agreed=step, began=step, known=known)
+            self.raise_difference(checksum, votes, voted)
 
-    def raise_difference(
-        self,
-        checksum: StateChecksum,
-        votes: Sequence[int],
-        when: str,
-        *,
-        step: int,
-        agreed: int,
-        known: Divergence | None,
-    ) -> NoReturn:
-        """Every rank knows by the votes, in rank order, that they differ after `step`.
+    def raise_difference(self, checksum: StateChecksum, votes: Sequence[int], voted: Voted) -> NoReturn:
+        """Every rank knows by the votes, in rank order, that they differ after `voted.step`.
 
         checksum: of this rank's state, to find the entry.
         """
+        step, agreed, known = voted.step, voted.agreed, voted.known
         details = self.groups.all_gather(checksum.entries)
         names = sorted({name for of_rank in details for name in of_rank})
         different = [name for name in names if len({of_rank.get(name) for of_rank in details}) > 1]
         entry = different[0] if different else ""
+        of_record = "" if different else _differing(self.groups.all_gather(voted.beside))
         alike = [
             [rank for rank, of_rank in enumerate(votes) if of_rank == vote] for vote in dict.fromkeys(votes)
         ]
         # Before step 1 the script alone has made the objects: no machine is blamed.
-        is_recipe = step == 0 or is_repeated(known, step)
+        is_recipe = step == 0 or bool(of_record) or is_repeated(known, step)
+        is_late = may_come_as_late(self.redo, began=voted.began, agreed=agreed, step=step)
+        is_unclear = any(self.groups.all_gather(is_late)) and not is_recipe
         if self.log is not None:
             self.log.record(DivergenceDetected(step=step, entry=entry, ranks=alike))
             if is_recipe:
@@ -69,9 +90,13 @@ class Comparison:
         # Only now may another rank end: its agent kills those of its node that have not.
         nodes = tuple(self.groups.all_gather(self.node))
         found = (
-            f"{when}: expected the same training state on every rank, found {len(alike)} different ones "
-            f"(ranks {' | '.join(map(str, alike))}); {_entry_text(entry, len(different))}"
+            f"{voted.when}: expected the same training state on every rank, found {len(alike)} different ones "
+            f"(ranks {' | '.join(map(str, alike))}); {of_record or _entry_text(entry, len(different))}"
         )
+        if of_record:
+            raise RecipeNotExact(f"{found}. {_RECORD_TEXT}")
+        if is_unclear:
+            raise RecipeNotExact(f"{found}. {_unclear_text(step - voted.began)}")
         if is_recipe:
             raise RecipeNotExact(f"{found}. {_recipe_text(step, known)}")
         raise StatesDiffer(
@@ -83,8 +108,36 @@ class Comparison:
                 entry=entry,
                 votes=tuple(votes),
                 nodes=nodes,
+                began=voted.began,
             ),
         )
+
+
+_RECORD_TEXT = (
+    "The training state itself is the same. What a function makes at its first call differs between workers, which begin with other shards: make it "
+    "before the loop, alike on every rank, and give it to the State; set in datasets and modules what is the same on every rank"
+)
+_FIELDS = {
+    "frozen": "which a function given to step.mean_loss or step.sum reads and no object of the State saves",
+    "numbers": "a number that a function given to step.mean_loss or step.sum reads",
+    "settings": "which the loop sets in its dataset or in a module",
+    "evaluated": "what run.evaluate was given at this line",
+}
+
+
+def _differing(records: Sequence[str]) -> str:
+    """The first thing that differs between what stands beside the ranks' states; none is empty."""
+    if len(set(records)) <= 1 or not all(records):
+        return ""
+    fields: list[dict[str, Any]] = [json.loads(each) for each in records]
+    for field in fields[0]:
+        of_ranks = [each.get(field) for each in fields]
+        if any(each != of_ranks[0] for each in of_ranks):
+            parts = [each if isinstance(each, dict) else {"": each} for each in of_ranks]
+            names = sorted({name for each in parts for name in each})
+            name = next(name for name in names if len({repr(each.get(name)) for each in parts}) > 1)
+            return f"{name or field}, {_FIELDS.get(field, 'which stands beside the state')}, is not the same on all of them"
+    return ""
 
 
 def _entry_text(entry: str, count: int) -> str:
@@ -97,6 +150,15 @@ def _redo_text(step: int, agreed: int) -> str:
     if step == agreed:
         return "It is loaded once more"
     return f"The last state that all ranks agreed on is that of step {agreed}; from there the steps are done again"
+
+
+def _unclear_text(steps: int) -> str:
+    return (
+        f"They differed {steps} steps after the last beginning too, or about that, and agreed when those steps were done again. So does a recipe that keeps "
+        "something from step to step outside its State, which new processes lack; a machine that is often wrong looks the same. Which of the two it was "
+        "cannot be told, and no machine leaves for it: elastic-train check RECIPE and --audit 1steps look for the first. The same command goes on from "
+        "the newest checkpoint"
+    )
 
 
 def _recipe_text(step: int, known: Divergence | None) -> str:

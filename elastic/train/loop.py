@@ -69,7 +69,7 @@ class Loop:
         """
         self._begin()
         parts, first = self._parts, self._resumed.step + 1
-        auditor = step_requests.auditor_of(parts, self._of_steps, self._compare_states)
+        auditor = step_requests.auditor_of(parts, self._of_steps, self._resumed.step, self._compare_states)
         is_audited = step_requests.is_first_audited(parts, first)
         of_steps = replace(self._of_steps, frozen=parts.frozen)
         if parts.looks_for_side_effects:

@@ -26,12 +26,17 @@ def requests_of(parts: LoopParts, agreement: Agreement, number: int, last_step: 
 
 def is_first_audited(parts: LoopParts, step: int) -> bool:
     """Whether a generation's first step is audited. Later ones learn it from the step before."""
-    output = parts.output
-    return parts.groups.from_rank0(output is not None and output.audits.is_due(step, is_first=True))
+    output, redo = parts.output, parts.redo
+    failed = redo is not None and bool(redo.at_fault) and redo.step == step  # its audit, before
+    is_due = output is not None and (failed or output.audits.is_due(step, is_first=True))
+    return parts.groups.from_rank0(is_due)
 
 
-def auditor_of(parts: LoopParts, of_steps: StepParts, compare: Callable[[], None]) -> Auditor:
-    """compare: raises where the ranks had other states before the open step."""
+def auditor_of(parts: LoopParts, of_steps: StepParts, began: int, compare: Callable[[], None]) -> Auditor:
+    """began: the step with whose state the generation began.
+
+    compare: raises where the ranks had other states before the open step.
+    """
     return Auditor(
         groups=parts.groups,
         loader=parts.loader,
@@ -44,5 +49,6 @@ def auditor_of(parts: LoopParts, of_steps: StepParts, compare: Callable[[], None
         generation=parts.generation,
         compare=compare,
         redo=parts.redo,
+        began=began,
         log=None if parts.output is None else parts.output.log,
     )

@@ -119,3 +119,17 @@ def test_other_data_are_the_data_sets_fault():
     text = sentence(place, verdict_of(tuple({DATA: each} for each in "abcd")))
     assert "again on the same rank" in text
     assert "The data set returned something else for the same samples" in text
+
+
+@given(four)
+def test_what_came_before_is_said_to_be_either(found):
+    """Three of four agree, and the same came in the generation before, as many steps after its
+    beginning: a machine that is often wrong, or a function with a memory. No node is named.
+    """
+    place = Place(step=4, shard=0, owner=0, auditor=1, owner_node="n0", auditor_node="n1")
+    once, again = verdict_of(found), verdict_of(found, is_redo=True)
+    assert again.came_again == (once.culprit is not Culprit.RECIPE)
+    text = sentence(place, again)
+    assert "n0" not in text and "n1" not in text
+    if again.came_again and again.first != DATA:
+        assert "A machine that is often wrong looks the same" in text

@@ -8,7 +8,7 @@ from steps import groups_of
 
 from elastic.divergence import Divergence
 from elastic.errors import RecipeNotExact, StatesDiffer
-from elastic.train.consistency import Comparison
+from elastic.train.consistency import Comparison, Voted
 from elastic.train.flat_state import FlatState, checksum_of
 
 
@@ -94,6 +94,50 @@ def test_the_difference_is_recorded_before_any_rank_may_end():
 
     state = FlatState(tensors={"model.a": torch.zeros(2)}, document={"model": {}})
     comparison = Comparison(groups=Groups(), node="n", generation=4, log=Log())
+    voted = Voted(when="here", step=7, agreed=6, began=0, known=None)
     with pytest.raises(StatesDiffer):
-        comparison.raise_difference(checksum_of(state), [1, 2], "here", step=7, agreed=6, known=None)
+        comparison.raise_difference(checksum_of(state), [1, 2], voted)
     assert order.index("record") < len(order) - 1 and order[-1] == "message"
+
+
+def differs(member, redo, besides):
+    """What a rank is told whose generation began at step 8, agreed at 16 and differs at 17."""
+    values = [0.0, 0.0] if besides else [1.0, 2.0]
+    state = FlatState(tensors={"model.b": torch.tensor([values[member.rank]])}, document={"model": {}})
+    known = None
+    if redo:  # only one node knows of it
+        known = Divergence(generation=3, step=9, agreed=8, entry="", votes=(1, 2), nodes=("a", "b"))
+    comparison = Comparison(
+        groups=groups_of(member),
+        node=f"node{member.rank}",
+        generation=4,
+        log=None,
+        redo=known if member.rank else None,
+    )
+    beside = besides[member.rank] if besides else ""
+    voted = Voted(when="after step 17", step=17, agreed=16, began=8, known=None, beside=beside)
+    try:
+        comparison.raise_difference(checksum_of(state), [1, 2], voted)
+    except (StatesDiffer, RecipeNotExact) as error:
+        return [type(error).__name__, str(error)]
+
+
+def test_what_comes_again_as_many_steps_after_a_beginning_condemns_no_machine(ranks):
+    """A function with a memory differs again and again, and agrees in each redo. The run ends, and
+    no node is named.
+    """
+    for kind, message in ranks.run(2, differs, True, None):
+        assert kind == "RecipeNotExact"
+        assert "They differed 9 steps after the last beginning too" in message
+        assert "cannot be told, and no machine leaves" in message
+    assert {kind for kind, _ in ranks.run(2, differs, False, None)} == {"StatesDiffer"}
+
+
+def test_a_difference_beside_the_state_alone_is_named_and_is_no_machines(ranks):
+    """What functions read and no State saves stands beside each state: ranks had other copies of a
+    model, and the error said that no entry differs.
+    """
+    besides = ['{"samples": 8, "frozen": {"ewc.old": "a"}}', '{"samples": 8, "frozen": {"ewc.old": "b"}}']
+    for kind, message in ranks.run(2, differs, False, besides):
+        assert kind == "RecipeNotExact"
+        assert "ewc.old, which a function given to step.mean_loss or step.sum reads" in message

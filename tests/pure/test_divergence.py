@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.divergence import Divergence, is_repeated, nodes_at_fault
+from elastic.divergence import Divergence, is_repeated, may_come_as_late, nodes_at_fault
 
 NODES = ("a", "b", "c", "d", "e")
 votes = st.lists(st.integers(0, 3), min_size=2, max_size=5).filter(lambda found: len(set(found)) > 1)
@@ -54,3 +54,34 @@ def test_a_difference_is_the_recipes_if_the_redo_meets_one_as_soon(step):
     assert is_repeated(differed([1, 2]), step) == (step <= 9)
     assert not is_repeated(differed([], at_fault=("b",)), step)
     assert not is_repeated(None, step)
+
+
+def test_what_comes_as_many_steps_after_a_beginning_may_be_the_recipes():
+    """A function that keeps something in its process agrees in the redo, whose processes are new,
+    and differs again as late. The first one came after 8 and up to 9 steps; the second generation
+    began with the state of step 8.
+    """
+    before = differed([1, 2])
+    assert may_come_as_late(before, began=8, agreed=16, step=17)
+    assert not may_come_as_late(before, began=8, agreed=13, step=14)
+    assert not may_come_as_late(None, began=8, agreed=16, step=17)
+
+
+@given(st.integers(0, 30), st.integers(1, 9), st.integers(1, 9), st.integers(0, 9), st.integers(1, 9))
+def test_the_same_delay_is_never_taken_for_a_machine_whatever_the_rhythm_of_comparisons(
+    start, delay, every, first, later
+):
+    """Both times the states differ from the same step after the beginning on, and are compared in
+    other steps: the last agreed one lies before it, and the one that found it not.
+    """
+    one = Divergence(
+        generation=1,
+        began=start,
+        agreed=start + max(delay - later, 0),
+        step=start + delay - 1 + every,
+        entry="",
+    )
+    began = one.agreed
+    assert may_come_as_late(
+        one, began=began, agreed=began + max(delay - 1 - first, 0), step=began + delay + first
+    )
