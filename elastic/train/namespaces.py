@@ -21,8 +21,12 @@ _remembering: dict[type, tuple[tuple[str, Any], ...]] = {}
 
 
 def is_own_module(thing: Any) -> bool:
-    """Whether it is a module that lies in a file of the recipe's own."""
-    path = getattr(thing, "__file__", None) if isinstance(thing, ModuleType) else None
+    """Whether it is a module that lies in a file of the recipe's own, or in none."""
+    if not isinstance(thing, ModuleType):
+        return False
+    path = vars(thing).get("__file__")
+    if path is None:  # made by hand, `cfg = types.ModuleType("cfg")`; Python's own have a spec
+        return vars(thing).get("__spec__") is None and thing.__name__ != "__main__"
     return isinstance(path, str) and is_own_file(path)
 
 
@@ -92,7 +96,7 @@ def _data_of_class(kind: type) -> Iterator[tuple[str, Any]]:
         if isinstance(value, (type, ModuleType)):
             if is_own_namespace(value):
                 yield name, value
-        elif not is_wrapper(value) and not hasattr(type(value), "__get__"):
+        elif not is_wrapper(value) and (is_own_class(type(value)) or not hasattr(type(value), "__get__")):
             yield name, value
     if kind not in _remembering:
         made = [(name, value) for name, value in vars(kind).items() if is_wrapper(value)]

@@ -7,6 +7,7 @@ import argparse
 import queue
 import threading
 from collections import ChainMap, UserDict, UserList
+from concurrent.futures import Future
 from contextvars import ContextVar
 from multiprocessing.sharedctypes import SynchronizedBase
 from types import MappingProxyType, SimpleNamespace
@@ -47,6 +48,10 @@ def opened(thing: Any) -> list[tuple[str, Any]] | None:
             return [("()", thing())]
         case ContextVar():
             return [(".get()", thing.get(None))]
+        case threading.Event():
+            return [(".is_set()", vars(thing)["_flag"])]
+        case Future():  # an open one is None
+            return [(".result()", vars(thing)["_result"])]
         case SynchronizedBase():
             return [(".value", vars(thing)["_obj"])]
         case _:

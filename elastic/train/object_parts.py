@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from elastic.train.callables import unwrapped, wrapped_by
 from elastic.train.liveness import globals_needed
 from elastic.train.namespaces import data_of, own_classes, rewritten_in
-from elastic.train.object_marks import Kind, Mark, Rules, Weight, passes_on
+from elastic.train.object_marks import PLAIN, Kind, Mark, Rules, Weight, passes_on
 from elastic.train.own_code import attributes_of, cell_contents, is_own_file, updated_attributes
 
 FREE = Rules(rebound=Weight.REFUSED, in_place=Weight.REFUSED, plain=Weight.SAID)
@@ -79,22 +79,24 @@ def of_function(thing: FunctionType, place: Place, cells: frozenset[tuple[str, i
 
 def of_iterator(thing: Any, place: Place) -> Iterable[Part] | None:
     """All that an iterator holds counts as its place. None for one that gives the run's steps."""
-    held: list[Any] = []
+    held: dict[str, Any] = {}
     if isinstance(thing, GeneratorType):
         frame = thing.gi_frame
         if frame is None or not is_own_file(frame.f_code.co_filename):
             return ()
-        held = list(frame.f_locals.values())
+        held = {f"{place.path} (its {name})": value for name, value in frame.f_locals.items()}
     inner = [each for each in gc.get_referents(thing) if _is_iterator(each)]
     if any(_gives_steps(each) for each in (thing, *inner)):
         return None
     parts = []
-    for number, each in enumerate([*inner, *held]):
-        if isinstance(each, (FunctionType, ModuleType, type, nn.Module)):
-            continue
-        part = place.part("{}", place.path, each)
-        name = place.path if number == 0 else f"{place.path} (its part {number})"
-        parts.append(replace(part, path=name, rules=STRICT, owner="iterator"))
+    numbered = enumerate(inner)
+    paths = {
+        place.path if number == 0 else f"{place.path} (its part {number})": each for number, each in numbered
+    }
+    for path, each in (paths | held).items():
+        if not isinstance(each, (FunctionType, ModuleType, type, nn.Module)):
+            part = place.part("{}", path, each)
+            parts.append(replace(part, rules=STRICT, owner="iterator"))
     return parts
 
 
@@ -133,10 +135,14 @@ def of_own(thing: Any, place: Place) -> Iterator[Part]:
         yield place.part("{}", kind.__name__, kind)
 
 
-def of_library(thing: Any, place: Place) -> Iterator[Part]:
-    """Arrays and tensors that an object of another library has: a scaler, cluster centres."""
+def of_library(thing: Any, place: Place, assigned: frozenset[str]) -> Iterator[Part]:
+    """Arrays and tensors that an object of another library has: a scaler, cluster centres.
+
+    assigned: attributes that the code of the loop assigns. Their numbers count as well; what the
+    library counts for itself, such as the length of a progress bar, does not.
+    """
     for name, value in attributes_of(thing):
-        if isinstance(value, (Tensor, np.ndarray)):
+        if isinstance(value, (Tensor, np.ndarray)) or (name in assigned and type(value) in PLAIN):
             its = place.rules.at_most(Weight.SAID)
             yield replace(place.part("{}.{}", place.path, value, name), rules=its, depth=0)
 

@@ -279,7 +279,7 @@ class Walk:
             return [place.part("{}.{}", place.path, value, name) for name, value in attributes_of(thing)]
         if hasattr(kind, "state_dict"):
             return (place.part("{}.{}", place.path, value, name) for name, value in attributes_of(thing))
-        return of_library(thing, place)
+        return of_library(thing, place, self.assigned)
 
     def _of_module(self, module: nn.Module, place: Place) -> Iterator[Part]:
         for name, each in module.named_modules():

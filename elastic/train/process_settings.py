@@ -5,9 +5,11 @@ leaves so, a process that restarts does not have. It does not see what only a li
 """
 
 import decimal
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ _GETTERS = (
     *("is_grad_enabled", "is_inference_mode_enabled"),
     *("backends.cuda.flash_sdp_enabled", "backends.cuda.mem_efficient_sdp_enabled"),
     *("backends.cuda.math_sdp_enabled", "backends.cuda.cudnn_sdp_enabled"),
+    "backends.mha.get_fastpath_enabled",
 )
 _DEVICES = "cpu", "cuda"
 _MODES = {"TorchFunctionMode": "_len_torch_function_stack", "TorchDispatchMode": "_len_torch_dispatch_stack"}
@@ -42,6 +45,8 @@ _HOOKS = (
     *((hooks_of_optimizers, "_global_optimizer_post_hooks"),),
 )
 _ENVIRONMENT = "os.environ"
+_FOLDER = "the working directory"
+_SMALLEST = sys.float_info.min  # a normal number, whose half is none
 _OF_TORCH = b"CUDA_MODULE_LOADING"  # it sets that variable when a GPU is first used
 _MANY = 2  # in a sentence
 _SHOWN = 40  # characters of a value
@@ -71,6 +76,8 @@ _READERS: dict[str, Callable[[], Any]] = {
         for mode, name in _MODES.items()
         if hasattr(torch._C, name)  # noqa: SLF001
     },
+    # It has no getter. The processor's mode holds for each arithmetic of the thread, also Python's.
+    "torch.set_flush_denormal(...)": lambda: _SMALLEST / 2 == 0,
     "np.geterr()": np.geterr,
     "decimal.getcontext().prec": lambda: decimal.getcontext().prec,
     "decimal.getcontext().rounding": lambda: decimal.getcontext().rounding,
@@ -82,6 +89,7 @@ def read_settings() -> Settings:
     found = {name: _value(read) for name, read in _READERS.items()}
     for holder, name in _HOOKS:
         found[f"{holder.__name__}.{name}"] = len(vars(holder)[name])
+    found[_FOLDER] = str(Path.cwd())
     found[_ENVIRONMENT] = environment.raw_variables()
     return found
 

@@ -20,6 +20,8 @@ _ADVICE: dict[Kind | str, str] = {
     "compute it from step.number",
     Kind.TENSOR: "give it to the State in elastic.Values(name=tensor) (Values holds a copy: change values.name), or in a registered buffer of a module there; make it in "
     "each step before it is read; or compute it from step.number",
+    "in an iterator": "a generator's variables cannot be saved: keep the number in elastic.Values(name=number), which goes into the State, or compute it from "
+    "step.number",
     "optimizer": "keep it in optimizer.state[parameter], which an optimizer's state_dict saves",
     "buffer": "register the buffer with persistent=True",
     "attribute": "make it a buffer, by self.register_buffer, and update it in the loop",
@@ -69,6 +71,8 @@ def _advice(path: str, mark: Mark) -> str:
         return (
             f"give {name} to the State as well, State(..., {name}={'self.' * path.startswith('self.')}{name})"
         )
+    if mark.owner == "iterator" and mark.kind is Kind.PLAIN:
+        return _ADVICE["in an iterator"]
     if mark.kind in (Kind.RANDOM, Kind.ITERATOR):
         return _ADVICE[mark.kind]
     return _ADVICE.get(mark.owner) or _ADVICE.get(mark.kind) or _ADVICE[Kind.TENSOR]

@@ -18,6 +18,8 @@ LEFT = {
     "torch.is_grad_enabled() was True and is False": "torch.autograd.set_grad_enabled(False)",
     "torch.get_num_threads() was": "torch.set_num_threads(torch.get_num_threads() + 1)",
     "np.geterr() was": "np.seterr(over='ignore')",
+    "torch.set_flush_denormal(...) was False and is True": "torch.set_flush_denormal(True)",
+    "torch.backends.mha.get_fastpath_enabled() was True and is False": "torch.backends.mha.set_fastpath_enabled(False)",
 }
 RECIPE = """
     for step in run_steps(model=model, optimizer=optimizer):
@@ -39,6 +41,8 @@ def put_back():
     torch.set_grad_enabled(True)
     torch.set_num_threads(threads)
     np.seterr(**errors)
+    torch.set_flush_denormal(False)
+    torch.backends.mha.set_fastpath_enabled(True)
     os.environ.pop("PHASE", None)
 
 
@@ -76,6 +80,21 @@ def test_variables_of_the_environment_and_hooks_of_all_modules_are_named():
     refused, changing, _ = loops.outcome(recipe)
     assert refused == ""
     assert changing == {"PHASE of os.environ", "torch.nn.modules.module._global_forward_hooks"}
+
+
+def test_a_working_directory_that_the_loop_leaves_is_named(tmp_path, monkeypatch):
+    """Files that the recipe names without a folder are then others after a restart."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "below").mkdir()
+    recipe = """
+        import os
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            if step.number == 2:
+                os.chdir("below")
+        """
+    refused, changing, _ = loops.outcome(recipe)
+    assert (refused, changing) == ("", {"the working directory"})
 
 
 def test_every_setting_can_be_read_where_old_and_new_names_of_torch_are_mixed():
