@@ -92,7 +92,7 @@ class State:
 
     def parts(self) -> structure.Parts:
         """As they are now."""
-        held = list(self._held())
+        held = [thing for thing in self._held() if isinstance(thing, structure.COMPUTED_WITH)]
         modules = self._tree.modules([thing for thing in held if isinstance(thing, nn.Module)])
         holders = [module._parameters for module in modules]  # noqa: SLF001 - as `submodules`
         return structure.Parts(held, modules, holders, structure.values_of(holders))

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 DEPTH = 2
 MANY_ITEMS = 100
+COMPUTED_WITH = nn.Module, Optimizer, nn.Parameter
 
 
 def submodules(roots: Iterable[nn.Module]) -> list[nn.Module]:
@@ -63,8 +64,9 @@ class Items(NamedTuple):
 class Parts(NamedTuple):
     """What the objects of a state consist of at a moment. Do not change the lists.
 
-    held: the objects, and those that they hold. holders: of each module its dict of parameters,
-    whose values, one after another, are `parameters`.
+    held: the modules, optimizers and parameters among the objects and what these hold. A trial load
+    takes any other object that is kept here for one that the recipe holds. holders: of each module
+    its dict of parameters, whose values, one after another, are `parameters`.
     """
 
     held: list[Any]

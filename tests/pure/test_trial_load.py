@@ -9,6 +9,7 @@ from torch import nn
 
 from elastic.errors import UsageError
 from elastic.train.body_changes import BodyChanges
+from elastic.train.contract import Contract
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.flat_state import checksum_of
 from elastic.train.loop_memory import LoopMemory
@@ -219,3 +220,13 @@ def test_a_look_at_the_loop_does_not_count_as_a_name_that_holds_an_array():
     )
     memory.begin(1)
     load_own_again(state)
+
+
+def test_what_a_step_has_looked_up_does_not_count_as_a_name_that_holds_an_array():
+    """A computation keeps what the State consisted of where it began, to the end of the step."""
+    state = State(replay=Replay(in_place=False), net=nn.Linear(2, 2))
+    load_as_built(state)
+    contract = Contract(state, global_batch=1, shards=1)
+    contract.begin_computation(None)
+    load_own_again(state)
+    assert contract.parts().modules == [state.objects["net"]]
