@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from elastic.train.callables import is_wrapper, wrapped_by
+from elastic.train.callables import is_wrapper, unwrapped, wrapped_by
 from elastic.train.namespaces import is_own_namespace, own_classes
 from elastic.train.object_contents import opened
 from elastic.train.object_marks import PLAIN, Kind, Mark, Rules, Weight, mark_of, passes_on, storage_of
@@ -47,7 +47,7 @@ from elastic.train.object_parts import (
     of_own,
     of_tensor,
 )
-from elastic.train.own_code import attributes_of, is_own_class, updated_attributes
+from elastic.train.own_code import attributes, attributes_of, is_own_class, updated_attributes
 from elastic.train.values import Values
 
 MANY_OBJECTS = 50_000
@@ -143,9 +143,10 @@ class Walk:
         """
         self._seen.add(id(optimizer))
         kept_by_torch = {"param_groups", "defaults"} if entry else _OPTIMIZER_NAMES
+        notes_of_torch = _notes_of_torch(type(optimizer).__mro__)
         for name, value in vars(optimizer).items():
             if name not in kept_by_torch and not name.endswith("_hooks"):
-                its = rules if not name.startswith("_") else replace(rules, plain=Weight.NONE)
+                its = replace(rules, plain=Weight.NONE) if name in notes_of_torch else rules
                 self.enter(f"{path}.{name}", value, its, owner="optimizer", entry=entry)
 
     def _is_saved(self, thing: Any) -> bool:
@@ -310,3 +311,12 @@ class Walk:
 def _is_plain(thing: Any) -> bool:
     """A number, a string, or a tuple of them alone."""
     return type(thing) in PLAIN or (type(thing) is tuple and all(type(each) in PLAIN for each in thing))
+
+
+@functools.cache
+def _notes_of_torch(kinds: tuple[type, ...]) -> frozenset[str]:
+    """The private attributes that methods of torch's own classes, or a schedule, assign."""
+    methods = (each for base in kinds if base.__module__.startswith("torch.") for each in vars(base).values())
+    code = [function.__code__ for each in methods if callable(each) for function in unwrapped(each)]
+    assigned = frozenset({"_opt_called"}).union(*(attributes(each)[1] for each in code))
+    return frozenset(name for name in assigned if name.startswith("_"))

@@ -494,6 +494,19 @@ SAID = {
             update()
             ema.update(model)
         """,
+    "slow._count": """
+        class Lookahead(torch.optim.SGD):
+            def __init__(self, parameters, lr):
+                super().__init__(parameters, lr)
+                self._count = 0
+            def step(self, closure=None):
+                super().step(closure)
+                self._count += 1
+        slow = Lookahead(model.parameters(), 0.1)
+        for step in run_steps(model=model, optimizer=optimizer, slow=slow):
+            update()
+            slow.step()
+        """,
     "count": """
         count = 0
         def train():
@@ -523,6 +536,14 @@ def test_numbers_that_the_loop_keeps_are_named_once(names):
 
 
 HARMLESS = {
+    "notes of torch's optimizers and schedules for themselves": """
+        lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=2)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        for step in run_steps(model=model, optimizer=optimizer, lbfgs=lbfgs, schedule=schedule):
+            update()
+            schedule.step()
+            lbfgs.step(lambda: model(torch.ones(8, 4)).square().mean())
+        """,
     "temporaries": """
         for step in run_steps(model=model, optimizer=optimizer):
             total = 0.0
