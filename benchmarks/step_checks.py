@@ -128,7 +128,7 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
         "places of buffers": median_s(lambda: buffers._openings.follow(modules)),  # noqa: SLF001
         "integers that differ between shards": median_s(integers_agree),
         "a dataset of which processes have copies": median_s(
-            lambda: stale_copies.check(copies, of.dataset, set(), 2, 1)
+            lambda: stale_copies.check(copies, stale_copies.attributes_of(of.dataset), set(), 2, 1)
         ),
     }
     contract.close()

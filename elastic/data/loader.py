@@ -163,7 +163,7 @@ class BatchLoader:
 class Loader:
     """Loads the shards of one rank; workers and collate as in BatchLoader.
 
-    of_loading: names of the dataset's attributes that loading itself was seen to change.
+    of_loading: names of attributes of the dataset, or of collate, that loading was seen to change.
     """
 
     dataset: Any
@@ -179,7 +179,7 @@ class Loader:
         check_first: as in BatchLoader.batches. Raises UsageError if the loop has changed a dataset
         of which processes have copies.
         """
-        before, number = stale_copies.attributes_of(self.dataset) if self.workers else {}, first_step
+        before, number = self._attributes() if self.workers else {}, first_step
         loader = BatchLoader(
             dataset=self.dataset,
             seed=self.order.seed,
@@ -192,7 +192,7 @@ class Loader:
             if self.workers and number == first_step:
                 before = self._since(before)
             elif self.workers:
-                stale_copies.check(before, self.dataset, self.of_loading, number, self.workers)
+                stale_copies.check(before, self._attributes(), self.of_loading, number, self.workers)
             yield batch
             number += 1
 
@@ -210,16 +210,19 @@ class Loader:
     @contextmanager
     def loading(self) -> Iterator[None]:
         """While it lasts, nothing but loads changes the dataset."""
-        before = stale_copies.attributes_of(self.dataset) if self.workers else {}
+        before = self._attributes() if self.workers else {}
         yield
         if self.workers:
             self._since(before)
 
     def _since(self, before: stale_copies.Attributes) -> stale_copies.Attributes:
         """What the dataset holds now. It has only been loaded from since `before`."""
-        now = stale_copies.attributes_of(self.dataset)
+        now = self._attributes()
         self.of_loading.update(stale_copies.changed(before, now))
         return now
+
+    def _attributes(self) -> stale_copies.Attributes:
+        return stale_copies.attributes_of(self.dataset, self.collate)
 
     def _slices(self, shards: range, first_step: int) -> Iterator[Slice]:
         order = self.order

@@ -132,7 +132,7 @@ class _Memory:
             elif is_array(value) and isinstance(value, Tensor) and not value.is_inference():
                 self._versions.append((place, value, value._version))  # noqa: SLF001
         for kind in type(thing).__mro__:
-            for attribute, value in vars(kind).items() if _is_recipes(kind) else ():
+            for attribute, value in vars(kind).items() if is_recipes(kind) else ():
                 if type(value) in (bool, int, float) and not attribute.startswith("__"):
                     self._numbers.append((f"{name}.{attribute}", kind, attribute, value))
                     if attribute not in vars(thing):  # `self.count += 1` makes it
@@ -193,13 +193,13 @@ def _parts(thing: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[
             continue
         seen.add(id(value))
         place = f"{name}.{attribute}"
-        if _is_recipes(type(value)):
+        if is_recipes(type(value)):
             yield value, place
-        if _is_recipes(type(value)) or hasattr(value, "transforms"):
+        if is_recipes(type(value)) or hasattr(value, "transforms"):
             yield from _parts(value, place, seen, depth + 1)
 
 
-def _is_recipes(kind: type) -> bool:
+def is_recipes(kind: type) -> bool:
     """Whether it is of the script itself, or of a file that is neither Python's nor installed."""
     path = getattr(sys.modules.get(kind.__module__), "__file__", None)
     if path is None:

@@ -6,11 +6,15 @@ step therefore compares the attributes with what they were when the processes be
 dataset and of its classes, of datasets in it, and of their transforms, by identity, numbers and
 words by value, containers also by length, and tensors by autograd's count of changes.
 
-It does not see changes inside arrays, nor in other objects.
+The same is asked of a `collate` that is an object, or a function with attributes, and of what both
+hold: objects of the recipe's own classes, with methods, that no State saves. It does not see
+changes inside arrays, nor in objects of libraries.
 """
 
 from collections import deque
 from collections.abc import Iterator
+from functools import cache, partial
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 from weakref import ReferenceType
 
@@ -18,6 +22,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from elastic.data.sample_memory import is_recipes
 from elastic.errors import UsageError
 
 _DEPTH = 4
@@ -25,6 +30,7 @@ _FEW = 64  # datasets or transforms in a list
 _PLAIN = bool, int, float, str, type(None)
 _DATA = *_PLAIN, list, tuple, dict, set, Tensor, np.ndarray
 _OF_CLASS = *_PLAIN, list, dict, set, Tensor, np.ndarray
+_OF_RECORDS = {"__init__", "__post_init__", "__repr__", "__eq__", "__hash__", "__replace__"}
 _NOTHING = object()
 CONTAINERS = list, dict, set, deque
 
@@ -37,8 +43,17 @@ class Attribute(NamedTuple):
 Attributes = dict[str, Attribute]  # by name, such as `dataset.transform.p`
 
 
-def attributes_of(dataset: Any) -> Attributes:
-    return dict(_attributes(dataset, "dataset", 0))
+def roots_of(dataset: Any, collate: Any) -> dict[str, Any]:
+    """What is asked for attributes. Those that a method or a partial holds belong to others."""
+    is_holder = collate is not None and not isinstance(collate, type | MethodType | partial)
+    return {"dataset": dataset, "collate": collate} if is_holder else {"dataset": dataset}
+
+
+def attributes_of(dataset: Any, collate: Any = None) -> Attributes:
+    found: Attributes = {}
+    for name, thing in roots_of(dataset, collate).items():
+        found.update(_attributes(thing, name, 0))
+    return found
 
 
 def changed(before: Attributes, now: Attributes) -> list[str]:
@@ -46,21 +61,24 @@ def changed(before: Attributes, now: Attributes) -> list[str]:
     return [name for name in before | now if _is_other(before.get(name), now.get(name))]
 
 
-def check(before: Attributes, dataset: Any, of_loading: set[str], step: int, workers: int) -> None:
+def check(before: Attributes, now: Attributes, of_loading: set[str], step: int, workers: int) -> None:
     """Raises UsageError if the loop changed an attribute.
 
     of_loading: the names of those that loading changes.
     """
-    now = attributes_of(dataset)
     names = [name for name in changed(before, now) if name not in of_loading]
     if names:
         name = names[0]
         was, found = (_described(values.get(name)) for values in (before, now))
-        raise UsageError(
-            f"step {step}: the loop changed {name}, which was {was} and is {found}, and the data-loading processes (workers={workers}) do not see it: "
-            "they have copies of the dataset from the beginning of the loop. Use workers=0; or apply it to the batch, in the function given to "
-            "step.mean_loss or step.sum, from step.number or batch.epoch; or choose the samples by run.data(order=...)"
-        )
+        raise UsageError(refusal(f"step {step}", f"{name}, which was {was} and is {found},", workers))
+
+
+def refusal(when: str, what: str, workers: int) -> str:
+    return (
+        f"{when}: the loop changed {what} and the data-loading processes (workers={workers}) do not see it: "
+        "they have copies of the dataset from the beginning of the loop, and of all that it and collate read. Use workers=0; or apply it to the batch, in the function given to "
+        "step.mean_loss or step.sum, from step.number or batch.epoch; or choose the samples by run.data(order=...)"
+    )
 
 
 def _attributes(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Attribute]]:
@@ -81,8 +99,40 @@ def _attributes(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Attrib
         yield place, Attribute(value, version_of(value))
         parts = value if isinstance(value, list | tuple) and len(value) <= _FEW else [value]
         for number, part in enumerate(parts):
-            if isinstance(part, Dataset) or ("transform" in attribute and not isinstance(part, _DATA)):
+            if _is_entered(part, attribute, is_alone=part is value):
                 yield from _attributes(part, place if part is value else f"{place}[{number}]", depth + 1)
+
+
+def _is_entered(part: Any, attribute: str, *, is_alone: bool) -> bool:
+    """Whether the attributes of what an attribute holds count as well.
+
+    Records without methods are contents (train/dataset_contents.py). An object with a state_dict is
+    the State's business.
+    """
+    if isinstance(part, Dataset):
+        return True
+    if isinstance(part, _DATA):
+        return False
+    return "transform" in attribute or (is_own_object(part) and (is_alone or callable(part)))
+
+
+def is_own_object(part: Any) -> bool:
+    """Of a class of the recipe's own, with methods, which no State saves."""
+    kind: Any = type(part)
+    return hasattr(part, "__dict__") and not isinstance(part, type) and _is_own_kind(kind)
+
+
+@cache
+def _is_own_kind(kind: Any) -> bool:
+    is_ours = kind.__module__.partition(".")[0] == "elastic"
+    return not is_ours and is_recipes(kind) and not is_record_class(kind) and not hasattr(kind, "state_dict")
+
+
+@cache
+def is_record_class(kind: Any) -> bool:
+    """Without bases, and without methods that could set attributes."""
+    functions = {name for name, made in vars(kind).items() if isinstance(made, FunctionType)}
+    return kind.__mro__[1:] == (object,) and functions <= _OF_RECORDS
 
 
 def version_of(value: Any) -> int:

@@ -40,6 +40,7 @@ from elastic.train.values import Values
 
 ALL_OF_FIRST = 16
 _NOTHING = object()
+_OF_DATA = "dataset.", "collate."
 _HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 _CONTENTS = Tensor, np.ndarray, list, tuple, dict, set, deque, bytearray
 
@@ -58,6 +59,7 @@ class BodyChanges:
     dataset: Any
     settings: ModuleSettings
     of_loading: set[str] = field(default_factory=set)
+    collate: Any = None
     _steps: int = 0
     _read_steps: int = 0
     _modules: ModuleAttributes = field(default_factory=ModuleAttributes)
@@ -91,7 +93,8 @@ class BodyChanges:
         if was_read:  # else the forwards of the steps between may have done it
             self.settings.of_body.update(names)
         else:  # or loading, of which only its code tells
-            may = [name for name in self._written if written_by_loading(self.dataset, name)]
+            roots = stale_copies.roots_of(self.dataset, self.collate).values()
+            may = [name for name in self._written if any(written_by_loading(each, name) for each in roots)]
             names = [name for name in names if name not in may]
         in_each = {name for name, times in self._set_in.items() if times == self._read_steps}
         return self._new(step, [name for name in names if name not in in_each])
@@ -138,7 +141,7 @@ class BodyChanges:
     def _read(self, *, with_contents: bool = True) -> list[str]:
         """The names of what is not as it was at the last reading."""
         before = self._others
-        attributes = stale_copies.attributes_of(self.dataset)
+        attributes = stale_copies.attributes_of(self.dataset, self.collate)
         written = self._contents.read(attributes) if with_contents else []
         self._others = attributes | self._hooks()
         roots = {entry: thing for entry, thing in self.state.objects.items() if isinstance(thing, nn.Module)}
@@ -176,7 +179,7 @@ class BodyChanges:
         found = [name for name in new if name.rpartition(".")[0] not in new and not self._is_saved(name)]
         for name in found:
             value = self._value(name)
-            if name.startswith("dataset.") and (isinstance(value, _CONTENTS) or is_record(value)):
+            if name.startswith(_OF_DATA) and (isinstance(value, _CONTENTS) or is_record(value)):
                 raise UsageError(_refusal(name, value, step))
             if _has_tensors(value) and self._is_the_loops(name):
                 raise UsageError(_refusal_of_attribute(name, value, step))
@@ -185,7 +188,7 @@ class BodyChanges:
     def _is_saved(self, name: str) -> bool:
         """Whether the State saves this very tensor or container of the dataset, as Values do."""
         value = self._value(name)
-        if not name.startswith("dataset.") or not isinstance(value, _CONTENTS):
+        if not name.startswith(_OF_DATA) or not isinstance(value, _CONTENTS):
             return False
         states = [thing.state_dict() for thing in self.state.objects.values()]
         if isinstance(value, Tensor):

@@ -25,7 +25,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from elastic.data.stale_copies import Attributes
+from elastic.data.stale_copies import Attributes, is_own_object, is_record_class
 from elastic.train.flat_state import array_sums, tensor_sums
 from elastic.train.object_marks import storage_of
 from elastic.train.own_code import is_own_class
@@ -43,6 +43,9 @@ _WRITING = frozenset(
     {"append", "extend", "insert", "pop", "popitem", "clear", "update", "setdefault", "add", "remove"}
     | {"discard", "sort", "reverse", "fill", "put", "fill_", "copy_", "zero_", "index_fill_", "index_copy_"}
 )
+_STORES = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "STORE_SLICE"})
+_ATTRIBUTES = "LOAD_ATTR", "LOAD_METHOD"
+_VARIABLES = "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"
 _LOADING = "__getitem__", "__getitems__"
 
 
@@ -156,16 +159,8 @@ def is_record(value: Any) -> bool:
     """Of the recipe's own, or a namespace: with attributes, and no code that could set them."""
     kind: Any = type(value)
     return type(getattr(value, "__dict__", None)) is dict and (
-        kind.__name__ in ("SimpleNamespace", "Namespace") or _is_record_class(kind)
+        kind.__name__ in ("SimpleNamespace", "Namespace") or (is_own_class(kind) and is_record_class(kind))
     )
-
-
-@cache
-def _is_record_class(kind: type) -> bool:
-    if not is_own_class(kind) or kind.__mro__[1:] != (object,):
-        return False
-    functions = {name for name, made in vars(kind).items() if isinstance(made, FunctionType)}
-    return functions <= {"__init__", "__post_init__", "__repr__", "__eq__", "__hash__", "__replace__"}
 
 
 def _of_stretches(thing: Any, *, is_contiguous: bool) -> bytes:
@@ -209,7 +204,8 @@ def _kinds(thing: Any, depth: int) -> Iterator[type]:
     held = getattr(thing, "__dict__", None)
     for name, value in held.items() if depth < _DEPTH and type(held) is dict else ():
         for each in value if isinstance(value, list | tuple) and len(value) <= _RUNS else [value]:
-            if isinstance(each, Dataset) or ("transform" in name and hasattr(each, "__dict__")):
+            is_called = isinstance(each, Dataset) or ("transform" in name and hasattr(each, "__dict__"))
+            if is_called or is_own_object(each):
                 yield from _kinds(each, depth + 1)
 
 
@@ -223,7 +219,9 @@ def _written(kind: type) -> frozenset[str]:
                 function = made.fget if isinstance(made, property) else getattr(made, "__wrapped__", made)
                 if isinstance(function, FunctionType):
                     methods.setdefault(name, []).append(function.__code__)
-    waiting, seen, found = [*_LOADING, "__call__", "forward"], set[str](), set[str]()
+    known = [name for name in (*_LOADING, "__call__", "forward") if name in methods]
+    # Of another object the dataset may call any.
+    waiting, seen, found = known or [each for each in methods if each != "__init__"], set[str](), set[str]()
     while waiting:
         name = waiting.pop()
         if name not in seen:
@@ -234,16 +232,34 @@ def _written(kind: type) -> frozenset[str]:
     return frozenset(found)
 
 
-def _targets(code: CodeType) -> set[str]:
-    """`a` of `self.a[i] = x`, `self.a.b = x`, `self.a += x` and `self.a.append(x)`."""
+@cache
+def written_variables(code: CodeType) -> frozenset[str]:
+    """`a` of `a[i] = x`, `a.b = x`, `a.append(x)`, and of `a = x` where it is no local one."""
+    found = set[str]()
+    for parts in _writes(code):
+        found |= {str(each.argval) for each in parts if each.opname in _VARIABLES}
+    for each in dis.get_instructions(code):
+        if each.opname in ("STORE_GLOBAL", "STORE_DEREF"):
+            found.add(str(each.argval))
+    inner = (written_variables(each) for each in code.co_consts if isinstance(each, CodeType))
+    return frozenset(found).union(*inner)
+
+
+def _writes(code: CodeType) -> Iterator[list[dis.Instruction]]:
+    """The instructions that begin where a target, or a call that may write, begins."""
     by_start: dict[tuple[int | None, int | None], list[dis.Instruction]] = {}
     for each in dis.get_instructions(code):
         if each.positions is not None:
             by_start.setdefault((each.positions.lineno, each.positions.col_offset), []).append(each)
-    found = set[str]()
     for parts in by_start.values():
-        names = [str(each.argval) for each in parts if each.opname in ("LOAD_ATTR", "LOAD_METHOD")]
-        ops = {each.opname for each in parts}
-        if ops & {"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "STORE_SLICE"} or _WRITING & set(names):
-            found |= {*names, *(str(each.argval) for each in parts if each.opname == "STORE_ATTR")}
+        names = {str(each.argval) for each in parts if each.opname in _ATTRIBUTES}
+        if _STORES & {each.opname for each in parts} or _WRITING & names:
+            yield parts
+
+
+def _targets(code: CodeType) -> set[str]:
+    """`a` of `self.a[i] = x`, `self.a.b = x`, `self.a += x` and `self.a.append(x)`."""
+    found = set[str]()
+    for parts in _writes(code):
+        found |= {str(each.argval) for each in parts if each.opname in (*_ATTRIBUTES, "STORE_ATTR")}
     return found.union(*(_targets(each) for each in code.co_consts if isinstance(each, CodeType)))

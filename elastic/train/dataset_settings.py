@@ -1,4 +1,4 @@
-"""Numbers and words that the loop has set in its dataset go on where they were.
+"""Numbers and words that the loop has set in its dataset, or in collate, go on where they were.
 
 A loop may set them in some steps alone, as where an epoch begins, and no state_dict has them. So
 what the dataset holds otherwise than the script built it stands beside each saved state. A process
@@ -35,6 +35,7 @@ class DatasetSettings:
     """
 
     dataset: Any
+    collate: Any = None
     _built: Attributes = field(init=False)
     _before: Attributes = field(init=False)
     of_loading: set[str] = field(default_factory=set)
@@ -52,7 +53,7 @@ class DatasetSettings:
         for place, text in saved.items():
             path, _, name = place.rpartition(".")
             path, of_class, depth = path.partition(_CLASS)
-            holder, value = _held(self.dataset, self._read()).get(path), None
+            holder, value = _held(self._roots, self._read()).get(path), None
             kinds = type(holder).__mro__
             number = 0 if not depth else int(depth) if depth.isdecimal() and len(depth) == 1 else len(kinds)
             with suppress(ValueError):
@@ -60,7 +61,7 @@ class DatasetSettings:
             has_place = hasattr(holder, "__dict__") and number < len(kinds) - 1
             if not has_place or type(value) not in _PLAIN:
                 raise UsageError(
-                    f"the loop had set {place} to {text[:TEXT]} when the state was saved, and the dataset that the script builds now has no such"
+                    f"the loop had set {place} to {text[:TEXT]} when the state was saved, and what the script gives to run.data now has no such"
                     " attribute: build it as before, or begin a new run from this state: elastic-train RECIPE --from RUN --run-dir NEW"
                 )
             if of_class:
@@ -84,17 +85,27 @@ class DatasetSettings:
             for name in stale_copies.changed(self._built, now)
             if name in now and name not in self.of_loading and is_kept(now[name].value)
         ]
-        held = _held(self.dataset, now) if names else {}
+        held = _held(self._roots, now) if names else {}
         return {_place(name, held): json.dumps(now[name].value) for name in sorted(names)[:MANY]}
+
+    def holders(self) -> list[Any]:
+        """The objects whose numbers and words are kept: the dataset, and what is asked below it."""
+        now = self._read()
+        held = _held(self._roots, now)
+        return [held[path] for path in dict.fromkeys([*self._roots, *(_holder(name) for name in now)])]
+
+    @property
+    def _roots(self) -> dict[str, Any]:
+        return stale_copies.roots_of(self.dataset, self.collate)
 
     def _read(self) -> Attributes:
         """The last reading where all attributes are what they were, which costs little."""
         is_same = self._spaces and all(map(structure.same, map(_values, self._spaces), self._values))
         if is_same and _versions(self._last) == self._versions:
             return self._last
-        now = self._last = stale_copies.attributes_of(self.dataset)
-        held = _held(self.dataset, now)
-        holders = [held[path] for path in dict.fromkeys(name.rpartition(".")[0] for name in now)]
+        now = self._last = stale_copies.attributes_of(self.dataset, self.collate)
+        held = _held(self._roots, now)
+        holders = [held[path] for path in dict.fromkeys(map(_holder, now))]
         self._spaces = [
             space for each in holders for space in (vars(each), *map(vars, type(each).__mro__[:-1]))
         ]
@@ -119,14 +130,18 @@ def _versions(attributes: Attributes) -> list[int]:
     ]
 
 
-def _held(dataset: Any, attributes: Attributes) -> dict[str, Any]:
-    """The dataset, what its attributes are, and what their lists hold, by name."""
-    found = {"dataset": dataset}
+def _held(roots: Mapping[str, Any], attributes: Attributes) -> dict[str, Any]:
+    """The dataset and collate, what their attributes are, and what lists there hold, by name."""
+    found = dict(roots)
     for name, attribute in attributes.items():
         found[name] = attribute.value
         if isinstance(attribute.value, list | tuple):
             found |= {f"{name}[{number}]": each for number, each in enumerate(attribute.value)}
     return found
+
+
+def _holder(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _place(name: str, held: Mapping[str, Any]) -> str:

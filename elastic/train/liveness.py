@@ -42,6 +42,10 @@ class _Access(NamedTuple):
     is_read: bool  # else it is written or deleted
 
 
+# What stands for all code that loads samples, and names that a step loads them under.
+LOADING = Variable("*", "loading")
+_COMPUTING = frozenset({"mean_loss", "sum"})
+
 # The variables that a read of a variable may read as well: those of a function that it names.
 Mentions = Callable[[Variable], Iterable[Variable]]
 
@@ -139,6 +143,14 @@ def globals_needed(code: CodeType) -> frozenset[str]:
             each.argval for each in _instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
         )
     return names.union(*(globals_needed(each) for each in code.co_consts if isinstance(each, CodeType)))
+
+
+@cache
+def computes(code: CodeType) -> bool:
+    """Whether a function, or one inside it, may call the step's mean_loss or sum."""
+    return not _COMPUTING.isdisjoint(code.co_names) or any(
+        computes(each) for each in code.co_consts if isinstance(each, CodeType)
+    )
 
 
 @cache
@@ -288,6 +300,11 @@ class _Flow:
         if isinstance(instruction.argval, CodeType):  # a function is made, which reads when it is called
             for name in globals_needed(instruction.argval):
                 yield from self._read(Variable(self._module, name), mentions)
+            if computes(instruction.argval):
+                yield from self._read(LOADING, mentions)
+            return
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval in _COMPUTING:
+            yield from self._read(LOADING, mentions)
             return
         if instruction.opname == "LOAD_FAST_AND_CLEAR":  # a comprehension puts its own variable there
             return

@@ -5,7 +5,7 @@ begins again. What an object of the State keeps under another name is saved.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -25,6 +25,17 @@ class Look:
     read: set[str]
     process: process_settings.Settings
     after_loop: list[str]
+    read_by_loading: set[str] = field(default_factory=set)
+
+
+def is_read(path: str, names: set[str]) -> bool:
+    """Whether it is one of these variables, or an item or attribute of one that is read.
+
+    names: as LoopVariables.read_by_loading.
+    """
+    _, dot, attribute = path.rpartition(".")
+    is_below = any(path.startswith((f"{name}.", f"{name}[")) for name in names)
+    return path in names or (is_below and (not dot or dot + attribute.partition("[")[0] in names))
 
 
 def is_made_late(path: str, mark: Mark, before: Look, began: int) -> bool:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
+from types import FrameType, MethodType
 from typing import Any
 
 import torch
@@ -24,15 +24,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from elastic.data import stale_copies
 from elastic.data.record import DataRecord
 from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
 from elastic.train import process_settings, structure
 from elastic.train.body_changes import BodyChanges
 from elastic.train.dataset_settings import DatasetSettings
-from elastic.train.loop_look import Look, is_added, is_made_late, is_saved
+from elastic.train.loop_look import Look, is_added, is_made_late, is_read, is_saved
 from elastic.train.loop_parts import LoopParts
-from elastic.train.loop_variables import Analyses, LoopVariables, loop_variables
+from elastic.train.loop_variables import Analyses, Loading, LoopVariables, loop_variables
 from elastic.train.module_settings import PREFIX, ModuleSettings
 from elastic.train.namespaces import is_own_namespace, own_classes
 from elastic.train.object_marks import Kind, Rules, Weight, containers, plain_text
@@ -69,6 +70,7 @@ class LoopMemory:
     body: BodyChanges
     settings: DatasetSettings
     modules: ModuleSettings
+    workers: int = 0  # processes that load samples, which have copies of what they read
     _looks: int = 0
     _steps: int = 0
     _before: Look | None = None
@@ -140,7 +142,7 @@ class LoopMemory:
     def look(self, passed: int, frame: FrameType | None) -> None:
         """passed: steps that are done."""
         self._looks += 1
-        variables = loop_variables(frame, self._analyses)
+        variables = loop_variables(frame, self._analyses, self._loading())
         now = self._take(passed, variables)
         before, self._before = self._before, now
         if before is None:
@@ -152,6 +154,12 @@ class LoopMemory:
         if self._looks >= FIRST_LOOKS or step == self.last_step:
             self._say(step, now.after_loop)
 
+    def _loading(self) -> Loading:
+        """What loads samples: the dataset and what lies in it, collate, and what these hold."""
+        holders = [each for each in self.settings.holders() if each is not None]
+        held = [value for each in holders for value in getattr(each, "__dict__", {}).values()]
+        return Loading(called=(self.settings.collate, *holders, *held), is_ahead=self.workers > 0)
+
     def _take(self, passed: int, variables: LoopVariables) -> Look:
         of_state = SavedLeaves(self.state.objects)
         walk = Walk(
@@ -161,6 +169,9 @@ class LoopMemory:
             outputs=filled_by_hooks(structure.submodules(self.state.modules)),
             cells=frozenset(variables.cells),
             rewritten=frozenset(variables.rewritten),
+            kept=frozenset(
+                id(kind) for held in self.settings.holders() for kind in (held, *type(held).__mro__)
+            ),
         )
         saved = {name: self._enter(walk, name, of_state) for name in self.state.objects}
         # What functions read of a module by its variables is known better than its other data.
@@ -172,12 +183,17 @@ class LoopMemory:
             walk.enter(name, value, FREE, owner="iterator")
         for name, value in variables.on_errors:
             walk.enter(name, value, FREE.at_most(Weight.SAID))
+        collate = self.settings.collate
+        if not isinstance(collate, MethodType | None):
+            # What a closure or a partial holds has no other name.
+            walk.enter("collate", collate, FREE.at_most(Weight.SAID))
         return Look(
             passed=passed,
             marks=walk.marks,
             saved={name: each for name, each in saved.items() if each is not None},
             leaves=of_state,
             read=variables.read_by_functions,
+            read_by_loading=variables.read_by_loading,
             process=process_settings.read_settings(),
             after_loop=variables.after_loop,
         )
@@ -213,6 +229,8 @@ class LoopMemory:
                 weight = min(mark.rules.plain, Weight.SAID)
             if weight is Weight.NONE or (mark.entry and is_saved(path, mark, before, now)):
                 continue
+            if self.workers and is_read(path, now.read_by_loading | {"collate"}):
+                raise UsageError(stale_copies.refusal(self._place(now), path, self.workers))
             if mark.entry and mark.kind is not Kind.TENSOR and not now.saved[mark.entry].is_module:
                 weight = Weight.SAID  # only of tensors the leaves of a state_dict tell that it has them
             if weight is Weight.REFUSED:
@@ -252,13 +270,20 @@ def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) ->
         if parts.trace is not None:
             parts.trace.note(sentence(found))
 
-    dataset = parts.loader.dataset
-    settings, modules = DatasetSettings(dataset=dataset), ModuleSettings(state=parts.state)
+    dataset, collate = parts.loader.dataset, parts.loader.collate
+    settings = DatasetSettings(dataset=dataset, collate=collate)
+    modules = ModuleSettings(state=parts.state)
     saved = {} if resumed is None else resumed.settings
     of_modules = {name: text for name, text in saved.items() if name.startswith(PREFIX)}
     modules.put_back(of_modules)
     settings.put_back({name: text for name, text in saved.items() if name not in of_modules})
-    body = BodyChanges(state=parts.state, dataset=dataset, settings=modules, of_loading=settings.of_loading)
+    body = BodyChanges(
+        state=parts.state,
+        dataset=dataset,
+        settings=modules,
+        of_loading=settings.of_loading,
+        collate=collate,
+    )
     return LoopMemory(
         state=parts.state,
         last_step=last_step,
@@ -267,6 +292,7 @@ def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) ->
         body=body,
         settings=settings,
         modules=modules,
+        workers=parts.loader.workers,
     )
 
 

@@ -4,14 +4,15 @@ The frames between the iterator and the top of the script are the loop's; their 
 variables are live where they go on (liveness.py). A function that a variable names reads its global
 variables, and those that it closes over, where it is named, also behind a decorator, in a partial
 or in a container; an object of a class of the recipe's own, that class itself, and a module of the
-recipe's own do so by all their functions.
+recipe's own do so by all their functions. The code that loads samples (the dataset's, collate)
+reads where a step computes something; or, in data-loading processes, ahead of the pass.
 """
 
 import builtins
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import CO_OPTIMIZED
 from itertools import chain, islice
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -23,7 +24,8 @@ from torch.optim import Optimizer
 
 from elastic.errors import UsageError
 from elastic.train.callables import bound_by, is_wrapper, unwrapped, wrapped_by
-from elastic.train.liveness import Live, Variable, globals_needed, live_after
+from elastic.train.dataset_contents import written_variables
+from elastic.train.liveness import LOADING, Live, Variable, computes, globals_needed, live_after
 from elastic.train.namespaces import functions_of, is_own_namespace
 from elastic.train.own_code import (
     attributes,
@@ -52,7 +54,8 @@ class LoopVariables:
     `for` itself, beside the step. after_loop: written in each pass, and read after the loop.
     assigned: attributes that functions of the loop assign. rewritten: those that a line of theirs
     makes from what they were. cells: the variables of its frames. read_by_functions: the names that
-    functions read which the script names.
+    functions read which the script names. read_by_loading: variables that code which loads samples
+    reads, and attributes, with a dot before them.
     """
 
     carried: Named = field(default_factory=list)
@@ -63,6 +66,15 @@ class LoopVariables:
     rewritten: set[str] = field(default_factory=set)
     cells: set[tuple[str, int]] = field(default_factory=set)
     read_by_functions: set[str] = field(default_factory=set)
+    read_by_loading: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """What loads samples. called: what may be, or hold, its functions. is_ahead: in processes."""
+
+    called: tuple[Any, ...] = ()
+    is_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +89,8 @@ class _Analysis:
     assigned: frozenset[str]
     rewritten: frozenset[str]
     read_by_functions: frozenset[str]
+    read_by_loading: frozenset[Variable]
+    attributes_of_loading: frozenset[str]
     spaces: dict[str, dict[str, Any]]
     named: dict[Variable, object]
     unset: set[Variable]
@@ -90,7 +104,9 @@ class _Analysis:
 Analyses = dict[tuple[CodeType, int], _Analysis]
 
 
-def loop_variables(frame: FrameType | None, known: Analyses | None = None) -> LoopVariables:
+def loop_variables(
+    frame: FrameType | None, known: Analyses | None = None, loading: Loading | None = None
+) -> LoopVariables:
     """frame: that which asked for the next step, or one that it called.
 
     known: the analyses of former looks, which are used again unless a function has changed that a
@@ -99,13 +115,13 @@ def loop_variables(frame: FrameType | None, known: Analyses | None = None) -> Lo
     found, known = LoopVariables(), {} if known is None else known
     while frame is not None:
         if is_own_file(frame.f_code.co_filename):
-            _add(found, frame, known)
+            _add(found, frame, known, loading or Loading())
         frame = frame.f_back
     return found
 
 
-def _add(found: LoopVariables, frame: FrameType, known: Analyses) -> None:
-    names, place = _Names(frame), (frame.f_code, frame.f_lasti)
+def _add(found: LoopVariables, frame: FrameType, known: Analyses, loading: Loading) -> None:
+    names, place = _Names(frame, loading), (frame.f_code, frame.f_lasti)
     found.cells |= {(name, id(value)) for name, value in names.own.items()}
     analysis = known.get(place)
     if analysis is not None:
@@ -120,12 +136,15 @@ def _add(found: LoopVariables, frame: FrameType, known: Analyses) -> None:
     found.assigned |= attributes(frame.f_code, is_whole=False)[1] | analysis.assigned
     found.rewritten |= rewritten_attributes(frame.f_code) | analysis.rewritten
     found.read_by_functions |= analysis.read_by_functions
+    found.read_by_loading |= {name for name, _ in names.values(analysis.read_by_loading)}
+    found.read_by_loading |= {f".{name}" for name in analysis.attributes_of_loading}
 
 
 class _Names:
     """What the variables of one frame stand for."""
 
-    def __init__(self, frame: FrameType) -> None:
+    def __init__(self, frame: FrameType, loading: Loading) -> None:
+        self._loading = loading
         self.module = str(frame.f_globals.get("__name__", ""))
         self.own: dict[str, Any] = {}
         self.assigned: set[str] = set()
@@ -143,13 +162,17 @@ class _Names:
         self._unset: set[Variable] = set()
 
     def analysis(self, code: CodeType, offset: int) -> _Analysis:
-        live = live_after(code, offset, self.module, self.mentions)
+        live, of_loading = live_after(code, offset, self.module, self.mentions), self.mentions(LOADING)
+        if self._loading.is_ahead:
+            live = replace(live, carried=live.carried.union(of_loading))
         seen = {*self._mentioned, *chain.from_iterable(self._mentioned.values())}
         return _Analysis(
             live=live,
             assigned=frozenset(self.assigned),
             rewritten=frozenset(self.rewritten),
             read_by_functions=frozenset(self.read_by_functions),
+            read_by_loading=frozenset(of_loading),
+            attributes_of_loading=self._attributes_read((LOADING, *of_loading)),
             spaces={name: space for name, space in self.spaces.items() if name},
             named={each: self.stands_for(each) for each in seen},
             unset=self._unset,
@@ -157,7 +180,12 @@ class _Names:
 
     def stands_for(self, variable: Variable) -> object:
         """A token that is another one where the variable names other functions."""
-        return _token(self.spaces.get(variable.module, {}).get(variable.name), TOKEN_DEPTH)
+        return _token(self._value(variable), TOKEN_DEPTH)
+
+    def _value(self, variable: Variable) -> Any:
+        if variable == LOADING:
+            return self._loading.called
+        return self.spaces.get(variable.module, {}).get(variable.name)
 
     def values(self, variables: Iterable[Variable]) -> Named:
         found = []
@@ -179,21 +207,35 @@ class _Names:
                     if each not in seen:
                         seen.add(each)
                         left.append(each)
+            if variable == LOADING:
+                seen -= self._written_by_loading(seen)
             known = self._mentioned[variable] = tuple(seen)
         return known
+
+    def _written_by_loading(self, read: set[Variable]) -> set[Variable]:
+        """Caches and scratch space of the code that loads samples, which no loop changes."""
+        functions = (each for one in (LOADING, *read) for each in _functions(self._value(one)))
+        written = frozenset[str]().union(*(written_variables(each.__code__) for each in functions))
+        return {each for each in read if each.name in written}
+
+    def _attributes_read(self, variables: Iterable[Variable]) -> frozenset[str]:
+        functions = (each for one in variables for each in _functions(self._value(one)))
+        return frozenset[str]().union(*(attributes(each.__code__)[0] for each in functions))
 
     @property
     def read_by_functions(self) -> set[str]:
         return {each.name for mentioned in self._mentioned.values() for each in mentioned}
 
     def _read_by(self, variable: Variable) -> Iterator[Variable]:
-        value = self.spaces.get(variable.module, {}).get(variable.name)
+        value = self._value(variable)
         if is_wrapper(value):
             self.assigned |= frozenset().union(
                 *(attributes(each.__code__)[1] for each in unwrapped(value) if _is_own(each))
             )
         for function in _functions(value):
             self.rewritten |= rewritten_attributes(function.__code__)
+            if variable != LOADING and computes(function.__code__):
+                yield LOADING
             space = function.__globals__
             module = str(space.get("__name__", ""))
             self.spaces.setdefault(module, space)

@@ -31,6 +31,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.train.callables import is_wrapper, unwrapped, wrapped_by
+from elastic.train.dataset_settings import is_kept
 from elastic.train.namespaces import is_own_namespace, own_classes
 from elastic.train.object_contents import opened
 from elastic.train.object_marks import PLAIN, Kind, Mark, Rules, Weight, mark_of, passes_on, storage_of
@@ -80,6 +81,7 @@ class Walk:
     loop assigns. outputs: ids of containers that hooks of modules fill. cells: variables of the
     loop's frames, each with the id of its value, which the functions that close over them do not
     carry by themselves. rewritten: attributes that a line of the loop makes from what they were.
+    kept: ids of objects and classes whose numbers and words are saved with each state.
     """
 
     saved: Callable[[], set[int]]
@@ -88,6 +90,7 @@ class Walk:
     outputs: frozenset[int] = frozenset()
     cells: frozenset[tuple[str, int]] = frozenset()
     rewritten: frozenset[str] = frozenset()
+    kept: frozenset[int] = frozenset()
     marks: dict[str, Mark] = field(default_factory=dict)
     _seen: set[int] = field(default_factory=set)
     _objects: int = 0
@@ -112,6 +115,8 @@ class Walk:
         if mark is not None:
             self.marks.setdefault(path, mark)
         for part in self._parts(thing, place):
+            if id(thing) in self.kept and is_kept(part.thing) and "." in part.path:
+                continue
             self.enter(part.path, part.thing, part.rules, owner=part.owner, entry=entry, depth=part.depth)
 
     def module_of_state(self, path: str, module: nn.Module) -> None:

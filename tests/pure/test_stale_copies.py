@@ -81,10 +81,12 @@ def train(dataset, change, *, workers, audits=False):
 def test_a_change_that_loading_processes_do_not_see_is_refused_at_its_step(change, said):
     dataset = Augmented()
     before = stale_copies.attributes_of(dataset)
-    stale_copies.check(before, dataset, set(), 2, 1)
+    stale_copies.check(before, stale_copies.attributes_of(dataset), set(), 2, 1)
     change(dataset)
-    with pytest.raises(UsageError, match="have copies of the dataset from the beginning") as refused:
-        stale_copies.check(before, dataset, set(), 3, 1)
+    with pytest.raises(
+        UsageError, match="have copies of the dataset from the beginning of the loop"
+    ) as refused:
+        stale_copies.check(before, stale_copies.attributes_of(dataset), set(), 3, 1)
     assert f"step 3: the loop changed {said}" in str(refused.value)
 
 

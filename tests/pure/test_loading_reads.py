@@ -1,0 +1,208 @@
+"""What the dataset and collate read, and the loop changes: no variable of the loop leads there."""
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset
+
+import elastic
+from elastic.data import stale_copies
+from elastic.errors import UsageError
+from elastic.train.body_changes import BodyChanges
+from elastic.train.dataset_settings import DatasetSettings
+from elastic.train.module_settings import ModuleSettings
+from tests.pure.test_loop_memory import outcome
+
+DATA = """
+from functools import partial
+from types import SimpleNamespace
+
+SIGMA, MEAN, cache, opts = 0.1, torch.zeros(4), {}, SimpleNamespace(sigma=0.1, name="a")
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        cache[index] = index
+        return helped(torch.ones(4))
+
+def helped(x):
+    return x
+
+def collate(samples):
+    return torch.stack(samples) * SIGMA
+
+data = Samples()
+"""
+LOOP = """
+for step in run_steps(model=model, optimizer=optimizer, dataset=data, collate=collate, workers=WORKERS):
+    BEFORE
+    step.mean_loss(lambda batch: model(batch).mean())
+    AFTER
+"""
+
+
+def loop(data="", before="pass", after="pass", workers=0, **options):
+    text = LOOP.replace("BEFORE", before).replace("AFTER", after).replace("WORKERS", str(workers))
+    return outcome(DATA + data + text, **options)
+
+
+READS = {
+    "by collate": "",
+    "by the dataset": """
+class Samples(Samples):
+    def __getitem__(self, index):
+        return torch.ones(4) * SIGMA
+data, collate = Samples(), None
+""",
+    "by a helper": """
+def helped(x):
+    return x * SIGMA
+collate = None
+""",
+    "by a transform of a dataset in a dataset": """
+class Samples(torch.utils.data.Dataset):
+    def __init__(self, data):
+        self.inner, self.transform = data, lambda x: x * SIGMA
+data, collate = torch.utils.data.Subset(Samples(data), [0]), None
+""",
+    "by a partial": """
+def scaled(samples, by):
+    return torch.stack(samples) * SIGMA * by
+collate = partial(scaled, by=2)
+""",
+    "by a function of a method": """
+class Collate:
+    def __call__(self, samples):
+        return self.scaled(samples)
+
+    def scaled(self, samples):
+        return torch.stack(samples) * SIGMA
+collate = Collate()
+""",
+}
+
+
+@pytest.mark.parametrize("reads", READS)
+def test_a_number_that_only_the_code_which_loads_samples_reads_is_named(reads):
+    """A curriculum by a global variable: the loop writes it in some steps and never reads it."""
+    anneal = "if step.number == 5: SIGMA = 0.5"
+    assert loop(READS[reads], before=anneal) == ("", {"SIGMA"}, set())
+
+
+def test_a_number_that_each_step_sets_before_its_samples_are_loaded_is_not_named():
+    """It is a function of the step, whichever process does it. After the load it is the next
+    step's.
+    """
+    assert loop(before="SIGMA = 1 / step.number") == ("", set(), set())
+    assert loop(after="SIGMA = 1 / step.number") == ("", {"SIGMA"}, set())
+
+
+def test_a_tensor_that_only_collate_reads_is_refused():
+    centred = """
+def collate(samples):
+    return torch.stack(samples) - MEAN
+"""
+    refused, _, _ = loop(centred, after="MEAN = torch.full((4,), float(step.number))")
+    assert refused.startswith("MEAN was changed between step 1 and step 2")
+
+
+def test_caches_that_loading_fills_and_what_it_does_not_read_are_not_named():
+    """The dataset writes to `cache`. No variable of the loop leads to it, as in a real loop."""
+    filled = "globals()['data'][step.number % 8]"
+    assert loop(before=filled) == ("", set(), set())
+    assert loop(before=f"{filled}; cache['loop'] = step.number") == ("", {"cache"}, set())
+    assert loop(before="unread = step.number") == ("", set(), set())
+
+
+@pytest.mark.parametrize("before", ["if step.number == 5: SIGMA = 0.5", "SIGMA = 1 / step.number"])
+@pytest.mark.parametrize("reads", READS)
+def test_what_the_loop_changes_for_loading_processes_is_refused_since_it_has_no_effect(reads, before):
+    """Also where it is a function of the step: they copied it when they began."""
+    refused, _, _ = loop(READS[reads], before=before, workers=2)
+    assert ": the loop changed SIGMA and the data-loading processes (workers=2) do not see it" in refused
+
+
+def test_an_attribute_that_loading_processes_do_not_read_may_change():
+    scaled = """
+def collate(samples):
+    return torch.stack(samples) * opts.sigma
+"""
+    assert loop(scaled, after="opts.best = step.number", workers=2)[0] == ""
+    assert "the loop changed opts.sigma and" in loop(scaled, after="opts.sigma /= 2", workers=2)[0]
+
+
+def test_parts_of_a_dataset_whose_numbers_are_saved_are_not_named():
+    """The loop's variable leads to a part of a ConcatDataset, whose numbers come back."""
+    parts = """
+class Samples(Samples):
+    sigma, scale = 0.1, 1.0
+parts = [Samples(), Samples()]
+data, collate = torch.utils.data.ConcatDataset(parts), None
+"""
+    change = "parts[0].sigma = step.number"
+    assert loop(parts, before=change) == ("", set(), set())
+    assert loop(parts, before=change + "; Samples.scale = step.number") == ("", set(), set())
+
+
+class Noise:
+    def __init__(self):
+        self.sigma = 0.1
+
+    def __call__(self, samples):
+        return samples
+
+
+class Noisy(Dataset):
+    def __init__(self):
+        self.augment = Noise()
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.augment(torch.ones(1))
+
+
+def plain_collate(samples):
+    return torch.stack(samples) * plain_collate.sigma
+
+
+plain_collate.sigma = 0.1
+
+
+def test_numbers_of_an_object_that_collates_or_augments_come_back_at_a_resume():
+    """`collate.sigma = 0.5` and `dataset.augment.sigma = 0.5` in some step."""
+    for collate in (Noise(), plain_collate):
+        dataset = ConcatDataset([Noisy()])
+        settings = DatasetSettings(dataset=dataset, collate=collate)
+        collate.sigma = dataset.datasets[0].augment.sigma = 0.5
+        saved = settings.changed()
+        assert saved == {"collate.sigma": "0.5", "dataset.datasets[0].augment.sigma": "0.5"}
+        other, collate.sigma = ConcatDataset([Noisy()]), 0.1
+        DatasetSettings(dataset=other, collate=collate).put_back(saved)
+        assert (collate.sigma, other.datasets[0].augment.sigma) == (0.5, 0.5)
+    plain_collate.sigma = 0.1
+
+
+def test_an_attribute_of_collate_that_loading_processes_do_not_see_is_refused():
+    dataset, collate = Noisy(), Noise()
+    before = stale_copies.attributes_of(dataset, collate)
+    collate.sigma = 0.5
+    with pytest.raises(UsageError, match=r"changed collate\.sigma, which was 0.1 and is 0.5, and the data-"):
+        stale_copies.check(before, stale_copies.attributes_of(dataset, collate), set(), 2, 1)
+
+
+def test_a_tensor_of_collate_that_the_loop_sets_in_some_steps_is_refused():
+    collate, state = Noise(), elastic.State(net=torch.nn.Linear(1, 1))
+    settings = ModuleSettings(state=state)
+    body = BodyChanges(state=state, dataset=Noisy(), settings=settings, collate=collate)
+    body.before_loop()
+    for step in range(1, 4):
+        body.begin(step)
+        body.before_loading(step)
+        body.after_gradients()
+    body.begin(4)
+    collate.means = torch.ones(1)
+    with pytest.raises(UsageError, match=r"step 4: the loop has changed collate\.means, a Tensor, which no"):
+        body.before_loading(4)
