@@ -59,13 +59,15 @@ class Live:
     before the loop too, or in some passes, and nowhere else. A process that resumes after the pass
     that wrote them last has the value from before the loop, or none. (What each pass writes, and
     the loop alone, is there whenever a pass is left to do.) A variable that was written before the
-    loop, and in some passes, would silently have that value again, and so is carried. targets: of a
-    `for` over tuples, those of its targets that the body reads.
+    loop, and in some passes, would silently have that value again, and so is carried. in_some:
+    those of after_loop that only some passes write. targets: of a `for` over tuples, those of its
+    targets that the body reads.
     """
 
     carried: frozenset[Variable]
     on_errors: frozenset[Variable]
     after_loop: frozenset[Variable] = frozenset()
+    in_some: frozenset[Variable] = frozenset()
     targets: tuple[Variable, ...] = ()
 
 
@@ -88,12 +90,13 @@ def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> 
     carried = live - only_after
     on_errors = all_ways.at(onward) - plain.at(onward)
     if not is_for:
-        return Live(carried=carried, on_errors=on_errors, after_loop=only_after)
+        return Live(carried=carried, on_errors=on_errors, after_loop=only_after, in_some=only_after)
     end = flow.index_of(instruction.argval)
     targets, body = flow.targets(onward)
     return Live(
         carried=carried,
         on_errors=on_errors,
+        in_some=only_after,
         after_loop=only_after | (plain.at(end) - carried) & flow.written(range(onward, end)) & before,
         targets=tuple(each for each in targets if each in plain.at(body)) if len(targets) > 1 else (),
     )
@@ -124,6 +127,23 @@ def names_in_loop(code: CodeType, offset: int) -> LoopNames:
         assigned=frozenset(each.argval for each in inside if each.opname == "STORE_ATTR"),
         mentioned=frozenset(each.argval for each in inside if each.argval in code.co_names),
     )
+
+
+@cache
+def ways_of(code: CodeType) -> tuple[tuple[dis.Instruction, ...], tuple[tuple[int, ...], ...]]:
+    """The instructions of a function, and for each the numbers of those that may come next."""
+    flow = _Flow(code, "", lambda _: ())
+    return flow.instructions, tuple(map(tuple, flow.onward))
+
+
+@cache
+def loop_around(code: CodeType, offset: int) -> frozenset[int]:
+    """The numbers of the instructions of the loop in which the frame stands; none for none.
+
+    offset: as in `live_after`.
+    """
+    flow = _Flow(code, "", lambda _: ())
+    return frozenset(flow.loop_of(flow.index_of(offset)))
 
 
 @cache
@@ -185,7 +205,7 @@ class _Flow:
         self._index = {each.offset: number for number, each in enumerate(self.instructions)}
         self._module = module
         self.accesses = [list(self._accesses(each, mentions)) for each in self.instructions]
-        self._next = [list(self._successors(number)) for number in range(len(self.instructions))]
+        self.onward = [list(self._successors(number)) for number in range(len(self.instructions))]
         self._handlers: list[list[int]] = [[] for _ in self.instructions]
         for start, end, target in _handlers(code):
             for number, each in enumerate(self.instructions):
@@ -207,7 +227,7 @@ class _Flow:
         within: the numbers of the instructions that a way may lead through, None for all.
         """
         effects, count = self._effects, len(self.instructions)
-        onward = [[each for each in ways if within is None or each in within] for ways in self._next]
+        onward = [[each for each in ways if within is None or each in within] for ways in self.onward]
         live, is_stable = [0] * (count + 1), False
         while not is_stable:
             is_stable = True
@@ -233,9 +253,9 @@ class _Flow:
 
     def loop_of(self, number: int) -> set[int]:
         """The instructions on a way from this one back to it; none if no way leads back."""
-        onward = self._reachable(self._next[number], self._next)
-        before: list[list[int]] = [[] for _ in self._next]
-        for each, leads_to in enumerate(self._next):
+        onward = self._reachable(self.onward[number], self.onward)
+        before: list[list[int]] = [[] for _ in self.onward]
+        for each, leads_to in enumerate(self.onward):
             for other in leads_to:
                 before[other].append(each)
         return onward & self._reachable(before[number], before)
@@ -247,7 +267,7 @@ class _Flow:
 
     def written_before(self, loop: set[int]) -> frozenset[Variable]:
         """The variables that may have a value where the loop begins."""
-        outside = [[each for each in onward if each not in loop] for onward in self._next]
+        outside = [[each for each in onward if each not in loop] for onward in self.onward]
         return self.written(self._reachable([0], outside)) | self._given_to_function()
 
     def _given_to_function(self) -> frozenset[Variable]:

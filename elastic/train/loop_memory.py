@@ -15,7 +15,7 @@ not see what lies in files, or in objects of other libraries that have no state_
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType, MethodType
 from typing import Any
 
@@ -28,7 +28,7 @@ from elastic.data import stale_copies
 from elastic.data.record import DataRecord
 from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
-from elastic.train import process_settings, structure
+from elastic.train import address_order, process_settings, structure
 from elastic.train.body_changes import BodyChanges
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.loop_look import Look, is_added, is_made_late, is_read, is_saved
@@ -42,7 +42,7 @@ from elastic.train.object_walk import Walk
 from elastic.train.own_code import filled_by_hooks
 from elastic.train.saved_leaves import SavedLeaves, SavedNumbers
 from elastic.train.state import State
-from elastic.train.unsaved_names import Standing, in_order, standing
+from elastic.train.unsaved_names import Standing, in_order, root_of, standing
 from elastic.train.unsaved_sentences import refusal, sentence
 from elastic.train.values import Values
 
@@ -179,6 +179,9 @@ class LoopMemory:
             walk.enter(name, value, FREE, owner=_owner(value))
             if callable(value) and not isinstance(value, type):  # another criterion, say, from some step on
                 walk.note_which(name, value)
+        for name, value in variables.in_some:  # else they are named for the code after the loop
+            if isinstance(value, nn.Module) or of_state.has_keys_of(value):
+                walk.enter(name, value, replace(FREE, plain=Weight.NONE), owner=_owner(value))
         for name, value in variables.targets:
             walk.enter(name, value, FREE, owner="iterator")
         for name, value in variables.on_errors:
@@ -187,6 +190,8 @@ class LoopMemory:
         if not isinstance(collate, MethodType | None):
             # What a closure or a partial holds has no other name.
             walk.enter("collate", collate, FREE.at_most(Weight.SAID))
+        if refused := address_order.refusal(walk.sets, variables.iterated):
+            raise UsageError(refused)
         return Look(
             passed=passed,
             marks=walk.marks,
@@ -235,7 +240,7 @@ class LoopMemory:
                 weight = Weight.SAID  # only of tensors the leaves of a state_dict tell that it has them
             if weight is Weight.REFUSED:
                 refused.append(path)
-            else:
+            elif root_of(path) not in now.after_loop:  # that note says it
                 self._changing[path] = standing(path, before.marks.get(path), mark, now.read)
         settings, said = process_settings.changed(before.process, now.process)
         self._changing.update(dict.fromkeys(said, Standing.NUMBER))

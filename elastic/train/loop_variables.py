@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from elastic.errors import UsageError
+from elastic.train.address_order import iterated
 from elastic.train.callables import bound_by, is_wrapper, unwrapped, wrapped_by
 from elastic.train.dataset_contents import written_variables
+from elastic.train.kept_attributes import carried_attributes, kept_attributes
 from elastic.train.liveness import LOADING, Live, Variable, computes, globals_needed, live_after
 from elastic.train.namespaces import functions_of, is_own_namespace
 from elastic.train.own_code import (
@@ -50,15 +52,18 @@ _KEEPS_A_COPY = sys.version_info < (3, 13)  # a frame keeps the dict that its f_
 class LoopVariables:
     """Names with their values, at the beginning of a pass.
 
-    carried: one pass hands them on to the next. on_errors: only after an exception. targets: of the
-    `for` itself, beside the step. after_loop: written in each pass, and read after the loop.
+    carried: one pass hands them on to the next. in_some: written in some passes, and read after the
+    loop alone. on_errors: only after an exception. targets: of the `for` itself, beside the step.
+    after_loop: written in each pass, and read after the loop.
     assigned: attributes that functions of the loop assign. rewritten: those that a line of theirs
-    makes from what they were. cells: the variables of its frames. read_by_functions: the names that
-    functions read which the script names. read_by_loading: variables that code which loads samples
-    reads, and attributes, with a dot before them.
+    makes from what they were, or that they assign in some calls or passes alone. cells: the
+    variables of its frames. read_by_functions: the names that functions read which the script
+    names. read_by_loading: variables that code which loads samples reads, and attributes, with a
+    dot before them. iterated: variables and attributes that the loop or its functions iterate.
     """
 
     carried: Named = field(default_factory=list)
+    in_some: Named = field(default_factory=list)
     on_errors: Named = field(default_factory=list)
     targets: Named = field(default_factory=list)
     after_loop: list[str] = field(default_factory=list)
@@ -67,6 +72,7 @@ class LoopVariables:
     cells: set[tuple[str, int]] = field(default_factory=set)
     read_by_functions: set[str] = field(default_factory=set)
     read_by_loading: set[str] = field(default_factory=set)
+    iterated: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +94,7 @@ class _Analysis:
     live: Live
     assigned: frozenset[str]
     rewritten: frozenset[str]
+    iterated: frozenset[str]
     read_by_functions: frozenset[str]
     read_by_loading: frozenset[Variable]
     attributes_of_loading: frozenset[str]
@@ -113,15 +120,21 @@ def loop_variables(
     variable names, or that lies two levels deep in what it names. It gets those that are new.
     """
     found, known = LoopVariables(), {} if known is None else known
+    frames = list[FrameType]()
     while frame is not None:
-        if is_own_file(frame.f_code.co_filename):
-            _add(found, frame, known, loading or Loading())
+        frames += [frame] if is_own_file(frame.f_code.co_filename) else []
         frame = frame.f_back
+    running = frozenset(each.f_code for each in frames)
+    for each in frames:
+        _add(found, each, running, known, loading or Loading())
     return found
 
 
-def _add(found: LoopVariables, frame: FrameType, known: Analyses, loading: Loading) -> None:
-    names, place = _Names(frame, loading), (frame.f_code, frame.f_lasti)
+def _add(
+    found: LoopVariables, frame: FrameType, running: frozenset[CodeType], known: Analyses, loading: Loading
+) -> None:
+    """running: the code of all frames, which each pass does not call anew."""
+    names, place = _Names(frame, running, loading), (frame.f_code, frame.f_lasti)
     found.cells |= {(name, id(value)) for name, value in names.own.items()}
     analysis = known.get(place)
     if analysis is not None:
@@ -130,11 +143,14 @@ def _add(found: LoopVariables, frame: FrameType, known: Analyses, loading: Loadi
         analysis = known[place] = names.analysis(*place)
     live = analysis.live
     found.carried += names.values(live.carried)
+    found.in_some += names.values(live.in_some)
     found.on_errors += names.values(live.on_errors)
     found.targets += names.values(live.targets)
     found.after_loop += sorted(each.name for each in live.after_loop)
     found.assigned |= attributes(frame.f_code, is_whole=False)[1] | analysis.assigned
-    found.rewritten |= rewritten_attributes(frame.f_code) | analysis.rewritten
+    kept = carried_attributes(*place)
+    found.rewritten |= rewritten_attributes(frame.f_code) | kept | analysis.rewritten
+    found.iterated |= iterated(frame.f_code) | analysis.iterated
     found.read_by_functions |= analysis.read_by_functions
     found.read_by_loading |= {name for name, _ in names.values(analysis.read_by_loading)}
     found.read_by_loading |= {f".{name}" for name in analysis.attributes_of_loading}
@@ -143,12 +159,14 @@ def _add(found: LoopVariables, frame: FrameType, known: Analyses, loading: Loadi
 class _Names:
     """What the variables of one frame stand for."""
 
-    def __init__(self, frame: FrameType, loading: Loading) -> None:
+    def __init__(self, frame: FrameType, running: frozenset[CodeType], loading: Loading) -> None:
+        self._running = running
         self._loading = loading
         self.module = str(frame.f_globals.get("__name__", ""))
         self.own: dict[str, Any] = {}
         self.assigned: set[str] = set()
         self.rewritten: set[str] = set()
+        self.iterated: set[str] = set()
         if frame.f_code.co_flags & CO_OPTIMIZED:
             seen = frame.f_locals
             is_recipes = sys.getrefcount(seen) > _REFERENCES
@@ -170,6 +188,7 @@ class _Names:
             live=live,
             assigned=frozenset(self.assigned),
             rewritten=frozenset(self.rewritten),
+            iterated=frozenset(self.iterated),
             read_by_functions=frozenset(self.read_by_functions),
             read_by_loading=frozenset(of_loading),
             attributes_of_loading=self._attributes_read((LOADING, *of_loading)),
@@ -233,8 +252,11 @@ class _Names:
                 *(attributes(each.__code__)[1] for each in unwrapped(value) if _is_own(each))
             )
         for function in _functions(value):
-            self.rewritten |= rewritten_attributes(function.__code__)
-            if variable != LOADING and computes(function.__code__):
+            code = function.__code__
+            self.iterated |= iterated(code)
+            self.rewritten |= rewritten_attributes(code)
+            self.rewritten |= kept_attributes(code) if code not in self._running else frozenset()
+            if variable != LOADING and computes(code):
                 yield LOADING
             space = function.__globals__
             module = str(space.get("__name__", ""))

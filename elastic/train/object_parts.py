@@ -9,6 +9,7 @@ import functools
 import gc
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from types import BuiltinFunctionType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
@@ -24,6 +25,8 @@ from elastic.train.own_code import attributes_of, cell_contents, is_own_file, up
 
 FREE = Rules(rebound=Weight.REFUSED, in_place=Weight.REFUSED, plain=Weight.SAID)
 STRICT = replace(FREE, plain=Weight.REFUSED)
+
+FEW_ITEMS = 32
 
 _CACHED = type(functools.cache(id))
 
@@ -117,17 +120,18 @@ def of_namespace(
             yield place.part("{}", base.__name__, base)
 
 
-def of_own(thing: Any, place: Place) -> Iterator[Part]:
+def of_own(thing: Any, place: Place, rewritten: frozenset[str]) -> Iterator[Part]:
     """Of an object of the recipe's own. A schedule has an optimizer and no module."""
     held = list(attributes_of(thing))
     is_schedule = any(isinstance(value, Optimizer) for _, value in held)
     is_schedule = is_schedule and not any(isinstance(value, nn.Module) for _, value in held)
     updated = updated_attributes(type(thing))
+    kept = updated | rewritten
     for name, value in held:
         rules = place.rules
         if name in updated and is_schedule:
             rules = replace(rules, plain=rules.in_place)
-        elif name not in updated:
+        elif name not in kept:
             rules = replace(rules, rebound=min(rules.rebound, Weight.SAID))
         owner = "schedule" if is_schedule else "object"
         yield replace(place.part("{}.{}", place.path, value, name), rules=rules, owner=owner)
@@ -145,6 +149,18 @@ def of_library(thing: Any, place: Place, assigned: frozenset[str]) -> Iterator[P
         if isinstance(value, (Tensor, np.ndarray)) or (name in assigned and type(value) in PLAIN):
             its = place.rules.at_most(Weight.SAID)
             yield replace(place.part("{}.{}", place.path, value, name), rules=its, depth=0)
+
+
+def holds_tensors(item: Any) -> bool:
+    """Whether an item of a container is one, or holds some directly, as a state_dict does."""
+    if isinstance(item, (Tensor, nn.Module)):
+        return True
+    held: Iterable[Any] = ()
+    if isinstance(item, dict):
+        held = dict.values(item)
+    elif isinstance(item, (list, tuple)):
+        held = item
+    return any(isinstance(each, Tensor) for each in islice(held, FEW_ITEMS))
 
 
 def mark_of_cache(thing: Any, place: Place) -> Mark | None:

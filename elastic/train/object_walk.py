@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from elastic.train import address_order
 from elastic.train.callables import is_wrapper, unwrapped, wrapped_by
 from elastic.train.dataset_settings import is_kept
 from elastic.train.namespaces import is_own_namespace, own_classes
@@ -40,6 +41,7 @@ from elastic.train.object_parts import (
     STRICT,
     Part,
     Place,
+    holds_tensors,
     mark_of_cache,
     of_function,
     of_iterator,
@@ -80,8 +82,10 @@ class Walk:
     is met. left_out: ids of objects that are not entered. assigned: attributes that the code of the
     loop assigns. outputs: ids of containers that hooks of modules fill. cells: variables of the
     loop's frames, each with the id of its value, which the functions that close over them do not
-    carry by themselves. rewritten: attributes that a line of the loop makes from what they were.
-    kept: ids of objects and classes whose numbers and words are saved with each state.
+    carry by themselves. rewritten: attributes that functions of the loop make from what they
+    were, or assign on some of their ways alone. kept: ids of objects and classes whose numbers and
+    words are saved with each state. sets: found on the way, those that have no order, with what
+    they hold.
     """
 
     saved: Callable[[], set[int]]
@@ -92,6 +96,7 @@ class Walk:
     rewritten: frozenset[str] = frozenset()
     kept: frozenset[int] = frozenset()
     marks: dict[str, Mark] = field(default_factory=dict)
+    sets: dict[str, str] = field(default_factory=dict)
     _seen: set[int] = field(default_factory=set)
     _objects: int = 0
 
@@ -222,6 +227,8 @@ class Walk:
             return self._items(thing, place, numbered, "{}[{}]")
         if isinstance(thing, deque):
             return self._items(thing, place, enumerate(thing), "{}[{}]")
+        if (kind := address_order.kind_of(thing)) is not None:
+            self.sets[place.path] = kind
         plain = (each for each in thing if type(each) in PLAIN)
         return self._items(thing, place, enumerate(plain), "{}[{}]")
 
@@ -238,7 +245,7 @@ class Walk:
             if type(item) in (bool, int, float, str, type(None)):
                 numbers.append(hash(item) if type(item) is str else item)
                 continue
-            has_contents = has_contents or isinstance(item, Tensor)
+            has_contents = has_contents or holds_tensors(item)
             yield replace(place, rules=rules).part(form, place.path, item, name)
         plain = rules.rebound if has_contents and is_sequence else rules.plain
         mark = Mark(
@@ -280,7 +287,8 @@ class Walk:
             ]
         if is_own_class(kind):
             self._note_choice(place.path, kind, place)
-            return of_own(thing, place)
+            # A hook may keep features of some forwards alone, for what is read right after them.
+            return of_own(thing, place, frozenset() if id(thing) in self.outputs else self.rewritten)
         if isinstance(thing, torch.distributions.Distribution):
             return [place.part("{}.{}", place.path, value, name) for name, value in attributes_of(thing)]
         if hasattr(kind, "state_dict"):

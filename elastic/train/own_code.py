@@ -138,7 +138,7 @@ def filled_by_hooks(modules: Iterable[nn.Module]) -> frozenset[int]:
     found = set[int]()
     for module in modules:
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):  # noqa: SLF001
-            held = [value for layer in layers(hook) for _, value in bound_by(layer)]
+            held = [value for layer in layers(hook) for _, value in (("", layer), *bound_by(layer))]
             for function in unwrapped(hook):
                 space: Mapping[str, Any] = function.__globals__
                 if is_own_file(function.__code__.co_filename):

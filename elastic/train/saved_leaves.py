@@ -52,6 +52,12 @@ class SavedLeaves:
     def tensors(self, name: str) -> list[Tensor]:
         return [value for _, value in self.of(name) if isinstance(value, Tensor)]
 
+    def has_keys_of(self, thing: Any) -> bool:
+        """Whether it is a dict with a key of some of them, as a copy of a state_dict has."""
+        if not isinstance(thing, dict):
+            return False
+        return any(key in thing for name in self._objects for key, _ in self.of(name) if "." in key)
+
     def storages(self) -> set[int]:
         """The addresses of all their tensors' memory."""
         if self._storages is None:

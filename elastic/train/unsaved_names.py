@@ -22,6 +22,11 @@ def variable_of(path: str) -> str:
     return path.partition("[")[0] or path
 
 
+def root_of(path: str) -> str:
+    """The variable of the script: `meter` of `meter.counts[0]`."""
+    return path.partition("[")[0].partition(".")[0]
+
+
 def standing(path: str, before: Mark | None, now: Mark, read: Iterable[str]) -> Standing:
     """read: the variables that functions read which the loop names."""
     if _is_shown(before, now):

@@ -1,0 +1,120 @@
+"""Sets whose elements lie in them by their addresses are refused where a recipe iterates them."""
+
+import pytest
+
+from elastic.train.address_order import iterated, kind_of
+from tests.pure import test_loop_memory as loops
+
+NOISE = "each.data.add_(torch.randn_like(each))"
+ITERATED = {
+    "decay is a set of parameters": f"""
+        decay = {{p for p in model.parameters() if p.ndim > 1}}
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            for each in decay:
+                {NOISE}
+        """,
+    "chosen is a set of modules": f"""
+        chosen = set(model.modules())
+        def noise():
+            for module in chosen:
+                for each in module.parameters(recurse=False):
+                    {NOISE}
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            noise()
+        """,
+    "noise.layers is a set of modules": f"""
+        class Noise:
+            def __init__(self):
+                self.layers = frozenset(model.children())
+            def __call__(self):
+                return [{NOISE} for layer in self.layers for each in layer.parameters()]
+        noise = Noise()
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            noise()
+        """,
+    "clipped is a set of parameters": """
+        clipped = {*model.parameters()}
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            torch.nn.utils.clip_grad_norm_(clipped, 1.0)
+        """,
+}
+FINE = {
+    "asked for its elements": """
+        frozen = set(model.parameters())
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            for p in model.parameters():
+                if p in frozen:
+                    p.data.mul_(0.9)
+        """,
+    "a dict, which has the order of its making": """
+        rates = {p: 0.1 for p in model.parameters()}
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            for p, rate in rates.items():
+                p.data.mul_(1 - rate)
+        """,
+    "strings, whose hash is that of all processes": """
+        names = {name for name, _ in model.named_parameters()}
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            for name in names:
+                model.get_parameter(name).data.mul_(0.9)
+        """,
+    "one element": """
+        head = {model[2]}
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            for module in head:
+                module.weight.data.mul_(0.9)
+        """,
+}
+
+
+@pytest.mark.parametrize("form", ["module", "function"])
+@pytest.mark.parametrize("what", ITERATED)
+def test_a_set_that_iterates_by_addresses_is_refused_by_name(what, form):
+    """In the loop, in a function, in an attribute, and where torch's function iterates it."""
+    refused, _, _ = loops.outcome(ITERATED[what], form=form)
+    assert refused.startswith(what), refused
+    assert "Write a list" in refused
+
+
+@pytest.mark.parametrize("form", ["module", "function"])
+@pytest.mark.parametrize("habit", FINE)
+def test_what_has_an_order_or_is_not_iterated_is_left_alone(habit, form):
+    assert loops.outcome(FINE[habit], form=form)[0] == ""
+
+
+def test_what_lies_in_a_set_by_its_address_is_told_by_its_hash():
+    class Own:
+        pass
+
+    class Hashed:
+        def __hash__(self):
+            return 1
+
+    assert kind_of({Own(), Own()}) == "Own objects"
+    assert kind_of({int, float}) == "classes"
+    assert kind_of({Own(), int}) == "objects"
+    assert kind_of({Hashed(), Hashed()}) is None
+    assert kind_of({1, "a", None}) is None
+
+
+def test_the_names_that_code_iterates_are_found_in_the_functions_inside_it_too():
+    def outer(a, b, c, d):
+        for x in a:
+            c.add(x)
+        found = sum(b)
+        return found, lambda: [y + 1 for y in d.parts]
+
+    assert iterated(outer.__code__) >= {"a", "b", "parts"}
+
+    def asks(c, x):
+        return x in c, len(c)
+
+    assert "c" not in iterated(asks.__code__)
