@@ -11,7 +11,7 @@ for itself: their draws depend on what was loaded before. A run's first samples 
 import atexit
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -126,7 +126,9 @@ class BatchLoader:
     def _check_memory(self, one: Slice) -> None:
         if not self.is_whole:
             streams = {True: one, False: one._replace(epoch=-1)}
-            sample_memory.check(self.dataset, one.indices.tolist(), lambda own: self.load_again(streams[own]))
+            sample_memory.check(
+                self.dataset, one.indices.tolist(), lambda own: self.load_again(streams[own]), self.collate
+            )
 
     def _load(self, slices: Iterator[Slice]) -> Iterator[Any]:
         """The collated samples of each slice."""
@@ -163,6 +165,7 @@ class BatchLoader:
 class Loader:
     """Loads the shards of one rank; workers and collate as in BatchLoader.
 
+    chosen: what run.data was given to choose samples by, by the name of the argument.
     of_loading: names of attributes of the dataset, or of collate, that loading was seen to change.
     """
 
@@ -171,6 +174,7 @@ class Loader:
     device: torch.device
     workers: int = 0
     collate: Callable[[list[Any]], Any] | None = None
+    chosen: Mapping[str, Any] = field(default_factory=dict)
     of_loading: set[str] = field(default_factory=set)
 
     def steps(self, shards: range, first_step: int, *, check_first: bool = False) -> Iterator[list[Batch]]:

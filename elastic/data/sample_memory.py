@@ -12,6 +12,7 @@ It does not find what the first samples do not show, nor memories in files, in o
 objects that are no datasets, and samples of types that `fingerprint` does not know.
 """
 
+import dis
 import sys
 import sysconfig
 from bisect import bisect_right
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from functools import _lru_cache_wrapper
 from itertools import zip_longest
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -37,14 +39,20 @@ _MOST_BYTES = 1 << 20  # of a row
 _DEPTH = 4
 _LIBRARY = sysconfig.get_path("stdlib")
 _NOTHING = object()
+_OF_COLLATE = (
+    "each process would keep its own, of the batches that it loaded: compute it in the function of the step, add it up by step.sum and keep it in "
+    "elastic.Values, or use a constant"
+)
 
 
-def check(dataset: Any, samples: list[int], load: Callable[[bool], Any]) -> None:
+def check(dataset: Any, samples: list[int], load: Callable[[bool], Any], collate: Any = None) -> None:
     """Raises UsageError, with the attribute that remembers where it is found.
 
     load: gives these samples of the dataset, under their own random streams (True) or others.
+    collate: makes a batch of them.
     """
     memory = _Memory(dataset, samples)
+    memory.note_collate(collate)
     first, other, again = (fingerprint(load(own)) for own in (True, False, True))
     changed = memory.changed()
     memory.put_back()
@@ -53,6 +61,8 @@ def check(dataset: Any, samples: list[int], load: Callable[[bool], Any]) -> None
     memory.put_back()
     if not changed or first != fingerprint(load(True)):
         found = "the same samples, loaded again under the same random streams, are other ones: it draws from a generator of its own"
+        if collate is not None:
+            found += ", or collate keeps something from call to call"
         advice = "draw from the global generators of torch, Python or NumPy in __getitem__, which are keyed for each sample"
     elif first == again:
         found = f"{changed[0]} keeps samples with the random numbers of their first augmentation, so that each process trains others"
@@ -62,6 +72,8 @@ def check(dataset: Any, samples: list[int], load: Callable[[bool], Any]) -> None
         advice = "leave it as it is, and augment a copy (.clone() of a tensor, .copy() of an array)"
         if memory.is_number(changed[0]):
             advice = "each process counts its own: take the number from the sample's, or let the loop set it from step.number before the step's first computation"
+        if changed[0].startswith("collate"):
+            advice = _OF_COLLATE
     raise UsageError(
         f"expected a dataset that gives the same samples at any time, found that {found}; {advice}"
     )
@@ -74,7 +86,8 @@ class _Memory:
         self._containers: list[tuple[str, Any, Any]] = []  # name, container, copy
         self._rows: list[tuple[str, Any, Any]] = []  # name, view of a tensor or an array, copy
         self._versions: list[tuple[str, Tensor, int]] = []
-        self._numbers: list[tuple[str, Any, str, Any]] = []  # name, object or class, attribute, value
+        # Numbers, and tensors that are replaced: name, object or class, attribute, value.
+        self._numbers: list[tuple[str, Any, str, Any]] = []
         self._calls: list[tuple[str, Any, int]] = []  # name, function with a cache, size
         seen: set[int] = set()
         for sample in samples:
@@ -92,12 +105,36 @@ class _Memory:
         found = [name for name, tensor, version in self._versions if tensor._version != version]  # noqa: SLF001
         found += [name for name, row, before in self._rows if fingerprint(row) != fingerprint(before)]
         found += [name for name, value, before in self._containers if _new(value, before)]
-        found += [name for name, of, key, number in self._numbers if vars(of).get(key, _NOTHING) != number]
+        found += [
+            name
+            for name, of, key, number in self._numbers
+            if _is_another(vars(of).get(key, _NOTHING), number)
+        ]
         found += [name for name, call, size in self._calls if call.cache_info().currsize != size]
         return list(dict.fromkeys(found))
 
     def is_number(self, name: str) -> bool:
-        return any(place == name for place, *_ in self._numbers)
+        return any(place == name and not is_array(value) for place, _, _, value in self._numbers)
+
+    def note_collate(self, collate: Any) -> None:
+        """What it, or the object that it is a method of, has as attributes, and what it assigns."""
+        function = getattr(collate, "func", collate)  # of a partial
+        holder = getattr(function, "__self__", function)
+        if hasattr(holder, "__dict__") and not isinstance(holder, type | ModuleType):
+            name = "collate" if holder is function else type(holder).__name__
+            self._note(holder, name)
+            for part, place in _parts(holder, name, set(), 0):
+                self._note(part, place)
+        function = getattr(function, "__func__", function)
+        if isinstance(function, FunctionType):
+            space, known = _Space(), function.__globals__
+            space.__dict__ = known
+            assigned = {
+                each.argval for each in dis.get_instructions(function) if each.opname == "STORE_GLOBAL"
+            }
+            self._numbers += [
+                (f"collate's {name}", space, name, known[name]) for name in sorted(assigned & known.keys())
+            ]
 
     def put_back(self) -> None:
         """All but what is no data, such as files that were opened."""
@@ -111,7 +148,7 @@ class _Memory:
                 value.clear()
                 (value.update if isinstance(value, dict | set) else value.extend)(before)
         for _, of, key, number in self._numbers:
-            if vars(of).get(key, _NOTHING) == number:
+            if not _is_another(vars(of).get(key, _NOTHING), number):
                 continue
             if isinstance(of, type):
                 setattr(of, key, number)
@@ -127,9 +164,9 @@ class _Memory:
             place = f"{name}.{attribute}"
             if type(value) in _CONTAINERS and len(value) <= _MOST_ITEMS:
                 self._containers.append((place, value, copy(value)))
-            elif type(value) in (bool, int, float):
+            elif type(value) in (bool, int, float) or is_array(value):
                 self._numbers.append((place, thing, attribute, value))
-            elif is_array(value) and isinstance(value, Tensor) and not value.is_inference():
+            if is_array(value) and isinstance(value, Tensor) and not value.is_inference():
                 self._versions.append((place, value, value._version))  # noqa: SLF001
         for kind in type(thing).__mro__:
             for attribute, value in vars(kind).items() if is_recipes(kind) else ():
@@ -153,6 +190,16 @@ class _Memory:
             return
         if is_array(row) and row.nbytes <= _MOST_BYTES:
             self._rows.append((name, row, row.clone() if isinstance(row, Tensor) else row.copy()))
+
+
+class _Space:
+    """Global variables as an object's attributes."""
+
+
+def _is_another(now: Any, before: Any) -> bool:
+    if type(before) in (bool, int, float) and type(now) is type(before):
+        return bool(now != before)
+    return now is not before
 
 
 def _new(value: Any, before: Any) -> list[Any]:

@@ -140,7 +140,7 @@ def sentence(place: Place, verdict: Verdict) -> str:
 def _cause(verdict: Verdict) -> str:
     if verdict.first == DATA:
         return (
-            "The data set returned something else for the same samples. A random generator, a counter or a cache of its"
+            "The data set, or collate, gave something else for the same samples. A random generator, a counter, a running mean or a cache of its"
             " own usually does that: draw from the global generators of torch, Python or NumPy in __getitem__, which are"
             " keyed for each sample, and leave nothing behind there. Data-loading processes (workers=) also lack what the loop"
             " changed in the dataset: use workers=0 there"

@@ -10,7 +10,7 @@ objects, nor what lies inside them (body_changes.py names or refuses those).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,6 +87,10 @@ class DatasetSettings:
         ]
         held = _held(self._roots, now) if names else {}
         return {_place(name, held): json.dumps(now[name].value) for name in sorted(names)[:MANY]}
+
+    def built(self, names: Container[str]) -> dict[str, Any]:
+        """The attributes of these names, as the script made them."""
+        return {path: each.value for path, each in self._built.items() if path.rpartition(".")[2] in names}
 
     def holders(self) -> list[Any]:
         """The objects whose numbers and words are kept: the dataset, and what is asked below it."""

@@ -17,7 +17,7 @@ alone, or only be shown.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from elastic.errors import UsageError
 from elastic.train.callables import code_key
 from elastic.train.flat_state import sha256_of
-from elastic.train.number_inputs import MANY_NUMBERS, numbers_read
+from elastic.train.number_inputs import MANY_NUMBERS, numbers_among, numbers_read
 from elastic.train.object_marks import leaves, storage_of
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.reachable import sites_below
@@ -93,10 +93,7 @@ class FrozenInputs:
             return
         self._looks[code] += 1
         if step == self._first_step:
-            loop_names = self._names.of_loop_names()
-            for name, text in numbers_read(function, loop_names, self._own_numbers).items():
-                if self._numbers.setdefault(name, text) != text:
-                    self._numbers[name] = SEVERAL  # of several functions, or it changes
+            self._note_numbers(numbers_read(function, self._names.of_loop_names(), self._own_numbers))
         saved, known = self._saved_storages(), len(self._marks)
         seen = set[int]()
         roots, loop = self._names.roots(function, frame)
@@ -109,6 +106,19 @@ class FrozenInputs:
             self._note(step, kept, sites)
         if step > self._first_step and len(self._marks) == known:
             self._looks[code] = LOOKS  # it reads nothing new
+
+    def look_at_loading(self, functions: Iterable[Callable[..., Any]], built: Mapping[str, Any]) -> None:
+        """In a generation's first step. built: what the dataset was built with, by name."""
+        assert self._names is not None
+        loop_names = self._names.of_loop_names()
+        for function in functions:
+            self._note_numbers(numbers_read(function, loop_names, self._own_numbers))
+        self._note_numbers(numbers_among(built, self._own_numbers))
+
+    def _note_numbers(self, found: Mapping[str, str]) -> None:
+        for name, text in found.items():
+            if self._numbers.setdefault(name, text) != text:
+                self._numbers[name] = SEVERAL  # of several functions, or it changes
 
     def compare_ranks(self, step: int, groups: ProcessGroups) -> list[str]:
         """In a generation's first step, with the other ranks. Raises UsageError on all of them.
@@ -208,7 +218,7 @@ class FrozenInputs:
 def _note(found: list[str]) -> str:
     more = f", and {len(found) - _MANY_SAID} more" if len(found) > _MANY_SAID else ""
     return (
-        f"note: a function given to step.mean_loss or step.sum reads other numbers than before this restart: {', '.join(found[:_MANY_SAID])}{more}. If "
+        f"note: a function of the step, or code that loads samples, reads other numbers than before this restart: {', '.join(found[:_MANY_SAID])}{more}. If "
         "they count in the loss, the run ends with another result. To resume it, give them their former values; to go on with the new ones, begin a run "
         "from this state: elastic-train RECIPE --from RUN --run-dir NEW"
     )

@@ -80,6 +80,8 @@ class Loop:
 
         def load(number: int) -> list[Batch]:
             memory.before_loading(number)
+            if number == first:
+                parts.frozen.look_at_loading(*memory.loading())
             return next(batches)
 
         own_numbers = frozenset({os.getpid(), parts.groups.world_size, parts.groups.rank})

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import FrameType, MethodType
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -31,15 +31,16 @@ from elastic.events import UnsavedVariables
 from elastic.train import address_order, process_settings, structure
 from elastic.train.body_changes import BodyChanges
 from elastic.train.dataset_settings import DatasetSettings
+from elastic.train.given_data import GivenData
 from elastic.train.loop_look import Look, is_added, is_made_late, is_read, is_saved
 from elastic.train.loop_parts import LoopParts
-from elastic.train.loop_variables import Analyses, Loading, LoopVariables, loop_variables
+from elastic.train.loop_variables import Analyses, Loading, LoopVariables, functions_in, loop_variables
 from elastic.train.module_settings import PREFIX, ModuleSettings
 from elastic.train.namespaces import is_own_namespace, own_classes
 from elastic.train.object_marks import Kind, Rules, Weight, containers, plain_text
 from elastic.train.object_parts import FREE
 from elastic.train.object_walk import Walk
-from elastic.train.own_code import filled_by_hooks
+from elastic.train.own_code import attributes, filled_by_hooks
 from elastic.train.saved_leaves import SavedLeaves, SavedNumbers
 from elastic.train.state import State
 from elastic.train.unsaved_names import Standing, in_order, root_of, standing
@@ -70,6 +71,7 @@ class LoopMemory:
     body: BodyChanges
     settings: DatasetSettings
     modules: ModuleSettings
+    given: GivenData = field(default_factory=lambda: GivenData({}))
     workers: int = 0  # processes that load samples, which have copies of what they read
     _looks: int = 0
     _steps: int = 0
@@ -142,6 +144,7 @@ class LoopMemory:
     def look(self, passed: int, frame: FrameType | None) -> None:
         """passed: steps that are done."""
         self._looks += 1
+        self.given.look(min(passed + 1, self.last_step), frame)
         variables = loop_variables(frame, self._analyses, self._loading())
         now = self._take(passed, variables)
         before, self._before = self._before, now
@@ -153,6 +156,14 @@ class LoopMemory:
         step = min(passed + 1, self.last_step)
         if self._looks >= FIRST_LOOKS or step == self.last_step:
             self._say(step, now.after_loop)
+
+    def loading(self) -> tuple[list[FunctionType], dict[str, Any]]:
+        """The functions that load samples; and what the dataset and collate were built with, as far
+        as these read it.
+        """
+        functions = list(functions_in(self._loading().called))
+        read = frozenset[str]().union(*(attributes(each.__code__)[0] for each in functions))
+        return functions, self.settings.built(read)
 
     def _loading(self) -> Loading:
         """What loads samples: the dataset and what lies in it, collate, and what these hold."""
@@ -298,6 +309,7 @@ def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) ->
         settings=settings,
         modules=modules,
         workers=parts.loader.workers,
+        given=GivenData({"dataset": dataset, "collate": collate, **parts.loader.chosen}),
     )
 
 

@@ -233,12 +233,12 @@ class _Names:
 
     def _written_by_loading(self, read: set[Variable]) -> set[Variable]:
         """Caches and scratch space of the code that loads samples, which no loop changes."""
-        functions = (each for one in (LOADING, *read) for each in _functions(self._value(one)))
+        functions = (each for one in (LOADING, *read) for each in functions_in(self._value(one)))
         written = frozenset[str]().union(*(written_variables(each.__code__) for each in functions))
         return {each for each in read if each.name in written}
 
     def _attributes_read(self, variables: Iterable[Variable]) -> frozenset[str]:
-        functions = (each for one in variables for each in _functions(self._value(one)))
+        functions = (each for one in variables for each in functions_in(self._value(one)))
         return frozenset[str]().union(*(attributes(each.__code__)[0] for each in functions))
 
     @property
@@ -251,7 +251,7 @@ class _Names:
             self.assigned |= frozenset().union(
                 *(attributes(each.__code__)[1] for each in unwrapped(value) if _is_own(each))
             )
-        for function in _functions(value):
+        for function in functions_in(value):
             code = function.__code__
             self.iterated |= iterated(code)
             self.rewritten |= rewritten_attributes(code)
@@ -291,7 +291,7 @@ def _token(value: Any, depth: int) -> object:
     return head, *filter(None, tokens)
 
 
-def _functions(value: Any) -> Iterator[FunctionType]:
+def functions_in(value: Any) -> Iterator[FunctionType]:
     """The functions of the recipe's own that a use of this value may run.
 
     They are those that it wraps, binds or holds in containers and attributes, and all methods of an

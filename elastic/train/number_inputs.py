@@ -8,7 +8,7 @@ State's modules, texts, and what a function gets from another one as a result.
 
 import argparse
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, MethodType, SimpleNamespace
 from typing import Any
 
@@ -47,6 +47,11 @@ def numbers_read(function: Callable[..., Any], loop: LoopNames, own: frozenset[i
                         elif _counts(held, own):
                             found.setdefault(path, repr(held))
     return found
+
+
+def numbers_among(values: Mapping[str, Any], own: frozenset[int]) -> dict[str, str]:
+    """Those that count, as text."""
+    return {name: repr(value) for name, value in values.items() if _counts(value, own)}
 
 
 def _named(thing: Any) -> Iterator[tuple[str, Any]]:

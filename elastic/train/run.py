@@ -125,6 +125,11 @@ class Run:
         Raises UsageError for what is no such dataset, and for arguments that do not fit: a run
         without a step, for instance (with `drop`: fewer samples than a global batch).
         """
+        if self._loop_end is not None and self._loop_end.is_in_step:
+            raise UsageError(
+                "run.data was called in the body of the loop, which has no effect: the loop goes on with the data that run.steps was given. Choose the samples"
+                " of later epochs by order=function(epoch), or let the dataset read what the loop keeps in elastic.Values"
+            )
         ours, samples = self._identity, check_dataset(dataset, "run.data")
         check_loading(workers, collate, "run.data")
         chosen = Sampling(epochs=epochs, steps=steps, tail=tail, weights=weights, order=order)
@@ -133,7 +138,12 @@ class Run:
         )
         return Data(
             loader=Loader(
-                dataset=dataset, order=in_order, device=self.device, workers=workers, collate=collate
+                dataset=dataset,
+                order=in_order,
+                device=self.device,
+                workers=workers,
+                collate=collate,
+                chosen={"weights": weights, "order": order},
             )
         )
 

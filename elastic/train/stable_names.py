@@ -37,7 +37,7 @@ class StableNames:
     @classmethod
     def of_loop(cls, frame: FrameType | None) -> "StableNames":
         """frame: that which iterates over the steps, or one below it."""
-        return cls({each.f_code: names_in_loop(each.f_code, each.f_lasti) for each in _own(frame)})
+        return cls({each.f_code: names_in_loop(each.f_code, each.f_lasti) for each in own_frames(frame)})
 
     def of_loop_names(self) -> LoopNames:
         """What the loop itself writes."""
@@ -51,11 +51,11 @@ class StableNames:
         """
         stable: dict[int, str] = {}
         below = set[CodeType]()
-        for each in _own(frame):
+        for each in own_frames(frame):
             if not stable and each.f_code not in self._of_codes:
                 below.add(each.f_code)
                 continue
-            for name, value in _variables(each).items():
+            for name, value in variables_of(each).items():
                 if name not in self._written and not name.startswith("__"):
                     stable[id(value)] = min(name, stable.get(id(value), name))
         found = _Roots(stable, self._written)
@@ -152,14 +152,14 @@ def _global_names(code: CodeType) -> set[str]:
     return names.union(*(_global_names(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
-def _own(frame: FrameType | None) -> Iterator[FrameType]:
+def own_frames(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         if is_own_file(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
 
 
-def _variables(frame: FrameType) -> dict[str, Any]:
+def variables_of(frame: FrameType) -> dict[str, Any]:
     """Its own, and the global ones that it sees."""
     found = dict(frame.f_globals)
     if frame.f_code.co_flags & CO_OPTIMIZED:

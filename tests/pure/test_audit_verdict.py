@@ -118,7 +118,7 @@ def test_other_data_are_the_data_sets_fault():
     place = Place(step=4, shard=0, owner=0, auditor=0, owner_node="n", auditor_node="n")
     text = sentence(place, verdict_of(tuple({DATA: each} for each in "abcd")))
     assert "again on the same rank" in text
-    assert "The data set returned something else for the same samples" in text
+    assert "The data set, or collate, gave something else for the same samples" in text
 
 
 @given(four)

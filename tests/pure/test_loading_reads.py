@@ -145,6 +145,42 @@ data, collate = torch.utils.data.ConcatDataset(parts), None
     assert loop(parts, before=change + "; Samples.scale = step.number") == ("", set(), set())
 
 
+NO_EFFECT = {
+    "dataset": "data = Samples()",
+    "collate": "collate = lambda samples: samples",
+    "order": "order = lambda epoch: range(8)",
+    "weights": "weights = [2.0] * 8",
+}
+CHOSEN = """
+weights, order = [1.0] * 8, lambda epoch: range(8)
+for step in run_steps(
+    model=model, optimizer=optimizer, dataset=data, collate=collate, weights=weights, order=order
+):
+    if step.number == 3:
+        CHANGE
+"""
+
+
+@pytest.mark.parametrize("argument", NO_EFFECT)
+@pytest.mark.parametrize("form", ["module", "function"])
+def test_another_object_in_a_variable_that_run_data_was_given_is_refused(argument, form):
+    """`dataset = reload()`: the next steps would go on with the former one, unsaid."""
+    refused, _, _ = outcome(DATA + CHOSEN.replace("CHANGE", NO_EFFECT[argument]), form=form)
+    assert f"than the one that run.data was given as its {argument}, which has no effect" in refused
+    assert refused.startswith("step 4: ")
+
+
+def test_weights_that_the_loop_changes_in_place_are_refused():
+    for change in ("weights[2] = 9.0", "weights[:] = [2.0] * 8"):
+        refused, _, _ = outcome(DATA + CHOSEN.replace("CHANGE", change))
+        assert "the loop has changed the weights that run.data was given, which has no effect" in refused
+
+
+def test_a_name_that_means_something_else_later_is_no_other_data():
+    for change in ("weights = 1.0", "weights = [1.0] * 3", "data = None", "order = 'descending'"):
+        assert outcome(DATA + CHOSEN.replace("CHANGE", change))[0] == ""
+
+
 class Noise:
     def __init__(self):
         self.sigma = 0.1

@@ -12,6 +12,7 @@ from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
 from elastic.train.body_changes import BodyChanges
 from elastic.train.dataset_settings import DatasetSettings
+from elastic.train.given_data import GivenData
 from elastic.train.loop_look import Look
 from elastic.train.loop_memory import LoopMemory
 from elastic.train.module_settings import ModuleSettings
@@ -72,7 +73,7 @@ def outcome(recipe, count=9, form="module", found=None, kept=()):
     exec(STEPS, names)
     space = {"__name__": "recipe", "elastic": elastic}
 
-    def run_steps(dataset=None, collate=None, workers=0, **objects):
+    def run_steps(dataset=None, collate=None, workers=0, weights=None, order=None, **objects):
         state = elastic.State(**objects)
         left_out = [found, names, space, Step]
         memory = LoopMemory(
@@ -84,6 +85,7 @@ def outcome(recipe, count=9, form="module", found=None, kept=()):
             settings=DatasetSettings(dataset=dataset, collate=collate),
             modules=modules,
             workers=workers,
+            given=GivenData({"dataset": dataset, "collate": collate, "weights": weights, "order": order}),
         )
         return names["steps_of"](memory, count, Step, kept)
 

@@ -4,6 +4,8 @@ import json
 import time
 from types import SimpleNamespace
 
+from elastic.train.frozen_inputs import FrozenInputs
+from elastic.train.state import State
 from tests.pure.test_frozen_inputs import Generation, linear
 
 
@@ -94,3 +96,21 @@ def test_a_number_that_is_put_back_later_is_named_again(capsys):
     capsys.readouterr()
     by_a_variable(Generation(6, edited.saved[5], numbers=edited.numbers), 0.5)
     assert "before this restart: temperature is 0.5 and was 0.7. If" in capsys.readouterr().out
+
+
+SCALE = 0.5
+
+
+def collate(samples):
+    return sum(samples) * SCALE
+
+
+def test_numbers_that_collate_reads_or_the_dataset_was_built_with_are_named_after_a_resume(capsys):
+    """The script now builds Noisy(sigma=0.3), as a file of settings says."""
+    frozen = FrozenInputs(State(model=linear(0)), [])
+    frozen.resume({}, {"SCALE": "0.7", "dataset.sigma": "0.1", "dataset.size": "3"})
+    frozen.begin(4, None)
+    frozen.look_at_loading([collate], {"dataset.sigma": 0.3, "dataset.size": 3, "dataset.root": "/tmp"})
+    said = frozen.compare_ranks(4, SimpleNamespace(rank=0, all_gather=lambda mine: [mine]))
+    assert said == ["SCALE is 0.5 and was 0.7", "dataset.sigma is 0.3 and was 0.1"]
+    assert "or code that loads samples, reads other numbers than before" in capsys.readouterr().out

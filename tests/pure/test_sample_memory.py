@@ -269,3 +269,43 @@ def test_a_subset_that_numbers_its_samples_otherwise_is_loaded_as_it_says():
             return [self[sample] for sample in samples]
 
     assert len(loaded(Twice(ConcatDataset([Images(ROWS[:8])]), range(8)))) == 4
+
+
+class Centred:
+    mean = 0.0
+
+    def __call__(self, samples):
+        x = torch.stack(samples)
+        self.mean = 0.9 * self.mean + 0.1 * float(x.mean())
+        return x - self.mean
+
+
+class CentredByATensor(Centred):
+    def __init__(self):
+        self.mean = torch.zeros(4)
+
+    def __call__(self, samples):
+        x = torch.stack(samples)
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return x - self.mean
+
+
+def centred(samples):
+    global MEAN  # noqa: PLW0603 - what a recipe does
+    x = torch.stack(samples)
+    MEAN = 0.9 * MEAN + 0.1 * float(x.mean())
+    return x - MEAN
+
+
+MEAN = 0.0
+
+
+@pytest.mark.parametrize(
+    ("collate", "name"),
+    [(Centred(), "collate.mean"), (CentredByATensor(), "collate.mean"), (centred, "collate's MEAN")],
+)
+def test_a_running_mean_that_collate_keeps_is_named_with_its_place(collate, name):
+    """Each process would have that of the batches which it loaded."""
+    found = refused(Images(), collate=collate)
+    assert f"found that {name} was changed while samples were loaded" in found
+    assert "add it up by step.sum and keep it in elastic.Values" in found
