@@ -32,7 +32,7 @@ from elastic.data.stale_copies import Attribute, Attributes
 from elastic.errors import UsageError
 from elastic.train.dataset_contents import DatasetContents, is_record, written_by_loading
 from elastic.train.dataset_settings import is_kept
-from elastic.train.module_attributes import Address, ModuleAttributes
+from elastic.train.module_attributes import CLASS, Address, ModuleAttributes
 from elastic.train.module_settings import ModuleSettings, assigned
 from elastic.train.object_marks import containers, leaves, storage_of
 from elastic.train.state import State
@@ -50,9 +50,9 @@ class BodyChanges:
     """Call `before_loop` once, the next ones in each step, and the others where they say.
 
     They give the names of what the body sets, as far as it is new and a process that begins at this
-    step would lack it, and raise UsageError where that is contents of the dataset, or tensors of a
-    module that no method of it sets. of_loading:
-    names of what loading was seen to change in the dataset, in any step.
+    step would lack it, and raise UsageError where that is contents of the dataset, tensors of a
+    module that no method of it sets, or its class. of_loading: names of what loading was seen to
+    change in the dataset, in any step.
     """
 
     state: State
@@ -181,6 +181,8 @@ class BodyChanges:
             value = self._value(name)
             if name.startswith(_OF_DATA) and (isinstance(value, _CONTENTS) or is_record(value)):
                 raise UsageError(_refusal(name, value, step))
+            if name.endswith(f".{CLASS}") and name.rpartition(".")[0] not in names:
+                raise UsageError(_refusal_of_class(name, value, step))
             if _has_tensors(value) and self._is_the_loops(name):
                 raise UsageError(_refusal_of_attribute(name, value, step))
         return [name for name in found if not is_kept(self._value(name))]
@@ -236,6 +238,15 @@ def _refusal_of_attribute(name: str, value: Any, step: int) -> str:
         f"step {step}: the loop has set {name}, a {type(value).__name__}, in some steps and not in others, and no state_dict has a plain attribute: a process "
         f"that restarts in between would compute with what the script builds. Make it a buffer before the loop, {path}.register_buffer({attribute!r}, ...), and "
         "change that in the loop; or keep it in elastic.Values(name=...), which goes into the State, and set it from there in each step"
+    )
+
+
+def _refusal_of_class(name: str, kind: Any, step: int) -> str:
+    path = name.rpartition(".")[0]
+    return (
+        f"step {step}: the loop has given {path} another class, {kind.__qualname__}, in some steps and not in others, and no state_dict has the class of a module: "
+        "a process that restarts in between would compute with what the script builds. Build the module with that class before the loop; or write one class "
+        "whose forward goes by a number of the module, which is saved with the State"
     )
 
 

@@ -195,6 +195,8 @@ class LoopMemory:
                 walk.enter(name, value, replace(FREE, plain=Weight.NONE), owner=_owner(value))
         for name, value in variables.targets:
             walk.enter(name, value, FREE, owner="iterator")
+        for patch in variables.patches:
+            walk.note_patch(patch)
         for name, value in variables.on_errors:
             walk.enter(name, value, FREE.at_most(Weight.SAID))
         collate = self.settings.collate

@@ -10,7 +10,7 @@ reads where a step computes something; or, in data-loading processes, ahead of t
 
 import builtins
 import sys
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from inspect import CO_OPTIMIZED
@@ -36,6 +36,7 @@ from elastic.train.own_code import (
     is_own_file,
     rewritten_attributes,
 )
+from elastic.train.patched import Patch, Target, patches, targets
 
 MANY_OBJECTS = 5_000
 MANY_ITEMS = 1000  # of one container
@@ -60,6 +61,7 @@ class LoopVariables:
     variables of its frames. read_by_functions: the names that functions read which the script
     names. read_by_loading: variables that code which loads samples reads, and attributes, with a
     dot before them. iterated: variables and attributes that the loop or its functions iterate.
+    patches: attributes of modules and classes that the loop assigns.
     """
 
     carried: Named = field(default_factory=list)
@@ -73,6 +75,7 @@ class LoopVariables:
     read_by_functions: set[str] = field(default_factory=set)
     read_by_loading: set[str] = field(default_factory=set)
     iterated: set[str] = field(default_factory=set)
+    patches: list[Patch] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,7 @@ class _Analysis:
 
     spaces: of the modules whose variables were looked at. named: for each variable what stood for
     the functions that it names. unset: global variables that functions read and that had no value.
+    targets: what functions assign, by the module whose variables they name.
     """
 
     live: Live
@@ -98,6 +102,7 @@ class _Analysis:
     read_by_functions: frozenset[str]
     read_by_loading: frozenset[Variable]
     attributes_of_loading: frozenset[str]
+    targets: dict[str, frozenset[Target]]
     spaces: dict[str, dict[str, Any]]
     named: dict[Variable, object]
     unset: set[Variable]
@@ -154,6 +159,9 @@ def _add(
     found.read_by_functions |= analysis.read_by_functions
     found.read_by_loading |= {name for name, _ in names.values(analysis.read_by_loading)}
     found.read_by_loading |= {f".{name}" for name in analysis.attributes_of_loading}
+    assigned = {names.module: targets(frame.f_code)}, analysis.targets
+    for module, those in chain.from_iterable(map(dict.items, assigned)):
+        found.patches += patches(those, ChainMap(names.own, names.spaces[module]))
 
 
 class _Names:
@@ -167,6 +175,7 @@ class _Names:
         self.assigned: set[str] = set()
         self.rewritten: set[str] = set()
         self.iterated: set[str] = set()
+        self.targets: dict[str, frozenset[Target]] = {}
         if frame.f_code.co_flags & CO_OPTIMIZED:
             seen = frame.f_locals
             is_recipes = sys.getrefcount(seen) > _REFERENCES
@@ -192,6 +201,7 @@ class _Names:
             read_by_functions=frozenset(self.read_by_functions),
             read_by_loading=frozenset(of_loading),
             attributes_of_loading=self._attributes_read((LOADING, *of_loading)),
+            targets=self.targets,
             spaces={name: space for name, space in self.spaces.items() if name},
             named={each: self.stands_for(each) for each in seen},
             unset=self._unset,
@@ -261,6 +271,8 @@ class _Names:
             space = function.__globals__
             module = str(space.get("__name__", ""))
             self.spaces.setdefault(module, space)
+            if assigned := targets(function.__code__):
+                self.targets[module] = self.targets.get(module, frozenset()) | assigned
             for name in globals_needed(function.__code__):
                 if name not in space and not hasattr(builtins, name):
                     self._unset.add(Variable(module, name))

@@ -8,7 +8,7 @@ a change.
 No reading keeps alive what a forward leaves in an attribute, and with it the graph of a step.
 
 Torch's own parts of a module (parameters, buffers, submodules, its mode) do not count, but for its
-hooks. A module that takes the place of another one does.
+hooks. A module that takes the place of another one does, and its class.
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from elastic.data.stale_copies import Attribute, Attributes
 from elastic.train import structure
 from elastic.train.structure import Items
 
+CLASS = "__class__"
 _HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks"})
 _ITSELF = bool, int, float, str, nn.Module
 _PLAIN = frozenset({bool, int, float, str, type(None)})
@@ -57,25 +58,26 @@ class _Reading:
     attributes: Attributes
 
     def is_current(self) -> bool:
-        return self.all.are([vars(self.module)])
+        return self.all.are([self.module])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _All:
-    """All attributes of some modules.
+    """All attributes of some modules, and their classes.
 
     hooks: dicts of them, with their sizes. others: by place, what stands for values that are not
     kept, and their versions.
     """
 
+    kinds: list[type]
     kept: Items
     hooks: list[Any]
     sizes: list[int]
     others: list[tuple[int, Any, int]]
 
     @classmethod
-    def of(cls, dicts: list[dict[str, Any]]) -> "_All":
-        items, others = Items.of(dicts), []
+    def of(cls, modules: list[nn.Module]) -> "_All":
+        items, others = Items.of(list(map(vars, modules))), []
         for place in [place for place, name in enumerate(items.names) if name not in _OF_TORCH]:
             value = items.values[place]
             standing = standing_for(value)
@@ -83,10 +85,18 @@ class _All:
                 others.append((place, standing, stale_copies.version_of(value)))
                 items.values[place] = None
         hooks = [value for name, value in zip(items.names, items.values, strict=True) if name in _HOOKS]
-        return cls(kept=items, hooks=hooks, sizes=list(map(len, hooks)), others=others)
+        return cls(
+            kinds=list(map(type, modules)),
+            kept=items,
+            hooks=hooks,
+            sizes=list(map(len, hooks)),
+            others=others,
+        )
 
-    def are(self, dicts: list[dict[str, Any]]) -> bool:
-        now = Items.of(dicts)
+    def are(self, modules: list[nn.Module]) -> bool:
+        if not structure.same(list(map(type, modules)), self.kinds):
+            return False
+        now = Items.of(list(map(vars, modules)))
         if now[:2] != self.kept[:2] or list(map(len, self.hooks)) != self.sizes:
             return False
         for place, standing, version in self.others:
@@ -117,7 +127,8 @@ class ModuleAttributes:
         )
         if not (is_same and self._has_same_modules()):
             return self._read_all(roots)
-        if self._all.are([vars(reading.module) for reading in self._readings]):
+        modules = [reading.module for reading in self._readings]
+        if self._all.are(modules):
             return []
         names = []
         for index, reading in enumerate(self._readings):
@@ -127,7 +138,7 @@ class ModuleAttributes:
                 for name in reading.attributes:
                     self.now.pop(name, None)
                 self.now |= new.attributes
-        self._all = _All.of([vars(reading.module) for reading in self._readings])
+        self._all = _All.of(modules)
         return names
 
     def _has_same_modules(self) -> bool:
@@ -141,18 +152,18 @@ class ModuleAttributes:
             for path, module in root.named_modules(prefix=entry)
         ]
         self._children = Items.of([_children_of(reading.module) for reading in self._readings])
-        self._all = _All.of([vars(reading.module) for reading in self._readings])
+        self._all = _All.of([reading.module for reading in self._readings])
         before = self.now
         self.now = {name: each for reading in self._readings for name, each in reading.attributes.items()}
         return stale_copies.changed(before, self.now)
 
 
 def _read(path: str, module: nn.Module) -> _Reading:
-    attributes = {path: Attribute(module, 0)}
+    attributes = {path: Attribute(module, 0), f"{path}.{CLASS}": Attribute(type(module), 0)}
     for name, value in vars(module).items():
         if name not in _OF_MODULES:
             attributes[f"{path}.{name}"] = Attribute(standing_for(value), stale_copies.version_of(value))
-    return _Reading(path=path, module=module, all=_All.of([vars(module)]), attributes=attributes)
+    return _Reading(path=path, module=module, all=_All.of([module]), attributes=attributes)
 
 
 def _children_of(module: nn.Module) -> dict[str, nn.Module | None]:

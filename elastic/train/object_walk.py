@@ -51,6 +51,7 @@ from elastic.train.object_parts import (
     of_tensor,
 )
 from elastic.train.own_code import attributes, attributes_of, is_own_class, updated_attributes
+from elastic.train.patched import Patch
 from elastic.train.values import Values
 
 MANY_OBJECTS = 50_000
@@ -262,6 +263,17 @@ class Walk:
         known = self.marks.get(path)
         if known is None or (known.kind is Kind.PLAIN and isinstance(known.value, _Chosen)):
             self.marks[path] = Mark(kind=Kind.PLAIN, value=_Chosen(id(thing)), rules=FREE)
+
+    def note_patch(self, patch: Patch) -> None:
+        """A function that the loop puts into a library changes what every process computes."""
+        if patch.is_code or patch.value is None:
+            rules = STRICT if patch.is_of_library else FREE
+            value = _Chosen(id(patch.chosen))
+            self.marks.setdefault(
+                patch.name, Mark(kind=Kind.PLAIN, value=value, rules=rules, owner="library")
+            )
+        else:
+            self.enter(patch.name, patch.value, FREE.at_most(Weight.SAID))
 
     def _note_choice(self, path: str, chosen: object, place: Place) -> None:
         """Which object or function is in a place: it may be another one later."""

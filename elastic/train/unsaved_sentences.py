@@ -22,6 +22,7 @@ _ADVICE: dict[Kind | str, str] = {
     "each step before it is read; or compute it from step.number",
     "in an iterator": "a generator's variables cannot be saved: keep the number in elastic.Values(name=number), which goes into the State, or compute it from "
     "step.number",
+    "library": "replace it before the loop, as every process does then; or, for some calls alone, put it back in the same step",
     "optimizer": "keep it in optimizer.state[parameter], which an optimizer's state_dict saves",
     "buffer": "register the buffer with persistent=True",
     "attribute": "make it a buffer, by self.register_buffer, and update it in the loop",

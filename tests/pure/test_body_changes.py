@@ -224,6 +224,32 @@ REFUSED = {
 }
 
 
+def other_class(recipe):
+    recipe.net.layers[1].__class__ = nn.Tanh
+
+
+@pytest.mark.parametrize("moment", ["head", "tail"])
+@pytest.mark.parametrize(("step", "kept"), [(6, []), (LATE, [LATE])])
+def test_a_class_that_the_body_gives_a_module_is_refused_by_name(moment, step, kept):
+    """The module stays the same object, and its attributes too."""
+    with pytest.raises(UsageError, match=r"step \d+: the loop has given net\.layers\.1 another class, Tanh"):
+        play(case(**{moment: at(step, other_class)}), steps=LATE, kept=kept)
+
+
+def test_a_class_that_a_forward_gives_is_left_alone():
+    """As a lazy layer does, which takes its final class in its first forward."""
+    assert play(case(forward=at(2, other_class))) == {}
+
+
+def test_a_layer_that_is_swapped_a_second_time_by_one_of_another_class_is_not_refused():
+    recipe = case(
+        head=lambda r, s: (
+            r.net.layers.__setitem__(1, {4: nn.Sigmoid, 7: nn.Tanh}[s]()) if s in (4, 7) else None
+        )
+    )
+    assert play(recipe) == {4: ["net.layers.1"]}
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_contents_of_the_dataset_that_the_body_sets_are_refused(name):
     """A process that begins in between would load other samples."""

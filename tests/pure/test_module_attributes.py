@@ -38,6 +38,7 @@ def twin(roots):
     for entry, root in roots.items():
         for path, module in root.named_modules(prefix=entry):
             found[path] = Attribute(module, 0)
+            found[f"{path}.__class__"] = Attribute(type(module), 0)
             for name, value in vars(module).items():
                 if name not in module_attributes._OF_MODULES:
                     found[f"{path}.{name}"] = Attribute(standing_for(value), stale_copies.version_of(value))
