@@ -98,14 +98,14 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
     def begin() -> None:
         contract.begin_step(next(numbers), lambda: None)
         contract.begin_computation(None)
-        gradients._layout = gradients._current_layout()  # noqa: SLF001
+        gradients._layout = gradients._current_layout([])  # noqa: SLF001
 
     def computed() -> None:
         for parameter, grad in grads.items():
             parameter.grad = grad
 
     def end() -> None:
-        contract.end_computation(gradients.parameters, [1.0])
+        contract.end_computation([1.0])
         contract._before(of.optimizer)  # noqa: SLF001 - as torch calls it before an update
         contract._updated(of.optimizer)  # noqa: SLF001 - and after it
         contract.end_step()

@@ -31,6 +31,9 @@ class Trained(Protocol):
     def required(self) -> list[nn.Parameter]:
         """Those that require a gradient now, in a list that never changes."""
 
+    def others(self) -> Sequence[nn.Parameter]:
+        """Parameters that no optimizer updates and that require a gradient now, in one order."""
+
     def name_of(self, parameter: nn.Parameter) -> str: ...
 
     def accumulated_outside(self, parameter: nn.Parameter) -> None:
@@ -93,11 +96,7 @@ class Bucket:
                 "but a hook took it away or replaced it, as an optimizer does that steps inside backward; a shard's gradient is "
                 "only a part: call the optimizer after step.mean_loss(...) or step.backward(...)"
             )
-        if gradient.layout is not torch.strided:
-            raise UsageError(
-                f"expected a dense gradient of {self._names.name_of(parameter)}, found a sparse one, which is not summed over shards; "
-                "build the layer without sparse=True (nn.Embedding, nn.EmbeddingBag) and take an optimizer for dense gradients"
-            )
+        gradient = dense(parameter, self._names)
         if not waits and gradient is not view:
             view.copy_(gradient)
             parameter.grad = view
@@ -158,6 +157,18 @@ class Bucket:
         left.add_(right)
         self._free.append(right)
         return left
+
+
+def dense(parameter: nn.Parameter, names: Trained) -> Tensor:
+    """Its gradient. Raises UsageError for a sparse one."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.layout is not torch.strided:
+        raise UsageError(
+            f"expected a dense gradient of {names.name_of(parameter)}, found a sparse one, which is not summed over shards; "
+            "build the layer without sparse=True (nn.Embedding, nn.EmbeddingBag) and take an optimizer for dense gradients"
+        )
+    return gradient
 
 
 def cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

@@ -14,6 +14,11 @@ undisturbed one sums. Parameters that come and go cost nothing once their layout
 
 A parameter that no shard on any rank used keeps `.grad = None`, as in plain PyTorch. A zero instead
 would let weight decay and momentum change it.
+
+Parameters that no optimizer holds may be updated by the recipe itself, or be those of a copy that
+never has a gradient, which would double what is exchanged. So one of them gets a place in a bucket
+once a backward has reached it on any rank. In that first computation its shards' gradients are kept
+apart, and summed when all ranks know of it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from elastic.reduce.bucket import Bucket, Show, Trained, cut, groups
+from elastic.reduce.bucket import Bucket, Show, Trained, cut, dense, groups
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.tree import pairs
 
@@ -35,12 +40,19 @@ IDLE_COMPUTATIONS = 16
 
 
 class Layout:
-    """A set of parameters that is summed in one computation, cut into buckets."""
+    """A set of parameters that is summed in one computation, cut into buckets.
 
-    def __init__(self, parameters: list[nn.Parameter], names: Trained) -> None:
-        self.parameters = parameters
-        self.dtypes = [p.dtype for p in parameters]
-        self.buckets = [Bucket(group, names) for group in groups(parameters)]
+    trained: in buckets of their own, which come first. joined: others.
+    """
+
+    def __init__(self, trained: list[nn.Parameter], names: Trained, joined: list[nn.Parameter]) -> None:
+        self.trained = trained
+        self.joined = joined
+        self.parameters = [*trained, *joined]
+        self.dtypes = [p.dtype for p in self.parameters]
+        of_trained = groups(trained)
+        self.trained_buckets = len(of_trained)
+        self.buckets = [Bucket(group, names) for group in (*of_trained, *groups(joined))]
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         self.last_used = 0  # the number of the computation
         # Its first backward shows which gradients come in parts. Until then no bucket is sent
@@ -63,7 +75,11 @@ class Gradients:
         self._show: Show | None = None
         self._is_paused = False
         self._layouts: dict[object, Layout] = {}
-        self._layout = Layout([], trained)
+        self._layout = Layout([], trained, [])
+        self._joined: dict[nn.Parameter, None] = {}  # others that a backward has reached
+        self._late: list[nn.Parameter] = []  # others, of this computation, that none had reached
+        self._late_parts: dict[nn.Parameter, dict[int, Tensor]] = {}  # by shard
+        self._shard = 0  # whose backward runs
         self._computations = 0
         self._is_last = False  # inside the backward of the last own shard, which sends buckets
         self._next = 0
@@ -77,8 +93,13 @@ class Gradients:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Those of the computation that was begun last: trained ones that require a gradient."""
-        return self._layout.parameters
+        """Those of the computation that was begun last, which require a gradient."""
+        return [*self._layout.parameters, *self._late]
+
+    @property
+    def trained_buckets(self) -> int:
+        """How many of the buckets, the first, hold parameters that optimizers update."""
+        return self._layout.trained_buckets
 
     def begin_step(self, shown: int | None = None, show: Show | None = None) -> None:
         """Before the first backward of a computation: no parameter has a gradient any more.
@@ -88,7 +109,11 @@ class Gradients:
         """
         self._pairs = pairs(self._exchange.own_shards, shown)
         self._shown, self._show = () if shown is None else (shown,), show
-        self._layout = self._current_layout()
+        others = self._trained.others()
+        self._late = [p for p in others if p not in self._joined]
+        self._late_parts = {}
+        self._watch(self._late)
+        self._layout = self._current_layout([p for p in others if p in self._joined])
         for parameter in self.parameters:
             parameter.grad = None
         for bucket in self._layout.buckets:
@@ -99,7 +124,7 @@ class Gradients:
 
     def begin_without(self) -> None:
         """A computation without gradients, which leaves `.grad` alone."""
-        self._layout, self._sums = Layout([], self._trained), []
+        self._layout, self._sums, self._late = Layout([], self._trained, []), [], []
 
     def before_backward(self, shard: int) -> None:
         """Before the backward of one own shard; shards come in order."""
@@ -108,7 +133,7 @@ class Gradients:
             if is_first:
                 bucket.begin_pair()
             bucket.begin_shard(is_second=not is_first)
-        self._is_open = True
+        self._is_open, self._shard = True, shard
         self._is_last = shard == self._exchange.own_shards[-1]
 
     def after_backward(self, shard: int) -> None:
@@ -133,6 +158,28 @@ class Gradients:
         """float64 [parameters]: 1 where this rank's shards gave a gradient, else 0."""
         return torch.tensor([p in self._used for p in self.parameters], dtype=torch.float64)
 
+    def add_late(self, used: Tensor) -> None:
+        """Sum the gradients of parameters that were reached for the first time, into `.grad`.
+
+        used: as for `assign`. Every rank calls it. Raises PeerLost.
+        """
+        flags = used[len(self._layout.parameters) :].tolist()
+        reached = [p for p, count in zip(self._late, flags, strict=True) if count]
+        for group in groups(reached):
+            of_shards = {
+                shard: torch.cat([self._late_part(p, shard) for p in group])
+                for shard in self._exchange.own_shards
+            }
+            total = self._exchange.sum_shards(of_shards, "gradients that came for the first time")
+            for parameter, view in zip(group, cut(total, group), strict=True):
+                parameter.grad = view
+        self._joined.update(dict.fromkeys(reached))
+        self._late_parts = {}
+
+    def _late_part(self, parameter: nn.Parameter, shard: int) -> Tensor:
+        found = self._late_parts.get(parameter, {}).get(shard)
+        return torch.zeros_like(parameter).view(-1) if found is None else found.reshape(-1)
+
     def wait(self) -> list[Tensor]:
         """The summed flat vector of each bucket, once all are there.
 
@@ -145,7 +192,7 @@ class Gradients:
 
         used: [parameters], the sum of all ranks' `used()`; where it is 0, `.grad` becomes None.
         """
-        counts = dict(zip(self.parameters, used.tolist(), strict=True))
+        counts = dict(zip(self.parameters, used.tolist(), strict=True))  # with late ones
         for parameter, view in self._of_parameters(flats):
             parameter.grad = view if counts[parameter] else None
 
@@ -174,18 +221,19 @@ class Gradients:
         for bucket, flat in zip(self._layout.buckets, flats, strict=True):
             yield from zip(bucket.parameters, cut(flat, bucket.parameters), strict=True)
 
-    def _current_layout(self) -> Layout:
-        """That of the parameters which are trained now."""
+    def _current_layout(self, joined: list[nn.Parameter]) -> Layout:
+        """That of the parameters which are trained now. joined: of the others."""
         parameters = self._trained.required()
-        dtypes = [p.dtype for p in parameters]
+        dtypes = [p.dtype for p in (*parameters, *joined)]
         layout = self._layout
-        if layout.parameters is not parameters or layout.dtypes != dtypes:
+        has_same = layout.trained is parameters and list(map(id, layout.joined)) == list(map(id, joined))
+        if not has_same or layout.dtypes != dtypes:
             # A layout refers to its parameters, so that no other one can get the id of one of them.
-            key = tuple(map(id, parameters)), tuple(dtypes)
+            key = tuple(map(id, parameters)), tuple(map(id, joined)), tuple(dtypes)
             known = self._layouts.get(key)
-            layout = self._layouts[key] = known or Layout(parameters, self._trained)
+            layout = self._layouts[key] = known or Layout(parameters, self._trained, joined)
             if known is None:
-                self._watch(parameters)
+                self._watch(layout.parameters)
         self._computations += 1
         layout.last_used = self._computations
         self._forget_idle()
@@ -199,6 +247,7 @@ class Gradients:
         if idle:
             needed = {p for layout in self._layouts.values() for p in layout.parameters}
             needed.update(self._trained.trained())
+            needed.update(self._late)
             for parameter in self._hooks.keys() - needed:
                 self._hooks.pop(parameter).remove()
 
@@ -220,6 +269,9 @@ class Gradients:
         if self._is_paused:
             return
         bucket = self._layout.bucket_of.get(parameter) if self._is_open else None
+        if bucket is None and self._is_open and any(parameter is each for each in self._late):
+            self._keep_late(parameter)
+            return
         if bucket is None:
             self._trained.accumulated_outside(parameter)
             return
@@ -232,6 +284,15 @@ class Gradients:
             if bucket.missing or bucket.repeated:
                 return
             self._send()
+
+    def _keep_late(self, parameter: nn.Parameter) -> None:
+        """One shard's gradient, or a part of it, which is added to the parts before."""
+        gradient, parameter.grad = dense(parameter, self._trained), None
+        of_shards = self._late_parts.setdefault(parameter, {})
+        before = of_shards.get(self._shard)
+        # The copy lies as the parameter's numbers are cut from a bucket.
+        of_shards[self._shard] = gradient.clone() if before is None else before + gradient
+        self._used.add(parameter)
 
     def _send(self) -> None:
         bucket = self._layout.buckets[self._next]

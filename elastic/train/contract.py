@@ -12,12 +12,13 @@ from operator import not_
 from typing import Any
 from weakref import WeakMethod
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from elastic.errors import UsageError
 from elastic.train.forward_changes import ForwardChanges
+from elastic.train.loose_gradients import LooseGradients
 from elastic.train.state import State
 from elastic.train.state_mark import mark_of
 from elastic.train.structure import Parts
@@ -38,6 +39,8 @@ class Contract:
         self._global_batch = global_batch
         self._shards = shards
         self._unused = UnusedGradients()
+        sizes = f"elastic.start(global_batch={2 * global_batch}, shards={2 * shards}) for k = 2"
+        self._loose = LooseGradients(state.name_of, sizes)
         self._unsaved = Unsaved(state)
         self._unsaved.check_parameters(state.trained)
         self._unsaved.check_schedules()
@@ -51,13 +54,12 @@ class Contract:
         # In the computation that was begun last; the second without those that are frozen.
         self._trained: list[nn.Parameter] = []
         self._required: list[nn.Parameter] = []
+        self._held: list[nn.Parameter] = state.held  # of the trained ones, by optimizers of torch
+        self._loose_ones: list[nn.Parameter] = []  # that require a gradient, and that none of them holds
         self._parts: Parts | None = None  # of the state, where it was begun
         self._mark: list[Any] = []  # of the state where the step began
-        # Parameters that no optimizer updates, with their gradients at the computation's beginning.
-        self._idle: list[tuple[nn.Parameter, Tensor | None, int]] = []
+        self._others: list[nn.Parameter] = []  # that no optimizer updates, and that require one
         self._is_in_function = False
-        # Of step 1, those that no optimizer updates although backward gave them a gradient.
-        self.without_gradient: dict[nn.Parameter, None] = {}
 
     def trained(self) -> list[nn.Parameter]:
         """All that an optimizer of the state updates; within a computation the same."""
@@ -66,6 +68,10 @@ class Contract:
     def required(self) -> list[nn.Parameter]:
         """Those of them that require a gradient."""
         return self._required if self._is_computing else [p for p in self.trained() if p.requires_grad]
+
+    def others(self) -> list[nn.Parameter]:
+        """Parameters that no optimizer updates and that require a gradient, in the computation."""
+        return self._others
 
     def parts(self) -> Parts:
         """What the state consists of; within a computation the same."""
@@ -81,6 +87,8 @@ class Contract:
         self._unused.step = number
         if self._first_step is None:
             self._first_step = number
+            self._loose.begin_loop(self._state.parameters())
+        self._loose.step = number
 
     def end_step(self) -> None:
         """After the step's body: no gradient that an update has used is left for the next one.
@@ -88,7 +96,8 @@ class Contract:
         Raises UsageError where the body has put functions into a schedule, which no State saves.
         """
         self._unsaved.check_functions(self._unused.step)
-        self._unused.drop_used(self._trained or self._state.trained)
+        self._loose.end_step()
+        self._unused.drop_used(self._held)
 
     def has_same_mark(self) -> bool:
         """Whether the step's body has left the state as it was, as far as its mark tells."""
@@ -106,11 +115,17 @@ class Contract:
         require = [p.requires_grad for p in self._trained]
         frozen = [] if all(require) else list(compress(self._trained, map(not_, require)))
         self._required = list(compress(self._trained, require)) if frozen else self._trained
-        self._idle = [(p, p.grad, _version(p.grad)) for p in idle if p.requires_grad]
+        self._others = [p for p in idle if p.requires_grad]
         self._is_computing = True
         if self._trained is not before:  # or the modules have other parameters
             self._unsaved.check_parameters(self._trained)
-        parameter = self._unused.replace(self._trained, frozen)
+        self._held = self._state.held
+        held = set(map(id, self._held))
+        self._loose_ones = [
+            *(() if len(held) == len(self._trained) else (p for p in self._required if id(p) not in held)),
+            *self._others,
+        ]
+        parameter = self._unused.replace(self._held, [p for p in frozen if id(p) in held])
         if parameter is not None:
             batch, shards = self._global_batch, self._shards
             raise UsageError(
@@ -119,27 +134,15 @@ class Contract:
                 f"elastic.start(global_batch={2 * batch}, shards={2 * shards}) for k = 2; return the sum of two losses from one function; "
                 "and to drop gradients on purpose, call optimizer.zero_grad()"
             )
+        self._loose.begin(self._loose_ones)
 
-    def end_computation(self, parameters: Sequence[nn.Parameter], gradient_norms: Sequence[float]) -> None:
-        """These parameters have the gradients of all shards in `.grad`.
-
-        Parameters that no optimizer updates got those of this rank's shards alone: they go, lest
-        the recipe takes a norm over them. Raises UsageError where they were added to gradients of
-        the recipe's own.
-        """
+    def end_computation(self, gradient_norms: Sequence[float]) -> None:
+        """All parameters have the gradients of all shards in `.grad`."""
         self._is_computing = False
-        for parameter, gradient, version in self._idle:
-            if parameter.grad is not gradient or _version(gradient) != version:
-                if gradient is not None:
-                    raise UsageError(
-                        f"step {self._unused.step}: {self.name_of(parameter)} had a gradient of the recipe's own, and this computation added to it; it "
-                        "is no parameter of an optimizer of the State, so that the shards' gradients are not summed: give it to an optimizer, "
-                        "freeze it by requires_grad_(False), or set its gradient to None before"
-                    )
-                parameter.grad = None
-                if self._unused.step == 1:
-                    self.without_gradient[parameter] = None
-        self._unused.computed(parameters, is_finite=all(map(math.isfinite, gradient_norms)))
+        is_whole = len(self._required) == len(self._trained)
+        required = self._held if is_whole else [p for p in self._held if p.requires_grad]
+        self._loose.end(self._loose_ones)
+        self._unused.computed(required, is_finite=all(map(math.isfinite, gradient_norms)))
 
     @contextmanager
     def forward(self, parts: Parts | None = None) -> Iterator[None]:
@@ -167,7 +170,8 @@ class Contract:
                 "is returned; for gradients as numbers use torch.autograd.grad(...)"
             )
         if not self._is_computing:
-            self._unused.gained(parameter)
+            is_held = any(parameter is each for each in self._held)
+            (self._unused if is_held else self._loose).gained(parameter)
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -181,10 +185,6 @@ class Contract:
         self._unused.updated(optimizer)
         step = self._unused.step
         self._unsaved.check_update(optimizer, step, self._first_step or step)
-
-
-def _version(gradient: Tensor | None) -> int:
-    return 0 if gradient is None else gradient._version  # noqa: SLF001 - autograd's count of changes
 
 
 def _call_weakly(method: Callable[[Optimizer], None]) -> Callable[[Optimizer, Any, Any], None]:

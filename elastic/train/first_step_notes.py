@@ -5,29 +5,14 @@ buffer is a running average, cannot be known. A module's own backward hooks are 
 only look.
 """
 
-from collections.abc import Iterable
-
-from torch import nn
-
 from elastic.train.state import State
 
 _NAMED = 3
 
 
-def notes(
-    state: State, averaged: list[str], shards: int, without_gradient: Iterable[nn.Parameter] = ()
-) -> list[str]:
-    """Sentences. averaged: names of the buffers that became a mean of different values.
-
-    without_gradient: parameters that a backward reached and no optimizer updates.
-    """
-    found = []
-    if idle := [state.name_of(p) for p in without_gradient]:
-        found.append(
-            f"{_listed(idle)}: no optimizer of the State updates it, so that the shards' gradients are not summed for it and .grad is None, where plain "
-            "PyTorch would fill it. A norm over all parameters of the model (clip_grad_norm_) leaves it out: freeze it by requires_grad_(False), or "
-            "give it to an optimizer of the State"
-        )
+def notes(state: State, averaged: list[str], shards: int) -> list[str]:
+    """Sentences. averaged: names of the buffers that became a mean of different values."""
+    found = list[str]()
     if shards == 1:
         return found
     hooked = [state.name_of(p) for p in state.trained if p._backward_hooks]  # noqa: SLF001 - no public name

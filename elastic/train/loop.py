@@ -333,8 +333,7 @@ class Loop:
         return saved
 
     def _say_notes(self, step: Step) -> None:
-        averaged, idle = list(dict.fromkeys(step.averaged)), self._of_steps.contract.without_gradient
-        for note in notes(self._parts.state, averaged, step.shards, idle):
+        for note in notes(self._parts.state, list(dict.fromkeys(step.averaged)), step.shards):
             self.say(note)
             if self._parts.trace is not None:
                 self._parts.trace.note(note)

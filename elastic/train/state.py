@@ -64,7 +64,10 @@ class State:
         self._shapes: dict[str, tuple[int, ...]] | None = None  # of modules' tensors; likewise
         self._structure = StructureReader(objects)
         self._tree = structure.Tree()
-        self._updated: list[nn.Parameter] = []  # by optimizers, when they were last asked for
+        # By optimizers of torch, and of the recipe's own, when they were last asked for.
+        self._updated: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
+        # Of the trained ones, those that an optimizer of torch holds, likewise. Do not change it.
+        self.held: list[nn.Parameter] = []
         # What `trained_and_idle` made of that, and of the modules' parameters.
         self._trained: tuple[dict[int, nn.Parameter], list[nn.Parameter], list[nn.Parameter]] = {}, [], []
 
@@ -85,6 +88,11 @@ class State:
         among the objects, all parameters. Those of an EMA copy are not among them.
         """
         return self.trained_and_idle()[0]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Of the modules, each once, and those that optimizers update beside them."""
+        trained, idle = self.trained_and_idle()
+        return [*trained, *idle]
 
     def submodules(self) -> list[nn.Module]:
         """The modules and all inside them, each once. Do not change the list."""
@@ -107,15 +115,19 @@ class State:
         """
         parts = parts or self.parts()
         owned = self._tree.parameters(parts.parameters)
-        updated: list[nn.Parameter] = []
+        held: list[nn.Parameter] = []
+        by_objects: list[nn.Parameter] = []
         for thing in parts.held:
             if isinstance(thing, torch.optim.Optimizer):
-                updated += chain.from_iterable(group["params"] for group in thing.param_groups)
+                held += chain.from_iterable(group["params"] for group in thing.param_groups)
             elif isinstance(thing, nn.Parameter):
-                updated.append(thing)
+                by_objects.append(thing)
+        updated = held, by_objects
         known, trained, idle = self._trained
-        if known is not owned or not structure.same(updated, self._updated):
-            trained, idle = _trained_and_idle(owned, {id(p): p for p in updated})
+        if known is not owned or not all(map(structure.same, updated, self._updated)):
+            trained, idle = _trained_and_idle(owned, {id(p): p for p in (*held, *by_objects)})
+            names = frozenset(map(id, held))
+            self.held = [p for p in trained if id(p) in names]
             self._updated, self._trained = updated, (owned, trained, idle)
         return trained, idle
 

@@ -185,6 +185,8 @@ class Step:
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         # Those that reach parameters past the sums; d loss / d sum is left in `sum.grad`.
         direct = {p: p.grad for p in gradients.parameters if p.grad is not None}
+        for parameter in direct:
+            parameter.grad = None
         self._sums.fill_gradients()
         for batch in self._batches:
             heartbeat.enter(Phase.STEP)
@@ -202,7 +204,7 @@ class Step:
         # Equal on every rank: added once, after the sum over shards.
         for parameter, gradient in direct.items():
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-        self._parts.contract.end_computation(gradients.parameters, outcome.gradient_norms)
+        self._parts.contract.end_computation(outcome.gradient_norms)
 
     @public("step.mean_loss", is_of_all_ranks=True)
     def mean_loss(self, function: Callable[[Batch], Tensor], scaler: Scaler | None = None) -> float:
@@ -235,7 +237,7 @@ class Step:
         if self.audit is not None:
             self.audit.check_loss(function, self._passes, backward)
         outcome = self._finish(None, losses)
-        self._parts.contract.end_computation(gradients.parameters, outcome.gradient_norms)
+        self._parts.contract.end_computation(outcome.gradient_norms)
         return outcome.loss
 
     def end_by_hand(self) -> StepOutcome:

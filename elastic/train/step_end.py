@@ -51,15 +51,19 @@ class StepEnd:
         if parts.agreement is not None:
             parts.agreement.read(votes, undo=parts.buffers.load)
         parts.gradients.assign(flats, used)
+        with parts.heartbeat.waiting():
+            parts.gradients.add_late(used)
         if parts.buffers.found_changes(buffers):
             late = parts.buffers.contributions(self.buffers)
             with parts.heartbeat.waiting():
                 buffers = parts.exchange.sum_shards(late, "buffers that forward changed for the first time")
         self._check_integers(buffers)
+        # Of those that optimizers hold: the others come to buckets by what this process has seen.
+        trained = flats[: parts.gradients.trained_buckets]
         parts.buffers.end(buffers)
         return StepOutcome(
             loss=loss if loss is not None else loss_sum / parts.exchange.shards,
-            gradient_norms=tuple(float(torch.linalg.vector_norm(flat)) for flat in flats),
+            gradient_norms=tuple(float(torch.linalg.vector_norm(flat)) for flat in trained),
             requests=Requests(*(count > 0 for count in asked)),
         )
 

@@ -6,7 +6,8 @@ A gradient counts as used once an optimizer that has its parameter has made a st
 parameter was changed in place or got other memory. At the end of its step a used gradient goes: a
 process that takes over at the next step has none, and the recipe must not find it there either.
 
-It does not see an update through `.data`, which autograd does not count: such a recipe sets its
+This is of parameters that an optimizer of torch holds; loose_gradients.py has the others. It does
+not see an update of them through `.data`, which autograd does not count: such a recipe sets its
 gradients to zero itself, as it must in plain PyTorch.
 """
 

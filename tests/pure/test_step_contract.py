@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from elastic.errors import UsageError
-from elastic.train.first_step_notes import notes
 from elastic.train.state import State
 
 
@@ -346,35 +345,3 @@ def test_a_buffer_that_forward_registers_is_refused():
     net = Forward(register)
     with pytest.raises(UsageError, match="forward added or removed"):
         next(steps(ALONE, State(net=net))).mean_loss(loss_of(net))
-
-
-def norm_of_all(member):
-    """Only the last layer is in the optimizer; the recipe clips the norm over all layers."""
-    net = layers()
-    optimizer = torch.optim.SGD(net[2].parameters(), lr=0.1)
-    norms, state = [], State(net=net, optimizer=optimizer)
-    for step in steps(member, state):
-        step.mean_loss(loss_of(net))
-        (said,) = notes(state, [], 1, step._parts.contract.without_gradient)
-        assert said.startswith("net.0.weight, net.0.bias: no optimizer of the State updates it")
-        norms.append(nn.utils.clip_grad_norm_(net.parameters(), 1e-3).item().hex())
-        optimizer.step()
-    return [norms, net[0].weight.grad is None]
-
-
-def test_layers_that_no_optimizer_updates_get_no_gradient(ranks):
-    """Autograd gives them that of the rank's own shards, on which a norm over all would depend.
-    Plain PyTorch takes another norm there, so it is said.
-    """
-    alone = ranks.run(1, norm_of_all)
-    assert alone[0][1]
-    assert ranks.run(3, norm_of_all) == alone * 3
-
-
-def test_a_gradient_of_the_recipes_own_that_the_step_adds_to_is_refused():
-    """A module that the recipe updates by hand, from a backward of its own."""
-    net = layers()
-    step = next(steps(ALONE, State(net=net, optimizer=torch.optim.SGD(net[2].parameters(), lr=0.1))))
-    net[0].weight.square().sum().backward()
-    with pytest.raises(UsageError, match=r"net\.0\.weight had a gradient of the recipe's own"):
-        step.mean_loss(loss_of(net))
