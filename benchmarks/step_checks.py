@@ -136,6 +136,19 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
     return found
 
 
+def of_copies_s(of: Recipe) -> float:
+    """Seconds a step in which each shard gets the buffers that the step began with."""
+    buffers, modules = Buffers(of.state, SHARDS, torch.device("cpu")), of.state.submodules()
+
+    def copy() -> None:
+        buffers.begin(modules)
+        for _ in range(SHARDS):
+            buffers.load()
+            buffers.save()
+
+    return median_s(copy)
+
+
 def steps(memory: LoopMemory, spent_s: list[float], kept_s: list[float]) -> Iterator[int]:
     """Those of a run, each with its looks.
 
@@ -200,6 +213,7 @@ def checks() -> Table:
         "together": together_s,
         f"together, in the first {FIRST_STEPS} steps of a run": first_s,
         "a look at a snapshot, beside these": kept_s,
+        "copies of buffers for each shard, beside these": of_copies_s(of),
     }
     for name, seconds in (found | sums).items():
         table.add_row(name, f"{seconds * 1e6:.0f}", f"{seconds / STEP_S:.2%}")

@@ -44,11 +44,23 @@ def told_at_the_end(events: Events) -> str:
         f"; step {each.event.step} gave another result when it was done again, so that this need not be the result of an undisturbed run"
         for each in of_kind(events, ReplayDiffered)[-1:]
     )
-    names = began_again(events)
-    if not names:
-        return replays
+    if names := began_again(events):
+        replays += (
+            f"; at a restart {_listed(names)} began again as at the top of the script, since no State saves it: the result is that of an"
+            " undisturbed run only where it does not depend on it"
+        )
+    if late := _read_later(events):
+        replays += f"; {_listed(late)}, which the script reads after the loop, has only what the steps since the restart have set"
+    return replays
+
+
+def _read_later(events: Events) -> list[str]:
+    """Variables that only some steps set, if a process went on from a step's state."""
+    if not any(each.event.step for each in of_kind(events, Restored)):
+        return []
+    return unsaved(events).after_loop
+
+
+def _listed(names: list[str]) -> str:
     others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return (
-        f"{replays}; at a restart {', '.join(names[:_NAMED])}{others} began again as at the top of the script, since no State saves it: the result is that of an"
-        " undisturbed run only where it does not depend on it"
-    )
+    return f"{', '.join(names[:_NAMED])}{others}"

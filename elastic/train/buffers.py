@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from elastic.errors import UsageError
+from elastic.train.buffer_copies import BufferCopies
 from elastic.train.buffer_places import Place, check_assigned, check_caches
 from elastic.train.buffer_sums import BufferSums
 from elastic.train.opening_buffers import Contents, OpeningBuffers
@@ -49,7 +50,7 @@ class Buffers:
         self._moving: list[int] = []  # what each shard's forward may change, as indices into them
         self._still: list[int] = []
         self._moved: dict[int, Tensor] = {}  # large ones that a forward has changed, by id
-        self._sums = BufferSums([], shards, device)
+        self._sums, self._copies = BufferSums([], shards, device), BufferCopies([])
         self._opening = Contents(present=[], values=[], versions=[], assigned={})
         self._held = self._opening  # what memory has, if nothing has changed a buffer since
         self.length = 0  # numbers that a shard contributes to the end-of-step all-reduce
@@ -71,9 +72,11 @@ class Buffers:
             for place in self._openings.outside
             if place.opening is not None
         ]
+        values = list(self._openings.tensors)
+        self._copy([*self._still], values)
         self._opening = self._held = Contents(
             present=[place.opening for place in self._openings.places],
-            values=[tensor.detach().clone() for tensor in self._openings.tensors],
+            values=values,
             versions=[tensor._version for tensor in self._openings.tensors],  # noqa: SLF001 - autograd's count
             assigned={},
         )
@@ -88,6 +91,7 @@ class Buffers:
         ]
         self._moving = [i for i, moves in enumerate(is_moving) if moves]
         self._still = [i for i, moves in enumerate(is_moving) if not moves]
+        self._copies = BufferCopies([self._openings.tensors[i] for i in self._moving])
         self._sums = BufferSums([self._openings.tensors[i] for i in self._moving], self._shards, self._device)
         self.length = self._sums.length + 2 * len(self._still)
 
@@ -107,8 +111,7 @@ class Buffers:
         if assigned:
             check_assigned(self._openings.places, assigned, self._state)
         values = list(self._held.values)
-        for i in [*self._moving, *filter(self._has_changed, self._still)]:
-            values[i] = self._openings.tensors[i].detach().clone()
+        self._copy([*filter(self._has_changed, self._still)], values)
         self._held = Contents(
             present=present,
             values=values,
@@ -116,6 +119,14 @@ class Buffers:
             assigned={name: t.detach().clone() for name, t in assigned.items() if t is not None},
         )
         return self._held
+
+    def _copy(self, still: list[int], values: list[Tensor]) -> None:
+        """Put copies of what is there now among the values. still: which of those as well."""
+        tensors = self._openings.tensors
+        for i, copy in zip(self._moving, self._copies.take([tensors[i] for i in self._moving]), strict=True):
+            values[i] = copy
+        for i in still:
+            values[i] = tensors[i].detach().clone()
 
     def _has_changed(self, i: int) -> bool:
         """Whether this still buffer has another content than when it was last saved or loaded."""

@@ -284,7 +284,11 @@ def test_variables_of_the_loop_that_began_again_at_a_restart_are_named():
     assert summarise([*KILLED, *found], KILLED_STEPS)["began_again"] == ["best", "count"]
     calm = [each for each in KILLED if each.generation == 1]
     assert summarise([*calm, *found], KILLED_STEPS)["began_again"] == []
-    assert told_at_the_end([*KILLED, *found]).startswith("; at a restart best, count began again")
+    told = told_at_the_end([*KILLED, *found])
+    assert told.startswith("; at a restart best, count began again")
+    assert told.endswith(
+        "; loss, which the script reads after the loop, has only what the steps since the restart have set"
+    )
     assert told_at_the_end([*calm, *found]) == ""
 
 
