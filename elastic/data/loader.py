@@ -226,7 +226,8 @@ class Loader:
         return now
 
     def _attributes(self) -> stale_copies.Attributes:
-        return stale_copies.attributes_of(self.dataset, self.collate)
+        of_method = stale_copies.attributes_of_method(self.collate)
+        return stale_copies.attributes_of(self.dataset, self.collate) | of_method
 
     def _slices(self, shards: range, first_step: int) -> Iterator[Slice]:
         order = self.order

@@ -56,6 +56,25 @@ def attributes_of(dataset: Any, collate: Any = None) -> Attributes:
     return found
 
 
+def attributes_of_method(collate: Any) -> Attributes:
+    """What a method reads of its object, which is the loop's as well, by name of its class."""
+    if not isinstance(collate, MethodType) or type(getattr(collate.__self__, "__dict__", None)) is not dict:
+        return {}
+    kind, held = type(collate.__self__), vars(collate.__self__)
+    waiting: list[Any] = [collate.__func__]
+    names = set[str]()
+    while waiting:
+        made = waiting.pop()
+        new = set(getattr(getattr(made, "__code__", None), "co_names", ())) - names
+        names |= new
+        waiting += [getattr(kind, name, None) for name in sorted(new)]
+    return {
+        f"{kind.__name__}.{name}": Attribute(held[name], version_of(held[name]))
+        for name in sorted(names & held.keys())
+        if isinstance(held[name], _DATA)
+    }
+
+
 def changed(before: Attributes, now: Attributes) -> list[str]:
     """The names of what is not as it was, but for files and the like that were opened."""
     return [name for name in before | now if _is_other(before.get(name), now.get(name))]

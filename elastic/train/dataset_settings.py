@@ -92,6 +92,10 @@ class DatasetSettings:
         """The attributes of these names, as the script made them."""
         return {path: each.value for path, each in self._built.items() if path.rpartition(".")[2] in names}
 
+    def values(self) -> dict[str, Any]:
+        """What the attributes are now, by name."""
+        return {name: each.value for name, each in self._read().items()}
+
     def holders(self) -> list[Any]:
         """The objects whose numbers and words are kept: the dataset, and what is asked below it."""
         now = self._read()

@@ -28,7 +28,7 @@ from elastic.data import stale_copies
 from elastic.data.record import DataRecord
 from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
-from elastic.train import address_order, process_settings, structure
+from elastic.train import address_order, process_settings, read_ahead, structure
 from elastic.train.body_changes import BodyChanges
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.given_data import GivenData
@@ -78,6 +78,7 @@ class LoopMemory:
     _before: Look | None = None
     _began: int = 0  # steps that were done when the first look was taken
     _analyses: Analyses = field(default_factory=dict)
+    _read_ahead: dict[str, object] = field(default_factory=dict)
     _changing: dict[str, Standing] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
 
@@ -146,6 +147,7 @@ class LoopMemory:
         self._looks += 1
         self.given.look(min(passed + 1, self.last_step), frame)
         variables = loop_variables(frame, self._analyses, self._loading())
+        self._check_read_ahead(passed, variables)
         now = self._take(passed, variables)
         before, self._before = self._before, now
         if before is None:
@@ -170,6 +172,17 @@ class LoopMemory:
         holders = [each for each in self.settings.holders() if each is not None]
         held = [value for each in holders for value in getattr(each, "__dict__", {}).values()]
         return Loading(called=(self.settings.collate, *holders, *held), is_ahead=self.workers > 0)
+
+    def _check_read_ahead(self, passed: int, variables: LoopVariables) -> None:
+        """Raises UsageError for what processes that load samples read of the run, if it changed."""
+        if not self.workers:
+            return
+        read = {name: value for name, value in variables.carried if name in variables.read_by_loading}
+        now = read_ahead.marks_of(self.state, read | self.settings.values())
+        name = read_ahead.changed(self._read_ahead, now)
+        self._read_ahead |= now
+        if name:
+            raise UsageError(stale_copies.refusal(f"step {passed + 1}", name, self.workers))
 
     def _take(self, passed: int, variables: LoopVariables) -> Look:
         of_state = SavedLeaves(self.state.objects)

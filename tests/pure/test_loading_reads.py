@@ -145,6 +145,63 @@ data, collate = torch.utils.data.ConcatDataset(parts), None
     assert loop(parts, before=change + "; Samples.scale = step.number") == ("", set(), set())
 
 
+READ_AHEAD = {
+    "values": """
+values = elastic.Values(hard=0)
+class Samples(Samples):
+    def __getitem__(self, index):
+        return torch.ones(4) * values.hard
+data, collate = Samples(), None
+""",
+    "dataset.values": """
+values = elastic.Values(hard=0)
+data.values = values
+""",
+    "model": """
+values = elastic.Values(hard=0)
+def collate(samples):
+    return model(torch.stack(samples)).detach()
+""",
+    "step": """
+values = elastic.Values(hard=0)
+def collate(samples):
+    return torch.stack(samples) * step.number
+""",
+}
+
+
+@pytest.mark.parametrize("name", READ_AHEAD)
+def test_what_loading_processes_read_of_the_run_is_refused_where_it_changes(name):
+    """Saved objects and the step's number: a process that begins after a restart has others."""
+    text = LOOP.replace("collate=collate,", "collate=collate, values=values,")
+    text = text.replace("BEFORE", "values.hard = step.number").replace("AFTER", "update()")
+    for workers in (0, 2):
+        refused, _, _ = outcome(DATA + READ_AHEAD[name] + text.replace("WORKERS", str(workers)))
+        assert (f"the loop changed {name} and the data-loading processes" in refused) == bool(workers)
+
+
+class Trainer:
+    def __init__(self):
+        self.sigma, self.best = 0.1, 9.0
+
+    def scaled(self, samples):
+        return torch.stack(samples) * self.sigma
+
+    def collate(self, samples):
+        return self.scaled(samples)
+
+
+def test_what_a_method_that_collates_reads_of_its_object_is_refused_where_processes_load():
+    """The loop's other attributes of the same object may change."""
+    trainer = Trainer()
+    before = stale_copies.attributes_of_method(trainer.collate)
+    trainer.best = 1.0
+    stale_copies.check(before, stale_copies.attributes_of_method(trainer.collate), set(), 2, 1)
+    trainer.sigma = 0.5
+    with pytest.raises(UsageError, match=r"changed Trainer\.sigma, which was 0.1 and is 0.5, and the data-"):
+        stale_copies.check(before, stale_copies.attributes_of_method(trainer.collate), set(), 3, 1)
+
+
 NO_EFFECT = {
     "dataset": "data = Samples()",
     "collate": "collate = lambda samples: samples",
