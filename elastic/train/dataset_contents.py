@@ -212,24 +212,33 @@ def _kinds(thing: Any, depth: int) -> Iterator[type]:
 @cache
 def _written(kind: type) -> frozenset[str]:
     """Attributes that its methods which load a sample, or are called by those, write to."""
-    methods: dict[str, list[CodeType]] = {}
+    return frozenset[str]().union(*(_targets(each.__code__) for each in loading_methods(kind)))
+
+
+@cache
+def loading_methods(kind: type, first: str = "") -> tuple[FunctionType, ...]:
+    """Its methods that load a sample, and those that they call. first: where they begin, if not in
+    `__getitem__` or a call.
+    """
+    methods: dict[str, list[FunctionType]] = {}
     for each in kind.__mro__:
         if each.__module__.partition(".")[0] not in ("torch", "builtins", "typing"):
             for name, made in vars(each).items():
                 function = made.fget if isinstance(made, property) else getattr(made, "__wrapped__", made)
                 if isinstance(function, FunctionType):
-                    methods.setdefault(name, []).append(function.__code__)
+                    methods.setdefault(name, []).append(function)
     known = [name for name in (*_LOADING, "__call__", "forward") if name in methods]
     # Of another object the dataset may call any.
-    waiting, seen, found = known or [each for each in methods if each != "__init__"], set[str](), set[str]()
+    waiting = [first] if first else known or [each for each in methods if each != "__init__"]
+    seen = dict[str, None]()
     while waiting:
         name = waiting.pop()
         if name not in seen:
-            seen.add(name)
-            for code in methods.get(name, ()):
-                found |= _targets(code)
-                waiting += [each for each in code.co_names if each in methods]
-    return frozenset(found)
+            seen[name] = None
+            waiting += [
+                each for made in methods.get(name, ()) for each in made.__code__.co_names if each in methods
+            ]
+    return tuple(each for name in seen for each in methods.get(name, ()))
 
 
 @cache

@@ -26,10 +26,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.data import stale_copies
 from elastic.data.record import DataRecord
+from elastic.data.stale_copies import is_own_object
 from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
 from elastic.train import address_order, process_settings, read_ahead, structure
 from elastic.train.body_changes import BodyChanges
+from elastic.train.dataset_contents import loading_methods
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.given_data import GivenData
 from elastic.train.loop_look import Look, is_added, is_made_late, is_read, is_saved
@@ -168,10 +170,23 @@ class LoopMemory:
         return functions, self.settings.built(read)
 
     def _loading(self) -> Loading:
-        """What loads samples: the dataset and what lies in it, collate, and what these hold."""
+        """What loads samples: the dataset and what lies in it, collate, and what these hold.
+
+        Of an object only the methods that load: a trainer that has a collate may have a loop, too.
+        """
+        collate = self.settings.collate
         holders = [each for each in self.settings.holders() if each is not None]
-        held = [value for each in holders for value in getattr(each, "__dict__", {}).values()]
-        return Loading(called=(self.settings.collate, *holders, *held), is_ahead=self.workers > 0)
+        kinds: list[Any] = [type(each) for each in holders]
+        called: list[Any] = [made for kind in kinds for made in loading_methods(kind)]
+        for each in holders:
+            values = getattr(each, "__dict__", {}).values()
+            called += [value for value in values if not is_own_object(value)]
+        if isinstance(collate, MethodType):
+            kind: Any = type(collate.__self__)
+            called += loading_methods(kind, collate.__func__.__name__)
+        elif not is_own_object(collate):
+            called.append(collate)
+        return Loading(called=tuple(called), is_ahead=self.workers > 0)
 
     def _check_read_ahead(self, passed: int, variables: LoopVariables) -> None:
         """Raises UsageError for what processes that load samples read of the run, if it changed."""

@@ -202,6 +202,41 @@ def test_what_a_method_that_collates_reads_of_its_object_is_refused_where_proces
         stale_copies.check(before, stale_copies.attributes_of_method(trainer.collate), set(), 3, 1)
 
 
+TRAINER = """
+class Samples(Samples):
+    def relabel(self):
+        self.labels = model(torch.ones(8, 4))
+data = Samples()
+
+class Trainer:
+    def __init__(self):
+        self.sigma, self.losses = 0.1, []
+
+    def scaled(self, samples):
+        return torch.stack(samples) * SIGMA
+
+    def collate(self, samples):
+        return self.scaled(samples)
+
+    def train(self):
+        for step in run_steps(
+            model=model, optimizer=optimizer, dataset=data, collate=self.collate, workers=2
+        ):
+            CHANGE
+            step.mean_loss(lambda batch: model(batch).mean())
+            self.losses.append(update())
+
+Trainer().train()
+"""
+
+
+def test_a_trainer_whose_method_collates_is_no_code_that_loads_samples():
+    """Nor is a method of the dataset that loading does not call: both read the model."""
+    assert outcome(DATA + TRAINER.replace("CHANGE", "pass"))[0] == ""
+    changed = TRAINER.replace("CHANGE", "globals().update(SIGMA=step.number)")
+    assert "the loop changed SIGMA and the data-loading" in outcome(DATA + changed)[0]
+
+
 NO_EFFECT = {
     "dataset": "data = Samples()",
     "collate": "collate = lambda samples: samples",
