@@ -23,6 +23,9 @@ _ADVICE: dict[Kind | str, str] = {
     "in an iterator": "a generator's variables cannot be saved: keep the number in elastic.Values(name=number), which goes into the State, or compute it from "
     "step.number",
     "library": "replace it before the loop, as every process does then; or, for some calls alone, put it back in the same step",
+    "weights": "keep weights in a copy of the model that goes into the State, as kept = copy.deepcopy(model) with State(..., kept=kept) and "
+    "kept.load_state_dict(model.state_dict()); a mean of former weights in torch.optim.swa_utils.AveragedModel there; masks in elastic.Values(masks=...), "
+    "which holds a copy: change values.masks",
     "optimizer": "keep it in optimizer.state[parameter], which an optimizer's state_dict saves",
     "buffer": "register the buffer with persistent=True",
     "attribute": "make it a buffer, by self.register_buffer, and update it in the loop",
@@ -76,6 +79,8 @@ def _advice(path: str, mark: Mark) -> str:
         return _ADVICE["in an iterator"]
     if mark.kind in (Kind.RANDOM, Kind.ITERATOR):
         return _ADVICE[mark.kind]
+    if mark.kind is Kind.TENSOR and re.search(r"\['\w+(\.\w+)+'\]$", path):  # a key as of a state_dict
+        return _ADVICE["weights"]
     return _ADVICE.get(mark.owner) or _ADVICE.get(mark.kind) or _ADVICE[Kind.TENSOR]
 
 

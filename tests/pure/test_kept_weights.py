@@ -126,6 +126,14 @@ def test_weights_that_some_passes_keep_outside_the_state_are_refused(path, form)
     assert "no object of the State saves" in refused
 
 
+@pytest.mark.parametrize("path", ["best", "masks['0.weight']", "ema.shadow['0.weight']"])
+def test_the_advice_for_weights_is_a_place_that_can_hold_them(path):
+    """A copy of the model, whose counts stay tensors, and not a dict of tensors."""
+    refused, _, _ = loops.outcome(KEPT[path], count=16)
+    assert "kept.load_state_dict(model.state_dict())" in refused
+    assert "elastic.Values(name=tensor)" not in refused
+
+
 FILLED_FIRST = {
     "an attribute that each call of its method fills before it reads it": """
         class Evaluator:
