@@ -126,12 +126,12 @@ def of_own(thing: Any, place: Place, rewritten: frozenset[str]) -> Iterator[Part
     is_schedule = any(isinstance(value, Optimizer) for _, value in held)
     is_schedule = is_schedule and not any(isinstance(value, nn.Module) for _, value in held)
     updated = updated_attributes(type(thing))
-    kept = updated | rewritten
     for name, value in held:
         rules = place.rules
         if name in updated and is_schedule:
             rules = replace(rules, plain=rules.in_place)
-        elif name not in kept:
+        # A single tensor that some calls set may be read right after them, unlike weights.
+        elif name not in updated and (name not in rewritten or isinstance(value, Tensor)):
             rules = replace(rules, rebound=min(rules.rebound, Weight.SAID))
         owner = "schedule" if is_schedule else "object"
         yield replace(place.part("{}.{}", place.path, value, name), rules=rules, owner=owner)

@@ -158,6 +158,20 @@ FILLED_FIRST = {
                 box.outputs = model(torch.randn(8, 4)).detach()
                 box.outputs.sum()
         """,
+    "a picture that some calls of a method make, for what follows them": """
+        class Pictures:
+            def make(self, number):
+                if number % 3:
+                    return
+                self.picture = model(torch.randn(8, 4)).detach()
+                self.show()
+            def show(self):
+                return self.picture.sum()
+        pictures = Pictures()
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            pictures.make(step.number)
+        """,
     "a mask that a method makes once": """
         class Mask:
             def __init__(self):
