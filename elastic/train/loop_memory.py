@@ -42,8 +42,8 @@ from elastic.train.namespaces import is_own_namespace, own_classes
 from elastic.train.object_marks import Kind, Rules, Weight, containers, plain_text
 from elastic.train.object_parts import FREE
 from elastic.train.object_walk import Walk
-from elastic.train.own_code import attributes, filled_by_hooks
-from elastic.train.saved_leaves import SavedLeaves, SavedNumbers
+from elastic.train.own_code import attributes, filled_by_hooks, is_own_class
+from elastic.train.saved_leaves import SavedLeaves, SavedNumbers, left_out
 from elastic.train.state import State
 from elastic.train.unsaved_names import Standing, in_order, root_of, standing
 from elastic.train.unsaved_sentences import refusal, sentence
@@ -249,16 +249,18 @@ class LoopMemory:
         thing: Any = self.state.objects[name]
         if isinstance(thing, nn.Module):
             walk.module_of_state(name, thing)
+            for path, tensor in left_out(name, thing, of_state):
+                walk.enter(f"{name}.{path}", tensor, FREE, owner="left out")
             return SavedNumbers(is_module=True, numbers=frozenset())
         if isinstance(thing, Optimizer) and type(thing).state_dict is Optimizer.state_dict:
             walk.optimizer_of_state(name, thing)
             return None
-        if isinstance(thing, _SAVES_ALL):
+        if isinstance(thing, _SAVES_ALL) and not _has_own_state_dict(thing):
             walk.left_out.add(id(thing))
             if isinstance(thing, Values):  # a load fills what a name of the loop may hold
                 walk.left_out |= {id(each) for each in containers(list(vars(thing).values()))}
             return None
-        if isinstance(thing, Optimizer):
+        if isinstance(thing, (Optimizer, LRScheduler)):
             walk.optimizer_of_state(name, thing, _OF_OBJECT, entry=name)
         else:
             walk.enter(name, thing, _OF_OBJECT, owner="object", entry=name)
@@ -301,6 +303,12 @@ class LoopMemory:
         if (changing or late) and len(self._said) < MANY_SAID:
             self._said |= {*changing, *late}
             self.report(UnsavedVariables(step=step, changing=changing, after_loop=late))
+
+
+def _has_own_state_dict(thing: Any) -> bool:
+    """Whether the recipe says what it saves, which may be less than what torch's class does."""
+    kind = next(each for each in type(thing).__mro__ if "state_dict" in vars(each))
+    return is_own_class(kind)
 
 
 def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) -> LoopMemory:

@@ -146,19 +146,21 @@ class Walk:
                 self.enter(kind.__name__, kind, replace(FREE, plain=Weight.NONE))
 
     def optimizer_of_state(
-        self, path: str, optimizer: Optimizer, rules: Rules = FREE, *, entry: str = ""
+        self, path: str, thing: Optimizer | LRScheduler, rules: Rules = FREE, *, entry: str = ""
     ) -> None:
-        """What its state_dict leaves out: plain attributes.
+        """What the state_dict of an optimizer or a schedule leaves out: plain attributes.
 
         entry: of one that has a state_dict of its own, which may leave out its state as well.
         """
-        self._seen.add(id(optimizer))
-        kept_by_torch = {"param_groups", "defaults"} if entry else _OPTIMIZER_NAMES
-        notes_of_torch = _notes_of_torch(type(optimizer).__mro__)
-        for name, value in vars(optimizer).items():
+        self._seen.add(id(thing))
+        owner, kept_by_torch = "optimizer", {"param_groups", "defaults"} if entry else _OPTIMIZER_NAMES
+        if isinstance(thing, LRScheduler):
+            owner, kept_by_torch = "schedule", {"optimizer"}
+        notes_of_torch = _notes_of_torch(type(thing).__mro__)
+        for name, value in vars(thing).items():
             if name not in kept_by_torch and not name.endswith("_hooks"):
                 its = replace(rules, plain=Weight.NONE) if name in notes_of_torch else rules
-                self.enter(f"{path}.{name}", value, its, owner="optimizer", entry=entry)
+                self.enter(f"{path}.{name}", value, its, owner=owner, entry=entry)
 
     def _is_saved(self, thing: Any) -> bool:
         return isinstance(thing, Tensor) and storage_of(thing) in self.saved()

@@ -4,11 +4,11 @@ An object's attribute need not have the name under which its state_dict gives it
 is: `torch.stack`, `tolist()` and flat vectors count as well.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from elastic.snapshot.image import tensor_bytes
 from elastic.train.flat_state import tensor_sums
@@ -67,6 +67,35 @@ class SavedLeaves:
 
     def clear(self) -> None:
         self._known.clear()
+
+
+def left_out(name: str, module: nn.Module, of_state: SavedLeaves) -> list[tuple[str, Tensor]]:
+    """Parameters and persistent buffers that a state_dict of its own or a hook leaves out.
+
+    One that gives as many tensors under other names has left out none.
+    """
+    parts = list(module.named_modules(remove_duplicate=False))
+    if not any(_has_own_state_dict(part) for _, part in parts):
+        return []
+    owned = {f"{path}.{key}".lstrip("."): each for path, part in parts for key, each in _persistent(part)}
+    given = [key for key, value in of_state.of(name) if isinstance(value, Tensor)]
+    return [] if len(given) >= len(owned) else [each for each in owned.items() if each[0] not in given]
+
+
+def _has_own_state_dict(module: nn.Module) -> bool:
+    kind = type(module)
+    is_of_torch = kind.state_dict is nn.Module.state_dict
+    is_of_torch = is_of_torch and kind._save_to_state_dict is nn.Module._save_to_state_dict  # noqa: SLF001
+    return not is_of_torch or bool(module._state_dict_hooks)  # noqa: SLF001
+
+
+def _persistent(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    buffers = module._buffers.items()  # noqa: SLF001
+    lost = module._non_persistent_buffers_set  # noqa: SLF001
+    kept = [(name, each) for name, each in buffers if name not in lost]
+    for name, each in (*module._parameters.items(), *kept):  # noqa: SLF001
+        if each is not None:
+            yield name, each
 
 
 def holds_values(known: SavedNumbers, leaves_of: list[Tensor], tensor: Tensor) -> bool:

@@ -27,6 +27,7 @@ _ADVICE: dict[Kind | str, str] = {
     "kept.load_state_dict(model.state_dict()); a mean of former weights in torch.optim.swa_utils.AveragedModel there; masks in elastic.Values(masks=...), "
     "which holds a copy: change values.masks",
     "optimizer": "keep it in optimizer.state[parameter], which an optimizer's state_dict saves",
+    "left out": "let the state_dict of its module give it, and its load_state_dict put it back",
     "buffer": "register the buffer with persistent=True",
     "attribute": "make it a buffer, by self.register_buffer, and update it in the loop",
     "values": "give these Values to the State, State(..., values=values)",

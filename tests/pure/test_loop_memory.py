@@ -104,6 +104,22 @@ def outcome(recipe, count=9, form="module", found=None, kept=()):
 
 LOOP = "for step in run_steps(model=model, optimizer=optimizer):\n"
 REFUSED = {
+    "adapted.base.weight": """
+        class Adapted(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.base, self.up = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4)
+            def state_dict(self, *given, **named):
+                state = super().state_dict(*given, **named)
+                return {name: value for name, value in state.items() if "base" not in name}
+            def load_state_dict(self, state, strict=True):
+                return super().load_state_dict(state, strict=False)
+        adapted = Adapted()
+        for step in run_steps(model=model, optimizer=optimizer, adapted=adapted):
+            update()
+            with torch.no_grad():
+                adapted.base.weight += 0.1
+        """,
     "teacher.0.weight": """
         teacher = copy.deepcopy(model)
         for step in run_steps(model=model, optimizer=optimizer):
@@ -513,6 +529,27 @@ SAID = {
             update()
             slow.step()
         """,
+    "schedule.at schedule.length": """
+        class Cycles(torch.optim.lr_scheduler.LRScheduler):
+            def __init__(self, optimizer):
+                self.at, self.length = 0, 2
+                super().__init__(optimizer)
+            def get_lr(self):
+                return [rate * (1 - self.at / self.length) for rate in self.base_lrs]
+            def step(self, epoch=None):
+                self.at += 1
+                if self.at == self.length:
+                    self.at, self.length = 0, 2 * self.length
+                super().step()
+            def state_dict(self):
+                return {"last_epoch": self.last_epoch}
+            def load_state_dict(self, state):
+                self.last_epoch = state["last_epoch"]
+        schedule = Cycles(optimizer)
+        for step in run_steps(model=model, schedule=schedule, optimizer=optimizer):
+            update()
+            schedule.step()
+        """,
     "count": """
         count = 0
         def train():
@@ -542,6 +579,49 @@ def test_numbers_that_the_loop_keeps_are_named_once(names):
 
 
 HARMLESS = {
+    "a state_dict without what is frozen": """
+        class Adapted(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.base, self.up = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4)
+            def state_dict(self, *given, **named):
+                state = super().state_dict(*given, **named)
+                return {name: value for name, value in state.items() if "base" not in name}
+            def load_state_dict(self, state, strict=True):
+                return super().load_state_dict(state, strict=False)
+        adapted = Adapted()
+        for step in run_steps(model=model, optimizer=optimizer, adapted=adapted):
+            update()
+            with torch.no_grad():
+                adapted.up.weight += 0.1
+        """,
+    "a state_dict that gives copies by other names": """
+        class Net(nn.Linear):
+            def state_dict(self, *given, **named):
+                return {f"net.{name}": value.clone() for name, value in super().state_dict().items()}
+        net = Net(4, 4)
+        for step in run_steps(model=model, optimizer=optimizer, net=net):
+            update()
+            with torch.no_grad():
+                net.weight += 0.1
+        """,
+    "a schedule of the recipe's own that saves what it has": """
+        class Cycles(torch.optim.lr_scheduler.LRScheduler):
+            def __init__(self, optimizer):
+                self.at = 0
+                super().__init__(optimizer)
+            def get_lr(self):
+                return [rate / (1 + self.at % 4) for rate in self.base_lrs]
+            def step(self, epoch=None):
+                self.at += 1
+                super().step()
+            def state_dict(self):
+                return {"at": self.at, "last_epoch": self.last_epoch}
+        schedule = Cycles(optimizer)
+        for step in run_steps(model=model, schedule=schedule, optimizer=optimizer):
+            update()
+            schedule.step()
+        """,
     "notes of torch's optimizers and schedules for themselves": """
         lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=2)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
