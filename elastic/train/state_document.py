@@ -101,7 +101,8 @@ def _tensor(tensor: Tensor, path: str, tensors: dict[str, Tensor], order: Order)
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         found = "one on the device meta, without values" if tensor.is_meta else tensor.layout
         raise StateNotSavable(
-            f"state entry {path}: expected a dense tensor, found {found}; convert it in state_dict"
+            f"state entry {path}: expected a dense tensor, found {found}; convert it in state_dict, or leave a constant "
+            "one out of it, as register_buffer(..., persistent=False) does"
         )
     while path in tensors:
         path += "'"

@@ -93,7 +93,7 @@ class StepEnd:
         names = parts.buffers.different_integers(parts.exchange.sum_shards(of_shard, "hashes of buffers"))
         raise UsageError(
             f"step {self.number}: expected the integers in buffer {names[0]} to be the same after every shard of the batch, found others "
-            "(it counts samples, perhaps, or points into a queue or a codebook), so that none is that of the whole batch. Update it in the loop's body, "
+            "(it counts samples, perhaps, points into a queue or a codebook, or is a zero point of quantisation), so that none is that of the whole batch. Update it in the loop's body, "
             "from a step.sum(...) of what each shard adds (counts, or new entries at their places in zeros); or make it a buffer of floats, which becomes "
-            "the mean over shards"
+            "the mean over shards. Let observers see a fixed batch in the loop's body, and disable them for the function"
         )
