@@ -176,6 +176,16 @@ class UnsavedVariables(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorldSizeRead(Event):
+    """The recipe's text asks for the number of workers, or adds over them itself.
+
+    `places`: each with its file, line and words; all of them, also none, at each beginning.
+    """
+
+    places: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped(Event):
     """The recipe ended the run after `step`, of the `steps` that it would have had."""
 

@@ -27,7 +27,7 @@ _FILE = (
     "a file that the recipe writes and reads back: a restart does not put back what it held then, and another rank or run may be "
     "writing it; keep it in elastic.Values"
 )
-_RANK = "run.rank, run.world_size or run.mean in what is trained"
+_RANK = "run.rank or run.world_size in what is trained"
 _SEED = "a generator of the recipe's own, the clock, a model that is built before elastic.start"
 _SET = "objects in the order of a set, or of memory addresses"
 

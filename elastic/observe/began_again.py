@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from elastic.events import ReplayDiffered, Restored, UnsavedVariables
-from elastic.observe.logged_event import Events, of_kind
+from elastic.events import ReplayDiffered, Restored, UnsavedVariables, WorldSizeRead
+from elastic.observe.logged_event import Events, last, of_kind
 
 _NAMED = 6
 
@@ -46,12 +46,23 @@ def told_at_the_end(events: Events) -> str:
     )
     if names := began_again(events):
         replays += (
-            f"; at a restart {_listed(names)} began again as at the top of the script, since no State saves it: the result is that of an"
+            f"; at a restart {shown(names)} began again as at the top of the script, since no State saves it: the result is that of an"
             " undisturbed run only where it does not depend on it"
         )
     if late := _read_later(events):
-        replays += f"; {_listed(late)}, which the script reads after the loop, has only what the steps since the restart have set"
+        replays += f"; {shown(late)}, which the script reads after the loop, has only what the steps since the restart have set"
+    if places := asked_for_workers(events):
+        replays += (
+            f"; the recipe asks for the number of workers at {shown(places)}: another number gives this result only where it does not depend"
+            " on that"
+        )
     return replays
+
+
+def asked_for_workers(events: Events) -> list[str]:
+    """Places in the recipe's text, as it was read last."""
+    found = last(events, WorldSizeRead)
+    return [] if found is None else found.event.places
 
 
 def _read_later(events: Events) -> list[str]:
@@ -61,6 +72,7 @@ def _read_later(events: Events) -> list[str]:
     return unsaved(events).after_loop
 
 
-def _listed(names: list[str]) -> str:
+def shown(names: list[str]) -> str:
+    """The first few, and how many more there are."""
     others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{', '.join(names[:_NAMED])}{others}"

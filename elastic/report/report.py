@@ -29,7 +29,7 @@ from statistics import median
 
 from elastic import events as kinds
 from elastic.config.parent import Ancestor, Parent
-from elastic.observe.began_again import Unsaved, began_again, unsaved
+from elastic.observe.began_again import Unsaved, asked_for_workers, began_again, unsaved
 from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, last, of_kind
 from elastic.observe.step_line import StepLine
 
@@ -122,7 +122,8 @@ class Report:
     recipe's loop that no State saves, where the run went on from a state after they had changed.
     unsaved: all such variables.
     replays: steps that gave another result when they were done again. edits: where a process with
-    another recipe, or other numbers that it reads, went on.
+    another recipe, or other numbers that it reads, went on. world_size_reads: where the
+    recipe's text asks for the number of workers.
     """
 
     finished: bool
@@ -145,6 +146,7 @@ class Report:
     unsaved: Unsaved
     replays: list[kinds.ReplayDiffered]
     edits: list[kinds.RecipeEdited]
+    world_size_reads: list[str]
 
 
 def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None = None) -> Report:
@@ -183,6 +185,7 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
         unsaved=unsaved(events),
         replays=[each.event for each in of_kind(events, kinds.ReplayDiffered)],
         edits=[each.event for each in of_kind(events, kinds.RecipeEdited)],
+        world_size_reads=asked_for_workers(events),
     )
 
 

@@ -106,6 +106,7 @@ def _report_facts(report: Report) -> dict[str, str]:
         | _unsaved(report.unsaved)
         | _replays(report.replays)
         | _edits(report.edits)
+        | _world_size_reads(report.world_size_reads)
     )
 
 
@@ -118,6 +119,11 @@ def _unsaved(found: Unsaved) -> dict[str, str]:
     """Up to two lines: names alone, which may be many."""
     lines = {"changed, not saved": found.changing, "read after the loop": found.after_loop}
     return {label: ", ".join(names) for label, names in lines.items() if names}
+
+
+def _world_size_reads(places: list[str]) -> dict[str, str]:
+    """One line, if there are any."""
+    return {"asks for the number of workers": ", ".join(places)} if places else {}
 
 
 def _replays(found: list[ReplayDiffered]) -> dict[str, str]:

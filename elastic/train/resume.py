@@ -18,11 +18,12 @@ from elastic.data.record import (
     record_of,
 )
 from elastic.errors import StoreFailed
-from elastic.events import RecipeEdited, Restored, RunStarted, SettingsIgnored
+from elastic.events import RecipeEdited, Restored, RunStarted, SettingsIgnored, WorldSizeRead
+from elastic.observe.began_again import shown
 from elastic.observe.metrics import Metrics, Rewound
 from elastic.storage.store import create_or_read
 from elastic.system.clock import Clock
-from elastic.train import as_built, refuse, restore_reasons
+from elastic.train import as_built, refuse, restore_reasons, world_size_reads
 from elastic.train.loop_parts import LoopParts, Rank0Output
 from elastic.train.replay import Replay
 from elastic.train.replay_check import begin_replay
@@ -30,6 +31,11 @@ from elastic.train.restore import ResumePoint
 
 RECIPE_DIGITS = 16  # of the sha256 of its text
 _EDITED = "note: the state of step {step} was trained by another text of the recipe than this one; elastic-train report lists where it changed"
+_WORKERS = (
+    "note: the recipe asks for the number of workers, or adds over them itself, at {places}. What it trains is the same at every number of"
+    " workers only where it does not depend on that: the global batch does not change with the workers, so neither may the learning rate; for"
+    " a metric that decides something use run.evaluate, step.sum or the loss that step.mean_loss returns"
+)
 BEGINNING = "data.json"  # in the run directory: the data that the run began with, at step 0
 
 
@@ -87,9 +93,7 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
             Restored(step=point.step, source=point.source, lost_steps=lost_steps, seconds=seconds)
         )
         _report_ignored(parts, output, point.step)
-        if point.step and point.data is not None and point.data.recipe not in ("", recipe):
-            output.log.record(RecipeEdited(step=point.step, text=True))
-            print(_EDITED.format(step=point.step), flush=True)
+        _report_text(output, point, recipe)
     replay = begin_replay(parts, point, rewound, there, records[0])
     return Resumed(point=point, first_new=first_new, data=records[0], replay=replay)
 
@@ -99,6 +103,19 @@ def _beginning(output: Rank0Output, now: DataRecord, clock: Clock) -> DataRecord
     with suppress(StoreFailed, ValueError):  # an outage never stops training
         return parse(create_or_read(output.store, BEGINNING, now.to_json().encode(), clock).decode())
     return None
+
+
+def _report_text(output: Rank0Output, point: ResumePoint, recipe: str) -> None:
+    is_edited = point.step > 0 and point.data is not None and point.data.recipe not in ("", recipe)
+    if is_edited:
+        output.log.record(RecipeEdited(step=point.step, text=True))
+        print(_EDITED.format(step=point.step), flush=True)
+    if point.step and not is_edited:
+        return
+    places = world_size_reads.in_recipe()
+    output.log.record(WorldSizeRead(places=places))
+    if places:
+        print(_WORKERS.format(places=shown(places)), flush=True)
 
 
 def _report_ignored(parts: LoopParts, output: Rank0Output, step: int) -> None:

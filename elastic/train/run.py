@@ -38,7 +38,6 @@ from elastic.train.misuse import public
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.same_inputs import tensors_of
 from elastic.train.sealed import sealed
-from elastic.train.shard_outputs import described
 from elastic.train.state import State
 from elastic.train.step import Step
 from elastic.uploader.client import UploaderClient
@@ -253,21 +252,6 @@ class Run:
         )
         with nullcontext() if self._loop_end is None else self._loop_end.evaluating():
             return evaluation.sum(function)
-
-    @public("run.mean", is_of_all_ranks=True)
-    def mean(self, value: float) -> float:
-        """The mean of a number over ranks, the same on every rank.
-
-        For metrics, and not for anything that reaches the state: it depends on the world size.
-        `evaluate` does not. Raises UsageError for what is no number.
-        """
-        self._settle()
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise UsageError(f"run.mean: expected a number, found {described(value)} ({error})") from error
-        values = self._current_groups.all_gather(number)
-        return float(sum(values) / len(values))
 
     def print(self, *words: object) -> None:
         """print, on rank 0 only."""

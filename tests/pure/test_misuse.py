@@ -152,7 +152,8 @@ def test_an_error_of_a_call_of_all_ranks_that_a_recipe_catches_comes_again_at_th
     run._loop_end = None if place == "before the loop" else LoopEnd(_Left(), lambda: None)
     with pytest.raises(UsageError):
         run.data([1, 2], epochs=1, workers="two")
-    with pytest.raises(UsageError, match=r"run\.mean: expected a number"):
-        run.mean("much")
-    with pytest.raises(UsageError, match=r"run\.mean: expected a number"):
+    with pytest.raises(UsageError, match=r"run\.evaluate: expected") as first:
+        run.evaluate(iter([1, 2]), len)
+    with pytest.raises(UsageError, match=r"run\.evaluate: expected") as again:
         run.evaluate([1, 2], len)
+    assert str(again.value) == str(first.value)

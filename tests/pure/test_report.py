@@ -253,6 +253,7 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "unsaved": {"changing": [], "after_loop": []},
         "replays": [],
         "edits": [],
+        "world_size_reads": [],
     }
 
 

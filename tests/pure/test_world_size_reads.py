@@ -1,0 +1,64 @@
+"""What asks for the number of workers is found in a recipe's text; what only shows it is not."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from elastic.train import world_size_reads
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("lr = 0.1 * run.world_size", "run.world_size"),
+        ("lr = 0.1 * self.run.world_size", "self.run.world_size"),
+        ("lr = 0.1 * dist.get_world_size()", "dist.get_world_size()"),
+        ("lr = 0.1 * torch.distributed.get_world_size()", "torch.distributed.get_world_size()"),
+        ("lr = 0.1 * get_world_size()", "get_world_size()"),
+        ("lr = 0.1 * int(os.environ['WORLD_SIZE'])", "'WORLD_SIZE'"),
+        ("lr = 0.1 * int(os.getenv('LOCAL_WORLD_SIZE', 1))", "'LOCAL_WORLD_SIZE'"),
+        ("dist.all_reduce(loss)", "dist.all_reduce()"),
+        ("dist.reduce(loss, 0)", "dist.reduce()"),
+        ("dist.all_gather_object(parts, part)", "dist.all_gather_object()"),
+        ("lr = 0.1 * torch.cuda.device_count()", "torch.cuda.device_count()"),
+        ("ours = elastic.start(seed=0); lr = ours.world_size", "ours.world_size"),
+    ],
+)
+def test_what_asks_for_the_number_of_workers_is_found_with_its_line(line, found):
+    assert world_size_reads.reads_of(f"import elastic\n{line}\n".encode()) == [(2, found)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "print('workers', run.world_size)",
+        "run.print(dist.get_world_size())",
+        "step.log(workers=run.world_size)",
+        "name = f'{run.world_size} workers'",
+        "logger.info('%d workers', run.world_size)",
+        "args.world_size = 3",
+        "total = functools.reduce(add, [1, 2])  # the world_size does not matter",
+        "near = table.gather(0, index)  # run.world_size",
+        "def broken(:  # run.world_size",
+    ],
+)
+def test_what_only_shows_the_number_or_is_another_is_left_out(line):
+    assert world_size_reads.reads_of(f"import elastic\n{line}\n".encode()) == []
+
+
+def test_modules_beside_the_script_are_read_and_installed_ones_are_not(tmp_path, monkeypatch):
+    """The rate is computed in a file of the recipe's own. A library in a virtual environment beside
+    the script asks for the number of workers rightly.
+    """
+    (tmp_path / "lib" / "site-packages").mkdir(parents=True)
+    texts = {
+        "train.py": "import rates, lib",
+        "rates.py": "\n\nrate = 0.1 * dist.get_world_size()",
+        "lib/site-packages/thing.py": "n = dist.get_world_size()",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        module = SimpleNamespace(__file__=str(tmp_path / name))
+        monkeypatch.setitem(sys.modules, "__main__" if name == "train.py" else f"of_test_{name}", module)
+    assert world_size_reads.in_recipe() == ["rates.py:3 (dist.get_world_size())"]
