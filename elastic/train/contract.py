@@ -99,6 +99,10 @@ class Contract:
         self._loose.end_step()
         self._unused.drop_used(self._held)
 
+    def has_waiting_gradients(self) -> bool:
+        """Whether the step has computed gradients, and the body made no update with them yet."""
+        return self._unused.has_waiting() or self._loose.has_waiting()
+
     def has_same_mark(self) -> bool:
         """Whether the step's body has left the state as it was, as far as its mark tells."""
         return self._mark == mark_of(self._trained, self._state.objects.values())

@@ -215,7 +215,9 @@ class Loop:
         heartbeat.enter(Phase.AFTER)  # the others may still evaluate something of their own
         self._close()  # before the groups, which a thread uses
         is_done = step.outcome is not None
-        if not is_done or step.number < self.last_step:  # else all end here, however they leave
+        # A rank that leaves the last step after its update ends where all end.
+        is_cut = is_done and self._of_steps.contract.has_waiting_gradients()
+        if not is_done or is_cut or step.number < self.last_step:
             self._use(agree(self._parts.groups, step.place))
         parts = self._parts
         end = step.number if is_done else step.number - 1
@@ -225,8 +227,9 @@ class Loop:
             saved = None if self._last is None else self._last.published
             early_end.check_unchanged(parts, step.number, self._resumed, saved, has_same_mark=has_same_mark)
         heartbeat.enter(Phase.SAVE)
-        if end < self.last_step:
-            self.stopped = early_end.stop(parts, self._stop_reason or reason, end)
+        if end < self.last_step or is_cut:
+            reason = (self._stop_reason or reason) + (", before its update" if is_cut else "")
+            self.stopped = early_end.stop(parts, reason, end)
         self._progress.close(end)
         if is_done:
             self._last = self._finish(step)

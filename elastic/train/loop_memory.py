@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -29,6 +30,7 @@ from elastic.data.record import DataRecord
 from elastic.data.stale_copies import is_own_object
 from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
+from elastic.observe.log import read_rare
 from elastic.train import address_order, process_settings, read_ahead, structure
 from elastic.train.body_changes import BodyChanges
 from elastic.train.dataset_contents import loading_methods
@@ -311,6 +313,12 @@ def _has_own_state_dict(thing: Any) -> bool:
     return is_own_class(kind)
 
 
+def _said_before(events: Path) -> set[str]:
+    """The names that earlier processes of the run have said."""
+    found = [each.event for each in read_rare(events, UnsavedVariables)]
+    return {name for each in found for name in (*each.changing, *each.after_loop)}
+
+
 def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) -> LoopMemory:
     """That of a rank's loop; rank 0 records what is found, and says it.
 
@@ -319,8 +327,10 @@ def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) ->
 
     def report(found: UnsavedVariables) -> None:
         if parts.output is not None:
+            known = _said_before(parts.output.events) if parts.generation > 1 else set[str]()
             parts.output.log.record(found)
-            print(sentence(found), flush=True)
+            if not known.issuperset([*found.changing, *found.after_loop]):
+                print(sentence(found), flush=True)
         if parts.trace is not None:
             parts.trace.note(sentence(found))
 

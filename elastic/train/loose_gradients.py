@@ -79,6 +79,10 @@ class LooseGradients:
             if is_first or not any(parameter is each for each in self._marked):
                 self._take_mark()
 
+    def has_waiting(self) -> bool:
+        """Whether this step's gradients wait for an update such as an earlier step has made."""
+        return bool(self._given) and self._was_updated and not self._is_updated()
+
     def end_step(self) -> None:
         """Raises UsageError for an update that lacks the gradients of earlier steps."""
         if not self._given:

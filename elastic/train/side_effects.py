@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from elastic.data.loader import Batch
@@ -97,13 +98,19 @@ def _problem_of_numbers(site: Site, runs: Runs) -> str | None:
     if content_of(before) == content_of(first):
         return None
     if not site.is_of_module:
-        return _of_store(site.path)
+        is_whole = before.shape == first.shape and _share(first != before) >= _HALF
+        return _of_scratch(site.path) if is_whole else _of_store(site.path)
     other: Any = None if runs.other is None else runs.other.get(WHOLE)
     if other is None or not before.shape == first.shape == other.shape:
         return None
     ours, theirs = first != before, other != before
     is_elsewhere = int((ours & theirs).sum()) < _HALF * int(ours.sum())
     return _of_store(site.path) if is_elsewhere else None
+
+
+def _share(changed: Any) -> float:
+    """Of a tensor or an array of truth values, how many are true."""
+    return float(changed.sum()) / max(changed.size if isinstance(changed, np.ndarray) else changed.numel(), 1)
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -285,6 +292,14 @@ def _of_store(name: str) -> str:
         f"{name} is filled by {_FUNCTION}, and so by each worker with its own shards only. Return the numbers through step.sum (those of "
         "samples at their places in a tensor of zeros, such as torch.zeros(len(dataset)).index_add(0, batch.indices, errors)), and write "
         "the sum in the loop's body, to a buffer or an object of the State"
+    )
+
+
+def _of_scratch(name: str) -> str:
+    return (
+        f"{name} is written anew by each call of {_FUNCTION}, and then holds what is of this worker's last shard. Make a fresh one inside the function "
+        "and leave this one out: noise = torch.randn_like(x) in the place of noise.normal_(), y = torch.mul(x, 2) in the place of out=y. What the loop "
+        "needs of it: return it from the function, through step.sum"
     )
 
 

@@ -113,6 +113,11 @@ class UnusedGradients:
                 return parameter
         return None
 
+    def has_waiting(self) -> bool:
+        """Whether a computation's gradient waits for its update."""
+        self._spread()
+        return any(p.grad is not None and not self._is_used(p) for p, *_ in self._marks.values())
+
     def drop_used(self, parameters: Sequence[nn.Parameter]) -> None:
         """At a step's end: a process that begins at the next step has none of its gradients."""
         self._spread()

@@ -61,9 +61,10 @@ class Values:
 
     The names are fixed here. A value is a copy, and no part of a graph; it has the type and dtype
     that it was given with, but for a tensor without dimensions, such as a loss, which becomes its
-    number. Raises UsageError for values of other types, all of them at once, and for a name that no
-    value can have, and UnknownValue (an AttributeError too) where a name is read or set that was
-    not given here.
+    number; in lists and dicts, whole ones stay tensors (`dict(model.state_dict())`). Raises
+    UsageError for values of other types, all of them at once, and for a name that no value can
+    have, and UnknownValue (an AttributeError too) where a name is read or set that was not given
+    here.
     """
 
     @public("elastic.Values")
@@ -135,7 +136,9 @@ def _kept(value: Any, level: int = 0) -> Any:
         raise _Unkept(
             f"more than {_MOST_LEVELS} lists, tuples and dicts in each other (does one contain itself?)"
         )
-    if isinstance(value, Tensor) and not value.dim() and not value.is_complex():
+    is_number = isinstance(value, Tensor) and not value.dim() and not value.is_complex()
+    # Inside a dict it may be BatchNorm's count of batches, which a module takes as a tensor alone.
+    if is_number and (not level or value.is_floating_point()):
         value = value.item()
     if type(value) in _KINDS:
         return value

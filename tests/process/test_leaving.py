@@ -135,6 +135,15 @@ def test_a_rank_that_leaves_alone_in_the_last_step_completes_the_run(drill, leav
     assert not drill.events("stopped")
 
 
+def test_a_break_before_the_update_of_the_last_step_is_said(drill, leave):
+    """It was "complete", with weights that lack the last update."""
+    agent = leave(drill, "cut", "--nproc-per-node", "2", step="18")
+    agent.ends_with(0)
+    reason = "the recipe left the loop, before its update"
+    assert f"stopped by the recipe after step 18 of 18 ({reason})" in agent.output.splitlines()[-1]
+    assert drill.values("stopped", "step", "steps", "reason") == [(18, 18, reason)]
+
+
 def test_an_exit_code_in_the_loop_is_a_failure(drill, leave):
     """`sys.exit(3)`: nothing is known of why, so the run is not stopped. The report has the words
     of `sys.exit("text")`.

@@ -76,6 +76,25 @@ def test_numbers_of_the_loop_are_named_once_and_the_run_goes_on(drill):
     assert agent.output.count("no object of the State saves") == 1
 
 
+def test_what_was_named_before_a_restart_is_not_named_again(drill):
+    """Each process that took over said it once more; the last line names it anyway."""
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(
+        HEADER
+        + textwrap.dedent("""
+        best = 9.0
+        for step in run.steps(data, state):
+            best = min(best, update(step))
+            step.log(best=best)
+        """)
+    )
+    plan = ("--snapshot-every", "1", "--faults", "step 8 rank 1 backward: kill")
+    agent = drill.start("--nproc-per-node", "2", *plan, recipe=recipe)
+    agent.ends_with(0)
+    assert len(drill.events("generation_started")) == 2
+    assert agent.output.count("note: no object of the State saves best") == 1
+
+
 def test_a_variable_that_no_step_was_left_to_set_is_explained(drill):
     """The worker dies after its last step; the next one finds the training complete."""
     recipe = drill.folder / "recipe.py"

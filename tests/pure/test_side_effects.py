@@ -485,3 +485,28 @@ def test_a_data_set_in_reach_is_not_blamed_for_being_loaded():
     step = next(loop.steps())
     step.mean_loss(lambda batch: loss(net, batch) + 0 * dataset.tensors[0].sum())
     assert dataset.loaded == SAMPLES // 2
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array"])
+def test_numbers_that_each_call_writes_anew_are_refused_with_advice_that_passes(kind):
+    """Noise that is drawn into one tensor: the advice was to add it up through step.sum."""
+    torch.manual_seed(0)
+    net, noise = Net(""), torch.zeros(4, 6) if kind == "tensor" else np.zeros((4, 6), dtype=np.float32)
+
+    def drawing(batch):
+        if kind == "tensor":
+            noise.normal_()
+        else:
+            noise[...] = np.random.standard_normal((4, 6))  # noqa: NPY002 - as recipes draw
+        x = batch.data[0] + torch.as_tensor(noise)
+        return F.cross_entropy(net(x, batch.indices), batch.data[1])
+
+    def advised(batch):
+        noise = torch.randn_like(batch.data[0])
+        return F.cross_entropy(net(batch.data[0] + noise, batch.indices), batch.data[1])
+
+    _, loop = training(ALONE, net, audits=False)
+    with pytest.raises(UsageError, match=r"noise is written anew .* noise = torch\.randn_like\(x\)"):
+        next(loop.steps()).mean_loss(drawing)
+    _, loop = training(ALONE, net)
+    next(loop.steps()).mean_loss(advised)

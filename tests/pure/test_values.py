@@ -182,3 +182,23 @@ def test_a_value_that_contains_itself_is_refused():
     ring.append(ring)
     with pytest.raises(UsageError, match=r"'ring', found more than 50 lists.*does one contain itself"):
         elastic.Values(ring=ring)
+
+
+def test_the_weights_of_a_model_come_back_as_its_load_state_dict_wants_them():
+    """What is advised for an OrderedDict: BatchNorm's count of batches became a number, and the
+    load of the best weights at the end of the run a raw error.
+    """
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    with pytest.raises(UsageError, match=re.escape("keep dict(x)")):
+        elastic.Values(best=model.state_dict())
+    values = elastic.Values(best=dict(model.state_dict()), history=[torch.tensor(3), torch.tensor(0.5)])
+    assert values.history == [3, 0.5]
+    model(torch.randn(4, 2))
+    values.best = dict(model.state_dict())
+    fresh = elastic.Values(best={}, history=[])
+    State(values=fresh).load(State(values=values).flatten())
+    expected = copy.deepcopy(model.state_dict())
+    torch.nn.init.zeros_(model[0].weight)
+    model.load_state_dict(fresh.best)
+    for found, before in zip(model.state_dict().values(), expected.values(), strict=True):
+        assert found.dtype == before.dtype and torch.equal(found, before)

@@ -2,9 +2,9 @@
 
 HOW: break, return, catch (an exception that it catches), exit (sys.exit(0)), exit-3, exit-text,
 gone (os._exit(0)), held (break while a variable holds the iterator), stop (run.stop), before (break
-before the step's gradients), spoil (that, and a change of the weights before), fork (break, and
-children in step 3), never (no loop at all), two (a second loop after the first), or nine (a run of
-nine steps). STEP: where. RANK: on this rank alone.
+before the step's gradients), cut (break between them and the update), spoil (that, and a change of
+the weights before), fork (break, and children in step 3), never (no loop at all), two (a second
+loop after the first), or nine (a run of nine steps). STEP: where. RANK: on this rank alone.
 
 After the loop it changes its weights, as a recipe does that loads its best ones (not with `held`
 and `catch`; `catch-change` does).
@@ -41,6 +41,8 @@ state = elastic.State(model=model, values=values)
 
 def train(step: elastic.Step) -> None:
     loss = step.mean_loss(lambda batch: nn.functional.cross_entropy(model(batch.data[0]), batch.data[1]))
+    if HOW == "cut" and leaves(step):
+        return
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.sub_(0.1 * parameter.grad)
@@ -89,6 +91,8 @@ def loop() -> None:
                 nn.init.zeros_(model[0].weight)
             break
         train(step)
+        if HOW == "cut" and leaves(step):
+            break
         if HOW == "fork" and step.number == 3 and is_forked_child_that_breaks():
             break
         if not leaves(step):
