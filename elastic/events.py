@@ -167,12 +167,14 @@ class UnsavedVariables(Event):
     """The loop remembers something that no object of the State saves; written by rank 0.
 
     `changing`: numbers, strings and lists that begin again in each generation. `after_loop`:
-    variables that the loop sets and the code after it reads. `step`: at which it was seen.
+    variables that the loop sets and the code after it reads. `files`: those that a step read and an
+    earlier one had written. `step`: at which it was seen.
     """
 
     step: int
     changing: list[str]
     after_loop: list[str]
+    files: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

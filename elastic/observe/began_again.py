@@ -13,11 +13,12 @@ class Unsaved:
     """Variables that no State saves; first those on which the result may depend.
 
     changing: the loop changes them. after_loop: the loop sets them, and the script reads them after
-    it.
+    it. files: a step read them, and an earlier one had written them.
     """
 
     changing: list[str]
     after_loop: list[str]
+    files: list[str]
 
 
 def unsaved(events: Events) -> Unsaved:
@@ -25,6 +26,7 @@ def unsaved(events: Events) -> Unsaved:
     return Unsaved(
         changing=list(dict.fromkeys(name for each in found for name in each.changing)),
         after_loop=list(dict.fromkeys(name for each in found for name in each.after_loop)),
+        files=list(dict.fromkeys(name for each in found for name in each.files)),
     )
 
 
@@ -44,6 +46,8 @@ def told_at_the_end(events: Events) -> str:
         f"; step {each.event.step} gave another result when it was done again, so that this need not be the result of an undisturbed run"
         for each in of_kind(events, ReplayDiffered)[-1:]
     )
+    if files := _read_again(events):
+        replays += f"; a step read the file {shown(files)}, which may have been of a later step than the state that the run went on from"
     if names := began_again(events):
         replays += (
             f"; at a restart {shown(names)} began again as at the top of the script, since no State saves it: the result is that of an"
@@ -63,6 +67,12 @@ def asked_for_workers(events: Events) -> list[str]:
     """Places in the recipe's text, as it was read last."""
     found = last(events, WorldSizeRead)
     return [] if found is None else found.event.places
+
+
+def _read_again(events: Events) -> list[str]:
+    """Files of earlier steps, if a process went on from a step's state."""
+    is_resumed = any(each.event.step for each in of_kind(events, Restored))
+    return unsaved(events).files if is_resumed else []
 
 
 def _read_later(events: Events) -> list[str]:

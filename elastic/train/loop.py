@@ -92,7 +92,8 @@ class Loop:
             self._open(step)
             begins_epoch = parts.loader.order.position(number)[1] == 0
             memory.begin(number, begins_epoch=begins_epoch, is_audited=is_audited)
-            yield step
+            with memory.files.watched():
+                yield step
             self._check_body_end(number, first)
             if self._stop_reason is not None:
                 self.leave(self._stop_reason)

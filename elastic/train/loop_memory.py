@@ -14,7 +14,7 @@ not see what lies in files, or in objects of other libraries that have no state_
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType, FunctionType, MethodType
@@ -35,6 +35,7 @@ from elastic.train import address_order, process_settings, read_ahead, structure
 from elastic.train.body_changes import BodyChanges
 from elastic.train.dataset_contents import loading_methods
 from elastic.train.dataset_settings import DatasetSettings
+from elastic.train.files_read import FilesRead
 from elastic.train.given_data import GivenData
 from elastic.train.loop_look import Look, is_added, is_made_late, is_read, is_saved
 from elastic.train.loop_parts import LoopParts
@@ -77,6 +78,7 @@ class LoopMemory:
     modules: ModuleSettings
     given: GivenData = field(default_factory=lambda: GivenData({}))
     workers: int = 0  # processes that load samples, which have copies of what they read
+    files: FilesRead = field(default_factory=FilesRead)
     _looks: int = 0
     _steps: int = 0
     _before: Look | None = None
@@ -302,9 +304,10 @@ class LoopMemory:
     def _say(self, step: int, after_loop: list[str]) -> None:
         changing = [name for name in in_order(self._changing) if name not in self._said]
         late = [name for name in after_loop if name not in self._said]
-        if (changing or late) and len(self._said) < MANY_SAID:
+        files = self.files.new()
+        if (changing or late or files) and len(self._said) < MANY_SAID:
             self._said |= {*changing, *late}
-            self.report(UnsavedVariables(step=step, changing=changing, after_loop=late))
+            self.report(UnsavedVariables(step=step, changing=changing, after_loop=late, files=files))
 
 
 def _has_own_state_dict(thing: Any) -> bool:
@@ -354,11 +357,20 @@ def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) ->
         left_out=[dataset],
         report=report,
         body=body,
+        files=FilesRead(clock=parts.clock, since_s=_began_s(parts)),
         settings=settings,
         modules=modules,
         workers=parts.loader.workers,
         given=GivenData({"dataset": dataset, "collate": collate, **parts.loader.chosen}),
     )
+
+
+def _began_s(parts: LoopParts) -> float:
+    """Seconds since 1970; of a run in an object store, when this process began."""
+    if parts.output is not None:
+        with suppress(OSError):
+            return (parts.output.events.parent / "run.json").stat().st_mtime
+    return parts.clock.wall()
 
 
 def _owner(value: Any) -> str:

@@ -50,6 +50,11 @@ def sentence(found: UnsavedVariables) -> str:
             f"the script reads {_listed(found.after_loop)} after the loop, which sets it: a process that resumes after the last step that"
             " sets it does not have that value. Keep it in elastic.Values(...), or compute it after the loop"
         )
+    if found.files:
+        parts.append(
+            f"a step reads the file {_first(found.files, MANY_NAMES)}, which an earlier step has written: a process that goes on from an earlier state finds there"
+            " what a later step wrote. Keep the contents in elastic.Values(...), which goes into the State, or give the file of each step a name of its own"
+        )
     return f"note: {'. And '.join(parts)}"
 
 

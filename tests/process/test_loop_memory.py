@@ -95,6 +95,31 @@ def test_what_was_named_before_a_restart_is_not_named_again(drill):
     assert agent.output.count("note: no object of the State saves best") == 1
 
 
+def test_a_file_that_an_earlier_step_wrote_and_a_later_one_reads_is_named(drill):
+    """Best weights in a file. Its time is set to the beginning of the run: no test waits."""
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(
+        HEADER
+        + textwrap.dedent("""
+        import os
+        best = run.path("best.pt")
+        began_ns = (best.parent / "run.json").stat().st_mtime_ns
+        for step in run.steps(data, state):
+            update(step)
+            if step.number == 2:
+                torch.save(model.state_dict(), best)
+                os.utime(best, ns=(began_ns, began_ns))
+            if step.number == 12:
+                model.load_state_dict(torch.load(best))
+        """)
+    )
+    agent = drill.start(recipe=recipe)
+    agent.ends_with(0)
+    (found,) = drill.events("unsaved_variables")
+    assert (found["changing"], found["files"]) == ([], [str(drill.folder / "run" / "best.pt")])
+    assert agent.output.count("which an earlier step has written") == 1
+
+
 def test_a_variable_that_no_step_was_left_to_set_is_explained(drill):
     """The worker dies after its last step; the next one finds the training complete."""
     recipe = drill.folder / "recipe.py"
