@@ -26,7 +26,7 @@ from elastic.errors import EXIT_COMPLETE, ElasticError, StoreFailed
 from elastic.events import RecipeEdited, Stopped
 from elastic.system.phase import Phase
 from elastic.system.raised_error import ErrorPlace
-from elastic.train import early_end, refuse, step_requests
+from elastic.train import early_end, indirect_loop, refuse, step_requests
 from elastic.train.agreement import Agreement
 from elastic.train.audit import Auditor
 from elastic.train.first_step_notes import notes
@@ -84,6 +84,7 @@ class Loop:
                 parts.frozen.look_at_loading(*memory.loading())
             return next(batches)
 
+        indirect_loop.check(sys._getframe().f_back)  # noqa: SLF001 - the recipe's is above
         own_numbers = frozenset({os.getpid(), parts.groups.world_size, parts.groups.rank})
         parts.frozen.begin(first, sys._getframe().f_back, own_numbers)  # noqa: SLF001 - the recipe's is above
         for number in range(first, self.last_step + 1):

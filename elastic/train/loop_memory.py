@@ -319,7 +319,7 @@ def _has_own_state_dict(thing: Any) -> bool:
 def _said_before(events: Path) -> set[str]:
     """The names that earlier processes of the run have said."""
     found = [each.event for each in read_rare(events, UnsavedVariables)]
-    return {name for each in found for name in (*each.changing, *each.after_loop)}
+    return {name for each in found for name in (*each.changing, *each.after_loop, *each.files)}
 
 
 def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) -> LoopMemory:
@@ -332,7 +332,7 @@ def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) ->
         if parts.output is not None:
             known = _said_before(parts.output.events) if parts.generation > 1 else set[str]()
             parts.output.log.record(found)
-            if not known.issuperset([*found.changing, *found.after_loop]):
+            if not known.issuperset([*found.changing, *found.after_loop, *found.files]):
                 print(sentence(found), flush=True)
         if parts.trace is not None:
             parts.trace.note(sentence(found))
