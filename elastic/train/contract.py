@@ -50,6 +50,7 @@ class Contract:
         )
         self._before_update: Callable[[], None] = lambda: None
         self._first_step: int | None = None  # of this generation
+        self._has_noted = False
         self._is_computing = False
         # In the computation that was begun last; the second without those that are frozen.
         self._trained: list[nn.Parameter] = []
@@ -90,14 +91,20 @@ class Contract:
             self._loose.begin_loop(self._state.parameters())
         self._loose.step = number
 
-    def end_step(self) -> None:
+    def end_step(self) -> str:
         """After the step's body: no gradient that an update has used is left for the next one.
 
-        Raises UsageError where the body has put functions into a schedule, which no State saves.
+        Returns what to tell the user, each sentence once. Raises UsageError where the body has put
+        functions into a schedule, which no State saves.
         """
         self._unsaved.check_functions(self._unused.step)
         self._loose.end_step()
         self._unused.drop_used(self._held)
+        note, self._loose.note = self._loose.note, ""
+        if not note or self._has_noted:
+            return ""
+        self._has_noted = True
+        return note
 
     def has_waiting_gradients(self) -> bool:
         """Whether the step has computed gradients, and the body made no update with them yet."""
@@ -138,7 +145,7 @@ class Contract:
                 f"elastic.start(global_batch={2 * batch}, shards={2 * shards}) for k = 2; return the sum of two losses from one function; "
                 "and to drop gradients on purpose, call optimizer.zero_grad()"
             )
-        self._loose.begin(self._loose_ones)
+        self._loose.begin(self._loose_ones, are_alone=not self._held)
 
     def end_computation(self, gradient_norms: Sequence[float]) -> None:
         """All parameters have the gradients of all shards in `.grad`."""

@@ -305,7 +305,8 @@ class Loop:
         """
         parts, saving = self._parts, self._saving
         outcome = step.outcome or step.end_by_hand()
-        self._of_steps.contract.end_step()
+        if note := self._of_steps.contract.end_step():
+            self.say(note)
         step.fault_point("optimizer")
         saving.finish_copy()
         if step.number == 1:

@@ -3,7 +3,8 @@
 An optimizer of the recipe's own, or a line of the loop, updates them, and no hook says when. So
 within a step a second computation adds to a gradient that nothing has used, as a second backward
 does. At the end of the step the gradient goes: it is no part of the state. An update after steps
-without one would lack what those gave, and is refused.
+without one would lack what those gave, and is refused. Beside optimizers of torch it is only named:
+it is rather a target network that the loop copies now and then, and whose gradients nothing reads.
 
 An update counts if it changes the version or the address of any of these parameters, or one of a
 few numbers of each: a write through `.data` has no other sign. It does not see an update that
@@ -30,6 +31,8 @@ class LooseGradients:
         self._name_of = name_of
         self._sizes = sizes
         self.step = 0
+        self.note = ""  # what to tell the user, of the newest step
+        self._are_alone = True  # no optimizer of torch holds any parameter
         self._old: dict[nn.Parameter, Tensor] = {}  # gradients from before the loop
         self._given: dict[nn.Parameter, int] = {}  # in this step, with the version of the gradient
         self._added_to: dict[nn.Parameter, Tensor] = {}
@@ -44,11 +47,13 @@ class LooseGradients:
         """parameters: all that may have a gradient."""
         self._old = {p: p.grad for p in parameters if p.grad is not None}
 
-    def begin(self, parameters: Sequence[nn.Parameter]) -> None:
+    def begin(self, parameters: Sequence[nn.Parameter], *, are_alone: bool) -> None:
         """parameters: those that require a gradient; afterwards none of them has one.
 
-        Raises UsageError for a gradient from before the loop.
+        are_alone: no optimizer of torch holds any parameter. Raises UsageError for a gradient from
+        before the loop.
         """
+        self._are_alone = are_alone
         if self._given and self._is_updated():
             for parameter in self._given:
                 parameter.grad = None
@@ -81,7 +86,7 @@ class LooseGradients:
 
     def has_waiting(self) -> bool:
         """Whether this step's gradients wait for an update such as an earlier step has made."""
-        return bool(self._given) and self._was_updated and not self._is_updated()
+        return self._are_alone and bool(self._given) and self._was_updated and not self._is_updated()
 
     def end_step(self) -> None:
         """Raises UsageError for an update that lacks the gradients of earlier steps."""
@@ -99,12 +104,15 @@ class LooseGradients:
         since = self._unused_since
         # At first a write through .data may have changed nothing, as one with a learning rate of 0.
         if since is not None and since < self.step and (self._was_updated or self._counts_update()):
-            raise UsageError(
+            found = (
                 f"step {self.step}: {self._name_of(self._marked[0])}, or another parameter that no optimizer of torch in the State holds, has changed, and "
                 f"gradients since step {since} were not used: at the end of its step a gradient goes. A step already accumulates: for k batches in one "
                 f"change start with k times the batch, as {self._sizes}. Where nothing needs these gradients, set .grad to None in their step "
                 "(model.zero_grad()), or freeze the parameters by requires_grad_(False)"
             )
+            if self._are_alone:
+                raise UsageError(found)
+            self.note = f"note: {found}"
         self._unused_since, self._was_updated = None, True
 
     def _take_mark(self) -> None:

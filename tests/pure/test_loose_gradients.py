@@ -167,6 +167,30 @@ def test_an_own_optimizer_that_accumulates_over_steps_is_refused(how):
     assert done == (3 if how == "data" else 1)
 
 
+@pytest.mark.parametrize("copy", ["load", "data"])
+def test_a_target_network_that_backward_reaches_and_the_loop_copies_now_and_then_is_named_once(copy):
+    """Its gradients are computed for nothing, as in plain PyTorch; an optimizer of torch trains. A
+    script without `no_grad` around the target is ordinary.
+    """
+    net, target = layers(), layers()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    said = []
+    for step in steps(ALONE, State(net=net, target=target, optimizer=optimizer), epochs=4):
+        step.mean_loss(lambda batch: F.mse_loss(net(batch.data[0]), 1 + target(batch.data[0])))
+        optimizer.step()
+        if step.number % 3 == 0:
+            if copy == "load":
+                target.load_state_dict(net.state_dict())
+            else:
+                for slow, fast in zip(target.parameters(), net.parameters(), strict=True):
+                    slow.data.copy_(fast.data)
+        assert not step._parts.contract.has_waiting_gradients()
+        said.append(step._parts.contract.end_step())
+    assert step.number == 8
+    (note,) = filter(None, said)
+    assert "freeze the parameters by requires_grad_(False)" in note
+
+
 @pytest.mark.parametrize("drop", ["none", "zero"])
 def test_gradients_that_are_dropped_in_their_step_are_no_accumulation(drop):
     net = layers()
