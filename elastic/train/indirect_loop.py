@@ -17,10 +17,10 @@ _CALLS = frozenset({"reduce", "accumulate", "map", "filter", "starmap"})
 
 
 def check(frame: FrameType | None) -> None:
-    """frame: that which asks for the next step. Raises UsageError."""
-    if frame is None or not is_own_file(frame.f_code.co_filename):
-        return
-    if name := _called(_asking(frame)):
+    """frame: that which asks for the next step, or one that it called. Raises UsageError."""
+    while frame is not None and not is_own_file(frame.f_code.co_filename):
+        frame = frame.f_back  # this library's own generators are in between
+    if frame is not None and (name := _called(_asking(frame))):
         raise UsageError(
             f"the steps of the run are given to {name}(...), which keeps between two steps what no process that restarts has: write the loop as "
             "`for step in run.steps(data, state):`, and keep what it changes in elastic.Values(...), which goes into the State"

@@ -95,6 +95,15 @@ def test_what_was_named_before_a_restart_is_not_named_again(drill):
     assert agent.output.count("note: no object of the State saves best") == 1
 
 
+def test_steps_that_are_given_to_map_end_the_run_at_once(drill):
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(HEADER + "for loss in map(update, run.steps(data, state)):\n    print(loss)\n")
+    agent = drill.start(recipe=recipe)
+    agent.ends_with(2)
+    assert "the steps of the run are given to map(...)" in agent.output
+    assert len(drill.events("generation_started")) == 1
+
+
 def test_a_file_that_an_earlier_step_wrote_and_a_later_one_reads_is_named(drill):
     """Best weights in a file. Its time is set to the beginning of the run: no test waits."""
     recipe = drill.folder / "recipe.py"
