@@ -1,17 +1,17 @@
 """What one computation of one shard took and gave, as checksums that name what differs.
 
-Two computations of a shard are equal if their evidence is. Checksums are sums of words
-(snapshot/checksum.py), with the limits that are written there; all NaNs count as one.
+Two computations of a shard are equal if their evidence is. Data have a fingerprint
+(data/fingerprint.py). Checksums of other tensors are sums of words (snapshot/checksum.py), with the
+limits that are written there; all NaNs count as one.
 """
 
 import hashlib
 from collections import Counter
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
+from elastic.data.fingerprint import fingerprint, real_numbers
 from elastic.train import structure
 from elastic.train.audit_verdict import DATA, Evidence
 from elastic.train.flat_state import tensor_sums
@@ -30,7 +30,7 @@ class ShardRecord:
     def add_data(self, data: Any) -> None:
         """Before the first call; later calls have the same data, perhaps changed by the first."""
         if self._data is None:
-            self._data = data_checksum(data)
+            self._data = fingerprint(data)
 
     def add_call(self, number: int, output: Tensor, state: State) -> None:
         """The modules have the buffers that the call left."""
@@ -76,32 +76,5 @@ def _buffers(state: State) -> list[Tensor]:
 
 def tensor_checksum(tensor: Tensor) -> str:
     """Of a tensor's dtype, shape and bytes, where all NaNs count as one."""
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    real = torch.view_as_real(plain) if plain.is_complex() else plain
-    # A sum costs a third of a search for NaNs, and is one if there are any. Types of one byte have
-    # neither.
-    if real.is_floating_point() and real.itemsize > 1 and real.sum().isnan():
-        real = real.masked_fill(real.isnan(), torch.nan)
     head = f"{tensor.dtype} {list(tensor.shape)}\n".encode()
-    return hashlib.sha256(head + tensor_sums(real)).hexdigest()
-
-
-def data_checksum(value: Any) -> str:
-    """Of the tensors, arrays, numbers and words in nested tuples, lists and dicts.
-
-    Anything else counts by its type alone.
-    """
-    match value:
-        case Tensor():
-            text = tensor_checksum(value)
-        case np.ndarray():
-            text = hashlib.sha256(value.tobytes()).hexdigest()
-        case dict():
-            text = repr({str(name): data_checksum(item) for name, item in value.items()})
-        case list() | tuple():
-            text = repr([data_checksum(item) for item in value])
-        case None | bool() | int() | float() | str() | bytes():
-            text = repr(value)
-        case _:
-            text = ""
-    return hashlib.sha256(f"{type(value).__name__} {text}".encode()).hexdigest()
+    return hashlib.sha256(head + tensor_sums(real_numbers(tensor))).hexdigest()

@@ -1,5 +1,6 @@
 """An audit finds what is not exact, blames the right side, and leaves training as it was."""
 
+import itertools
 import random
 from functools import partial
 
@@ -244,6 +245,40 @@ def test_what_is_loaded_elsewhere_is_loaded_again_alike(workers):
     """
     undisturbed = train_exactly(ALONE, "mean", False, 0)
     assert train_exactly(ALONE, "mean", True, workers) == undisturbed
+
+
+def collate_texts(samples):
+    """Beside what is trained, texts as an array of objects, and a sparse tensor."""
+    x, y = torch.utils.data.default_collate(samples)
+    return x, y, np.array([f"text {int(each)}" for each in y], dtype=object), x.to_sparse()
+
+
+def train_beside_texts(audits, collate):
+    net = nn.Linear(6, CLASSES)
+    nn.init.zeros_(net.weight)
+    nn.init.zeros_(net.bias)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+    objects = {"net": net, "optimizer": optimizer}
+    training = Training(ALONE, objects, audits=audits, dataset=Augmented(), collate=collate)
+    for step in training.steps():
+        step.mean_loss(lambda batch: classify(net, batch))
+        optimizer.step()
+    return checksum_of(State(**objects).flatten()).whole
+
+
+def test_texts_and_sparse_tensors_in_a_batch_pass_an_audit():
+    """The first lie at other addresses each time they are loaded, the second cannot be reshaped."""
+    assert train_beside_texts(True, collate_texts) == train_beside_texts(False, collate_texts)
+
+
+def test_a_text_that_depends_on_the_past_is_found_by_an_audit():
+    count = itertools.count()
+    with pytest.raises(RecipeNotExact, match="The data set, or collate"):
+        train_beside_texts(True, lambda samples: (*collate_texts(samples), texts_of(next(count))))
+
+
+def texts_of(number):
+    return np.array([f"number {number}"], dtype=object)
 
 
 # Recipes that are not exact.

@@ -79,6 +79,7 @@ class Training:
         *,
         shards: int = 6,
         dataset: Any = None,
+        collate: Any = None,
         workers: int = 0,
         audits: bool = True,
         looks: bool = False,
@@ -93,6 +94,7 @@ class Training:
             order=order,
             device=CPU,
             workers=workers,
+            collate=collate,
         )
         self.log: Any = Log()
         self.auditor = auditor_of(
