@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from elastic.errors import UsageError
 from elastic.train.callables import code_key
 from elastic.train.flat_state import sha256_of
-from elastic.train.number_inputs import MANY_NUMBERS, numbers_among, numbers_read
+from elastic.train.number_inputs import NumberInputs, numbers_among, numbers_read
 from elastic.train.object_marks import leaves, storage_of
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.reachable import sites_below
@@ -36,7 +36,7 @@ from elastic.train.site import Form, Site
 from elastic.train.stable_names import StableNames, below
 from elastic.train.state import State
 
-SEVERAL = ""  # a name that stood for different contents is not compared
+SEVERAL = ""  # in place of a checksum: a name that stood for different contents is not compared
 LOOKS = 4  # at the calls of one function in a generation
 FEW_TENSORS = 8  # of a module that have a checksum each; of a larger one, neighbours share one
 MANY_NAMES = 32
@@ -66,20 +66,20 @@ class FrozenInputs:
         self._now: dict[str, str] = {}
         self._there: dict[str, str] = {}
         self._first_step = 0
-        self._numbers: dict[str, str] = {}
-        self._numbers_there: dict[str, str] = {}
-        self._own_numbers = frozenset[int]()
+        self._numbers_there: Mapping[str, str] = {}
+        self._numbers = NumberInputs()
 
     def resume(self, there: Mapping[str, str], numbers: Mapping[str, str]) -> None:
         """there, numbers: `saved` and `numbers`, beside the state that the loop begins with."""
-        self._there, self._numbers_there = dict(there), dict(numbers)
+        self._there, self._numbers_there = dict(there), numbers
 
     def begin(self, step: int, frame: FrameType | None, own_numbers: frozenset[int] = frozenset()) -> None:
         """Before the body of a generation's first step, below the frame that iterates.
 
-        own_numbers: which other processes do not share, such as the number of workers.
+        own_numbers: the process id, the rank and the number of workers, which are no settings of a
+        recipe that has them in a variable.
         """
-        self._own_numbers = own_numbers
+        self._numbers = NumberInputs(self._numbers_there, own_numbers)
         self._first_step = step
         self._names = StableNames.of_loop(frame)
 
@@ -93,7 +93,7 @@ class FrozenInputs:
             return
         self._looks[code] += 1
         if step == self._first_step:
-            self._note_numbers(numbers_read(function, self._names.of_loop_names(), self._own_numbers))
+            self._numbers.note(numbers_read(function, self._names.of_loop_names()))
         saved, known = self._saved_storages(), len(self._marks)
         seen = set[int]()
         roots, loop = self._names.roots(function, frame)
@@ -112,13 +112,8 @@ class FrozenInputs:
         assert self._names is not None
         loop_names = self._names.of_loop_names()
         for function in functions:
-            self._note_numbers(numbers_read(function, loop_names, self._own_numbers))
-        self._note_numbers(numbers_among(built, self._own_numbers))
-
-    def _note_numbers(self, found: Mapping[str, str]) -> None:
-        for name, text in found.items():
-            if self._numbers.setdefault(name, text) != text:
-                self._numbers[name] = SEVERAL  # of several functions, or it changes
+            self._numbers.note(numbers_read(function, loop_names))
+        self._numbers.note(numbers_among(built))
 
     def compare_ranks(self, step: int, groups: ProcessGroups) -> list[str]:
         """In a generation's first step, with the other ranks. Raises UsageError on all of them.
@@ -127,22 +122,11 @@ class FrozenInputs:
         """
         if step != self._first_step:
             return []
-        gathered: list[tuple[dict[str, str], dict[str, str]]] = groups.all_gather((self._now, self._numbers))
-        of_ranks = [checksums for checksums, _ in gathered]
-        for name, text in self._numbers.items():
-            if any(numbers.get(name) != text for _, numbers in gathered):
-                self._numbers[name] = SEVERAL  # the number of a rank, perhaps
-        others = self._other_numbers()
+        gathered = groups.all_gather((self._now, self._numbers.message()))
+        others = self._numbers.compare([numbers for _, numbers in gathered])
         if groups.rank == 0 and others:
             print(_note(others), flush=True)
-        for rank, there in enumerate(of_ranks):
-            for name, sha256 in there.items():
-                first = of_ranks[0].get(name, SEVERAL)
-                if SEVERAL not in (first, sha256) and first != sha256:
-                    raise UsageError(
-                        f"step {step}: {_shown(name)}, which no object of the State saves, is another one on rank {rank} than on rank 0, and the function "
-                        f"given to step.mean_loss or step.sum can read it. Make it alike in every process. {_advice(name)}"
-                    )
+        _compare_checksums(step, [checksums for checksums, _ in gathered])
         return others
 
     def saved(self) -> dict[str, str]:
@@ -151,18 +135,8 @@ class FrozenInputs:
         return dict(sorted((self._there | self._now | several).items())[:MANY_NAMES])
 
     def numbers(self) -> dict[str, str]:
-        """As text by name, as this process read them, or an earlier one where this one has not."""
-        numbers = dict(sorted((self._numbers_there | self._numbers).items())[:MANY_NUMBERS])
-        return {name: text for name, text in numbers.items() if text != SEVERAL}
-
-    def _other_numbers(self) -> list[str]:
-        """Those that are not what the process had that trained the restored state, with both."""
-        found = []
-        for name, there in sorted(self._numbers_there.items()):
-            now = self._numbers.get(name, there)
-            if now not in (SEVERAL, there):
-                found.append(f"{name} is {now} and was {there}")
-        return found
+        """As text by name: NumberInputs.saved."""
+        return self._numbers.saved()
 
     def _saved_storages(self) -> set[int]:
         states = [leaves(thing.state_dict()) for thing in self._state.objects.values()]
@@ -212,6 +186,17 @@ class FrozenInputs:
                     f"step {step}: {_shown(name)} has other contents than when this run first read it, and no object of the State saves it. The function "
                     "given to step.mean_loss or step.sum can read it, so that the run would end with another result. To resume, give it its former contents. "
                     f"{_advice(name)}. To go on with the new contents, begin a run from this state: elastic-train RECIPE --from RUN --run-dir NEW"
+                )
+
+
+def _compare_checksums(step: int, of_ranks: list[dict[str, str]]) -> None:
+    for rank, checksums in enumerate(of_ranks):
+        for name, sha256 in checksums.items():
+            first = of_ranks[0].get(name, SEVERAL)
+            if SEVERAL not in (first, sha256) and first != sha256:
+                raise UsageError(
+                    f"step {step}: {_shown(name)}, which no object of the State saves, is another one on rank {rank} than on rank 0, and the function "
+                    f"given to step.mean_loss or step.sum can read it. Make it alike in every process. {_advice(name)}"
                 )
 
 

@@ -17,6 +17,7 @@ from elastic.train.state import State
 from elastic.train.values import Values
 
 STEPS = 6
+ALONE = SimpleNamespace(rank=0, world_size=1, all_gather=lambda mine: [mine])
 X = torch.ones(2, 3)
 
 
@@ -24,6 +25,7 @@ X = torch.ones(2, 3)
 class Step:
     number: int
     frozen: FrozenInputs
+    groups: SimpleNamespace
 
     @property
     def epoch(self):
@@ -32,26 +34,27 @@ class Step:
     def mean_loss(self, function):
         self.frozen.look(self.number, function, sys._getframe())
         function(X)
-        self.frozen.compare_ranks(self.number, SimpleNamespace(rank=0, all_gather=lambda mine: [mine]))
+        self.frozen.compare_ranks(self.number, self.groups)
 
 
 class Generation:
     """A process that begins at a step with what stands beside the state before it.
 
-    saved: what stands beside the state of each step.
+    saved: what stands beside the state of each step. pid: None where no number is a process's own.
     """
 
-    def __init__(self, first=1, there=None, last=STEPS, numbers=None):
+    def __init__(self, first=1, there=None, last=STEPS, numbers=None, groups=ALONE, pid=None):
         self.first, self.there, self.last = first, there or {}, last
         self.numbers = numbers or {}
-        self.saved = {}
+        self.saved, self.groups = {}, groups
+        self.own = frozenset() if pid is None else frozenset({pid, groups.world_size, groups.rank})
 
     def steps(self, **objects):
         frozen = FrozenInputs(State(**objects), [])
         frozen.resume(self.there, self.numbers)
-        frozen.begin(self.first, sys._getframe())
+        frozen.begin(self.first, sys._getframe(), self.own)
         for number in range(self.first, self.last + 1):
-            yield Step(number, frozen)
+            yield Step(number, frozen, self.groups)
             self.saved[number] = frozen.saved()
             self.numbers = frozen.numbers()
 
@@ -287,7 +290,7 @@ def test_ranks_compare_what_they_read_in_their_first_step():
     ranks = [Generation(last=1), Generation(last=1)]
     for rank, seed in enumerate((1, 2)):
         in_the_loop(ranks[rank], seed)
-    groups = SimpleNamespace(rank=0, all_gather=lambda _mine: [(each.saved[1], {}) for each in ranks])
+    groups = SimpleNamespace(rank=0, all_gather=lambda _mine: [(each.saved[1], ({}, [])) for each in ranks])
     frozen = FrozenInputs(State(model=linear(0)), [])
     frozen.begin(3, None)
     frozen.compare_ranks(4, groups)
