@@ -3,10 +3,10 @@
 `dataset.labels[i] = k` leaves the array the same object of the same length, and `tensor.data` and
 arrays of NumPy have no count of changes. So each reading takes sums of the bytes of tensors and
 arrays, and the elements of containers, and of records in them, by identity, numbers and words by
-value. It is bounded: of a tensor or an array above 16 MiB stretches that are spread evenly are
-read, 1 MiB in all, and so of all that come once 32 MiB were read; of a list of numbers and words
-2**20 elements, of one of rows of them 2**16, of other elements 2**12 in all, taken evenly. None of
-the recipe's code runs.
+value. It is bounded: of a tensor or an array above 16 MiB 64 stretches of 16 KiB that are spread
+evenly are read; so of each above 1 MiB that comes once 32 MiB were read; 4 such stretches of each
+above 64 KiB once 64 MiB were read. Of a list of numbers and words 2**20 elements are read, of one
+of rows of them 2**16, of other elements 2**12 in all, taken evenly. None of the recipe's code runs.
 
 Loading may write as well. Readings around it tell, in the steps that are read; of later ones the
 code of the dataset's class tells which attributes it writes to.
@@ -33,10 +33,11 @@ from elastic.train.own_code import is_own_class
 WHOLE_BYTES = 1 << 24
 ALL_BYTES = 1 << 25
 PART_BYTES = 1 << 20  # of a larger one
+RUNS, FEW_RUNS = 64, 4  # stretches of one, and of one that comes late
+RUN_BYTES = PART_BYTES // RUNS
 MANY_ROWS = 1 << 16  # of a list of lists, tuples or dicts of numbers and words
 ELEMENTS = 1 << 12  # that are neither, in all
 MANY_FLAT = 1 << 20
-_RUNS = 64
 _DEPTH = 4
 _FLAT = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _WRITING = frozenset(
@@ -119,21 +120,24 @@ class _Budget:
             return self._of_sequence(array.reshape(-1).tolist(), 0) if array.size <= MANY_FLAT else None
         if not array.size:
             return None
-        is_whole = not isinstance(array, np.memmap) and self._is_whole(array.nbytes)
-        return array_sums(array) if is_whole else _of_stretches(array, is_contiguous=array.flags.c_contiguous)
+        runs = self._runs(array.nbytes, 0 if isinstance(array, np.memmap) else WHOLE_BYTES)
+        return (
+            _of_stretches(array, runs, is_contiguous=array.flags.c_contiguous) if runs else array_sums(array)
+        )
 
     def _of_tensor(self, tensor: Tensor) -> Any:
         if storage_of(tensor) == 0:
             return None
         plain = tensor.detach()
-        return (
-            tensor_sums(plain) if self._is_whole(plain.nbytes) else _of_stretches(plain, is_contiguous=False)
-        )
+        runs = self._runs(plain.nbytes, WHOLE_BYTES)
+        return _of_stretches(plain, runs, is_contiguous=False) if runs else tensor_sums(plain)
 
-    def _is_whole(self, size: int) -> bool:
-        is_whole = size <= min(WHOLE_BYTES, self.bytes)
-        self.bytes -= size if is_whole else PART_BYTES
-        return is_whole
+    def _runs(self, size: int, whole_bytes: int) -> int:
+        """How many stretches of a tensor or an array are read; 0 for all of it, as one."""
+        runs = RUNS if self.bytes > -ALL_BYTES else FEW_RUNS
+        is_whole = size <= max(min(whole_bytes, self.bytes), runs * RUN_BYTES)
+        self.bytes -= size if is_whole else runs * RUN_BYTES
+        return 0 if is_whole else runs
 
 
 class _Same:
@@ -163,14 +167,18 @@ def is_record(value: Any) -> bool:
     )
 
 
-def _of_stretches(thing: Any, *, is_contiguous: bool) -> bytes:
-    """Of rows that are spread evenly, at most PART_BYTES, or one row."""
+def _of_stretches(thing: Any, most: int, *, is_contiguous: bool) -> bytes:
+    """Of rows that are spread evenly, at most `most` times RUN_BYTES, or one row.
+
+    thing: of more bytes than that.
+    """
     if isinstance(thing, Tensor):  # in the order in which they lie
         thing = thing.permute(sorted(range(thing.ndim), key=thing.stride, reverse=True))
         is_contiguous = thing.is_contiguous()
     rows = thing.reshape(-1) if is_contiguous else thing
-    runs = min(_RUNS, len(rows), max(1, PART_BYTES // max(1, rows[0].nbytes)))
-    length = max(1, int(len(rows) * PART_BYTES / rows.nbytes) // runs)
+    part_bytes = most * RUN_BYTES
+    runs = min(most, len(rows), max(1, part_bytes // max(1, rows[0].nbytes)))
+    length = max(1, int(len(rows) * part_bytes / rows.nbytes) // runs)
     starts = [place * (len(rows) - length) // max(1, runs - 1) for place in range(runs)]
     take = tensor_sums if isinstance(rows, Tensor) else array_sums
     return b"".join(take(rows[start : start + length]) for start in starts)
@@ -203,7 +211,7 @@ def _kinds(thing: Any, depth: int) -> Iterator[type]:
     yield type(thing)
     held = getattr(thing, "__dict__", None)
     for name, value in held.items() if depth < _DEPTH and type(held) is dict else ():
-        for each in value if isinstance(value, list | tuple) and len(value) <= _RUNS else [value]:
+        for each in value if isinstance(value, list | tuple) and len(value) <= RUNS else [value]:
             is_called = isinstance(each, Dataset) or ("transform" in name and hasattr(each, "__dict__"))
             if is_called or is_own_object(each):
                 yield from _kinds(each, depth + 1)

@@ -17,6 +17,7 @@ from torch.utils.data import ConcatDataset, Subset
 import elastic
 from elastic.data.stale_copies import Attribute
 from elastic.errors import UsageError
+from elastic.train import dataset_contents
 from elastic.train.body_changes import ALL_OF_FIRST, BodyChanges
 from elastic.train.dataset_contents import DatasetContents
 from elastic.train.dataset_settings import DatasetSettings
@@ -422,3 +423,26 @@ def test_few_elements_of_a_large_array_are_read_and_a_small_one_wholly():
     assert contents.read(held) == ["dataset.large", "dataset.small"]
     large[1 << 20] = 1  # between two stretches
     assert contents.read(held) == []
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array", "file"])
+@pytest.mark.parametrize("words", [2048, 1 << 15, 1 << 18])
+def test_many_tensors_in_a_list_are_read_once_and_in_bounds(monkeypatch, tmp_path, words, kind):
+    """64 stretches of each, each as long as the whole, took seconds in every step. What is read is
+    counted: all of the first 32 MiB, and of the others less, the more there are.
+    """
+    one = np.zeros(words)
+    if kind == "file":
+        one = np.memmap(tmp_path / "words", dtype=np.float64, mode="w+", shape=words)
+    taken, given = [], torch.from_numpy(one) if kind == "tensor" else one
+    for name in ("tensor_sums", "array_sums"):
+        take = getattr(dataset_contents, name)
+        monkeypatch.setattr(
+            dataset_contents, name, lambda thing, take=take: [taken.append(thing.nbytes), take(thing)][1]
+        )
+    contents, held = DatasetContents(), {"dataset.items": Attribute([given] * 4000, 0)}
+    contents.read(held)
+    assert sum(taken) <= (96 << 20) + 4000 * min(8 * words, 64 << 10)
+    assert len(taken) <= 4000 * (1 if words == 2048 else 4) + 64 * 64
+    one[-1] = 1
+    assert contents.read(held) == ["dataset.items"]
