@@ -111,6 +111,7 @@ class BatchLoader:
             except UsageError:
                 del loading  # its processes end at once, and the garbage collector would wait for them
                 raise
+            del first  # it would keep every slice that the other one goes past
         for each, data in zip(slices, loading, strict=True):
             yield Batch(data=to_device(data, self.device), seed=self.seed, **each._asdict())
 

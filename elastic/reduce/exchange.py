@@ -77,7 +77,10 @@ class Exchange:
         """
         if self.world_size == 1:
             return fold(parts, self.shards, Tensor.add_)
-        device = next(iter(parts.values())).device
+        first = next(iter(parts.values()))
+        if not first.numel():  # on every rank
+            return first
+        device = first.device
         if self._is_gloo and device.type != "cpu":  # gloo sends from and receives into host memory
             parts = {block: part.cpu() for block, part in parts.items()}
         with peers_may_die(what):

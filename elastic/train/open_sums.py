@@ -75,8 +75,10 @@ class OpenSums:
     def in_shard(self) -> Iterator[None]:
         """Inside the backward of one shard, which must not reach a result."""
         self._is_in_shard = True
-        yield
-        self._is_in_shard = False
+        try:
+            yield
+        finally:
+            self._is_in_shard = False
 
     def _reach(self, number: int, _gradient: Tensor) -> None:
         """A backward has reached the result of a sum; only that of the step's loss may."""

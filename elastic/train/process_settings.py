@@ -89,9 +89,16 @@ def read_settings() -> Settings:
     found = {name: _value(read) for name, read in _READERS.items()}
     for holder, name in _HOOKS:
         found[f"{holder.__name__}.{name}"] = len(vars(holder)[name])
-    found[_FOLDER] = str(Path.cwd())
+    found[_FOLDER] = _folder()
     found[_ENVIRONMENT] = environment.raw_variables()
     return found
+
+
+def _folder() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:  # somebody has removed it
+        return "a folder that is gone"
 
 
 def changed(before: Settings, now: Settings) -> tuple[list[str], list[str]]:

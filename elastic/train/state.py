@@ -11,6 +11,7 @@ same state: they compare checksums (consistency.py).
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -57,7 +58,7 @@ class State:
                     f"State({name}=...): expected an object with state_dict and load_state_dict, found {type(thing).__name__}; "
                     f"{advice_for_entry(name, thing)}"
                 )
-        self.objects = objects
+        self.objects: Mapping[str, Stateful] = MappingProxyType(objects)
         # Settings of the recipe without effect, because those that were saved are in force.
         self.ignored: list[str] = []
         self._built: Built | None = None  # None until the loop begins

@@ -9,6 +9,7 @@ It scales a loss only with the scaler that it is given; unscaling, clipping and 
 recipe's, with plain PyTorch on the gradients in `.grad`.
 """
 
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -113,14 +115,21 @@ class Step:
     def log(self, **values: float | str) -> None:
         """Numbers for this step's line in metrics.jsonl; tensors of one element are fine.
 
-        Raises UsageError for a tensor of more.
+        Raises UsageError for a tensor of more, and for what JSON cannot hold.
         """
         for name, value in values.items():
             if isinstance(value, Tensor) and value.numel() != 1:
                 raise UsageError(
                     f"step.log({name}=...): expected one number, found {described(value)}; log its mean, or its elements under names of their own"
                 )
-            self.logged[name] = value.item() if isinstance(value, Tensor) else value
+            plain = value.item() if isinstance(value, Tensor | np.generic) else value
+            try:
+                json.dumps(plain)
+            except (TypeError, ValueError) as error:
+                raise UsageError(
+                    f"step.log({name}=...): expected a number or a text, found {described(value)} ({error})"
+                ) from error
+            self.logged[name] = plain
 
     @public("step.sum", is_of_all_ranks=True)
     def sum(self, function: Callable[[Batch], Tensor]) -> Tensor:

@@ -26,7 +26,8 @@ _GATHERED = {
 }
 _COLLECTIVES = {"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", *_GATHERED}
 _DISTRIBUTED = {"dist", "distributed"}
-_SHOWING = {"print", "log", "event", "debug", "info", "warning", "write", "add_scalar", "add_text", "format"}
+_SHOWING = {"print", "event", "debug", "info", "warning", "write", "add_scalar", "add_text", "format"}
+_LOGGING = {"step", "run", "logger", "log", "logging", "wandb", "mlflow"}  # whose `log` shows
 # A file without any of these words is not parsed: a recovery waits for this.
 _WORDS = re.compile(
     rb"world_size|WORLD_SIZE|device_count|all_reduce|all_gather|all_to_all|reduce\(|reduce_scatter|gather"
@@ -69,9 +70,20 @@ def _computing(tree: ast.AST) -> Iterator[ast.AST]:
     while left:
         node = left.pop()
         yield node
-        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and _called(node) in _SHOWING):
-            continue
-        left += ast.iter_child_nodes(node)
+        if not _only_shows(node):
+            left += ast.iter_child_nodes(node)
+
+
+def _only_shows(node: ast.AST) -> bool:
+    match node:
+        case ast.JoinedStr():
+            return True
+        case ast.Call(func=ast.Attribute(attr="log", value=ast.Name(id=owner) | ast.Attribute(attr=owner))):
+            return owner in _LOGGING
+        case ast.Call():
+            return _called(node) in _SHOWING
+        case _:
+            return False
 
 
 def _asks(node: ast.AST, runs: set[str]) -> bool:

@@ -73,8 +73,8 @@ def sums_on_this_rank(member, shards, names, lengths, seed):
 @pytest.mark.parametrize("shards", [5, 6, 8])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
 def test_every_rank_gets_the_bits_of_the_dumb_sum(ranks, world_size, shards):
-    """Odd lengths, some shorter than the world; numbers with infinities, NaNs and signed zeros."""
-    lengths = [1, 2, 3, 7, 129, 1001]
+    """Odd lengths, some shorter than the world, and 0; infinities, NaNs and signed zeros."""
+    lengths = [0, 1, 2, 3, 7, 129, 1001]
     found = ranks.run(world_size, sums_on_this_rank, shards, DTYPES, lengths, 17)
     assert found == [dict.fromkeys(DTYPES, [True] * len(lengths))] * world_size
 
@@ -93,7 +93,7 @@ def test_numbers_of_these_tests_show_the_order_of_addition():
 
 @settings(max_examples=30)
 @given(
-    st.integers(1, 5), st.integers(0, 11), st.integers(1, 40), st.integers(0, 2**31), st.sampled_from(DTYPES)
+    st.integers(1, 5), st.integers(0, 11), st.integers(0, 40), st.integers(0, 2**31), st.sampled_from(DTYPES)
 )
 def test_any_shards_and_length_give_the_bits_of_the_dumb_sum(ranks, world_size, extra, length, seed, name):
     """Hypothesis looks for a number of shards, ranks or elements that the exchange cuts wrongly."""

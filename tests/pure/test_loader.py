@@ -2,7 +2,10 @@
 where loading began.
 """
 
+import gc
 import random
+import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -207,3 +210,16 @@ def test_a_packed_sequence_keeps_its_batch_sizes_on_the_host():
     packed = pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
     (moved,) = to_device((packed,), torch.device("meta"))
     assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")
+
+
+def test_slices_that_were_trained_are_not_kept():
+    """A loop whose first samples are checked goes on for millions of steps. `tee` keeps some."""
+    loader = Loader(dataset=range(22), order=replace(ORDER, epochs=60), device=CPU)
+    seen = []
+    for batches in loader.steps(range(ORDER.shards), 1, check_first=True):
+        seen += [weakref.ref(batch.indices) for batch in batches]
+        del batches
+        if len(seen) == 600:
+            gc.collect()
+            assert sum(each() is not None for each in seen) < 150
+    assert len(seen) > 600

@@ -104,3 +104,13 @@ def test_every_setting_can_be_read_where_old_and_new_names_of_torch_are_mixed():
         assert read_settings() == read_settings()
     finally:
         torch.backends.cuda.matmul.fp32_precision = "none"
+
+
+def test_a_working_directory_that_is_removed_ends_no_run(tmp_path, monkeypatch):
+    """`Path.cwd()` raises then, and so would each look."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    before = read_settings()
+    folder.rmdir()
+    assert read_settings() != before

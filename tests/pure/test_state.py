@@ -480,3 +480,10 @@ def test_a_state_of_the_earlier_version_loads_as_that_version_loaded_it():
 def test_an_image_of_something_else_is_damage(document):
     with pytest.raises(CheckpointDamaged, match=r"is not a training state"):
         FlatState.read({}, document)
+
+
+def test_an_object_that_is_put_into_a_state_later_is_refused():
+    """It would be saved, and the next start would not know the checkpoint."""
+    state = State(model=nn.Linear(2, 2))
+    with pytest.raises(TypeError):
+        state.objects["head"] = nn.Linear(2, 2)

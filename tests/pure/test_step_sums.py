@@ -3,6 +3,7 @@
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from steps import ALONE, BATCH, CLASSES, FEATURES, steps
@@ -169,6 +170,23 @@ def test_a_loss_that_does_not_depend_on_the_sums_is_refused():
     total = step.sum(lambda batch: net(batch.data[0]).sum())
     with pytest.raises(UsageError, match=r"computed from the tensor of step.sum, found .* without a graph"):
         step.backward(total.detach())
+
+
+@pytest.mark.parametrize(
+    ("value", "logged"), [(np.float32(0.5), 0.5), (np.bool_(True), True), (np.int64(3), 3)]
+)
+def test_a_logged_number_of_numpy_becomes_one_of_python(value, logged):
+    _, step = step_of()
+    step.log(value=value)
+    assert step.logged == {"value": logged}
+    assert type(step.logged["value"]) is type(logged)
+
+
+@pytest.mark.parametrize("value", [1j, torch.tensor(1j), object(), {1, 2}, np.ones(3)])
+def test_what_no_line_of_the_metrics_can_hold_is_refused_where_it_is_logged(value):
+    _, step = step_of()
+    with pytest.raises(UsageError, match=r"step\.log\(value=\.\.\.\): expected a number or a text"):
+        step.log(value=value)
 
 
 def test_a_logged_tensor_of_several_elements_is_refused_by_its_name():

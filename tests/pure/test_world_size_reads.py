@@ -22,6 +22,7 @@ from elastic.train import world_size_reads
         ("dist.reduce(loss, 0)", "dist.reduce()"),
         ("dist.all_gather_object(parts, part)", "dist.all_gather_object()"),
         ("lr = 0.1 * torch.cuda.device_count()", "torch.cuda.device_count()"),
+        ("lr = math.log(1 + run.world_size)", "run.world_size"),
         ("ours = elastic.start(seed=0); lr = ours.world_size", "ours.world_size"),
     ],
 )
@@ -35,6 +36,7 @@ def test_what_asks_for_the_number_of_workers_is_found_with_its_line(line, found)
         "print('workers', run.world_size)",
         "run.print(dist.get_world_size())",
         "step.log(workers=run.world_size)",
+        "self.logger.log(10, run.world_size)",
         "name = f'{run.world_size} workers'",
         "logger.info('%d workers', run.world_size)",
         "args.world_size = 3",
