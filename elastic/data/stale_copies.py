@@ -132,10 +132,10 @@ def _is_entered(part: Any, attribute: str, *, is_alone: bool) -> bool:
         return True
     if isinstance(part, _DATA):
         return False
-    return "transform" in attribute or (is_own_object(part) and (is_alone or callable(part)))
+    return "transform" in attribute or (is_of_own_class(part) and (is_alone or callable(part)))
 
 
-def is_own_object(part: Any) -> bool:
+def is_of_own_class(part: Any) -> bool:
     """Of a class of the recipe's own, with methods, which no State saves."""
     kind: Any = type(part)
     return hasattr(part, "__dict__") and not isinstance(part, type) and _is_own_kind(kind)

@@ -25,7 +25,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from elastic.data.stale_copies import Attributes, is_own_object, is_record_class
+from elastic.data.stale_copies import Attributes, is_of_own_class, is_record_class
 from elastic.train.flat_state import array_sums, tensor_sums
 from elastic.train.object_marks import storage_of
 from elastic.train.own_code import is_own_class
@@ -213,7 +213,7 @@ def _kinds(thing: Any, depth: int) -> Iterator[type]:
     for name, value in held.items() if depth < _DEPTH and type(held) is dict else ():
         for each in value if isinstance(value, list | tuple) and len(value) <= RUNS else [value]:
             is_called = isinstance(each, Dataset) or ("transform" in name and hasattr(each, "__dict__"))
-            if is_called or is_own_object(each):
+            if is_called or is_of_own_class(each):
                 yield from _kinds(each, depth + 1)
 
 

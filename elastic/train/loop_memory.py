@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.data import stale_copies
 from elastic.data.record import DataRecord
-from elastic.data.stale_copies import is_own_object
+from elastic.data.stale_copies import is_of_own_class
 from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
 from elastic.observe.log import read_rare
@@ -184,11 +184,11 @@ class LoopMemory:
         called: list[Any] = [made for kind in kinds for made in loading_methods(kind)]
         for each in holders:
             values = getattr(each, "__dict__", {}).values()
-            called += [value for value in values if not is_own_object(value)]
+            called += [value for value in values if not is_of_own_class(value)]
         if isinstance(collate, MethodType):
             kind: Any = type(collate.__self__)
             called += loading_methods(kind, collate.__func__.__name__)
-        elif not is_own_object(collate):
+        elif not is_of_own_class(collate):
             called.append(collate)
         return Loading(called=tuple(called), is_ahead=self.workers > 0)
 

@@ -14,11 +14,14 @@ again, twice for the same shard and once for another one, each from what was the
   is made with other weights (lasting.py), was initialised by the first call. It is refused.
 - The rest is an output, which each call replaces, or a cache, which depends on shapes alone.
 
+A function that reads what another one of the same step left behind is found by calling it after the
+other one was called for its own shard, and for other shards.
+
 It does not find what only a later call does, nor what it cannot reach. Afterwards everything is put
 back, as if the function had been called for the training alone.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +43,8 @@ from elastic.train.site import WHOLE, Content, Form, Note, Site, note, put_back
 COPIED_BYTES = 2**24
 _BY_NUMBERS = Form.TENSOR, Form.ARRAY, Form.GENERATOR
 _HALF = 0.5
+_NAMED = 3
+MANY_OTHERS = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +129,35 @@ class SideEffects:
     def __init__(self, auditor: Auditor) -> None:
         self._auditor = auditor
         self._seen: set[object] = set()  # the codes of functions, and the objects that they work on
+        self._codes: set[object] = set()  # of all functions, looked at or not
+        self._began: int | None = None  # the first step of this process
 
-    def begin(self, function: Callable[..., Any]) -> "FirstCall | None":
-        """Before the first call of a pass. None of a function that was seen before."""
+    def begin(
+        self,
+        function: Callable[..., Any],
+        step: int,
+        earlier: Iterable[Call] = (),
+        *,
+        is_audited: bool = False,
+    ) -> "FirstCall | None":
+        """Before the first call of a pass. None of a function that was seen before.
+
+        earlier: calls of this step's passes before.
+        """
+        if self._began is None:
+            self._began = step
+        code = getattr(function, "__code__", type(function))
+        is_known = code in self._codes
+        self._codes.add(code)
+        # A recovery waits for the first step of a later process: an audit looks then.
+        if step > 1 and not is_audited and (is_known or step == self._began):
+            return None
         key = _key_of(function)
         if key in self._seen:
             return None
         self._seen.add(key)
-        return FirstCall(self._auditor, function)
+        of_others = {each_key: each for each in earlier if (each_key := _key_of(each.function)) != key}
+        return FirstCall(self._auditor, function, [*of_others.values()])
 
 
 def _key_of(function: Callable[..., Any]) -> object:
@@ -167,13 +193,15 @@ class _Seen:
 class FirstCall:
     """What a function could change was read; the training calls it now for one of its shards."""
 
-    def __init__(self, auditor: Auditor, function: Callable[..., Any]) -> None:
+    def __init__(self, auditor: Auditor, function: Callable[..., Any], earlier: list[Call]) -> None:
         self._auditor = auditor
+        self._earlier = earlier
         self._sites = sites_of(auditor.state, [function])
         self._before = self._note()
 
     def end(self, step: int, call: Call, shard: int, compute: Compute) -> None:
-        """The call is over. Raises UsageError for what it leaves behind."""
+        """The call is over. Raises UsageError for what it leaves behind, or has found."""
+        self._check_left_behind(step, call, shard, compute)
         after = self._note()
         if not any(map(_has_changed, self._sites, self._before.contents, after.contents)):
             return
@@ -206,6 +234,32 @@ class FirstCall:
             kept = {place: unchanged(parts, later.parts.get(place, {})) for place, parts in kept.items()}
             for problem in self._lasting(kept, third, moved_first):
                 raise UsageError(f"step {step}: {problem}")
+
+    def _check_left_behind(self, step: int, call: Call, shard: int, compute: Compute) -> None:
+        """All shards of an earlier call come first, so that it leaves what is of its last one.
+
+        The call is made after earlier ones of its own shard, and of a few others: an accuracy may
+        be the same for two of them.
+        """
+        loader = self._auditor.loader
+        others = [each for each in range(loader.order.shards) if each != shard]
+        if not self._earlier or not others:
+            return
+        sites = sites_of(self._auditor.state, [call.function, *(each.function for each in self._earlier)])
+        now = note(sites, copied_bytes=COPIED_BYTES)
+        left, results = list[str](), list[str]()
+        with self._auditor.undisturbed():
+            for of_earlier in (shard, *others[:MANY_OTHERS]):
+                for each in self._earlier:
+                    compute(each, loader.shard(step, of_earlier))
+                found = note(sites, copied_bytes=COPIED_BYTES)
+                left += _changed_names(sites, now, found)
+                results.append(content_of(compute(call, loader.shard(step, shard))) if left else "")
+                put_back(sites, now)
+                if not left or len(set(results)) > 1:
+                    break
+        if len(set(results)) > 1:
+            raise UsageError(f"step {step}: {_of_other_call(sorted(set(left)))}")
 
     def _problems(self, first: "_Seen", second: "_Seen", third: "_Seen | None") -> Iterator[str]:
         """Of what the calls change each time, or write to places of their own."""
@@ -275,6 +329,14 @@ def _has_changed(site: Site, before: Content, after: Content) -> bool:
     return before.keys() != after.keys() or not all(_is_same(before[key], after[key]) for key in before)
 
 
+def _changed_names(sites: list[Site], before: Note, after: Note) -> Iterator[str]:
+    for site, was, now in zip(sites, before.contents, after.contents, strict=True):
+        if _has_changed(site, was, now):
+            is_whole = site.form in _BY_NUMBERS
+            changed = [] if is_whole else [key for key in now if not _is_same(was.get(key, ABSENT), now[key])]
+            yield from map(site.name_of, changed or [WHOLE])
+
+
 _FUNCTION = "the function given to step.mean_loss or step.sum"
 
 
@@ -315,6 +377,15 @@ def _of_weights(name: str) -> str:
         f"{name} keeps what {_FUNCTION} made of the weights at its first call, and later calls find it there: a worker that resumes, or that "
         "begins with another shard, would make something else. What is to last (a copy of the model for a penalty, a teacher): make it before the "
         "loop, give it to the State, and change it in the loop's body. What belongs to one step: make it in the body of each step, before the call"
+    )
+
+
+def _of_other_call(names: list[str]) -> str:
+    shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return (
+        f"{_FUNCTION} reads what the function of an earlier call in this step has left behind, in {shown}. That is of the last shard that this worker "
+        "computed there, for each shard here: all shards of a call come before the next call. Compute it inside the function that needs it, from its own "
+        "batch; or return both numbers from one function; what a sum over the batch tells comes from step.sum"
     )
 
 

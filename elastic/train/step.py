@@ -83,6 +83,7 @@ class Step:
         self._sums = OpenSums(number)
         self._buffers_after: dict[int, Contents] = {}
         self._passes = 0
+        self._calls: list[Call] = []  # the last one of each pass
         parts.contract.begin_step(number, self._end_before_update)
         # The recipe's draws before its first sum must not depend on what this rank computed before.
         random_streams.enter(parts.order.seed, "step", number, 0)
@@ -319,7 +320,7 @@ class Step:
         batches = self._batches
         if self._parts.frozen is not None:
             self._parts.frozen.look(self.number, function, sys._getframe())  # noqa: SLF001
-        first_call = self._look_at(function)
+        first_call, call = self._look_at(function), None
         with self._parts.contract.forward(parts):
             for batch in batches:
                 self._parts.heartbeat.enter(Phase.STEP)
@@ -337,6 +338,8 @@ class Step:
                     first_call.end(self.number, call, batch.shard, self._compute)
                     first_call = None
                 yield batch, output
+        if call is not None:
+            self._calls.append(call)
         random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
 
     def _follow_body(self) -> None:
@@ -349,11 +352,11 @@ class Step:
             audit.buffers_again = found[len(after) :]
 
     def _look_at(self, function: Callable[[Batch], Tensor]) -> FirstCall | None:
-        """In the first step of a run, and where a shard is computed again anyway."""
+        """In the first step of a run, where a shard is computed again anyway, and of a new one."""
         effects = self._parts.side_effects
-        if effects is None or (self.number > 1 and self.audit is None):
+        if effects is None:
             return None
-        return effects.begin(function)
+        return effects.begin(function, self.number, self._calls, is_audited=self.audit is not None)
 
     def _compute(self, call: Call, batch: Batch) -> Tensor:
         """One shard's output, under its own stream, from the buffers that the call begins with."""
