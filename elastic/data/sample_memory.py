@@ -13,8 +13,6 @@ objects that are no datasets, and samples of types that `fingerprint` does not k
 """
 
 import dis
-import sys
-import sysconfig
 from bisect import bisect_right
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -31,13 +29,13 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from elastic.data.contents import is_array
 from elastic.data.fingerprint import fingerprint
+from elastic.data.own_files import is_own_class
 from elastic.errors import UsageError
 
 _CONTAINERS = dict, list, set, deque, OrderedDict, defaultdict
 _MOST_ITEMS = 1 << 17  # of a container
 _MOST_BYTES = 1 << 20  # of a row
 _DEPTH = 4
-_LIBRARY = sysconfig.get_path("stdlib")
 _NOTHING = object()
 _OF_COLLATE = (
     "each process would keep its own, of the batches that it loaded: compute it in the function of the step, add it up by step.sum and keep it in "
@@ -169,7 +167,7 @@ class _Memory:
             if is_array(value) and isinstance(value, Tensor) and not value.is_inference():
                 self._versions.append((place, value, value._version))  # noqa: SLF001
         for kind in type(thing).__mro__:
-            for attribute, value in vars(kind).items() if is_recipes(kind) else ():
+            for attribute, value in vars(kind).items() if is_own_class(kind) else ():
                 if type(value) in (bool, int, float) and not attribute.startswith("__"):
                     self._numbers.append((f"{name}.{attribute}", kind, attribute, value))
                     if attribute not in vars(thing):  # `self.count += 1` makes it
@@ -240,18 +238,10 @@ def _parts(thing: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[
             continue
         seen.add(id(value))
         place = f"{name}.{attribute}"
-        if is_recipes(type(value)):
+        if is_own_class(type(value)):
             yield value, place
-        if is_recipes(type(value)) or hasattr(value, "transforms"):
+        if is_own_class(type(value)) or hasattr(value, "transforms"):
             yield from _parts(value, place, seen, depth + 1)
-
-
-def is_recipes(kind: type) -> bool:
-    """Whether it is of the script itself, or of a file that is neither Python's nor installed."""
-    path = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    if path is None:
-        return kind.__module__ not in sys.builtin_module_names and kind.__module__ not in sys.modules
-    return kind.__module__ == "__main__" or not ("-packages" in path or path.startswith(_LIBRARY))
 
 
 def _datasets(thing: Any, name: str, number: int, depth: int) -> Iterator[tuple[Any, str, int]]:

@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from elastic.data.sample_memory import is_recipes
+from elastic.data.own_files import is_own_class
 from elastic.errors import UsageError
 
 _DEPTH = 4
@@ -143,8 +143,7 @@ def is_of_own_class(part: Any) -> bool:
 
 @cache
 def _is_own_kind(kind: Any) -> bool:
-    is_ours = kind.__module__.partition(".")[0] == "elastic"
-    return not is_ours and is_recipes(kind) and not is_record_class(kind) and not hasattr(kind, "state_dict")
+    return is_own_class(kind) and not is_record_class(kind) and not hasattr(kind, "state_dict")
 
 
 @cache

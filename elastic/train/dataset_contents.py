@@ -25,10 +25,10 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from elastic.data.own_files import is_own_class
 from elastic.data.stale_copies import Attributes, is_of_own_class, is_record_class
 from elastic.train.flat_state import array_sums, tensor_sums
 from elastic.train.object_marks import storage_of
-from elastic.train.own_code import is_own_class
 
 WHOLE_BYTES = 1 << 24
 ALL_BYTES = 1 << 25

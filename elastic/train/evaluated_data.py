@@ -19,8 +19,8 @@ from types import FrameType
 from typing import Any
 
 from elastic.data.contents import contents_of
+from elastic.data.own_files import is_own_file
 from elastic.errors import UsageError
-from elastic.train.own_code import is_own_file
 
 _COUNTS = re.compile(r"\.indices$|\.targets$|\.tensors\[\d+\]$")
 _SEVERAL = ""

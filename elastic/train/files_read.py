@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from elastic.data.own_files import is_own_file
 from elastic.system.clock import Clock, SystemClock
-from elastic.train.own_code import is_own_file
 
 TICK_S = 0.02  # a file's time of change may be that much older than the change
 MANY_FILES = 32

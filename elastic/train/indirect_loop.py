@@ -10,8 +10,8 @@ import linecache
 from itertools import islice
 from types import FrameType
 
+from elastic.data.own_files import is_own_file
 from elastic.errors import UsageError
-from elastic.train.own_code import is_own_file
 
 _CALLS = frozenset({"reduce", "accumulate", "map", "filter", "starmap"})
 

@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from elastic.data.own_files import is_own_class
 from elastic.train.audit_evidence import tensor_checksum
 from elastic.train.object_marks import storage_of
-from elastic.train.own_code import attributes_of, is_own_class
+from elastic.train.own_code import attributes_of
 from elastic.train.site import MODULES_OWN
 
 ABSENT = object()  # there is no such key

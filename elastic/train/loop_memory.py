@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.data import stale_copies
+from elastic.data.own_files import is_own_class
 from elastic.data.record import DataRecord
 from elastic.data.stale_copies import is_of_own_class
 from elastic.errors import UsageError
@@ -45,7 +46,7 @@ from elastic.train.namespaces import is_own_namespace, own_classes
 from elastic.train.object_marks import Kind, Rules, Weight, containers, plain_text
 from elastic.train.object_parts import FREE
 from elastic.train.object_walk import Walk
-from elastic.train.own_code import attributes, filled_by_hooks, is_own_class
+from elastic.train.own_code import attributes, filled_by_hooks
 from elastic.train.saved_leaves import SavedLeaves, SavedNumbers, left_out
 from elastic.train.state import State
 from elastic.train.unsaved_names import Standing, in_order, root_of, standing

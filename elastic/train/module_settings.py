@@ -23,10 +23,11 @@ from weakref import ReferenceType, ref
 
 from torch import nn
 
+from elastic.data.own_files import is_own_class
 from elastic.errors import UsageError
 from elastic.system.untrusted import parse_json
 from elastic.train.dataset_settings import TEXT, is_kept
-from elastic.train.own_code import attributes, is_own_class
+from elastic.train.own_code import attributes
 from elastic.train.state import State
 
 MANY = 1024  # names

@@ -11,8 +11,9 @@ from enum import Enum
 from types import FunctionType, ModuleType
 from typing import Any
 
+from elastic.data.own_files import is_own_class, is_own_file
 from elastic.train.callables import is_wrapper, layers
-from elastic.train.own_code import is_own_class, is_own_file, rewritten_attributes
+from elastic.train.own_code import rewritten_attributes
 
 _CONSTANT = bool, int, float, complex, str, bytes, type(None), type, ModuleType
 _OF_CLASSES = "_abc_impl", "_abc_registry", "_is_protocol", "_is_runtime_protocol"

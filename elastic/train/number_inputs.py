@@ -20,10 +20,11 @@ from typing import Any
 
 from torch import nn
 
+from elastic.data.own_files import is_own_class, is_own_file
 from elastic.train.callables import bound_by, is_wrapper, layers, unwrapped
 from elastic.train.liveness import LoopNames, globals_needed
 from elastic.train.namespaces import is_own_namespace
-from elastic.train.own_code import attributes, attributes_of, is_own_class, is_own_file
+from elastic.train.own_code import attributes, attributes_of
 
 MANY_FUNCTIONS = 200
 MANY_NUMBERS = 64

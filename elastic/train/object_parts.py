@@ -17,11 +17,12 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from elastic.data.own_files import is_own_file
 from elastic.train.callables import unwrapped, wrapped_by
 from elastic.train.liveness import globals_needed
 from elastic.train.namespaces import data_of, own_classes, rewritten_in
 from elastic.train.object_marks import PLAIN, Kind, Mark, Rules, Weight, passes_on
-from elastic.train.own_code import attributes_of, cell_contents, is_own_file, updated_attributes
+from elastic.train.own_code import attributes_of, cell_contents, updated_attributes
 
 FREE = Rules(rebound=Weight.REFUSED, in_place=Weight.REFUSED, plain=Weight.SAID)
 STRICT = replace(FREE, plain=Weight.REFUSED)

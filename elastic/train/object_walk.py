@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from elastic.data.own_files import is_own_class
 from elastic.train import address_order
 from elastic.train.callables import is_wrapper, unwrapped, wrapped_by
 from elastic.train.dataset_settings import is_kept
@@ -50,7 +51,7 @@ from elastic.train.object_parts import (
     of_own,
     of_tensor,
 )
-from elastic.train.own_code import attributes, attributes_of, is_own_class, updated_attributes
+from elastic.train.own_code import attributes, attributes_of, updated_attributes
 from elastic.train.patched import Patch
 from elastic.train.values import Values
 

@@ -1,58 +1,20 @@
-"""Which code is the recipe's own, and what its functions and objects hold, without running any.
-
-Own is what lies neither in Python's library, nor in an installed package, nor in this one.
-"""
+"""What the functions and objects of a recipe's own code hold, without running any."""
 
 import dis
 import re
-import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from inspect import CO_OPTIMIZED
-from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
-import elastic
+from elastic.data.own_files import is_own_class, is_own_file
 from elastic.train.callables import bound_by, is_wrapper, layers, unwrapped
 
-_LIBRARIES = frozenset(
-    {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    # These may lie in folders of their own, where they are developed.
-    | {Path(package.__file__ or "").resolve().parent for package in (elastic, torch, np)}
-)
-_INSTALLED = "site-packages", "dist-packages"
-
 _updated: dict[type, frozenset[str]] = {}
-
-
-@cache
-def is_own_file(path: str) -> bool:
-    """Whether a file of code is the recipe's, and no library's."""
-    if path.startswith("<frozen"):
-        return False
-    folders = Path(path).resolve().parents
-    is_installed = any(each.name in _INSTALLED for each in (*folders, *Path(path).parents))
-    return not is_installed and _LIBRARIES.isdisjoint(folders)
-
-
-def is_own_class(kind: type) -> bool:
-    return _is_own_module(kind.__module__)
-
-
-@cache
-def _is_own_module(name: str) -> bool:
-    module = sys.modules.get(name)
-    path = getattr(module, "__file__", None)
-    if path is None:  # the text of a command, or what another text executes
-        return module is None or name == "__main__"
-    return is_own_file(path)
 
 
 def updated_attributes(kind: type) -> frozenset[str]:

@@ -24,9 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from elastic.data.own_files import is_own_class, is_own_file
 from elastic.train import structure
 from elastic.train.callables import bound_by, is_wrapper, wrapped_by
-from elastic.train.own_code import cell_contents, is_own_class, is_own_file
+from elastic.train.own_code import cell_contents
 from elastic.train.site import CACHED, MODULES_OWN, Form, Site, is_plain_attribute, note, put_back
 from elastic.train.state import State
 from elastic.train.values import Values

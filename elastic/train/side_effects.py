@@ -30,13 +30,13 @@ import numpy as np
 from torch import nn
 
 from elastic.data.loader import Batch
+from elastic.data.own_files import is_own_class
 from elastic.errors import UsageError
 from elastic.train import structure
 from elastic.train.audit import Auditor, Call, Compute
 from elastic.train.callables import bound_by, code_key, is_wrapper, wrapped_by
 from elastic.train.lasting import ABSENT, Parts, content_of, differing, moved, parts_of, unchanged
 from elastic.train.object_marks import storage_of
-from elastic.train.own_code import is_own_class
 from elastic.train.reachable import sites_of
 from elastic.train.site import WHOLE, Content, Form, Note, Site, note, put_back
 

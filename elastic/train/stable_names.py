@@ -18,9 +18,10 @@ from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from elastic.data.own_files import is_own_file
 from elastic.train.callables import WRAPPED
 from elastic.train.liveness import LoopNames, names_in_loop
-from elastic.train.own_code import attributes, cell_contents, is_own_file
+from elastic.train.own_code import attributes, cell_contents
 from elastic.train.site import Form, Site
 
 _KEEPS_A_COPY = sys.version_info < (3, 13)  # a frame keeps the dict that its f_locals gave

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from elastic.train.own_code import is_own_file
+from elastic.data.own_files import is_own_file
 
 _VARIABLES = {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"}
 _ASKING = {"get_world_size", "device_count"}

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import elastic
-from elastic.train.own_code import filled_by_hooks, is_own_file, updated_attributes
+from elastic.data.own_files import is_own_file
+from elastic.train.own_code import filled_by_hooks, updated_attributes
 
 PACKAGE = Path(elastic.__file__).parent
 

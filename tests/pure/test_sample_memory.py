@@ -1,8 +1,10 @@
 """Datasets whose samples depend on what was loaded before are found at a run's first samples."""
 
 import random
+import sys
 from collections import deque
 from functools import lru_cache
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -309,3 +311,14 @@ def test_a_running_mean_that_collate_keeps_is_named_with_its_place(collate, name
     found = refused(Images(), collate=collate)
     assert f"found that {name} was changed while samples were loaded" in found
     assert "add it up by step.sum and keep it in elastic.Values" in found
+
+
+def test_what_remembers_is_named_wherever_the_recipes_folder_lies(monkeypatch):
+    """In a folder whose name only ends like that of installed packages."""
+    module = ModuleType("data_of_a_recipe")
+    module.__file__ = "/home/u/my-packages/data.py"
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    dataset = CountsBelow()
+    dataset.transform = type("Transform", (), {"__module__": module.__name__})()
+    dataset.transform.policy = type("Policy", (), {"__module__": module.__name__, "count": 0})()
+    assert "dataset.transform.policy.count" in refused(dataset)
