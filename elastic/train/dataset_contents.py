@@ -121,16 +121,17 @@ class _Budget:
         if not array.size:
             return None
         runs = self._runs(array.nbytes, 0 if isinstance(array, np.memmap) else WHOLE_BYTES)
-        return (
-            _of_stretches(array, runs, is_contiguous=array.flags.c_contiguous) if runs else array_sums(array)
-        )
+        is_contiguous = array.flags.c_contiguous
+        sums = _of_stretches(array, runs, is_contiguous=is_contiguous) if runs else array_sums(array)
+        return _Sums(runs, sums)
 
     def _of_tensor(self, tensor: Tensor) -> Any:
         if storage_of(tensor) == 0:
             return None
         plain = tensor.detach()
         runs = self._runs(plain.nbytes, WHOLE_BYTES)
-        return _of_stretches(plain, runs, is_contiguous=False) if runs else tensor_sums(plain)
+        sums = _of_stretches(plain, runs, is_contiguous=False) if runs else tensor_sums(plain)
+        return _Sums(runs, sums)
 
     def _runs(self, size: int, whole_bytes: int) -> int:
         """How many stretches of a tensor or an array are read; 0 for all of it, as one."""
@@ -151,6 +152,22 @@ class _Same:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and other._thing is self._thing
+
+
+class _Sums:
+    """Equal to one of the same sums, or of other stretches, which tell nothing of each other.
+
+    What was read before a tensor, such as a cache that grows, decides how many there are.
+    """
+
+    __slots__ = ("_runs", "_sums")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, runs: int, sums: bytes) -> None:
+        self._runs, self._sums = runs, sums
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Sums) and (other._runs != self._runs or other._sums == self._sums)
 
 
 def _counts(value: Any) -> bool:

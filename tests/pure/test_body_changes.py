@@ -446,3 +446,15 @@ def test_many_tensors_in_a_list_are_read_once_and_in_bounds(monkeypatch, tmp_pat
     assert len(taken) <= 4000 * (1 if words == 2048 else 4) + 64 * 64
     one[-1] = 1
     assert contents.read(held) == ["dataset.items"]
+
+
+def test_a_cache_that_grows_changes_no_tensor_that_is_read_after_it():
+    """Once it holds 32 MiB, stretches of the tensor are read, whose sums are others."""
+    cache, labels = {}, np.zeros(1 << 19)
+    contents = DatasetContents()
+    held = {"dataset.cache": Attribute(cache, 0), "dataset.labels": Attribute(labels, 0)}
+    contents.read(held)
+    cache.update(enumerate([np.ones(1 << 17)] * 40))
+    assert contents.read(held) == ["dataset.cache"]
+    labels[0] = 1
+    assert contents.read(held) == ["dataset.labels"]
