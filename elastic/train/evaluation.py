@@ -7,12 +7,14 @@ have none. So each sample counts once, and the sums have the same bits everywher
 
 It leaves no trace in the training: no gradients, and random generators and buffers are as before.
 One block of each rank is loaded a second time by its neighbour: a dataset that draws from a
-generator of its own, or counts its calls, is found there. It does not put modules into evaluation
-mode, and it does not see what the function itself keeps from block to block.
+generator of its own, or counts its calls, is found there. What the function itself keeps from block
+to block is refused at its first call (evaluated_function.py). It does not put modules into
+evaluation mode.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +28,9 @@ from elastic.reduce.exchange import Exchange
 from elastic.reduce.tree import Block, Stack, span
 from elastic.system.phase import Phase
 from elastic.train import structure
+from elastic.train.evaluated_function import FirstBlock
 from elastic.train.process_groups import ProcessGroups
+from elastic.train.reachable import sites_outside
 from elastic.train.same_inputs import SameInputs
 from elastic.train.summands import DTYPES, Form, places_of_integers, put_together, sizes_of, take_apart
 from elastic.train.whole_numbers import Extremes
@@ -41,6 +45,7 @@ class Evaluation:
     batch_size: samples of a block. modules: their buffers are put back after each block, and so are
     those of other modules that the function can call. contents: a hash of what the data set holds,
     empty where it is not compared. saved: ids of tensors that a comparison of states covers.
+    is_new: the function was not looked at yet.
     """
 
     loader: BatchLoader
@@ -51,6 +56,7 @@ class Evaluation:
     heartbeat: HeartbeatSender
     contents: str = ""
     saved: frozenset[int] = frozenset()
+    is_new: bool = True
 
     def sum(self, function: Callable[[Batch], Any]) -> Any:
         """The sum over all blocks of function(batch), the same on every rank.
@@ -77,7 +83,9 @@ class Evaluation:
         with random_streams.kept(), torch.no_grad():
             own = (block for block in exchange.own_shards if block < num_blocks)
             buffers = _KeptBuffers([*self.modules, *inputs.modules])
-            for block, value in self._values(own, function, loads, buffers):
+            sites = sites_outside([*self.modules, *inputs.modules], function) if self.is_new else None
+            first = None if sites is None else FirstBlock(sites)
+            for block, value in self._values(own, function, loads, buffers, first):
                 found, vectors = take_apart(value, self.groups.device)
                 if form is not None and found != form:
                     raise _differ(form, found)
@@ -107,16 +115,32 @@ class Evaluation:
         function: Callable[[Batch], Any],
         loads: "_Loads",
         buffers: "_KeptBuffers",
+        first: FirstBlock | None,
     ) -> Iterator[tuple[int, Any]]:
         """(block, what the function returns for it) of each own block."""
         for batch in self.loader.batches(self._slice(block) for block in own):
             self.heartbeat.beat()
             if not loads.first and not self.loader.is_whole:
                 loads.first = fingerprint(batch.data)
-            random_streams.enter(self.loader.seed, "block", batch.shard)
-            value = function(batch)
-            buffers.put_back()
+            value = self._call(function, batch, buffers)
+            if first is not None:
+                first.end(partial(self._again, function, batch.shard, buffers))
+                first = None
             yield batch.shard, value
+
+    def _call(self, function: Callable[[Batch], Any], batch: Batch, buffers: "_KeptBuffers") -> Any:
+        random_streams.enter(self.loader.seed, "block", batch.shard)
+        value = function(batch)
+        buffers.put_back()
+        return value
+
+    def _again(
+        self, function: Callable[[Batch], Any], block: int, buffers: "_KeptBuffers"
+    ) -> tuple[Callable[[], object], Callable[[], object]]:
+        """Two more calls for one block, which is loaded for them now."""
+        loader = replace(self.loader, workers=0)
+        one, other = (next(loader.batches(iter([self._slice(block)]))) for _ in range(2))
+        return partial(self._call, function, one, buffers), partial(self._call, function, other, buffers)
 
     def _slice(self, block: int) -> Slice:
         start = block * self.batch_size

@@ -70,6 +70,13 @@ def kept(state: State, functions: Iterable[Callable[..., Any]], copied_bytes: in
         put_back(sites, before)
 
 
+def sites_outside(modules: Iterable[nn.Module], function: Callable[..., Any]) -> list[Site]:
+    """All places that a function could change, but for the tensors of these modules."""
+    walk = _Walk(structure.submodules(modules))
+    walk.add("", function)
+    return walk.found()
+
+
 def read_by(function: Callable[..., Any]) -> tuple[list[Site], list[nn.Module]]:
     """All places that a function could read, and the modules that it could call, each once."""
     walk = _Walk([])

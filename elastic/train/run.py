@@ -38,6 +38,7 @@ from elastic.train.misuse import public
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.same_inputs import tensors_of
 from elastic.train.sealed import sealed
+from elastic.train.side_effects import key_of
 from elastic.train.state import State
 from elastic.train.step import Step
 from elastic.uploader.client import UploaderClient
@@ -82,6 +83,7 @@ class Run:
         self._state: State | None = None  # that of the loop, once it has begun
         self._groups = replace(groups, waiting=self._heartbeat.waiting)
         self._evaluated = EvaluatedData()
+        self._evaluated_functions: set[object] = set()  # their keys
         self._builder = LoopBuilder(
             groups=self._groups,
             link=link,
@@ -249,9 +251,17 @@ class Run:
             groups=self._current_groups,
             heartbeat=self._heartbeat,
             saved=self._saved_in_step(),
+            is_new=self._is_new(function),
         )
         with nullcontext() if self._loop_end is None else self._loop_end.evaluating():
             return evaluation.sum(function)
+
+    def _is_new(self, function: Callable[..., Any]) -> bool:
+        """Whether run.evaluate was not given this one yet."""
+        key = key_of(function)
+        is_new = key not in self._evaluated_functions
+        self._evaluated_functions.add(key)
+        return is_new
 
     def print(self, *words: object) -> None:
         """print, on rank 0 only."""

@@ -152,15 +152,15 @@ class SideEffects:
         # A recovery waits for the first step of a later process: an audit looks then.
         if step > 1 and not is_audited and (is_known or step == self._began):
             return None
-        key = _key_of(function)
+        key = key_of(function)
         if key in self._seen:
             return None
         self._seen.add(key)
-        of_others = {each_key: each for each in earlier if (each_key := _key_of(each.function)) != key}
+        of_others = {each_key: each for each in earlier if (each_key := key_of(each.function)) != key}
         return FirstCall(self._auditor, function, [*of_others.values()])
 
 
-def _key_of(function: Callable[..., Any]) -> object:
+def key_of(function: Callable[..., Any]) -> object:
     """Two partials, or closures, of one function may change two modules or objects.
 
     Functions inside are looked at as the one outside; a tensor is another one in each step.

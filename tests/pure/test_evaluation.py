@@ -49,7 +49,9 @@ class Noisy(torch.utils.data.Dataset):
         return torch.randn(6, generator=draw) * 10.0 ** (sample % 7) + noise, sample % CLASSES
 
 
-def evaluation(member, dataset, modules=(), size=SIZE, heartbeat=None, saved=frozenset(), **options):
+def evaluation(
+    member, dataset, modules=(), size=SIZE, *, heartbeat=None, saved=frozenset(), is_new=False, **options
+):
     groups = ProcessGroups(
         rank=member.rank,
         world_size=member.world_size,
@@ -67,6 +69,7 @@ def evaluation(member, dataset, modules=(), size=SIZE, heartbeat=None, saved=fro
         groups=groups,
         heartbeat=heartbeat or HeartbeatSender(NoPage(), 0),
         saved=saved,
+        is_new=is_new,
     )
 
 
@@ -441,3 +444,78 @@ def test_evaluations_in_the_loop_do_not_disturb_training(ranks, world_size):
     found = ranks.run(world_size, train, True)
     assert [each["digest"] for each in found] == [undisturbed["digest"]] * world_size
     assert [each["seen"] for each in found] == [ranks.run(1, train, True)[0]["seen"]] * world_size
+
+
+class Average:
+    """As in many scripts."""
+
+    def __init__(self):
+        self.sum, self.count = 0.0, 0
+
+    def update(self, value, count):
+        self.sum, self.count = self.sum + value * count, self.count + count
+
+
+class Keeping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.calls = network(), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layers(x)
+
+
+TOTALS = {"samples": 0}
+
+
+def count_samples(batch):
+    TOTALS["samples"] += len(batch.data[1])
+    return 0.0
+
+
+def memories():
+    """(name in the sentence, function of a block) of each way to keep something."""
+    count, outputs, meter, scores, keeping = 0, [], Average(), torch.zeros(CLASSES), Keeping().eval()
+
+    def nonlocal_count(batch):
+        nonlocal count
+        count += 1
+        return float(batch.data[0].sum())
+
+    return {
+        "a variable": ("count", nonlocal_count),
+        "a global": (r"TOTALS\['samples'\]", count_samples),
+        "a list": ("outputs", lambda batch: outputs.append(batch.data[0]) or 0.0),
+        "a meter": ("meter.sum", lambda batch: meter.update(1.5, len(batch.data[1])) or 0.0),
+        "a tensor": ("scores", lambda batch: scores.add_(batch.data[0].sum()) is None),
+        "a module": ("calls", lambda batch: keeping(batch.data[0]).double().sum()),
+    }
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", memories())
+def test_what_the_function_of_an_evaluation_counts_or_collects_is_refused_by_name(kind, workers):
+    """Each worker would have what is of its own blocks: a validation loss divided by such a count
+    was another one at each number of workers, and so was the learning rate made from it.
+    """
+    name, function = memories()[kind]
+    with pytest.raises(UsageError, match=rf"run\.evaluate: [\w.]*{name}.* changes with each call"):
+        evaluation(ALONE, Noisy(23), is_new=True, workers=workers).sum(function)
+
+
+def test_what_each_call_of_an_evaluation_replaces_is_left_alone_and_stays():
+    """Features, a prediction, a dict by name; and the draws of dropout are those of one call."""
+    net, kept = network(), {}
+
+    def sums(batch):
+        kept["logits"] = net(batch.data[0])
+        net.last = kept["logits"].argmax(1)
+        local = []
+        local.append(len(batch.data[1]))
+        return kept["logits"].double().sum(), sum(local)
+
+    calm = evaluation(ALONE, Noisy(23), [net]).sum(sums)
+    last = kept["logits"].clone()
+    assert bits(evaluation(ALONE, Noisy(23), [net], is_new=True).sum(sums)) == bits(calm)
+    assert torch.equal(kept["logits"], last)
