@@ -91,6 +91,10 @@ class Values:
         return f"Values({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def state_dict(self) -> dict[str, Any]:
+        """Raises UsageError for a list or a dict that has two places."""
+        places: dict[int, str] = {}
+        for name, value in vars(self).items():
+            _check_places(value, name, places)
         return {name: _encoded(value) for name, value in vars(self).items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -166,6 +170,21 @@ def _described(value: Any) -> str:
 
 def _is_number(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufc" and dtype.isnative and dtype.itemsize <= 8
+
+
+def _check_places(value: Any, place: str, places: dict[int, str]) -> None:
+    """places: of the lists and dicts so far, by their ids."""
+    if type(value) not in (list, tuple, dict):
+        return
+    if type(value) is not tuple:
+        former = places.setdefault(id(value), place)
+        if former != place:
+            raise UsageError(
+                f"Values: expected a {type(value).__name__} of its own at {place}, found the one at {former}, which a state would give back as two, so that "
+                f"what changes one of them after a restart would not change the other: put a copy there, {type(value).__name__}(x)"
+            )
+    for key, item in value.items() if type(value) is dict else enumerate(value):
+        _check_places(item, f"{place}[{key!r}]", places)
 
 
 def _encoded(value: Any) -> Any:

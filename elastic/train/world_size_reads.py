@@ -95,7 +95,9 @@ def _asks(node: ast.AST, runs: set[str]) -> bool:
         case ast.Call(func=ast.Name(id=name)):
             return name in _ASKING or name in _COLLECTIVES - {"reduce", "gather"}
         case ast.Constant(value=str(text)):
-            return text in _VARIABLES
+            return text in _VARIABLES or any(
+                f"${each}" in text or f"${{{each}" in text for each in _VARIABLES
+            )
         case _:
             return False
 

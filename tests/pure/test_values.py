@@ -202,3 +202,23 @@ def test_the_weights_of_a_model_come_back_as_its_load_state_dict_wants_them():
     model.load_state_dict(fresh.best)
     for found, before in zip(model.state_dict().values(), expected.values(), strict=True):
         assert found.dtype == before.dtype and torch.equal(found, before)
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_a_list_or_dict_at_two_places_is_refused_where_the_state_is_taken(kind):
+    """It came back as two, so that what was appended to the newest epoch's list after a kill was
+    missing in the history: another result, and nothing said so.
+    """
+    values = elastic.Values(current=kind(), epochs=[])
+    values.epochs.append(values.current)
+    with pytest.raises(UsageError, match=r"epochs\[0\], found the one at current.*put a copy there"):
+        values.state_dict()
+    values.epochs[0] = kind(values.current)
+    assert values.state_dict() == {"current": kind(), "epochs": [kind()]}
+
+
+def test_a_list_that_is_put_into_itself_is_refused():
+    values = elastic.Values(ring=[])
+    values.ring.append(values.ring)
+    with pytest.raises(UsageError, match=r"ring\[0\], found the one at ring"):
+        values.state_dict()

@@ -22,6 +22,7 @@ from elastic.train import world_size_reads
         ("dist.reduce(loss, 0)", "dist.reduce()"),
         ("dist.all_gather_object(parts, part)", "dist.all_gather_object()"),
         ("lr = 0.1 * torch.cuda.device_count()", "torch.cuda.device_count()"),
+        ("lr = eval(os.path.expandvars('0.1 * ${WORLD_SIZE}'))", "'0.1 * ${WORLD_SIZE}'"),
         ("lr = math.log(1 + run.world_size)", "run.world_size"),
         ("ours = elastic.start(seed=0); lr = ours.world_size", "ours.world_size"),
     ],
