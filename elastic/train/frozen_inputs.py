@@ -7,9 +7,10 @@ no object of the State saves. Later generations compare it at their first calls,
 end of a generation's first step.
 
 What counts has a stable name (stable_names.py). Parameters and persistent buffers of modules count
-at once; other tensors and arrays from a later step on, if they did not change until then. What
-changes later is loop_memory.py's business. Checksums are sums of words: one pass over the memory.
-It does not see what lies beyond reach (reachable.py), such as tensors in objects of libraries.
+at once; other tensors and arrays from a later step on, if they were there in the first one and did
+not change until then. What the loop makes or changes is loop_memory.py's business. Checksums are
+sums of words: one pass over the memory. It does not see what lies beyond reach (reachable.py), such
+as tensors in objects of libraries.
 
 Numbers that functions of a process's first step read (number_inputs.py) stand there as well. One
 that is another in the process that goes on is named and not refused: it may be of that process
@@ -177,7 +178,8 @@ class FrozenInputs:
             self._now[name] = SEVERAL
             return
         else:
-            counts = step > known.step and name not in self._now
+            # What appears later was made in the loop, by each rank of its own shards, perhaps.
+            counts = step > known.step == self._first_step and name not in self._now
         if counts:
             self._now[name] = known.sha256
             there = self._there.get(name, SEVERAL)

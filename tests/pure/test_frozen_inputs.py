@@ -318,3 +318,16 @@ def test_a_large_module_has_few_names_and_each_change_in_it_counts(layers):
     for changed in range(layers):
         with pytest.raises(UsageError, match="teacher"):
             recipe(Generation(2, calm.saved[1]), changed=changed)
+
+
+def test_a_tensor_that_the_loop_leaves_behind_at_an_epochs_end_is_no_frozen_input():
+    """`self.log` of a trainer: a metric of this rank's last shard, which stays for some steps. A
+    process that resumes before the end of an epoch took it for a constant, and the ranks differed.
+    """
+    run, metrics = Generation(first=2), {}
+    model = linear(0)
+    for step in run.steps(model=model):
+        step.mean_loss(lambda x: model(x) * len(metrics))
+        if step.number == 2:
+            metrics["train_loss"] = torch.tensor(float(run.first))
+    assert not any("train_loss" in name for name in run.saved[STEPS])
