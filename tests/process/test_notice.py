@@ -101,10 +101,13 @@ def test_a_command_without_an_answer_is_no_notice_and_is_reported_once(command, 
 
 
 def test_the_processes_of_a_command_end_with_the_agent(tmp_path):
-    """It writes its own pid and its child's, and waits for ever; then the context closes."""
+    """It writes its own pid and its child's, and waits for ever; then the context closes.
+
+    A process has no command line for a moment while it executes its program.
+    """
     pids = tmp_path / "pids"
     command = f"sleep 10000 & echo $$ $! > {pids}; wait"
     with open_notices(None, command, pytest.fail, SystemClock(), pytest.fail):
         both = [int(pid) for pid in until(lambda: pids.exists() and pids.read_text().split())]
-        assert all(runs(pid) for pid in both)
+        until(lambda: all(runs(pid) for pid in both))
     until(lambda: not any(runs(pid) for pid in both))
