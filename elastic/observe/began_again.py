@@ -35,9 +35,7 @@ def began_again(events: Events) -> list[str]:
 
     The loop is looked at now and then alone: they may have changed before they were found.
     """
-    if not any(each.event.step for each in of_kind(events, Restored)):
-        return []
-    return sorted({name for each in of_kind(events, UnsavedVariables) for name in each.event.changing})
+    return sorted(set(unsaved(events).changing)) if _has_resumed(events) else []
 
 
 def told_at_the_end(events: Events) -> str:
@@ -71,15 +69,17 @@ def asked_for_workers(events: Events) -> list[str]:
 
 def _read_again(events: Events) -> list[str]:
     """Files of earlier steps, if a process went on from a step's state."""
-    is_resumed = any(each.event.step for each in of_kind(events, Restored))
-    return unsaved(events).files if is_resumed else []
+    return unsaved(events).files if _has_resumed(events) else []
 
 
 def _read_later(events: Events) -> list[str]:
     """Variables that only some steps set, if a process went on from a step's state."""
-    if not any(each.event.step for each in of_kind(events, Restored)):
-        return []
-    return unsaved(events).after_loop
+    return unsaved(events).after_loop if _has_resumed(events) else []
+
+
+def _has_resumed(events: Events) -> bool:
+    """Whether any process went on from a step's state."""
+    return any(each.event.step for each in of_kind(events, Restored))
 
 
 def shown(names: list[str]) -> str:

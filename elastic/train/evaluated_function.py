@@ -12,10 +12,7 @@ from typing import Any
 
 from elastic.errors import UsageError
 from elastic.train.lasting import ABSENT, content_of
-from elastic.train.site import WHOLE, Form, Note, Site, note, put_back
-
-_COPIED_BYTES = 2**24  # of one tensor or array
-_BY_NUMBERS = Form.TENSOR, Form.ARRAY, Form.GENERATOR
+from elastic.train.site import BY_NUMBERS, COPIED_BYTES, WHOLE, Form, Note, Site, note, put_back
 
 
 class FirstBlock:
@@ -50,13 +47,13 @@ class FirstBlock:
                 )
 
     def _note(self) -> Note:
-        return note(self._sites, copied_bytes=_COPIED_BYTES)
+        return note(self._sites, copied_bytes=COPIED_BYTES)
 
 
 def _names(site: Site, before: dict[Any, Any], after: dict[Any, Any]) -> list[str]:
     """What is another value."""
     if site.form is Form.CACHE:
         return []
-    keys = [WHOLE] if site.form in _BY_NUMBERS else list(dict.fromkeys([*before, *after]))
+    keys = [WHOLE] if site.form in BY_NUMBERS else list(dict.fromkeys([*before, *after]))
     values = ((key, before.get(key, ABSENT), after.get(key, ABSENT)) for key in keys)
     return [site.name_of(key) for key, one, other in values if content_of(one) != content_of(other)]

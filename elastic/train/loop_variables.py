@@ -133,7 +133,7 @@ def loop_variables(
 def _add(
     found: LoopVariables, frame: FrameType, running: frozenset[CodeType], known: Analyses, loading: Loading
 ) -> None:
-    """running: the code of all frames, which each pass does not call anew."""
+    """running: the code of all frames; a pass goes on in them, and does not call it."""
     names, place = _Names(frame, running, loading), (frame.f_code, frame.f_lasti)
     found.cells |= {(name, id(value)) for name, value in names.own.items()}
     analysis = known.get(place)

@@ -32,8 +32,8 @@ class OpeningBuffers:
     """Of the modules of one state, followed from one computation to the next.
 
     places: of buffers that are part of the state. outside: of others. tensors: the opening ones,
-    each once. data: the same memory, past autograd's count of changes. is_new: places were found
-    anew, and their contents are compared until the computation ends.
+    each once. data: the same memory, past autograd's count of changes. is_new: the places
+    were looked for again, and their contents are compared until the computation ends.
     """
 
     def __init__(self) -> None:

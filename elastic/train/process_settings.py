@@ -97,7 +97,7 @@ def read_settings() -> Settings:
 def _folder() -> str:
     try:
         return str(Path.cwd())
-    except FileNotFoundError:  # somebody has removed it
+    except FileNotFoundError:  # it was removed while the run goes on
         return "a folder that is gone"
 
 

@@ -38,10 +38,8 @@ from elastic.train.callables import bound_by, code_key, is_wrapper, wrapped_by
 from elastic.train.lasting import ABSENT, Parts, content_of, differing, moved, parts_of, unchanged
 from elastic.train.object_marks import storage_of
 from elastic.train.reachable import sites_of
-from elastic.train.site import WHOLE, Content, Form, Note, Site, note, put_back
+from elastic.train.site import BY_NUMBERS, COPIED_BYTES, WHOLE, Content, Form, Note, Site, note, put_back
 
-COPIED_BYTES = 2**24
-_BY_NUMBERS = Form.TENSOR, Form.ARRAY, Form.GENERATOR
 _HALF = 0.5
 _NAMED = 3
 MANY_OTHERS = 7
@@ -298,7 +296,7 @@ class FirstCall:
         for index, (site, before, content) in enumerate(
             zip(self._sites, self._before.contents, now.contents, strict=True)
         ):
-            for key, value in content.items() if site.form not in _BY_NUMBERS else ():
+            for key, value in content.items() if site.form not in BY_NUMBERS else ():
                 if before.get(key, ABSENT) is not value:
                     parts[index, key] = parts_of(value, known)
         return _Seen(contents=now.contents, parts=parts)
@@ -332,7 +330,7 @@ def _has_changed(site: Site, before: Content, after: Content) -> bool:
 def _changed_names(sites: list[Site], before: Note, after: Note) -> Iterator[str]:
     for site, was, now in zip(sites, before.contents, after.contents, strict=True):
         if _has_changed(site, was, now):
-            is_whole = site.form in _BY_NUMBERS
+            is_whole = site.form in BY_NUMBERS
             changed = [] if is_whole else [key for key in now if not _is_same(was.get(key, ABSENT), now[key])]
             yield from map(site.name_of, changed or [WHOLE])
 

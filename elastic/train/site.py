@@ -21,6 +21,7 @@ from elastic.train.own_code import cell_contents
 Content = dict[Any, Any]  # what a site holds, by its key; () for a site with one value
 WHOLE = ()
 VERSION = "version"  # beside the whole content of a tensor: autograd's count of changes
+COPIED_BYTES = 2**24  # of one tensor or array, where a function's first call is looked at
 ALL_COPIED_BYTES = 2**26  # of tensors and arrays
 CACHED = type(functools.cache(lambda: None))
 MODULES_OWN = frozenset(vars(nn.Module()))  # what every module has: parameters, hooks, its mode
@@ -37,6 +38,9 @@ class Form(Enum):
     ARRAY = "the numbers in an array"
     GENERATOR = "the state of a random generator"
     CACHE = "the results that functools.cache keeps"
+
+
+BY_NUMBERS = Form.TENSOR, Form.ARRAY, Form.GENERATOR  # their one value is under WHOLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
