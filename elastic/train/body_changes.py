@@ -4,18 +4,21 @@ that grows, a hook. No state_dict has it, and a process that begins between two 
 
 Attributes are compared by identity, numbers and words by value, containers also by length, tensors
 by autograd's count of changes, and of the dataset what it holds (dataset_contents.py). A step is
-read three times: when its body begins, before its batch is loaded, and when its gradients are
-there. What differs between the last two was left by the forward or by loading. What differs between
-the first two was set for this step: in each step, which is harmless, or in some; but elements that
-are written into what stays the same object count in each step too, since they may be made from what
-they were. What differs from the end of one step to the next was set for later ones.
+read three times, and when something differs says who set it:
 
-So are the first steps of a process read, and those whose count since then is a power of two. Of the
-others those are read once, at their end, whose state is kept: what a process lacks that begins from
-it is found before it is. What changed since the reading before is then taken for the loop's doing,
-but for what a forward or loading was seen to change, and for what the first steps set in each step.
-Numbers and words are kept (dataset_settings.py, module_settings.py), and not named here. It does
-not see changes inside arrays of modules and other objects.
+- body begins .. before its batch is loaded: the body, for this step. In each step that is harmless;
+  in some it is not. (An element that is written into the same object may be made from what it was,
+  and so counts in each step too.)
+- before its batch is loaded .. gradients are there: loading, or the forward.
+- gradients are there .. the next body begins: the body, for later steps.
+
+The first steps of a process are read so, and then those whose count is a power of two. Of the other
+steps those whose state is kept are read once, at their end, so that what is missing from that state
+is found before it is kept. A difference is then taken for the body's, except for names that the
+forward, loading or each of the first steps was seen to set.
+
+Numbers and words are saved (dataset_settings.py, module_settings.py) and not named here. Changes
+inside arrays of modules and of other objects are not seen.
 """
 
 from collections import deque

@@ -1,20 +1,18 @@
 """What the recipe's functions read beside the State is the same in every generation.
 
-A teacher whose weights come from a file, class weights, a fixed projection: a process that restarts
-makes them again, and from a file that was overwritten meanwhile they would be others. Beside each
-state stands a checksum of what the functions of a step could reach when they were first called, and
-no object of the State saves. Later generations compare it at their first calls, and ranks at the
-end of a generation's first step.
+A teacher whose weights come from a file, class weights, a fixed projection: each process makes them
+for itself, and a file may have been overwritten since the last process read it. So checksums of
+them are saved beside each state. Later generations compare theirs at the first calls of each
+function, and the ranks of a generation compare theirs at the end of its first step.
 
-What counts has a stable name (stable_names.py). Parameters and persistent buffers of modules count
-at once; other tensors and arrays from a later step on, if they were there in the first one and did
-not change until then. What the loop makes or changes is loop_memory.py's business. Checksums are
-sums of words: one pass over the memory. It does not see what lies beyond reach (reachable.py), such
-as tensors in objects of libraries.
+Looked at is what the functions of a step can reach (reachable.py) when they are first called, has a
+stable name (stable_names.py), and is in no object of the State. Parameters and persistent buffers
+of modules count at once. Other tensors and arrays may have been made by the loop, so they count
+from a later step on, if they were there in the first one and are unchanged. (loop_memory.py looks
+at what the loop makes or changes.) Checksums are sums of words: one pass over the memory.
 
-Numbers that functions of a process's first step read (number_inputs.py) stand there as well. One
-that is another in the process that goes on is named and not refused: it may be of that process
-alone, or only be shown.
+Numbers that the functions read (number_inputs.py) are saved as well. One that is another in a later
+process is named and not refused: it may be of that process alone, or only be shown.
 """
 
 from collections import Counter
@@ -64,15 +62,15 @@ class FrozenInputs:
         self._names: StableNames | None = None
         self._looks: Counter[object] = Counter()
         self._marks: dict[str, _Mark] = {}
-        self._now: dict[str, str] = {}
-        self._there: dict[str, str] = {}
+        self._found: dict[str, str] = {}
+        self._restored: dict[str, str] = {}
         self._first_step = 0
-        self._numbers_there: Mapping[str, str] = {}
+        self._restored_numbers: Mapping[str, str] = {}
         self._numbers = NumberInputs()
 
     def resume(self, there: Mapping[str, str], numbers: Mapping[str, str]) -> None:
         """there, numbers: `saved` and `numbers`, beside the state that the loop begins with."""
-        self._there, self._numbers_there = dict(there), numbers
+        self._restored, self._restored_numbers = dict(there), numbers
 
     def begin(self, step: int, frame: FrameType | None, own_numbers: frozenset[int] = frozenset()) -> None:
         """Before the body of a generation's first step, below the frame that iterates.
@@ -80,7 +78,7 @@ class FrozenInputs:
         own_numbers: the process id, the rank and the number of workers, which are no settings of a
         recipe that has them in a variable.
         """
-        self._numbers = NumberInputs(self._numbers_there, own_numbers)
+        self._numbers = NumberInputs(self._restored_numbers, own_numbers)
         self._first_step = step
         self._names = StableNames.of_loop(frame)
 
@@ -123,7 +121,7 @@ class FrozenInputs:
         """
         if step != self._first_step:
             return []
-        gathered = groups.all_gather((self._now, self._numbers.message()))
+        gathered = groups.all_gather((self._found, self._numbers.message()))
         others = self._numbers.compare([numbers for _, numbers in gathered])
         if groups.rank == 0 and others:
             print(_note(others), flush=True)
@@ -132,8 +130,8 @@ class FrozenInputs:
 
     def saved(self) -> dict[str, str]:
         """A checksum by name."""
-        several = {name: SEVERAL for name, sha256 in self._there.items() if sha256 == SEVERAL}
-        return dict(sorted((self._there | self._now | several).items())[:MANY_NAMES])
+        several = {name: SEVERAL for name, sha256 in self._restored.items() if sha256 == SEVERAL}
+        return dict(sorted((self._restored | self._found | several).items())[:MANY_NAMES])
 
     def numbers(self) -> dict[str, str]:
         """As text by name: NumberInputs.saved."""
@@ -175,14 +173,14 @@ class FrozenInputs:
             known = self._marks[name] = _Mark(step=step, mark=mark, sha256=sha256())
             counts = at_once
         elif known.mark != mark:
-            self._now[name] = SEVERAL
+            self._found[name] = SEVERAL
             return
         else:
             # What appears later was made in the loop, by each rank of its own shards, perhaps.
-            counts = step > known.step == self._first_step and name not in self._now
+            counts = step > known.step == self._first_step and name not in self._found
         if counts:
-            self._now[name] = known.sha256
-            there = self._there.get(name, SEVERAL)
+            self._found[name] = known.sha256
+            there = self._restored.get(name, SEVERAL)
             if there not in (SEVERAL, known.sha256):
                 raise UsageError(
                     f"step {step}: {_shown(name)} has other contents than when this run first read it, and no object of the State saves it. The function "

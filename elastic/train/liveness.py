@@ -54,14 +54,16 @@ Mentions = Callable[[Variable], Iterable[Variable]]
 class Live:
     """What is live where a frame goes on, after the call or the `for` that it stands in.
 
-    carried: on a way without exceptions. on_errors: on the others alone. after_loop: variables that
-    the loop writes and only the code after it reads, either in each pass, and that were written
-    before the loop too, or in some passes, and nowhere else. A process that resumes after the pass
-    that wrote them last has the value from before the loop, or none. (What each pass writes, and
-    the loop alone, is there whenever a pass is left to do.) A variable that was written before the
-    loop, and in some passes, would silently have that value again, and so is carried. in_some:
-    those of after_loop that only some passes write. targets: of a `for` over tuples, those of its
-    targets that the body reads.
+    A process that resumes begins with the values from before the loop.
+
+    carried: live on a way without exceptions. Also a variable that was written before the loop and
+        in some passes: the process would go on silently with the value from before.
+    on_errors: live on ways with an exception alone.
+    after_loop: what the loop writes and only the code after it reads, if the last pass does not
+        always write it as it should be: each pass writes it and the code before the loop too (no
+        pass may be left to do); or some passes write it, and nothing else.
+    in_some: those of after_loop that only some passes write. The process has no such variable.
+    targets: of a `for` over tuples, those of its targets that the body reads.
     """
 
     carried: frozenset[Variable]

@@ -153,7 +153,8 @@ class Run:
         """The steps of the run that are not done yet.
 
         It resumes by itself. It ends after the last step or, by SystemExit, at a drain. Raises
-        NothingLoads, StatesDiffer, PeerLost or StoreFailed; none of them is for a recipe to catch.
+        UsageError for what it refuses, and NothingLoads, StatesDiffer, RecipeNotExact,
+        ReplayDiffers, PeerLost or StoreFailed; none of them is for a recipe to catch.
         """
         if not isinstance(data, Data):
             raise UsageError(

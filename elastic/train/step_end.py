@@ -71,7 +71,8 @@ class StepEnd:
         """The vector of each own shard, float64.
 
         It is [1] its loss, [5] the fields of Requests, [2 · ranks] votes on the state before this
-        step, [parameters] whether a gradient exists, [buffers.length] its buffers.
+        step (none with one rank), [parameters] whether a gradient exists, [buffers.length] its
+        buffers. What is said by ranks and not by shards is in a rank's first shard alone.
         """
         parts = self.parts
         of_rank = torch.cat([torch.tensor(said, dtype=torch.float64), parts.gradients.used()])

@@ -1,6 +1,8 @@
-"""What is asked of a step beside training: an audit, a drain, a snapshot, a save, a comparison.
+"""What is asked for at the end of a step: a drain, a snapshot, a save, a comparison of the ranks'
+states, and an audit of the next step.
 
-Rank 0 decides for all ranks, and each of them learns it from the sum at the end of the step.
+Each rank says what it asks for; the sum at the end of the step tells all of them, and what any rank
+asked for is done by all. A generation's first step has no step before it: rank 0 decides its audit.
 """
 
 from collections.abc import Callable

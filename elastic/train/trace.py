@@ -1,8 +1,8 @@
 """For `elastic-train check`: what a step leaves behind is written down entry by entry.
 
-Every rank stops where the check asks for it, after the same step. Rank 0 writes one line for each
-step of each generation: the checksum of every entry of the state, the chain value, and what the
-recipe logged. Without a check there is no trace, and no step pays for it.
+Rank 0 writes one line for each step of each generation: the checksum of every entry of the state,
+the chain value, and what the recipe logged. A run ends where the check has enough steps, or drains
+after the step that it names. Without a check there is no trace, and no step pays for it.
 """
 
 import json
