@@ -179,10 +179,17 @@ class UnsavedVariables(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSizeRead(Event):
-    """The recipe's text asks for the number of workers, or adds over them itself.
+    """The recipe's text asks for the number of workers, adds over them, or computes with a rank.
 
     `places`: each with its file, line and words; all of them, also none, at each beginning.
     """
+
+    places: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderedByAddress(Event):
+    """The recipe's text orders or computes by `id`. `places`: each with file, line and words."""
 
     places: list[str]
 

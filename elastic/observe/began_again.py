@@ -55,7 +55,7 @@ def told_at_the_end(events: Events) -> str:
         replays += f"; {shown(late)}, which the script reads after the loop, has only what the steps since the restart have set"
     if places := asked_for_workers(events):
         replays += (
-            f"; the recipe asks for the number of workers at {shown(places)}: another number gives this result only where it does not depend"
+            f"; the recipe asks for the number of workers, or computes with a rank, at {shown(places)}: another number gives this result only where it does not depend"
             " on that"
         )
     return replays

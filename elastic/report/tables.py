@@ -127,7 +127,7 @@ def _unsaved(found: Unsaved) -> dict[str, str]:
 
 def _world_size_reads(places: list[str]) -> dict[str, str]:
     """One line, if there are any."""
-    return {"asks for the number of workers": ", ".join(places)} if places else {}
+    return {"asks for workers or ranks": ", ".join(places)} if places else {}
 
 
 def _replays(found: list[ReplayDiffered]) -> dict[str, str]:

@@ -1,10 +1,13 @@
 """A set of tensors, modules or other objects without a hash of their own has no order to rely on.
 
 It iterates by the addresses of its elements, which are others in each process. A set is refused
-where code of the recipe iterates it: one that is only asked for its elements is fine.
+where code of the recipe iterates it: one that is only asked for its elements is fine. What sorts by
+`id`, or computes with it, is found in the recipe's text, and named.
 """
 
+import ast
 import dis
+import re
 from collections.abc import Collection
 from functools import cache
 from itertools import pairwise
@@ -12,6 +15,8 @@ from types import CodeType
 from typing import Any
 
 from torch import Tensor, nn
+
+from elastic.train.recipe_text import called, computing, parsed
 
 _BY_ADDRESS: tuple[Any, ...] = object.__hash__, Tensor.__hash__
 _LOADS = "LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_ATTR"
@@ -21,6 +26,9 @@ _ITERATING = frozenset(
         *("clip_grad_norm_", "clip_grad_value_", "get_total_norm", "stack", "cat"),
     }
 )
+_SEEDING = {"manual_seed", "seed", "default_rng", "RandomState", "Random"}
+# A file without any of these words is not parsed: a recovery waits for this.
+_WORDS = re.compile(rb"\bid\(|key\s*=\s*(id|hash)\b")
 MANY_ITEMS = 1000
 
 
@@ -61,6 +69,49 @@ def refusal(sets: dict[str, str], names: Collection[str]) -> str:
                 f"process, so that the run would end with another result. Write a list, or dict.fromkeys(...), which has each once in the order of its arguments"
             )
     return ""
+
+
+def orders_in(text: bytes) -> list[tuple[int, str]]:
+    """The lines of a text that order, choose or compute by an address, and what stands there."""
+    if _WORDS.search(text) is None or (tree := parsed(text)) is None:
+        return []
+    names = {
+        each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    }
+    found: dict[int, str] = {}
+    for node in computing(tree) if "id" not in names else ():
+        if shown := _ordering(node):
+            found.setdefault(getattr(node, "lineno", 0), shown)
+    return sorted(found.items())
+
+
+def _ordering(node: ast.AST) -> str:
+    match node:
+        case ast.Call(func=function, keywords=[*keywords]) if any(map(_is_key, keywords)):
+            key = next(filter(_is_key, keywords))
+            return f"{ast.unparse(function)}(key={ast.unparse(key.value)})"
+        case ast.Call(args=[argument]) if called(node) in _SEEDING and _is_address(argument):
+            return ast.unparse(node)
+        case ast.BinOp(left=left, right=right) if _is_address(left) or _is_address(right):
+            return ast.unparse(node)
+        case ast.Compare(left=left, ops=[ast.Lt() | ast.Gt() | ast.LtE() | ast.GtE()], comparators=[right]):
+            return ast.unparse(node) if _is_address(left) or _is_address(right) else ""
+        case _:
+            return ""
+
+
+def _is_key(keyword: ast.keyword) -> bool:
+    match keyword:
+        case ast.keyword(arg="key", value=ast.Name(id="id" | "hash")):
+            return True
+        case ast.keyword(arg="key", value=ast.Lambda(body=body)):
+            return any(isinstance(each, ast.expr) and _is_address(each) for each in ast.walk(body))
+        case _:
+            return False
+
+
+def _is_address(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "id"
 
 
 def _word(thing: Any) -> str:

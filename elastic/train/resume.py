@@ -18,13 +18,21 @@ from elastic.data.record import (
     record_of,
 )
 from elastic.errors import StoreFailed
-from elastic.events import RecipeEdited, Restored, RunStarted, SettingsIgnored, WorldSizeRead
+from elastic.events import (
+    OrderedByAddress,
+    RecipeEdited,
+    Restored,
+    RunStarted,
+    SettingsIgnored,
+    WorldSizeRead,
+)
 from elastic.observe.began_again import shown
 from elastic.observe.metrics import Metrics, Rewound
 from elastic.storage.store import create_or_read
 from elastic.system.clock import Clock
-from elastic.train import as_built, refuse, restore_reasons, world_size_reads
+from elastic.train import address_order, as_built, refuse, restore_reasons, world_size_reads
 from elastic.train.loop_parts import LoopParts, Rank0Output
+from elastic.train.recipe_text import places_in_recipe
 from elastic.train.replay import Replay
 from elastic.train.replay_check import begin_replay
 from elastic.train.restore import ResumePoint
@@ -32,9 +40,13 @@ from elastic.train.restore import ResumePoint
 RECIPE_DIGITS = 16  # of the sha256 of its text
 _EDITED = "note: the state of step {step} was trained by another text of the recipe than this one; elastic-train report lists where it changed"
 _WORKERS = (
-    "note: the recipe asks for the number of workers, or adds over them itself, at {places}. What it trains is the same at every number of"
+    "note: the recipe asks for the number of workers, computes with a rank, or adds over them itself, at {places}. What it trains is the same at every number of"
     " workers only where it does not depend on that: the global batch does not change with the workers, so neither may the learning rate; for"
     " a metric that decides something use run.evaluate, step.sum or the loss that step.mean_loss returns"
+)
+_ADDRESSES = (
+    "note: the recipe orders or computes by addresses in memory at {places}: they are others in each process, so that a restart or another worker may have"
+    " another order. Sort by a name or a number of the thing, or keep the order in which the things were made"
 )
 BEGINNING = "data.json"  # in the run directory: the data that the run began with, at step 0
 
@@ -112,10 +124,13 @@ def _report_text(output: Rank0Output, point: ResumePoint, recipe: str) -> None:
         print(_EDITED.format(step=point.step), flush=True)
     if point.step and not is_edited:
         return
-    places = world_size_reads.in_recipe()
+    places = places_in_recipe(world_size_reads.reads_of)
     output.log.record(WorldSizeRead(places=places))
     if places:
         print(_WORKERS.format(places=shown(places)), flush=True)
+    if orders := places_in_recipe(address_order.orders_in):
+        output.log.record(OrderedByAddress(places=orders))
+        print(_ADDRESSES.format(places=shown(orders)), flush=True)
 
 
 def _report_ignored(parts: LoopParts, output: Rank0Output, step: int) -> None:

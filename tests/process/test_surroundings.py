@@ -96,6 +96,8 @@ run.print("workers", run.world_size)
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * run.world_size)
 state = elastic.State(model=model, optimizer=optimizer)
+torch.manual_seed(0 * run.rank)
+layers = sorted(model.parameters(), key=id)
 for step in run.steps(run.data(TensorDataset(torch.randn(16, 4)), epochs=2), state):
     step.mean_loss(lambda batch: (model(batch.data[0]) - batch.data[0]).pow(2).mean())
     optimizer.step()
@@ -104,15 +106,24 @@ for step in run.steps(run.data(TensorDataset(torch.randn(16, 4)), epochs=2), sta
 
 def test_a_rate_that_grows_with_the_workers_is_named_with_its_line(drill, tmp_path):
     """Scripts for DistributedDataParallel write it. One and two workers end with other weights. The
-    process after a killed worker does not say it once more.
+    process after a killed worker does not say it once more. A seed that is computed from a rank,
+    and an order by addresses, are named as well.
     """
     (tmp_path / "scaled.py").write_text(SCALED)
     kill = ("--snapshot-every", "1", "--faults", "step 3 rank 0 backward: kill")
     agent = drill.start("--nproc-per-node", "2", *kill, recipe=tmp_path / "scaled.py")
     agent.ends_with(0)
-    note = "the recipe asks for the number of workers, or adds over them itself, at scaled.py:8 (run.world_size)."
+    note = "the recipe asks for the number of workers, computes with a rank, or adds over them itself, at scaled.py:8 (run.world_size), scaled.py:10 (torch.manual_seed())."
     assert agent.output.count(note) == 1
+    orders = "orders or computes by addresses in memory at scaled.py:11 (sorted(key=id))"
+    assert agent.output.count(orders) == 1
     (last,) = [line for line in agent.output.splitlines() if line.startswith("complete")]
-    assert "asks for the number of workers at scaled.py:8 (run.world_size): another number gives" in last
+    assert (
+        "asks for the number of workers, or computes with a rank, at scaled.py:8 (run.world_size), scaled.py:10 (torch.manual_seed()): another number gives"
+        in last
+    )
     _, report = drill.inspects("report", drill.run.url)
-    assert report["world_size_reads"] == ["scaled.py:8 (run.world_size)"]
+    assert report["world_size_reads"] == [
+        "scaled.py:8 (run.world_size)",
+        "scaled.py:10 (torch.manual_seed())",
+    ]

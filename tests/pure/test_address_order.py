@@ -2,7 +2,7 @@
 
 import pytest
 
-from elastic.train.address_order import iterated, kind_of
+from elastic.train.address_order import iterated, kind_of, orders_in
 from tests.pure import test_loop_memory as loops
 
 NOISE = "each.data.add_(torch.randn_like(each))"
@@ -118,3 +118,40 @@ def test_the_names_that_code_iterates_are_found_in_the_functions_inside_it_too()
         return x in c, len(c)
 
     assert "c" not in iterated(asks.__code__)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("things = sorted(model.parameters(), key=id)", "sorted(key=id)"),
+        ("things.sort(key=id)", "things.sort(key=id)"),
+        (
+            "first = min(layers, key=lambda layer: (layer.kind, id(layer)))",
+            "min(key=lambda layer: (layer.kind, id(layer)))",
+        ),
+        ("things = sorted(layers, key=hash)", "sorted(key=hash)"),
+        ("first, second = (a, b) if id(a) < id(b) else (b, a)", "id(a) < id(b)"),
+        ("held_out = id(sample) % 10 == 0", "id(sample) % 10"),
+        ("torch.manual_seed(id(model))", "torch.manual_seed(id(model))"),
+    ],
+)
+def test_an_order_by_addresses_is_found_in_the_text_with_its_line(line, found):
+    assert orders_in(f"import elastic\n{line}\n".encode()) == [(2, found)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "frozen = {id(p) for p in head}; rest = [p for p in body if id(p) not in frozen]",
+        "is_same = id(a) == id(b)",
+        "things = sorted(names, key=len)",
+        "names = sorted(names, key=lambda name: name.split('id(')[0])",
+        "known[id(module)] = module",
+        "for id in ids: things = sorted(rows, key=lambda row: id(row))",
+        "print(sorted(things, key=id))",
+        "def broken(:  # key=id",
+    ],
+)
+def test_ids_that_give_no_order_are_left_alone(line):
+    """Most recipes that ask for an id look an object up by it."""
+    assert orders_in(f"import elastic\n{line}\n".encode()) == []

@@ -1,0 +1,76 @@
+"""The text of the recipe's own files, and what in it computes and does not only show."""
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from elastic.data.own_files import is_own_file
+
+_SHOWING = {"print", "event", "debug", "info", "warning", "write", "add_scalar", "add_text", "format"}
+_LOGGING = {"step", "run", "logger", "log", "logging", "wandb", "mlflow"}  # whose `log` shows
+
+
+def places_in_recipe(found_in: Callable[[bytes], list[tuple[int, str]]]) -> list[str]:
+    """In the script and in modules beside it, as `train.py:12 (run.world_size)`.
+
+    found_in: gives, for a text, lines and what stands there.
+    """
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if main is None:
+        return []
+    beside = f"{Path(main).absolute().parent}/"
+    files = {main: None}
+    for module in [*sys.modules.values()]:
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and path.startswith(beside) and path.endswith(".py") and is_own_file(path):
+            files[path] = None
+    return [f"{Path(path).name}:{line} ({what})" for path in files for line, what in found_in(_text_of(path))]
+
+
+def parsed(text: bytes) -> ast.AST | None:
+    """None for what is no Python."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def computing(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those whose value is only shown."""
+    left = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        if not _only_shows(node):
+            left += ast.iter_child_nodes(node)
+
+
+def called(call: ast.Call) -> str:
+    """The name of the function or method; empty where it has none."""
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case _:
+            return ""
+
+
+def _only_shows(node: ast.AST) -> bool:
+    match node:
+        case ast.JoinedStr():
+            return True
+        case ast.BinOp(op=ast.Mod(), right=ast.Call() as call):  # rank % device_count() is a device
+            return called(call) == "device_count"
+        case ast.Call(func=ast.Attribute(attr="log", value=ast.Name(id=owner) | ast.Attribute(attr=owner))):
+            return owner in _LOGGING
+        case ast.Call():
+            return called(node) in _SHOWING
+        case _:
+            return False
+
+
+def _text_of(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
