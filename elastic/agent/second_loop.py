@@ -25,8 +25,12 @@ def refuse(recipe: Path, text: bytes) -> None:
     tree = _parsed(text)
     lines = [] if tree is None else _Reader.of(tree, follows_calls=True).certain(tree.body)
     if len(lines) > 1:
+        first, other = lines[:2]
+        second = (
+            ", to which the script comes twice" if first == other else f" and another one in line {other}"
+        )
         raise UsageError(
-            f"expected one loop over run.steps in {recipe}, found one in line {lines[0]} and another one in line {lines[1]}: a run is one loop."
+            f"expected one loop over run.steps in {recipe}, found one in line {first}{second}: a run is one loop."
             f" {_ADVICE} elastic-train FIRST_RECIPE --run-dir runs/first; elastic-train SECOND_RECIPE --from runs/first --run-dir runs/second"
         )
 

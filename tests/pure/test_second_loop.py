@@ -126,6 +126,19 @@ def test_a_script_that_surely_comes_to_a_second_loop_is_refused(text):
     assert "elastic-train SECOND_RECIPE --from runs/first --run-dir runs/second" in str(said.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("one after another", "found one in line 3 and another one in line 5: a run"),
+        ("one function, called twice", "found one in line 4, to which the script comes twice: a run"),
+    ],
+)
+def test_the_refusal_names_two_lines_or_the_one_that_comes_twice(name, says):
+    """It was "one in line 4 and another one in line 4"."""
+    with pytest.raises(UsageError, match=says):
+        refuse(Path("r.py"), CERTAIN[name].encode())
+
+
 @pytest.mark.parametrize("text", UNCERTAIN.values(), ids=UNCERTAIN)
 def test_a_script_that_may_have_one_loop_is_not_refused(text):
     refuse(Path("r.py"), text.encode())
