@@ -195,6 +195,14 @@ class OrderedByAddress(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedByRank(Event):
+    """By `step` ranks have logged other numbers under these names; the metrics have rank 0's."""
+
+    step: int
+    names: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped(Event):
     """The recipe ended the run after `step`, of the `steps` that it would have had."""
 

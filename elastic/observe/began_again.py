@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass
 
-from elastic.events import ReplayDiffered, Restored, UnsavedVariables, WorldSizeRead
+from elastic.events import (
+    LoggedByRank,
+    OrderedByAddress,
+    ReplayDiffered,
+    Restored,
+    UnsavedVariables,
+    WorldSizeRead,
+)
 from elastic.observe.logged_event import Events, last, of_kind
 
 _NAMED = 6
@@ -65,6 +72,17 @@ def asked_for_workers(events: Events) -> list[str]:
     """Places in the recipe's text, as it was read last."""
     found = last(events, WorldSizeRead)
     return [] if found is None else found.event.places
+
+
+def ordered_by_address(events: Events) -> list[str]:
+    """Places in the recipe's text, as it was read last."""
+    found = last(events, OrderedByAddress)
+    return [] if found is None else found.event.places
+
+
+def logged_by_rank(events: Events) -> list[str]:
+    """Names in the metrics whose numbers are those of rank 0 alone."""
+    return list(dict.fromkeys(name for each in of_kind(events, LoggedByRank) for name in each.event.names))
 
 
 def _read_again(events: Events) -> list[str]:

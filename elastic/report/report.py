@@ -29,7 +29,14 @@ from statistics import median
 
 from elastic import events as kinds
 from elastic.config.parent import Ancestor, Parent
-from elastic.observe.began_again import Unsaved, asked_for_workers, began_again, unsaved
+from elastic.observe.began_again import (
+    Unsaved,
+    asked_for_workers,
+    began_again,
+    logged_by_rank,
+    ordered_by_address,
+    unsaved,
+)
 from elastic.observe.logged_event import Events, LoggedEvent, first, in_generation, last, of_kind
 from elastic.observe.step_line import StepLine
 
@@ -123,7 +130,8 @@ class Report:
     unsaved: all such variables.
     replays: steps that gave another result when they were done again. edits: where a process with
     another recipe, or other numbers that it reads, went on. world_size_reads: where the
-    recipe's text asks for the number of workers.
+    recipe's text asks for the number of workers. ordered_by_address: where it orders by `id`.
+    logged_by_rank: names in the metrics whose numbers are those of rank 0 alone.
     """
 
     finished: bool
@@ -147,6 +155,8 @@ class Report:
     replays: list[kinds.ReplayDiffered]
     edits: list[kinds.RecipeEdited]
     world_size_reads: list[str]
+    ordered_by_address: list[str]
+    logged_by_rank: list[str]
 
 
 def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None = None) -> Report:
@@ -186,6 +196,8 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
         replays=[each.event for each in of_kind(events, kinds.ReplayDiffered)],
         edits=[each.event for each in of_kind(events, kinds.RecipeEdited)],
         world_size_reads=asked_for_workers(events),
+        ordered_by_address=ordered_by_address(events),
+        logged_by_rank=logged_by_rank(events),
     )
 
 

@@ -106,7 +106,9 @@ def _report_facts(report: Report) -> dict[str, str]:
         | _unsaved(report.unsaved)
         | _replays(report.replays)
         | _edits(report.edits)
-        | _world_size_reads(report.world_size_reads)
+        | _named("asks for workers or ranks", report.world_size_reads)
+        | _named("orders by addresses", report.ordered_by_address)
+        | _named("logged, of rank 0 alone", report.logged_by_rank)
     )
 
 
@@ -125,9 +127,9 @@ def _unsaved(found: Unsaved) -> dict[str, str]:
     return {label: ", ".join(names) for label, names in lines.items() if names}
 
 
-def _world_size_reads(places: list[str]) -> dict[str, str]:
+def _named(label: str, places: list[str]) -> dict[str, str]:
     """One line, if there are any."""
-    return {"asks for workers or ranks": ", ".join(places)} if places else {}
+    return {label: ", ".join(places)} if places else {}
 
 
 def _replays(found: list[ReplayDiffered]) -> dict[str, str]:

@@ -12,20 +12,25 @@ _LOGGING = {"step", "run", "logger", "log", "logging", "wandb", "mlflow"}  # who
 
 
 def places_in_recipe(found_in: Callable[[bytes], list[tuple[int, str]]]) -> list[str]:
-    """In the script and in modules beside it, as `train.py:12 (run.world_size)`.
+    """As `train.py:12 (run.world_size)`.
 
     found_in: gives, for a text, lines and what stands there.
     """
+    return [f"{name}:{line} ({what})" for name, text in recipe_texts() for line, what in found_in(text)]
+
+
+def recipe_texts() -> Iterator[tuple[str, bytes]]:
+    """The script, and modules beside it: each file's name, and its text, empty where it is gone."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if main is None:
-        return []
+        return
     beside = f"{Path(main).absolute().parent}/"
     files = {main: None}
     for module in [*sys.modules.values()]:
         path = getattr(module, "__file__", None)
         if isinstance(path, str) and path.startswith(beside) and path.endswith(".py") and is_own_file(path):
             files[path] = None
-    return [f"{Path(path).name}:{line} ({what})" for path in files for line, what in found_in(_text_of(path))]
+    yield from ((Path(path).name, _text_of(path)) for path in files)
 
 
 def parsed(text: bytes) -> ast.AST | None:

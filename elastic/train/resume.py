@@ -128,8 +128,9 @@ def _report_text(output: Rank0Output, point: ResumePoint, recipe: str) -> None:
     output.log.record(WorldSizeRead(places=places))
     if places:
         print(_WORKERS.format(places=shown(places)), flush=True)
-    if orders := places_in_recipe(address_order.orders_in):
-        output.log.record(OrderedByAddress(places=orders))
+    orders = places_in_recipe(address_order.orders_in)
+    output.log.record(OrderedByAddress(places=orders))
+    if orders:
         print(_ADDRESSES.format(places=shown(orders)), flush=True)
 
 

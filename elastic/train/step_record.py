@@ -8,11 +8,16 @@ from dataclasses import replace
 import torch
 
 from elastic.data.record import record_of
-from elastic.events import FirstStep
+from elastic.events import FirstStep, LoggedByRank
+from elastic.observe.log import read_rare
 from elastic.observe.step_line import CHAIN_DIGITS, StepLine
 from elastic.snapshot.slots import SnapshotInfo
+from elastic.train import logged_numbers
+from elastic.train.logged_numbers import LoggedNumbers
 from elastic.train.loop_parts import LoopParts
+from elastic.train.measured_names import measured_names
 from elastic.train.process_groups import ProcessGroups
+from elastic.train.recipe_text import recipe_texts
 from elastic.train.replay_check import ReplayCheck
 from elastic.train.resume import Resumed
 from elastic.train.step import Step
@@ -31,6 +36,8 @@ class StepRecorder:
         self._text = ""  # of that
         log = None if parts.output is None else parts.output.log
         self._replay = ReplayCheck(resumed.replay, parts.restorer.run_url, log)
+        self._logged = LoggedNumbers()
+        self._said = set[str]()
         self._began_s = parts.clock.monotonic()
 
     def record(self, step: Step, outcome: StepOutcome, groups: ProcessGroups) -> SnapshotInfo:
@@ -57,6 +64,9 @@ class StepRecorder:
         self._replay.check(line, groups)
         if parts.metrics is not None:
             parts.metrics.append(line)
+        self._logged.add(step.number, step.logged)
+        if groups.world_size > 1 and self._logged.is_due(is_last=step.number == step.steps):
+            self._compare_logged(step.number, groups)
         if parts.trace is not None:
             parts.trace.add(line, parts.state.flatten(), step)
         if parts.output is not None:
@@ -66,6 +76,23 @@ class StepRecorder:
                 parts.output.log.record(FirstStep(step=step.number))
         self._began_s = parts.clock.monotonic()
         return self.info(step.number, step.epoch, line)
+
+    def _compare_logged(self, step: int, groups: ProcessGroups) -> None:
+        """Name numbers that are others on other ranks. Raises PeerLost."""
+        found = logged_numbers.differing(groups.all_gather(self._logged.take()))
+        output = self._parts.output
+        if output is None or not found.keys() - self._said:
+            return
+        known = read_rare(output.events, LoggedByRank) if self._parts.generation > 1 else []
+        self._said.update(name for each in known for name in each.event.names)
+        measured = frozenset[str]().union(*(measured_names(text) for _, text in recipe_texts()))
+        new = {name: found[name] for name in found if name not in self._said | measured}
+        self._said |= found.keys()
+        if new:
+            output.log.record(LoggedByRank(step=step, names=list(new)))
+            print(note := logged_numbers.note(new, step), flush=True)
+            if self._parts.trace is not None:
+                self._parts.trace.note(note)
 
     def info(self, step: int, epoch: int, line: StepLine | None) -> SnapshotInfo:
         """line: the step's own, None where it has none."""

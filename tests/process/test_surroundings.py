@@ -88,7 +88,7 @@ def test_a_wrapper_that_exchanges_gradients_is_refused_and_not_waited_for(drill,
 
 
 SCALED = """
-import elastic, torch
+import time, elastic, torch
 from torch.utils.data import TensorDataset
 
 run = elastic.start(seed=3, global_batch=8, shards=4)
@@ -98,16 +98,23 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * run.world_size)
 state = elastic.State(model=model, optimizer=optimizer)
 torch.manual_seed(0 * run.rank)
 layers = sorted(model.parameters(), key=id)
+seen = {}
+
+def loss_of(batch):
+    seen["first"] = batch.data[0][0, 0].item()
+    return (model(batch.data[0]) - batch.data[0]).pow(2).mean()
+
 for step in run.steps(run.data(TensorDataset(torch.randn(16, 4)), epochs=2), state):
-    step.mean_loss(lambda batch: (model(batch.data[0]) - batch.data[0]).pow(2).mean())
+    step.mean_loss(loss_of)
     optimizer.step()
+    step.log(part=seen["first"], rate=0.01, seconds=time.monotonic())
 """
 
 
 def test_a_rate_that_grows_with_the_workers_is_named_with_its_line(drill, tmp_path):
     """Scripts for DistributedDataParallel write it. One and two workers end with other weights. The
     process after a killed worker does not say it once more. A seed that is computed from a rank,
-    and an order by addresses, are named as well.
+    an order by addresses, and a metric of a rank's own shards are named as well; a time is not.
     """
     (tmp_path / "scaled.py").write_text(SCALED)
     kill = ("--snapshot-every", "1", "--faults", "step 3 rank 0 backward: kill")
@@ -117,6 +124,7 @@ def test_a_rate_that_grows_with_the_workers_is_named_with_its_line(drill, tmp_pa
     assert agent.output.count(note) == 1
     orders = "orders or computes by addresses in memory at scaled.py:11 (sorted(key=id))"
     assert agent.output.count(orders) == 1
+    assert agent.output.count("the ranks have logged other numbers for part (") == 1
     (last,) = [line for line in agent.output.splitlines() if line.startswith("complete")]
     assert (
         "asks for the number of workers, or computes with a rank, at scaled.py:8 (run.world_size), scaled.py:10 (torch.manual_seed()): another number gives"
@@ -127,3 +135,5 @@ def test_a_rate_that_grows_with_the_workers_is_named_with_its_line(drill, tmp_pa
         "scaled.py:8 (run.world_size)",
         "scaled.py:10 (torch.manual_seed())",
     ]
+    assert report["logged_by_rank"] == ["part"]
+    assert report["ordered_by_address"] == ["scaled.py:11 (sorted(key=id))"]

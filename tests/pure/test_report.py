@@ -254,6 +254,8 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "replays": [],
         "edits": [],
         "world_size_reads": [],
+        "ordered_by_address": [],
+        "logged_by_rank": [],
     }
 
 
