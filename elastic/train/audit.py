@@ -34,8 +34,8 @@ from elastic.system.phase import Phase
 from elastic.train import structure
 from elastic.train.audit_evidence import ShardRecord
 from elastic.train.audit_verdict import (
+    Audited,
     Culprit,
-    Place,
     Verdict,
     audited_by,
     audited_shard,
@@ -268,7 +268,7 @@ class StepAudit:
         evidence = [{} if each is None else each.record.evidence(calls, state) for each in found]
         nodes, told = groups.all_gather(self._auditor.node), groups.all_gather(evidence)
         is_redo = any(groups.all_gather(self._came_before()))
-        judged: list[tuple[Place, Verdict]] = []
+        judged: list[tuple[Audited, Verdict]] = []
         for owner in failed:
             auditor = auditor_of(owner, groups.world_size)
             verdict = judge(
@@ -279,7 +279,7 @@ class StepAudit:
                 is_redo=is_redo,
                 has_copies=self._auditor.loader.workers > 0,
             )
-            place = Place(
+            audited = Audited(
                 step=self._step,
                 shard=self._shards[owner],
                 owner=owner,
@@ -287,22 +287,22 @@ class StepAudit:
                 owner_node=nodes[owner],
                 auditor_node=nodes[auditor],
             )
-            judged.append((place, verdict))
-            self._record(place, verdict)
+            judged.append((audited, verdict))
+            self._record(audited, verdict)
         groups.all_gather(None)  # recorded: only now may a rank end, whose agent kills the others
         # Of several failures a recipe's comes first: it would only come back.
-        place, verdict = next((each for each in judged if each[1].culprit is Culprit.RECIPE), judged[0])
+        audited, verdict = next((each for each in judged if each[1].culprit is Culprit.RECIPE), judged[0])
         if verdict.culprit is Culprit.RECIPE:
-            raise RecipeNotExact(sentence(place, verdict))
+            raise RecipeNotExact(sentence(audited, verdict))
         divergence = Divergence(
             generation=self._auditor.generation,
             step=self._step,
             agreed=self._step - 1,
             entry=verdict.first,
-            at_fault=(place.node_of(verdict.culprit),),
+            at_fault=(audited.node_of(verdict.culprit),),
             began=self._auditor.began,
         )
-        raise MachineFault(sentence(place, verdict), divergence)
+        raise MachineFault(sentence(audited, verdict), divergence)
 
     def _came_before(self) -> bool:
         """In this step, which is done again, or as many steps after the beginning."""
@@ -320,17 +320,17 @@ class StepAudit:
         self._differentiate(again, outputs, backward)
         return again
 
-    def _record(self, place: Place, verdict: Verdict) -> None:
+    def _record(self, audited: Audited, verdict: Verdict) -> None:
         if self._auditor.log is not None:
             is_recipe = verdict.culprit is Culprit.RECIPE
             self._auditor.log.record(
                 AuditFailed(
-                    step=place.step,
-                    shard=place.shard,
-                    ranks=[place.owner, place.auditor],
+                    step=audited.step,
+                    shard=audited.shard,
+                    ranks=[audited.owner, audited.auditor],
                     entry=verdict.first,
                     verdict="recipe" if is_recipe else "machine",
-                    culprit=None if is_recipe else place.node_of(verdict.culprit),
+                    culprit=None if is_recipe else audited.node_of(verdict.culprit),
                 )
             )
 

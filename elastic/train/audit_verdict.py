@@ -45,7 +45,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Audited:
     """Which computation was audited. Nodes by name; owner and auditor are ranks."""
 
     step: int
@@ -112,25 +112,25 @@ def judge(
     )
 
 
-def sentence(place: Place, verdict: Verdict) -> str:
+def sentence(audited: Audited, verdict: Verdict) -> str:
     """What was expected, what was found, and what to do."""
-    where = f"step {place.step}, shard {place.shard}"
+    where = f"step {audited.step}, shard {audited.shard}"
     differs = f"the first that differs is {verdict.first}, {verdict.different} of {verdict.entries} in all"
     match verdict.culprit:
         case Culprit.OWNER:
             return (
-                f"{where}: rank {place.owner} (node {place.owner_node}) computed it once in a way that three other"
+                f"{where}: rank {audited.owner} (node {audited.owner_node}) computed it once in a way that three other"
                 f" computations of it do not confirm: {differs}. That was the machine; the step is done again"
             )
         case Culprit.AUDITOR:
             return (
-                f"{where}: rank {place.auditor} (node {place.auditor_node}) computed it again once in a way that three"
+                f"{where}: rank {audited.auditor} (node {audited.auditor_node}) computed it again once in a way that three"
                 f" other computations of it do not confirm: {differs}. That was the machine; the step is done again"
             )
         case Culprit.RECIPE:
             ranks = "again on the same rank"
-            if place.owner != place.auditor:
-                ranks = f"by rank {place.owner} and again by rank {place.auditor}"
+            if audited.owner != audited.auditor:
+                ranks = f"by rank {audited.owner} and again by rank {audited.auditor}"
             return (
                 f"{where}: computed {ranks}, from the same parameters, buffers and random streams, it must give the same"
                 f" bits, and does not: {differs}. {_cause(verdict)}"

@@ -14,7 +14,7 @@ from elastic.train.state import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class BufferPlace:
     """Where a module has a buffer. Several modules may have the same tensor.
 
     is_average: of a normalisation of torch, whose buffers of floats are running averages.
@@ -26,7 +26,7 @@ class Place:
     is_average: bool
 
 
-def check_assigned(places: Iterable[Place], assigned: dict[int, Tensor | None], state: State) -> None:
+def check_assigned(places: Iterable[BufferPlace], assigned: dict[int, Tensor | None], state: State) -> None:
     """Forward put other tensors, or none, into the places of these opening ones.
 
     Raises UsageError for what cannot be summed.
@@ -47,7 +47,7 @@ def check_assigned(places: Iterable[Place], assigned: dict[int, Tensor | None], 
             )
 
 
-def check_caches(caches: Iterable[tuple[Place, Tensor, int]], state: State) -> None:
+def check_caches(caches: Iterable[tuple[BufferPlace, Tensor, int]], state: State) -> None:
     """Forward did not use a buffer that is no part of the state as a memory.
 
     caches: with their opening content and version. Raises UsageError.
@@ -63,7 +63,7 @@ def check_caches(caches: Iterable[tuple[Place, Tensor, int]], state: State) -> N
             )
 
 
-def _name(place: Place, state: State) -> str:
+def _name(place: BufferPlace, state: State) -> str:
     return state.name_of_place(place.holder, place.name)
 
 

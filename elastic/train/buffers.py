@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from elastic.errors import UsageError
 from elastic.train.buffer_copies import BufferCopies
-from elastic.train.buffer_places import Place, check_assigned, check_caches
+from elastic.train.buffer_places import BufferPlace, check_assigned, check_caches
 from elastic.train.buffer_sums import BufferSums
 from elastic.train.opening_buffers import Contents, OpeningBuffers
 from elastic.train.reshaped import sized_by_data
@@ -45,7 +45,7 @@ class Buffers:
         self._shards = shards
         self._device = device
         self._openings = OpeningBuffers()
-        self._caches: list[tuple[Place, Tensor, int]] = []  # their opening content and version
+        self._caches: list[tuple[BufferPlace, Tensor, int]] = []  # their opening content and version
         self._sizes: list[int] = []  # of them, in numbers
         self._moving: list[int] = []  # what each shard's forward may change, as indices into them
         self._still: list[int] = []

@@ -21,7 +21,7 @@ from elastic.train.forward_changes import ForwardChanges
 from elastic.train.loose_gradients import LooseGradients
 from elastic.train.state import State
 from elastic.train.state_mark import mark_of
-from elastic.train.structure import Parts
+from elastic.train.structure import StateParts
 from elastic.train.unsaved import Scaler, Unsaved
 from elastic.train.unused_gradients import UnusedGradients
 
@@ -57,7 +57,7 @@ class Contract:
         self._required: list[nn.Parameter] = []
         self._held: list[nn.Parameter] = state.held  # of the trained ones, by optimizers of torch
         self._loose_ones: list[nn.Parameter] = []  # that require a gradient, and that none of them holds
-        self._parts: Parts | None = None  # of the state, where it was begun
+        self._parts: StateParts | None = None  # of the state, where it was begun
         self._mark: list[Any] = []  # of the state where the step began
         self._others: list[nn.Parameter] = []  # that no optimizer updates, and that require one
         self._is_in_function = False
@@ -74,7 +74,7 @@ class Contract:
         """Parameters that no optimizer updates and that require a gradient, in the computation."""
         return self._others
 
-    def parts(self) -> Parts:
+    def parts(self) -> StateParts:
         """What the state consists of; within a computation the same."""
         return self._parts if self._is_computing and self._parts else self._state.parts()
 
@@ -156,7 +156,7 @@ class Contract:
         self._unused.computed(required, is_finite=all(map(math.isfinite, gradient_norms)))
 
     @contextmanager
-    def forward(self, parts: Parts | None = None) -> Iterator[None]:
+    def forward(self, parts: StateParts | None = None) -> Iterator[None]:
         """Around the shards of a pass. Raises UsageError for a forward that changes parameters."""
         is_first_step = self._unused.step == self._first_step
         changes = ForwardChanges(self._state, parts or self.parts(), compares_contents=is_first_step)

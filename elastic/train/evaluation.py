@@ -32,7 +32,7 @@ from elastic.train.evaluated_function import FirstBlock
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.reachable import sites_outside
 from elastic.train.same_inputs import SameInputs
-from elastic.train.summands import DTYPES, Form, places_of_integers, put_together, sizes_of, take_apart
+from elastic.train.summands import DTYPES, SummandForm, places_of_integers, put_together, sizes_of, take_apart
 from elastic.train.whole_numbers import Extremes
 from elastic.worker.heartbeat import HeartbeatSender
 
@@ -76,7 +76,7 @@ class Evaluation:
             rank=self.groups.rank,
             group=self.groups.gradients,
         )
-        form: Form | None = None
+        form: SummandForm | None = None
         loads, inputs = _Loads(), SameInputs(function, self.saved)
         whole = inputs.whole() if world_size > 1 else ""
         stacks, extremes = {dtype: Stack[Tensor](Tensor.add_) for dtype in DTYPES}, Extremes()
@@ -147,7 +147,9 @@ class Evaluation:
         samples = torch.arange(start, min(self.samples, start + self.batch_size), dtype=torch.int64)
         return Slice(epoch=0, shard=block, indices=samples, streams=samples)
 
-    def _agreed(self, form: Form | None, loads: "_Loads", inputs: SameInputs, whole: str) -> Form:
+    def _agreed(
+        self, form: SummandForm | None, loads: "_Loads", inputs: SameInputs, whole: str
+    ) -> SummandForm:
         """The form of all ranks' values, also where this rank has no block.
 
         whole: of `inputs`, before the first block. Raises UsageError where ranks differ in form or
@@ -165,7 +167,7 @@ class Evaluation:
             )
         if len({each["inputs"] for each in there}) > 1:
             inputs.refuse(self.groups)
-        forms: list[Form] = [each["form"] for each in there if each["form"] is not None]
+        forms: list[SummandForm] = [each["form"] for each in there if each["form"] is not None]
         for other in forms:
             if other != forms[0]:
                 raise _differ(forms[0], other)
@@ -216,7 +218,7 @@ class _KeptBuffers:
             torch._C._autograd._unsafe_set_version_counter((buffer,), (version,))  # noqa: SLF001
 
 
-def _differ(one: Form, other: Form) -> UsageError:
+def _differ(one: SummandForm, other: SummandForm) -> UsageError:
     return UsageError(
         f"run.evaluate: expected sums of the same kinds and shapes for every block, found {one} and {other}; "
         "return sums over the block's samples, such as losses.sum(), and no value for each sample"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from elastic.errors import UsageError
 from elastic.train.flat_state import FlatState, checksum_of
 from elastic.train.state import State
-from elastic.train.structure import Items, Parts
+from elastic.train.structure import Items, StateParts
 
 MOST_NAMED = 3  # beside the first
 
@@ -25,7 +25,7 @@ MOST_NAMED = 3  # beside the first
 class ForwardChanges:
     """What the parameters of a state's modules were before the shards of one computation."""
 
-    def __init__(self, state: State, parts: Parts, *, compares_contents: bool) -> None:
+    def __init__(self, state: State, parts: StateParts, *, compares_contents: bool) -> None:
         """parts: of the state, now."""
         self._state = state
         self._modules, self._holders = parts.modules, parts.holders

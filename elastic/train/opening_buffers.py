@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from elastic.train import structure
-from elastic.train.buffer_places import Place
+from elastic.train.buffer_places import BufferPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,8 @@ class OpeningBuffers:
     """
 
     def __init__(self) -> None:
-        self.places: list[Place] = []
-        self.outside: list[Place] = []
+        self.places: list[BufferPlace] = []
+        self.outside: list[BufferPlace] = []
         self.tensors: list[Tensor] = []
         self.data: list[Tensor] = []
         self.is_new = True
@@ -78,7 +78,7 @@ class OpeningBuffers:
         self.places, self.outside = [], []
         for module in modules:
             for name, tensor in module._buffers.items():  # noqa: SLF001
-                place = Place(
+                place = BufferPlace(
                     holder=module._buffers,  # noqa: SLF001
                     name=name,
                     opening=tensor,

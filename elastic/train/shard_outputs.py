@@ -57,7 +57,7 @@ def described(value: Any) -> str:
     return f"a {layout}tensor of shape {list(value.shape)} and type {value.dtype}"
 
 
-class Form(NamedTuple):
+class OutputForm(NamedTuple):
     """has_graph: of any shard's output, so that the sum has a gradient."""
 
     shape: torch.Size
@@ -71,7 +71,7 @@ class AgreedForms:
     def __init__(self, exchange: Exchange, device: torch.device) -> None:
         self._exchange = exchange
         self._device = device
-        self._agreed: dict[tuple[int, object], Form] = {}
+        self._agreed: dict[tuple[int, object], OutputForm] = {}
 
     def check(self, number: int, function: Callable[..., Any], outputs: dict[int, Tensor]) -> bool:
         """Whether the sum has a graph, the same on every rank.
@@ -86,7 +86,7 @@ class AgreedForms:
         if agreed is None:
             has_graph = self._check_all(outputs)
             first = next(iter(outputs.values()))
-            self._agreed[key] = Form(first.shape, first.dtype, has_graph)
+            self._agreed[key] = OutputForm(first.shape, first.dtype, has_graph)
             return has_graph
         for shard, output in outputs.items():
             if (output.shape, output.dtype) != agreed[:2]:

@@ -99,15 +99,15 @@ class State:
         """The modules and all inside them, each once. Do not change the list."""
         return self._tree.modules(self.modules)
 
-    def parts(self) -> structure.Parts:
+    def parts(self) -> structure.StateParts:
         """As they are now."""
         held = [thing for thing in self._held() if isinstance(thing, structure.COMPUTED_WITH)]
         modules = self._tree.modules([thing for thing in held if isinstance(thing, nn.Module)])
         holders = [module._parameters for module in modules]  # noqa: SLF001 - as `submodules`
-        return structure.Parts(held, modules, holders, structure.values_of(holders))
+        return structure.StateParts(held, modules, holders, structure.values_of(holders))
 
     def trained_and_idle(
-        self, parts: structure.Parts | None = None
+        self, parts: structure.StateParts | None = None
     ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """The parameters that are trained, and those of the modules that no optimizer updates.
 

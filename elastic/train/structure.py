@@ -61,7 +61,7 @@ class Items(NamedTuple):
         return self[:2] == others[:2] and same(self.values, others.values)
 
 
-class Parts(NamedTuple):
+class StateParts(NamedTuple):
     """What the objects of a state consist of at a moment. Do not change the lists.
 
     held: the modules, optimizers and parameters among the objects and what these hold. A trial load

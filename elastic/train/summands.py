@@ -20,13 +20,13 @@ from elastic.train import whole_numbers
 # JSON that says how a value is made of its parts: {"dict": [[key, form], ...]}, {"list": [form,
 # ...]}, {"tuple": ...}, {"float": shape}, {"complex": shape} or {"int": shape}; a number has the
 # shape None.
-Form = dict[str, Any]
+SummandForm = dict[str, Any]
 DTYPES = torch.float64, torch.int64
 MOST_LEVELS = 50  # of dicts, lists and tuples in each other
 _CALL = "run.evaluate"
 
 
-def take_apart(value: Any, device: torch.device) -> tuple[Form, dict[torch.dtype, Tensor]]:
+def take_apart(value: Any, device: torch.device) -> tuple[SummandForm, dict[torch.dtype, Tensor]]:
     """The form of a value, and its numbers: one vector of new memory for each dtype that occurs.
 
     Raises UsageError for a value that cannot be added.
@@ -40,7 +40,7 @@ def take_apart(value: Any, device: torch.device) -> tuple[Form, dict[torch.dtype
     }
 
 
-def sizes_of(form: Form) -> dict[torch.dtype, list[int]]:
+def sizes_of(form: SummandForm) -> dict[torch.dtype, list[int]]:
     """How many numbers of each dtype each part has, in order."""
     sizes: dict[torch.dtype, list[int]] = {}
     for _, kind, shape in _parts_of(form):
@@ -48,7 +48,7 @@ def sizes_of(form: Form) -> dict[torch.dtype, list[int]]:
     return sizes
 
 
-def places_of_integers(form: Form) -> list[tuple[str, int]]:
+def places_of_integers(form: SummandForm) -> list[tuple[str, int]]:
     """The path of each part of whole numbers, and how many these are, in order."""
     return [
         (f"result{path}" if path else "", prod(shape or []))
@@ -57,12 +57,12 @@ def places_of_integers(form: Form) -> list[tuple[str, int]]:
     ]
 
 
-def put_together(form: Form, totals: Mapping[torch.dtype, tuple[Tensor, ...]]) -> Any:
+def put_together(form: SummandForm, totals: Mapping[torch.dtype, tuple[Tensor, ...]]) -> Any:
     """The value that these parts make; a tensor without dimensions comes back as a number."""
     return _put_together(form, {dtype: iter(of_dtype) for dtype, of_dtype in totals.items()})
 
 
-def _take_apart(value: Any, path: str, parts: dict[torch.dtype, list[Tensor]], level: int = 0) -> Form:
+def _take_apart(value: Any, path: str, parts: dict[torch.dtype, list[Tensor]], level: int = 0) -> SummandForm:
     if level > MOST_LEVELS:
         raise UsageError(
             f"{_CALL}: expected at most {MOST_LEVELS} dicts, lists and tuples in each other, found more; does one contain itself?"
@@ -110,7 +110,7 @@ def _place(path: str) -> str:
     return f" in result{path}" if path else ""
 
 
-def _put_together(form: Form, totals: dict[torch.dtype, Iterator[Tensor]]) -> Any:
+def _put_together(form: SummandForm, totals: dict[torch.dtype, Iterator[Tensor]]) -> Any:
     ((kind, content),) = form.items()
     if kind == "dict":
         return {key: _put_together(each, totals) for key, each in content}
@@ -123,7 +123,7 @@ def _put_together(form: Form, totals: dict[torch.dtype, Iterator[Tensor]]) -> An
     return total[0].item() if content is None else total.view(content).clone()
 
 
-def _parts_of(form: Form, path: str = "") -> Iterator[tuple[str, str, list[int] | None]]:
+def _parts_of(form: SummandForm, path: str = "") -> Iterator[tuple[str, str, list[int] | None]]:
     """(path, kind, shape) of each number or tensor."""
     ((kind, content),) = form.items()
     if kind in ("dict", "list", "tuple"):

@@ -22,7 +22,7 @@ from elastic.errors import UsageError
 
 # What a parameter was when it got its gradient: itself, so that no other one gets its id; its
 # version and its address; and the step.
-Mark = tuple[nn.Parameter, int, int, int]
+GradientMark = tuple[nn.Parameter, int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class _Given:
     addresses: list[int]
     step: int
 
-    def marks(self) -> dict[int, Mark]:
+    def marks(self) -> dict[int, GradientMark]:
         values = zip(self.parameters, self.versions, self.addresses, repeat(self.step))
         return dict(zip(map(id, self.parameters), values, strict=True))
 
@@ -51,7 +51,7 @@ class UnusedGradients:
         self._given: _Given | None = None
         # By the parameter's id. A parameter in neither has its gradient from before the loop, or
         # from the recipe's own hand.
-        self._marks: dict[int, Mark] = {}
+        self._marks: dict[int, GradientMark] = {}
         self._used: set[int] = set()
         self._known: tuple[Sequence[nn.Parameter], frozenset[int]] = (), frozenset()
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from elastic.reduce.tree import span
 from elastic.train.audit_verdict import (
     DATA,
+    Audited,
     Culprit,
     Evidence,
-    Place,
     audited_by,
     audited_shard,
     auditor_of,
@@ -106,7 +106,7 @@ def test_each_shard_of_a_rank_is_audited_in_some_step(seed, world_size, spare):
 )
 def test_the_sentence_says_who_and_what_usually_does_it(found, expected):
     """Each letter is what one of the computations gave: owner, auditor, owner, auditor."""
-    place = Place(step=40, shard=5, owner=2, auditor=1, owner_node="n2", auditor_node="n1")
+    place = Audited(step=40, shard=5, owner=2, auditor=1, owner_node="n2", auditor_node="n1")
     text = sentence(place, verdict_of(tuple({"the gradient of m.weight": each} for each in found)))
     assert text.startswith("step 40, shard 5")
     assert "the gradient of m.weight" in text
@@ -115,7 +115,7 @@ def test_the_sentence_says_who_and_what_usually_does_it(found, expected):
 
 def test_other_data_are_the_data_sets_fault():
     """Here no advice about the forward would help."""
-    place = Place(step=4, shard=0, owner=0, auditor=0, owner_node="n", auditor_node="n")
+    place = Audited(step=4, shard=0, owner=0, auditor=0, owner_node="n", auditor_node="n")
     text = sentence(place, verdict_of(tuple({DATA: each} for each in "abcd")))
     assert "again on the same rank" in text
     assert "The data set, or collate, gave something else for the same samples" in text
@@ -126,7 +126,7 @@ def test_what_came_before_is_said_to_be_either(found):
     """Three of four agree, and the same came in the generation before, as many steps after its
     beginning: a machine that is often wrong, or a function with a memory. No node is named.
     """
-    place = Place(step=4, shard=0, owner=0, auditor=1, owner_node="n0", auditor_node="n1")
+    place = Audited(step=4, shard=0, owner=0, auditor=1, owner_node="n0", auditor_node="n1")
     once, again = verdict_of(found), verdict_of(found, is_redo=True)
     assert again.came_again == (once.culprit is not Culprit.RECIPE)
     text = sentence(place, again)
