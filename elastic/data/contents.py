@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from elastic.data.attributes import space_of
+
 MOST_BYTES = 1 << 18  # of one part
 MOST_ITEMS = 1 << 13  # of a list
 MOST_PARTS = 32  # with a name of their own
@@ -57,7 +59,7 @@ def _parts(thing: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[
                 yield from _parts(item, f"{name}[{key!r}]", depth, seen)
     elif depth < _DEPTH and id(thing) not in seen and (not depth or _is_dataset(thing, name)):
         seen.add(id(thing))
-        for attribute, value in list(getattr(thing, "__dict__", {}).items()):
+        for attribute, value in list(space_of(thing).items()):
             if "cache" not in attribute.lower():
                 yield from _parts(value, f"{name}.{attribute}", depth + 1, seen)
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from elastic.data.attributes import has_space, space_of
 from elastic.data.contents import is_array
 from elastic.data.fingerprint import fingerprint
 from elastic.data.own_files import is_own_class
@@ -95,7 +96,7 @@ class _Memory:
                     self._note(thing, name)
                     for part, place in _parts(thing, name, seen, 0):
                         self._note(part, place)
-                for attribute, value in vars(thing).items():
+                for attribute, value in space_of(thing).items():
                     self._note_row(value, f"{name}.{attribute}", number)
 
     def changed(self) -> list[str]:
@@ -106,7 +107,7 @@ class _Memory:
         found += [
             name
             for name, of, key, number in self._numbers
-            if _is_another(vars(of).get(key, _NOTHING), number)
+            if _is_another(_space(of).get(key, _NOTHING), number)
         ]
         found += [name for name, call, size in self._calls if call.cache_info().currsize != size]
         return list(dict.fromkeys(found))
@@ -118,7 +119,7 @@ class _Memory:
         """What it, or the object that it is a method of, has as attributes, and what it assigns."""
         function = getattr(collate, "func", collate)  # of a partial
         holder = getattr(function, "__self__", function)
-        if hasattr(holder, "__dict__") and not isinstance(holder, type | ModuleType):
+        if has_space(holder) and not isinstance(holder, type | ModuleType):
             name = "collate" if holder is function else type(holder).__name__
             self._note(holder, name)
             for part, place in _parts(holder, name, set(), 0):
@@ -146,19 +147,19 @@ class _Memory:
                 value.clear()
                 (value.update if isinstance(value, dict | set) else value.extend)(before)
         for _, of, key, number in self._numbers:
-            if not _is_another(vars(of).get(key, _NOTHING), number):
+            if not _is_another(_space(of).get(key, _NOTHING), number):
                 continue
             if isinstance(of, type):
                 setattr(of, key, number)
             elif number is _NOTHING:
-                vars(of).pop(key, None)
+                space_of(of).pop(key, None)
             else:
-                vars(of)[key] = number
+                space_of(of)[key] = number
         for _, call, _ in self._calls:
             call.cache_clear()
 
     def _note(self, thing: Any, name: str) -> None:
-        for attribute, value in vars(thing).items():
+        for attribute, value in space_of(thing).items():
             place = f"{name}.{attribute}"
             if type(value) in _CONTAINERS and len(value) <= _MOST_ITEMS:
                 self._containers.append((place, value, copy(value)))
@@ -170,7 +171,7 @@ class _Memory:
             for attribute, value in vars(kind).items() if is_own_class(kind) else ():
                 if type(value) in (bool, int, float) and not attribute.startswith("__"):
                     self._numbers.append((f"{name}.{attribute}", kind, attribute, value))
-                    if attribute not in vars(thing):  # `self.count += 1` makes it
+                    if attribute not in space_of(thing):  # `self.count += 1` makes it
                         self._numbers.append((f"{name}.{attribute}", thing, attribute, _NOTHING))
             self._calls += [
                 (f"{kind.__name__}.{attribute}", call, call.cache_info().currsize)
@@ -188,6 +189,10 @@ class _Memory:
             return
         if is_array(row) and row.nbytes <= _MOST_BYTES:
             self._rows.append((name, row, row.clone() if isinstance(row, Tensor) else row.copy()))
+
+
+def _space(of: Any) -> Any:
+    return vars(of) if isinstance(of, type) else space_of(of)
 
 
 class _Space:
@@ -229,11 +234,11 @@ def _parts(thing: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[
 
     Another one's object (a file that was opened) may depend on more than its attributes.
     """
-    held = list(vars(thing).items())
+    held = list(space_of(thing).items())
     if isinstance(getattr(thing, "transforms", None), list):  # as of torchvision's Compose
         held += [(f"transforms[{number}]", each) for number, each in enumerate(thing.transforms)]
     for attribute, value in held:
-        is_new = id(value) not in seen and hasattr(value, "__dict__") and not isinstance(value, Dataset)
+        is_new = id(value) not in seen and has_space(value) and not isinstance(value, Dataset)
         if not is_new or depth >= _DEPTH:
             continue
         seen.add(id(value))
@@ -246,8 +251,8 @@ def _parts(thing: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[
 
 def _datasets(thing: Any, name: str, number: int, depth: int) -> Iterator[tuple[Any, str, int]]:
     """Each dataset that has attributes, with its name and the sample's number in it."""
-    held = getattr(thing, "__dict__", None)
-    if held is None or depth > _DEPTH:
+    held = space_of(thing)
+    if not has_space(thing) or depth > _DEPTH:
         return
     yield thing, name, number
     if isinstance(thing, Subset):

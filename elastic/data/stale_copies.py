@@ -22,6 +22,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from elastic.data.attributes import has_space, space_of
 from elastic.data.own_files import is_own_class
 from elastic.errors import UsageError
 
@@ -30,7 +31,10 @@ _FEW = 64  # datasets or transforms in a list
 _PLAIN = bool, int, float, str, type(None)
 _DATA = *_PLAIN, list, tuple, dict, set, Tensor, np.ndarray
 _OF_CLASS = *_PLAIN, list, dict, set, Tensor, np.ndarray
-_OF_RECORDS = {"__init__", "__post_init__", "__repr__", "__eq__", "__hash__", "__replace__"}
+_OF_RECORDS = {"__init__", "__post_init__", "__repr__", "__eq__", "__hash__", "__replace__"} | {
+    "__getstate__",  # of a dataclass with slots
+    "__setstate__",
+}
 _NOTHING = object()
 CONTAINERS = list, dict, set, deque
 
@@ -58,9 +62,9 @@ def attributes_of(dataset: Any, collate: Any = None) -> Attributes:
 
 def attributes_of_method(collate: Any) -> Attributes:
     """What a method reads of its object, which is the loop's as well, by name of its class."""
-    if not isinstance(collate, MethodType) or type(getattr(collate.__self__, "__dict__", None)) is not dict:
+    if not isinstance(collate, MethodType):
         return {}
-    kind, held = type(collate.__self__), vars(collate.__self__)
+    kind, held = type(collate.__self__), space_of(collate.__self__)
     waiting: list[Any] = [collate.__func__]
     names = set[str]()
     while waiting:
@@ -101,8 +105,7 @@ def refusal(when: str, what: str, workers: int) -> str:
 
 
 def _attributes(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Attribute]]:
-    held = getattr(thing, "__dict__", None)
-    if type(held) is not dict or depth > _DEPTH:
+    if not has_space(thing) or depth > _DEPTH:
         return
     # What its classes have holds for it, such as a list that all its samples share.
     of_class = {
@@ -111,7 +114,7 @@ def _attributes(thing: Any, name: str, depth: int) -> Iterator[tuple[str, Attrib
         for key, value in vars(kind).items()
         if isinstance(value, _OF_CLASS)
     }
-    for attribute, value in {**of_class, **held}.items():
+    for attribute, value in {**of_class, **space_of(thing)}.items():
         if attribute.startswith("__"):
             continue
         place = f"{name}.{attribute}"
@@ -138,7 +141,7 @@ def _is_entered(part: Any, attribute: str, *, is_alone: bool) -> bool:
 def is_of_own_class(part: Any) -> bool:
     """Of a class of the recipe's own, with methods, which no State saves."""
     kind: Any = type(part)
-    return hasattr(part, "__dict__") and not isinstance(part, type) and _is_own_kind(kind)
+    return has_space(part) and not isinstance(part, type) and _is_own_kind(kind)
 
 
 @cache

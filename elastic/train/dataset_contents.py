@@ -25,6 +25,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from elastic.data.attributes import has_space, space_of
 from elastic.data.own_files import is_own_class
 from elastic.data.stale_copies import Attributes, is_of_own_class, is_record_class
 from elastic.train.flat_state import array_sums, tensor_sums
@@ -100,7 +101,7 @@ class _Budget:
         if isinstance(value, set | frozenset):
             return frozenset(each for each in value if type(each) in _FLAT), len(value)
         if depth < _DEPTH and is_record(value):
-            return self._of_sequence(list(vars(value).values()), depth)
+            return self._of_sequence(list(space_of(value).values()), depth)
         return _Same(value)
 
     def _of_sequence(self, value: Any, depth: int) -> Any:
@@ -179,7 +180,7 @@ def _counts(value: Any) -> bool:
 def is_record(value: Any) -> bool:
     """Of the recipe's own, or a namespace: with attributes, and no code that could set them."""
     kind: Any = type(value)
-    return type(getattr(value, "__dict__", None)) is dict and (
+    return has_space(value) and (
         kind.__name__ in ("SimpleNamespace", "Namespace") or (is_own_class(kind) and is_record_class(kind))
     )
 
@@ -226,10 +227,9 @@ def written_by_loading(dataset: Any, name: str) -> bool:
 def _kinds(thing: Any, depth: int) -> Iterator[type]:
     """Classes of the dataset, of datasets in it, and of their transforms."""
     yield type(thing)
-    held = getattr(thing, "__dict__", None)
-    for name, value in held.items() if depth < _DEPTH and type(held) is dict else ():
+    for name, value in space_of(thing).items() if depth < _DEPTH else ():
         for each in value if isinstance(value, list | tuple) and len(value) <= RUNS else [value]:
-            is_called = isinstance(each, Dataset) or ("transform" in name and hasattr(each, "__dict__"))
+            is_called = isinstance(each, Dataset) or ("transform" in name and has_space(each))
             if is_called or is_of_own_class(each):
                 yield from _kinds(each, depth + 1)
 

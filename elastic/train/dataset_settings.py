@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastic.data import stale_copies
+from elastic.data.attributes import has_space, space_of
 from elastic.data.stale_copies import Attributes
 from elastic.errors import UsageError
 from elastic.system.untrusted import parse_json
@@ -58,7 +59,7 @@ class DatasetSettings:
             number = 0 if not depth else int(depth) if depth.isdecimal() and len(depth) == 1 else len(kinds)
             with suppress(ValueError):
                 value = parse_json(text)
-            has_place = hasattr(holder, "__dict__") and number < len(kinds) - 1
+            has_place = has_space(holder) and number < len(kinds) - 1
             if not has_place or type(value) not in _PLAIN:
                 raise UsageError(
                     f"the loop had set {place} to {text[:TEXT]} when the state was saved, and what the script gives to run.data now has no such"
@@ -67,7 +68,7 @@ class DatasetSettings:
             if of_class:
                 type.__setattr__(kinds[number], name, value)
             else:
-                vars(holder)[name] = value  # without the recipe's own code
+                space_of(holder)[name] = value  # without the recipe's own code
 
     def before_loading(self) -> None:
         self._before = self._read()
@@ -115,7 +116,7 @@ class DatasetSettings:
         held = _held(self._roots, now)
         holders = [held[path] for path in dict.fromkeys(map(_holder, now))]
         self._spaces = [
-            space for each in holders for space in (vars(each), *map(vars, type(each).__mro__[:-1]))
+            space for each in holders for space in (space_of(each), *map(vars, type(each).__mro__[:-1]))
         ]
         self._values = [_values(each) for each in self._spaces]
         self._versions = _versions(now)
@@ -155,7 +156,7 @@ def _holder(name: str) -> str:
 def _place(name: str, held: Mapping[str, Any]) -> str:
     """The name, and which class has it, for all its objects; `__class__1` is the first base."""
     path, _, attribute = name.rpartition(".")
-    if attribute in vars(held[path]):
+    if attribute in space_of(held[path]):
         return name
     number = next(n for n, kind in enumerate(type(held[path]).__mro__) if attribute in vars(kind))
     return f"{path}{_CLASS}{number or ''}.{attribute}"

@@ -1,9 +1,7 @@
 """What the functions and objects of a recipe's own code hold, without running any."""
 
 import dis
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import cache
 from inspect import CO_OPTIMIZED
 from types import CodeType, ModuleType
@@ -11,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from elastic.data.attributes import space_of
 from elastic.data.own_files import is_own_class, is_own_file
 from elastic.train.callables import bound_by, is_wrapper, layers, unwrapped
 
@@ -75,17 +74,7 @@ def attributes(code: CodeType, *, is_whole: bool = True) -> tuple[frozenset[str]
 
 def attributes_of(thing: Any) -> Iterator[tuple[str, Any]]:
     """An object's attributes, in its dict and in its slots, without a call of its own code."""
-    with suppress(AttributeError):  # it has none
-        yield from list(object.__getattribute__(thing, "__dict__").items())
-    for kind in type(thing).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else tuple(slots):
-            member = vars(kind).get(re.sub(r"^__(?=.*[^_]_?$)", f"_{kind.__name__}__", name))
-            if member is not None and type(member).__name__ == "member_descriptor":
-                try:
-                    yield name, member.__get__(thing)
-                except AttributeError:
-                    continue
+    yield from list(space_of(thing).items())
 
 
 def cell_contents(cell: Any) -> list[Any]:

@@ -6,6 +6,7 @@ batch, the body's tail. A process that begins later builds the dataset again.
 """
 
 import json
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
@@ -152,3 +153,52 @@ def test_what_a_base_class_holds_is_put_back_in_that_class(kind):
 def test_a_class_that_is_not_there_is_refused(number):
     with pytest.raises(UsageError, match="has no such attribute"):
         DatasetSettings(dataset=Samples()).put_back({f"dataset.__class__{number}.shared": "0.5"})
+
+
+@dataclass(slots=True, frozen=True)
+class Gain:
+    factor: float = 1.0
+
+    def __call__(self, value):
+        return value * self.factor
+
+
+class Bias:
+    __slots__ = ("__term",)
+
+    def __init__(self):
+        self.term = 0.0
+
+    def __call__(self, value):
+        return value + self.term
+
+    @property
+    def term(self):
+        return self.__term
+
+    @term.setter
+    def term(self, value):
+        self.__term = value
+
+
+class Sealed(torch.utils.data.Dataset):
+    def __init__(self):
+        self.gain, self.steps = Gain(), [Bias()]
+
+    def of_one(self):
+        return self.steps[0](self.gain(1.0))
+
+
+def test_numbers_in_slots_come_back_as_well():
+    """A dataclass with slots, and a class with a private one in a list, have no dict."""
+    calm = Sealed()
+    settings = DatasetSettings(dataset=calm)
+    settings.before_loading()
+    settings.after_loading()
+    object.__setattr__(calm.gain, "factor", 3.0)
+    calm.steps[0].term = 0.5
+    saved = settings.changed()
+    assert saved == {"dataset.gain.factor": "3.0", "dataset.steps[0]._Bias__term": "0.5"}
+    resumed = Sealed()
+    DatasetSettings(dataset=resumed).put_back(saved)
+    assert resumed.of_one() == calm.of_one() == 3.5
