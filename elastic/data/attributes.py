@@ -16,13 +16,15 @@ def space_of(thing: Any) -> MutableMapping[str, Any]:
     Empty for what can have none, and for a class, whose own are in `vars`.
     """
     space = _dict_of(thing)
-    slots = _slots(type(thing))
+    kind: type = type(thing)
+    slots = _slots(kind)
     return _Slots(thing, slots, space) if slots else space
 
 
 def has_space(thing: Any) -> bool:
     """Whether it may have attributes of its own."""
-    return hasattr(thing, "__dict__") or bool(_slots(type(thing)))
+    kind: type = type(thing)
+    return hasattr(thing, "__dict__") or bool(_slots(kind))
 
 
 class _Slots(MutableMapping[str, Any]):

@@ -31,6 +31,7 @@ from elastic.data.random_keys import key, uniform
 from elastic.errors import UsageError
 from elastic.system import forked_child
 
+CHECKED_SAMPLES = 64  # at least, before the first step
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -100,14 +101,14 @@ class BatchLoader:
     def batches(self, slices: Iterator[Slice], *, check_first: bool = False) -> Iterator[Batch]:
         """One batch of each slice, in order. Loading processes take slices ahead of their use.
 
-        check_first: raises UsageError if the dataset remembers the samples of the first slice.
+        check_first: raises UsageError if the dataset remembers the samples of the first few slices.
         """
         slices, ahead = tee(slices)
         loading = self._load(ahead)  # its processes have begun, with the dataset as it is
         if check_first:
             slices, first = tee(slices)
             try:
-                self._check_memory(next(first))
+                self._check_memory(_first_few(first))
             except UsageError:
                 del loading  # its processes end at once, and the garbage collector would wait for them
                 raise
@@ -124,12 +125,16 @@ class BatchLoader:
         """Whether the dataset's tensors are indexed whole, so that nothing is drawn or called."""
         return type(self.dataset) is TensorDataset and self.collate is None
 
-    def _check_memory(self, one: Slice) -> None:
-        if not self.is_whole:
-            streams = {True: one, False: one._replace(epoch=-1)}
-            sample_memory.check(
-                self.dataset, one.indices.tolist(), lambda own: self.load_again(streams[own]), self.collate
-            )
+    def _check_memory(self, slices: list[Slice]) -> None:
+        """Raises UsageError."""
+        if self.is_whole:
+            return
+
+        def load(place: int, is_own: bool, collate: sample_memory.Collate) -> Any:
+            one = slices[place] if is_own else slices[place]._replace(epoch=-1)
+            return replace(self, collate=collate).load_again(one)
+
+        sample_memory.check(self.dataset, [each.indices.tolist() for each in slices], load, self.collate)
 
     def _load(self, slices: Iterator[Slice]) -> Iterator[Any]:
         """The collated samples of each slice."""
@@ -248,6 +253,17 @@ class Loader:
                     torch.from_numpy(order.shard(samples, shard)),
                     torch.from_numpy(order.shard(streams, shard)),
                 )
+
+
+def _first_few(slices: Iterator[Slice]) -> list[Slice]:
+    """The first, and more with twice as many samples, or up to CHECKED_SAMPLES in all."""
+    found = [next(slices)]
+    most = max(CHECKED_SAMPLES, 3 * len(found[0].indices))
+    for each in slices:
+        if sum(len(known.indices) for known in (*found, each)) > most:
+            break
+        found.append(each)
+    return found
 
 
 def to_device(value: Any, device: torch.device) -> Any:

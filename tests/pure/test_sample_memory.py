@@ -3,12 +3,14 @@
 import random
 import sys
 from collections import deque
+from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import pad
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 from elastic.data.loader import Loader
@@ -322,3 +324,146 @@ def test_what_remembers_is_named_wherever_the_recipes_folder_lies(monkeypatch):
     dataset.transform = type("Transform", (), {"__module__": module.__name__})()
     dataset.transform.policy = type("Policy", (), {"__module__": module.__name__, "count": 0})()
     assert "dataset.transform.policy.count" in refused(dataset)
+
+
+LENGTHS = [9, 4, 6, 5, 7, 3, 8, 8, 2, 9, 4, 6, 5, 7, 3, 8]
+
+
+class Texts(Dataset):
+    """Of different lengths, with one label of three."""
+
+    def __len__(self):
+        return len(LENGTHS)
+
+    def __getitem__(self, sample):
+        return torch.full((LENGTHS[sample],), float(sample)), "abc"[sample * 7 % 3]
+
+
+def padded(samples, length):
+    return torch.stack([pad(x, (0, length - len(x))) for x, _ in samples])
+
+
+def pads(length):
+    """A collate that pads to what this makes of the samples' lengths."""
+    return lambda samples: padded(samples, length([len(x) for x, _ in samples]))
+
+
+class PadsToTheLongest:
+    longest = 0
+
+    def __call__(self, samples):
+        self.longest = max(self.longest, *(len(x) for x, _ in samples))
+        return padded(samples, self.longest)
+
+    def collate(self, samples):
+        return self(samples)
+
+
+@dataclass(slots=True)
+class PadsToTheLongestInASlot:
+    longest: int = 0
+    __call__ = PadsToTheLongest.__call__
+
+
+class CutsToTheShortest:
+    def __init__(self):
+        self.shortest = 99
+
+    def __call__(self, samples):
+        self.shortest = min(self.shortest, *(len(x) for x, _ in samples))
+        return torch.stack([x[: self.shortest] for x, _ in samples])
+
+
+class NumbersLabels:
+    def __init__(self):
+        self.numbers = {}
+
+    def __call__(self, samples):
+        return torch.tensor([self.numbers.setdefault(label, len(self.numbers)) for _, label in samples])
+
+
+LONGEST, NUMBERS = 0, {}
+
+
+def pads_by_a_variable(samples):
+    global LONGEST  # noqa: PLW0603 - what a recipe does
+    LONGEST = max(LONGEST, *(len(x) for x, _ in samples))
+    return padded(samples, LONGEST)
+
+
+def numbers_by_a_variable(samples):
+    return torch.tensor([NUMBERS.setdefault(label, len(NUMBERS)) for _, label in samples])
+
+
+def pads_by_a_closure():
+    longest = 0
+
+    def collate(samples):
+        nonlocal longest
+        longest = max(longest, *(len(x) for x, _ in samples))
+        return padded(samples, longest)
+
+    return collate
+
+
+def numbers_by_a_default(samples, known={}):  # noqa: B006 - what a recipe does
+    return torch.tensor([known.setdefault(label, len(known)) for _, label in samples])
+
+
+class LongestInTheDataset(Texts):
+    longest = 0
+
+    def __getitem__(self, sample):
+        x, _ = super().__getitem__(sample)
+        self.longest = max(self.longest, len(x))
+        return x / self.longest
+
+
+class NumbersInTheDataset(Texts):
+    def __init__(self):
+        self.numbers, self.read = {}, {}
+
+    def __getitem__(self, sample):
+        x, label = self.read.setdefault(sample, super().__getitem__(sample))
+        return self.numbers.setdefault(label, len(self.numbers)), x
+
+
+ORDERS = {
+    "longest": (Texts, PadsToTheLongest, "collate.longest"),
+    "longest, of a method": (Texts, lambda: PadsToTheLongest().collate, "PadsToTheLongest.longest"),
+    "longest, in a slot": (Texts, PadsToTheLongestInASlot, "collate.longest"),
+    "longest, of a variable": (Texts, lambda: pads_by_a_variable, "collate's LONGEST"),
+    "longest, of a closure": (Texts, pads_by_a_closure, "collate's longest"),
+    "shortest": (Texts, CutsToTheShortest, "collate.shortest"),
+    "labels": (Texts, NumbersLabels, "collate.numbers"),
+    "labels, of a variable": (Texts, lambda: numbers_by_a_variable, "collate's NUMBERS"),
+    "labels, of a default": (Texts, lambda: numbers_by_a_default, "collate's known"),
+    "longest, of the dataset": (LongestInTheDataset, lambda: list, "dataset.longest"),
+    "labels, of the dataset, beside a cache": (
+        NumbersInTheDataset,
+        lambda: lambda samples: torch.tensor([number for number, _ in samples]),
+        "dataset.numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize("memory", ORDERS)
+def test_what_depends_on_which_samples_came_before_is_refused_by_name(memory):
+    """Loading the same samples again gives the same: others must come between, or before."""
+    dataset, collate, name = ORDERS[memory]
+    found = refused(dataset(), collate=collate())
+    assert f"{name} " in found
+    assert "loaded in another order" in found
+
+
+def test_samples_of_different_lengths_that_nothing_remembers_pass():
+    """Also where the longest of all is known, and where collate caches by length."""
+    known = {}
+
+    def cached(samples):
+        longest = max(len(x) for x, _ in samples)
+        known.setdefault(longest, torch.zeros(longest))
+        return padded(samples, longest) + known[longest]
+
+    assert len(loaded(Texts(), collate=cached)) == 4
+    assert len(loaded(Texts(), collate=pads(lambda lengths: 9))) == 4
