@@ -26,7 +26,7 @@ def does_not_fit(candidate: Candidate, reason: str, run_url: str) -> str:
     """A state that is whole, of other objects than the recipe builds now."""
     kind = "checkpoint" if candidate.is_stored else "snapshot"
     return (
-        f"the {kind} of step {candidate.step} is whole and does not fit the recipe's objects: {_one_line(reason)}. "
+        f"the {kind} of step {candidate.step} is whole and does not fit the recipe's objects: {_one_line(reason).rstrip('.')}. "
         "Nothing was changed. Build the objects as they were when the run began, and the same command resumes; "
         f"or begin a new run from this one: elastic-train RECIPE --from {run_url} --run-dir NEW takes the whole state, "
         f"and with names behind a colon, as in --from {run_url}:model, those entries of State alone"

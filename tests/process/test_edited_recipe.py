@@ -99,6 +99,7 @@ def test_a_state_that_does_not_fit_says_what_does_not_and_verify_finds_no_damage
 
     assert "is whole and does not fit the recipe's objects: net does not take it" in agent.output
     assert "size mismatch for weight" in agent.output
+    assert "torch.Size([3, 2]). Nothing was changed. Build the objects" in agent.output
     assert drill.inspects("verify", drill.run.url)[0] == 0
     edits().ends_with(0)
 

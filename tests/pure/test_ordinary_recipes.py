@@ -20,10 +20,11 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.optim import lr_scheduler as schedules
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchvision.transforms import v2
 
 import elastic
+from elastic.data.order import Tail
 from elastic.train.flat_state import checksum_of
 from elastic.train.state import State
 
@@ -522,6 +523,37 @@ def replayed(member, first):
         yield step
 
 
+def few_samples(member, first):
+    """A list of 19 samples, one of them in each shard; the last batch of an epoch is filled up."""
+    net, dataset = perceptron(), [samples()[index] for index in range(19)]
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True)
+    state = State(net=net, optimizer=optimizer)
+    yield state
+    for step in steps(
+        member, state, epochs=2, first=first, dataset=dataset, batch=8, shards=8, tail=Tail.PAD
+    ):
+        step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1]))
+        optimizer.step()
+        yield step
+
+
+def judged_by_a_draw(member, first):
+    """Code of the recipe's own validates on the first batch of a DataLoader that shuffles, and the
+    rate follows it.
+    """
+    net = perceptron()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    state = State(net=net, optimizer=optimizer)
+    yield state
+    for step in train_steps(member, state, first):
+        step.mean_loss(lambda batch: F.cross_entropy(net(batch.data[0]), batch.data[1]))
+        with torch.no_grad():
+            x, y = next(iter(DataLoader(samples(), batch_size=8, shuffle=True)))
+            optimizer.param_groups[0]["lr"] = 0.1 * float(F.cross_entropy(net(x), y))
+        optimizer.step()
+        yield step
+
+
 def patient(member, first):
     """Plain numbers of the loop, in Values."""
     net, kept = perceptron(), elastic.Values(best=float("inf"), patience=0)
@@ -563,7 +595,7 @@ RECIPES = {
     for each in (
         classifier, adversarial, language_model, narrow_and_wide, complex_numbers, averaged, line_search,
         regularised, sharpness_aware, variable_lengths, diffusion, recommender, distilled, memory_bank,
-        detector, replayed, patient, compiled,
+        detector, replayed, few_samples, judged_by_a_draw, patient, compiled,
     )
 } | {name: partial(scheduled, schedule=name) for name in SCHEDULES}  # fmt: skip
 

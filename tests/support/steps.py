@@ -67,14 +67,17 @@ def steps(
     dataset: Any = None,
     collate: Any = None,
     first: int = 1,
+    batch: int = BATCH,
+    tail: Tail = Tail.DROP,
 ) -> Iterator[Step]:
-    """Two steps an epoch. dataset: of SAMPLES samples, by default `samples`."""
+    """Two steps an epoch, with the samples of `samples` and as many in a batch as by default."""
     torch.set_num_threads(1)
+    dataset = dataset or samples()
     order = SampleOrder(
-        seed=5, samples=SAMPLES, global_batch=BATCH, shards=shards, epochs=epochs, tail=Tail.DROP
+        seed=5, samples=len(dataset), global_batch=batch, shards=shards, epochs=epochs, tail=tail
     )
     parts = parts_of(state, order, member)
-    loader = Loader(dataset=dataset or samples(), order=order, device=CPU, collate=collate)
+    loader = Loader(dataset=dataset, order=order, device=CPU, collate=collate)
     batches = loader.steps(parts.exchange.own_shards, first)
     for number in range(first, order.steps + 1):
         yield Step(number, parts, partial(next, batches), lambda _number: NO_REQUESTS)
