@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from elastic.errors import UsageError
 from elastic.train.forward_changes import ForwardChanges
+from elastic.train.left_behind import Leftovers
 from elastic.train.loose_gradients import LooseGradients
 from elastic.train.state import State
 from elastic.train.state_mark import mark_of
@@ -61,6 +62,7 @@ class Contract:
         self._mark: list[Any] = []  # of the state where the step began
         self._others: list[nn.Parameter] = []  # that no optimizer updates, and that require one
         self._is_in_function = False
+        self.leftovers = Leftovers(state, lambda: self._is_in_function)
 
     def trained(self) -> list[nn.Parameter]:
         """All that an optimizer of the state updates; within a computation the same."""
@@ -95,16 +97,17 @@ class Contract:
         """After the step's body: no gradient that an update has used is left for the next one.
 
         Returns what to tell the user, each sentence once. Raises UsageError where the body has put
-        functions into a schedule, which no State saves.
+        functions into a schedule, which no State saves, or into the State what is of one shard.
         """
+        left = self.leftovers.end_step()
         self._unsaved.check_functions(self._unused.step)
         self._loose.end_step()
         self._unused.drop_used(self._held)
         note, self._loose.note = self._loose.note, ""
-        if not note or self._has_noted:
-            return ""
-        self._has_noted = True
-        return note
+        if self._has_noted:
+            note = ""
+        self._has_noted = self._has_noted or bool(note)
+        return "\n".join(filter(None, (note, left)))
 
     def has_waiting_gradients(self) -> bool:
         """Whether the step has computed gradients, and the body made no update with them yet."""

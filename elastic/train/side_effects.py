@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from elastic.data.loader import Batch
 from elastic.data.own_files import is_own_class
@@ -36,12 +36,12 @@ from elastic.train import structure
 from elastic.train.audit import Auditor, Call, Compute
 from elastic.train.callables import bound_by, code_key, is_wrapper, wrapped_by
 from elastic.train.lasting import ABSENT, Parts, content_of, differing, moved, parts_of, unchanged
+from elastic.train.left_behind import Place, of_other_call
 from elastic.train.object_marks import storage_of
 from elastic.train.reachable import sites_of
 from elastic.train.site import BY_NUMBERS, COPIED_BYTES, WHOLE, Content, Form, Note, Site, note, put_back
 
 _HALF = 0.5
-_NAMED = 3
 MANY_OTHERS = 7
 
 
@@ -197,12 +197,15 @@ class FirstCall:
         self._sites = sites_of(auditor.state, [function])
         self._before = self._note()
 
-    def end(self, step: int, call: Call, shard: int, compute: Compute) -> None:
-        """The call is over. Raises UsageError for what it leaves behind, or has found."""
+    def end(self, step: int, call: Call, shard: int, compute: Compute) -> list[Place]:
+        """The call is over. Raises UsageError for what it leaves behind, or has found.
+
+        Returns the places whose contents are of one shard, and are replaced by each call.
+        """
         self._check_left_behind(step, call, shard, compute)
         after = self._note()
         if not any(map(_has_changed, self._sites, self._before.contents, after.contents)):
-            return
+            return []
         loader = self._auditor.loader
         others = [each for each in range(loader.order.shards) if each != shard]
         # Loaded before anything is called: a data set may count, or fill a cache, as it is loaded.
@@ -232,6 +235,7 @@ class FirstCall:
             kept = {place: unchanged(parts, later.parts.get(place, {})) for place, parts in kept.items()}
             for problem in self._lasting(kept, third, moved_first):
                 raise UsageError(f"step {step}: {problem}")
+        return [] if third is None else [*self._of_one_shard(first, second, third)]
 
     def _check_left_behind(self, step: int, call: Call, shard: int, compute: Compute) -> None:
         """All shards of an earlier call come first, so that it leaves what is of its last one.
@@ -257,7 +261,7 @@ class FirstCall:
                 if not left or len(set(results)) > 1:
                     break
         if len(set(results)) > 1:
-            raise UsageError(f"step {step}: {_of_other_call(sorted(set(left)))}")
+            raise UsageError(f"step {step}: {of_other_call(sorted(set(left)))}")
 
     def _problems(self, first: "_Seen", second: "_Seen", third: "_Seen | None") -> Iterator[str]:
         """Of what the calls change each time, or write to places of their own."""
@@ -289,6 +293,21 @@ class FirstCall:
                 yield _of_weights(name)
             if differing(parts, first_of_other, floats_only=True):
                 yield _of_initialisation(name)
+
+    def _of_one_shard(self, first: "_Seen", second: "_Seen", other: "_Seen") -> Iterator[Place]:
+        for (index, key), parts in first.parts.items():
+            again, theirs = second.parts.get((index, key), {}), other.parts.get((index, key), {})
+            replaced = [
+                path
+                for path, part in parts.items()
+                if path in theirs
+                and theirs[path].content != part.content
+                and not (isinstance(part.thing, Tensor) and path in again and again[path].thing is part.thing)
+            ]
+            tensors = frozenset(path for path in replaced if isinstance(parts[path].thing, Tensor))
+            if replaced:
+                has_numbers = len(tensors) < len(replaced)
+                yield Place(site=self._sites[index], key=key, paths=tensors, has_numbers=has_numbers)
 
     def _call(self, call: Call, batch: Batch, compute: Compute) -> _Seen:
         compute(call, batch)
@@ -375,15 +394,6 @@ def _of_weights(name: str) -> str:
         f"{name} keeps what {_FUNCTION} made of the weights at its first call, and later calls find it there: a worker that resumes, or that "
         "begins with another shard, would make something else. What is to last (a copy of the model for a penalty, a teacher): make it before the "
         "loop, give it to the State, and change it in the loop's body. What belongs to one step: make it in the body of each step, before the call"
-    )
-
-
-def _of_other_call(names: list[str]) -> str:
-    shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-    return (
-        f"{_FUNCTION} reads what the function of an earlier call in this step has left behind, in {shown}. That is of the last shard that this worker "
-        "computed there, for each shard here: all shards of a call come before the next call. Compute it inside the function that needs it, from its own "
-        "batch; or return both numbers from one function; what a sum over the batch tells comes from step.sum"
     )
 
 

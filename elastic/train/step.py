@@ -321,6 +321,8 @@ class Step:
         if self._parts.frozen is not None:
             self._parts.frozen.look(self.number, function, sys._getframe())  # noqa: SLF001
         first_call, call = self._look_at(function), None
+        leftovers = self._parts.contract.leftovers
+        leftovers.begin_pass(self.number)
         with self._parts.contract.forward(parts):
             for batch in batches:
                 self._parts.heartbeat.enter(Phase.STEP)
@@ -335,9 +337,11 @@ class Step:
                 if audit is not None:
                     audit.after(call.number, output)
                 if first_call is not None:
-                    first_call.end(self.number, call, batch.shard, self._compute)
+                    found = first_call.end(self.number, call, batch.shard, self._compute)
+                    leftovers.add(found, sys._getframe())  # noqa: SLF001 - the recipe's is above
                     first_call = None
                 yield batch, output
+        leftovers.end_pass()
         if call is not None:
             self._calls.append(call)
         random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)

@@ -1,5 +1,9 @@
 """What one function of a step leaves behind is of its last shard: another one must not read it."""
 
+import copy
+import io
+from contextlib import suppress
+
 import pytest
 import torch
 from audited import ALONE, CLASSES, Training
@@ -7,6 +11,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from elastic.errors import UsageError
+from elastic.train.flat_state import checksum_of
+from elastic.train.state import State
+from elastic.train.values import Values
 
 FOUND = {}
 
@@ -24,6 +31,11 @@ class Net(nn.Module):
         FOUND["features"] = self.features.detach()
         self.logits = self.head(self.features - self.center)
         return self.logits
+
+    def loss_of(self, batch):
+        loss = F.cross_entropy(self(batch.data[0]), batch.data[1])
+        self.parts, self.last_loss = {"loss": loss.detach(), "weight": 1.0}, float(loss.detach())
+        return loss
 
 
 def center(net, step):
@@ -88,3 +100,179 @@ def test_a_function_that_computes_what_it_reads_is_left_alone(second):
 
 def test_one_shard_has_no_other_one():
     assert train(center, begins=1, shards=1) > 3
+
+
+class Sink:
+    """What a loop can change by what it reads."""
+
+    def __init__(self, net, optimizer):
+        self.net, self.optimizer = net, optimizer
+        self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        self.values = Values(center=torch.zeros(8), best=9.0)
+        self.shown = []
+
+
+def into_buffer(sink, _step):
+    sink.net.center.lerp_(sink.net.features.detach().mean(0), 0.1)
+
+
+def in_place_of_buffer(sink, _step):
+    sink.net.center = FOUND["features"].mean(0)
+
+
+def through_scratch(sink, _step):
+    scratch = torch.zeros(8)
+    scratch += sink.net.features.detach().mean(0)
+    with torch.no_grad():
+        sink.net.center.copy_(torch.stack([scratch, scratch]).mean(0))
+
+
+def into_weights(sink, _step):
+    sink.net.head.weight.data.mul_(sink.net.features.detach().std())
+
+
+def into_gradient(sink, _step):
+    sink.net.head.bias.grad = sink.net.logits.detach().mean(0)
+    sink.optimizer.step()
+
+
+def into_rate(sink, _step):
+    sink.optimizer.param_groups[0]["lr"] = sink.net.logits.detach().std()
+
+
+def into_values(sink, _step):
+    sink.values.center = sink.net.features.detach().mean(0)
+
+
+def into_number_of_values(sink, _step):
+    sink.values.best = sink.net.parts["loss"].detach()
+
+
+def into_plateau(sink, _step):
+    sink.plateau.step(sink.net.parts["loss"].detach())
+
+
+def into_decision(sink, _step):
+    if sink.net.parts["loss"] < 0.1:
+        sink.shown.append("small")
+
+
+def into_loss(sink, step):
+    sink.optimizer.zero_grad()
+    step.backward(step.sum(lambda batch: sink.net(batch.data[0]).sum()) + sink.net.logits.sum())
+
+
+def into_backward(sink, _step):
+    sink.net.logits.sum().backward()
+
+
+def into_function(sink, step):
+    kept = sink.net.features.detach().mean(0)
+    step.sum(lambda batch: batch.data[0].sum() + kept.sum())
+
+
+def show(sink, _step):
+    net = sink.net
+    sink.shown.append(f"{net.features.shape} {net.logits.detach().mean():.3f} {net.parts['loss']}")
+    assert net.features is not None
+    twin = copy.deepcopy({"features": FOUND["features"], "net": net.head})
+    torch.save(twin, io.BytesIO())
+    sink.shown += [net.features.detach().softmax(1), FOUND]
+
+
+def loop_with(body, *, said=None):
+    """Steps whose body is `body`, from step 2 on; said: gets what the loop would say."""
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    sink = Sink(net, optimizer)
+    objects = {"net": net, "optimizer": optimizer, "values": sink.values}
+    training = Training(ALONE, objects, looks=True, audits=False)
+    for step in training.steps():
+        step.mean_loss(net.loss_of)
+        if step.number > 1:
+            body(sink, step)
+        optimizer.step()
+        found = training.parts.contract.end_step()
+        if said is not None and found:
+            said.append(found)
+    return checksum_of(State(**objects).flatten()).whole
+
+
+CHANGES = "changes the State by it"
+READ = [
+    (into_buffer, "net.features", CHANGES),
+    (in_place_of_buffer, "FOUND['features']", "makes center of it"),
+    (through_scratch, "net.features", CHANGES),
+    (into_weights, "net.features", CHANGES),
+    (into_gradient, "net.logits", CHANGES),
+    (into_rate, "net.logits", CHANGES),
+    (into_values, "net.features", CHANGES),
+    (into_number_of_values, "net.parts['loss']", CHANGES),
+    (into_plateau, "net.parts['loss']", CHANGES),
+    (into_decision, "net.parts['loss']", "decides by it"),
+    (into_loss, "net.logits", "takes gradients of it"),
+    (into_backward, "net.logits", "takes gradients of it"),
+]
+
+
+@pytest.mark.parametrize(("body", "name", "does"), READ, ids=[each[0].__name__ for each in READ])
+def test_a_body_that_uses_what_a_function_left_behind_is_refused(body, name, does):
+    """By one worker, at the step where it begins, however the body computes with it: the other
+    workers' last shards are others.
+    """
+    with pytest.raises(UsageError, match=r"step 2: the loop's body reads") as error:
+        loop_with(body)
+    assert f"reads {name}, which" in str(error.value)
+    assert does in str(error.value)
+
+
+def test_a_second_function_that_uses_what_the_body_read_there_is_refused():
+    with pytest.raises(UsageError, match=r"step 2: .* reads what the function of an earlier call"):
+        loop_with(into_function)
+
+
+def test_a_refusal_that_the_recipe_catches_ends_the_run_at_the_end_of_the_step():
+    def catching(sink, step):
+        with suppress(Exception):
+            into_buffer(sink, step)
+
+    with pytest.raises(UsageError, match=r"step 2: the loop's body reads net\.features"):
+        loop_with(catching)
+
+
+def test_what_is_only_shown_is_left_alone_and_changes_no_bit():
+    """Shapes, texts, copies, files and lists."""
+    said = list[str]()
+    assert loop_with(show, said=said) == loop_with(lambda _sink, _step: None)
+    assert said == []
+
+
+def into_number(sink, _step):
+    sink.shown.append(sink.net.parts["loss"].item())
+
+
+def own_number(sink, _step):
+    sink.shown.append(sink.net.last_loss)
+
+
+def test_what_becomes_a_number_is_named_once():
+    """Whether it is only printed cannot be known."""
+    said = list[str]()
+    loop_with(into_number, said=said)
+    assert len(said) == 1
+    assert "the loop reads net.parts['loss'], which" in said[0]
+
+
+def test_a_number_that_the_loop_mentions_is_named_once():
+    net, said = Net(), list[str]()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    training = Training(ALONE, {"net": net, "optimizer": optimizer}, looks=True, audits=False)
+    for step in training.steps():
+        step.mean_loss(net.loss_of)
+        if net.last_loss < 0.1:
+            optimizer.param_groups[0]["lr"] /= 2
+        optimizer.step()
+        said.append(training.parts.contract.end_step())
+    assert "the loop reads net.last_loss, which" in said[0]
+    assert not any(said[1:])
