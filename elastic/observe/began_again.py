@@ -54,12 +54,13 @@ def told_at_the_end(events: Events) -> str:
     if files := _read_again(events):
         replays += f"; a step read the file {shown(files)}, which may have been of a later step than the state that the run went on from"
     if names := began_again(events):
+        it = "it" if len(names) == 1 else "them"
         replays += (
-            f"; at a restart {shown(names)} began again as at the top of the script, since no State saves it: the result is that of an"
-            " undisturbed run only where it does not depend on it"
+            f"; at a restart {shown(names)} began again as at the top of the script, since no State saves {it}: the result is that of an"
+            f" undisturbed run only where it does not depend on {it}"
         )
     if late := _read_later(events):
-        replays += f"; {shown(late)}, which the script reads after the loop, has only what the steps since the restart have set"
+        replays += f"; {shown(late)}, which the script reads after the loop, {'has' if len(late) == 1 else 'have'} only what the steps since the restart have set"
     if places := asked_for_workers(events):
         replays += (
             f"; the recipe asks for the number of workers, or computes with a rank, at {shown(places)}: another number gives this result only where it does not depend"

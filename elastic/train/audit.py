@@ -43,6 +43,7 @@ from elastic.train.audit_verdict import (
     judge,
     sentence,
 )
+from elastic.train.backward_code import code_in_backward
 from elastic.train.buffers import Buffers
 from elastic.train.opening_buffers import Contents
 from elastic.train.process_groups import ProcessGroups
@@ -293,7 +294,7 @@ class StepAudit:
         # Of several failures a recipe's comes first: it would only come back.
         audited, verdict = next((each for each in judged if each[1].culprit is Culprit.RECIPE), judged[0])
         if verdict.culprit is Culprit.RECIPE:
-            raise RecipeNotExact(sentence(audited, verdict))
+            raise RecipeNotExact(sentence(audited, verdict, code_in_backward(self._auditor.state)))
         divergence = Divergence(
             generation=self._auditor.generation,
             step=self._step,

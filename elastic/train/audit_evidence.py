@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from elastic.data.fingerprint import fingerprint, real_numbers
 from elastic.train import structure
-from elastic.train.audit_verdict import DATA, Evidence
+from elastic.train.audit_verdict import DATA, GRADIENT, Evidence
 from elastic.train.flat_state import tensor_sums
 from elastic.train.state import State
 
@@ -53,7 +53,7 @@ class ShardRecord:
         buffers = zip(_buffers(state), self._buffers, strict=False)
         found += [(f"the buffer {state.name_of(buffer)}", of_buffer) for buffer, of_buffer in buffers]
         found += [
-            (f"the gradient of {state.name_of(parameter)}", self.gradients[parameter])
+            (f"{GRADIENT}{state.name_of(parameter)}", self.gradients[parameter])
             for parameter in state.trained
             if parameter in self.gradients
         ]

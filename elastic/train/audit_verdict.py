@@ -11,6 +11,7 @@ first call looks like a machine's error, until the step is done again and differ
 comes again as many steps after a beginning: then the sentence says that it may be either.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -20,6 +21,7 @@ from elastic.data.random_keys import key
 # data, what the function returned, the buffers after it, the gradient of each parameter.
 Evidence = dict[str, str]
 DATA = "the data of the shard"
+GRADIENT = "the gradient of "
 
 
 class Culprit(Enum):
@@ -112,8 +114,11 @@ def judge(
     )
 
 
-def sentence(audited: Audited, verdict: Verdict) -> str:
-    """What was expected, what was found, and what to do."""
+def sentence(audited: Audited, verdict: Verdict, in_backward: Sequence[str] = ()) -> str:
+    """What was expected, what was found, and what to do.
+
+    in_backward: the recipe's own code that a backward of this rank may call, by name.
+    """
     where = f"step {audited.step}, shard {audited.shard}"
     differs = f"the first that differs is {verdict.first}, {verdict.different} of {verdict.entries} in all"
     match verdict.culprit:
@@ -133,11 +138,11 @@ def sentence(audited: Audited, verdict: Verdict) -> str:
                 ranks = f"by rank {audited.owner} and again by rank {audited.auditor}"
             return (
                 f"{where}: computed {ranks}, from the same parameters, buffers and random streams, it must give the same"
-                f" bits, and does not: {differs}. {_cause(verdict)}"
+                f" bits, and does not: {differs}. {_cause(verdict, in_backward)}"
             )
 
 
-def _cause(verdict: Verdict) -> str:
+def _cause(verdict: Verdict, in_backward: Sequence[str]) -> str:
     if verdict.first == DATA:
         return (
             "The data set, or collate, gave something else for the same samples. A random generator, a counter, a running mean or a cache of its"
@@ -157,6 +162,12 @@ def _cause(verdict: Verdict) -> str:
             "Each rank repeats its own result, so the ranks differ: in what they did before (an initialisation by the"
             " first data that a rank sees: do it before the loop, on fixed samples), in the recipe's use of run.rank, or"
             " as machines: other kinds of processors, or one that computes wrongly every time"
+        )
+    if verdict.first.startswith(GRADIENT) and in_backward:
+        return (
+            "What the function returned is the same, so that something in the backward remembers what was before. The recipe's own code there is in"
+            f" {', '.join(in_backward)}: what it counts, averages or draws from a generator of its own depends on which shards this worker computed before."
+            " Make it depend on the gradient and on step.number alone, or change .grad after the call, in the loop's body"
         )
     return (
         "The function remembers something from call to call. Usually that is a counter of calls in a forward (write"

@@ -38,6 +38,7 @@ from elastic.train.dataset_settings import is_kept
 from elastic.train.module_attributes import CLASS, Address, ModuleAttributes
 from elastic.train.module_settings import ModuleSettings, assigned
 from elastic.train.object_marks import containers, leaves, storage_of
+from elastic.train.saved_leaves import extra_keys
 from elastic.train.state import State
 from elastic.train.values import Values
 
@@ -191,8 +192,14 @@ class BodyChanges:
         return [name for name in found if not is_kept(self._value(name))]
 
     def _is_saved(self, name: str) -> bool:
-        """Whether the State saves this very tensor or container of the dataset, as Values do."""
+        """Whether the State saves this very tensor or container of the dataset, as Values do.
+
+        Of a module, whether its extra state has an entry of that name.
+        """
         value = self._value(name)
+        path, _, attribute = name.rpartition(".")
+        if isinstance(self._modules.now.get(path), Attribute):
+            return attribute in extra_keys(self._holder(name))
         if not name.startswith(_OF_DATA) or not isinstance(value, _CONTENTS):
             return False
         states = [thing.state_dict() for thing in self.state.objects.values()]

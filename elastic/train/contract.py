@@ -45,6 +45,7 @@ class Contract:
         self._unsaved = Unsaved(state)
         self._unsaved.check_parameters(state.trained)
         self._unsaved.check_schedules()
+        self._unsaved.check_groups(0)
         self._hooks = (
             register_optimizer_step_pre_hook(_call_weakly(self._before)),
             register_optimizer_step_post_hook(_call_weakly(self._updated)),
@@ -97,10 +98,12 @@ class Contract:
         """After the step's body: no gradient that an update has used is left for the next one.
 
         Returns what to tell the user, each sentence once. Raises UsageError where the body has put
-        functions into a schedule, which no State saves, or into the State what is of one shard.
+        functions into a schedule, or taken parameters out of an optimizer, which no State saves, or
+        into the State what is of one shard.
         """
         left = self.leftovers.end_step()
         self._unsaved.check_functions(self._unused.step)
+        self._unsaved.check_groups(self._unused.step)
         self._loose.end_step()
         self._unused.drop_used(self._held)
         note, self._loose.note = self._loose.note, ""

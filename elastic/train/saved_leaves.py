@@ -69,6 +69,13 @@ class SavedLeaves:
         self._known.clear()
 
 
+def extra_keys(module: nn.Module) -> frozenset[str]:
+    """Those of what the module's own get_extra_state gives, which its state_dict saves."""
+    if type(module).get_extra_state is nn.Module.get_extra_state:
+        return frozenset()
+    return frozenset(key.strip("_") for key, _ in leaves(module.get_extra_state()))
+
+
 def left_out(name: str, module: nn.Module, of_state: SavedLeaves) -> list[tuple[str, Tensor]]:
     """Parameters and persistent buffers that a state_dict of its own or a hook leaves out.
 

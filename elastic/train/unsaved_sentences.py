@@ -39,16 +39,19 @@ def sentence(found: UnsavedVariables) -> str:
     """One line for the console."""
     parts = []
     if found.changing:
+        is_one = len(found.changing) == 1
+        it, it_begins = ("it", "it begins") if is_one else ("them", "they begin")
         more = "; elastic-train report lists all of them" if _is_cut(found.changing) else ""
         parts.append(
-            f"no object of the State saves {_listed(found.changing)}, which the loop changes: after a restart it begins again as at the top"
-            " of the script. Where the result depends on it, keep it in elastic.Values(...), which goes into the State, or derive it from"
+            f"no object of the State saves {_listed(found.changing)}, which the loop changes: after a restart {it_begins} again as at the top"
+            f" of the script. Where the result depends on {it}, keep {it} in elastic.Values(...), which goes into the State, or derive {it} from"
             f" step.number; what is only shown may stay{more}"
         )
     if found.after_loop:
+        it = "it" if len(found.after_loop) == 1 else "them"
         parts.append(
-            f"the script reads {_listed(found.after_loop)} after the loop, which sets it: a process that resumes after the last step that"
-            " sets it does not have that value. Keep it in elastic.Values(...), or compute it after the loop"
+            f"the script reads {_listed(found.after_loop)} after the loop, which sets {it}: a process that resumes after the last step that"
+            f" sets {it} does not have that value. Keep {it} in elastic.Values(...), or compute {it} after the loop"
         )
     if found.files:
         parts.append(

@@ -113,6 +113,16 @@ def test_the_sentence_says_who_and_what_usually_does_it(found, expected):
     assert expected in text
 
 
+def test_code_of_the_recipes_in_the_backward_is_named_where_gradients_alone_differ():
+    """A hook that counts its calls. Where what was returned differs, it is the forward."""
+    audited = Audited(step=4, shard=0, owner=0, auditor=0, owner_node="n", auditor_node="n")
+    named = ["the hook of m.weight", "Scale.backward"]
+    text = sentence(audited, verdict_of(tuple({"the gradient of m.weight": each} for each in "abcd")), named)
+    assert "own code there is in the hook of m.weight, Scale.backward: what it counts" in text
+    text = sentence(audited, verdict_of(tuple({"what call 1 returned": each} for each in "abcd")), named)
+    assert "m.weight" not in text
+
+
 def test_other_data_are_the_data_sets_fault():
     """Here no advice about the forward would help."""
     place = Audited(step=4, shard=0, owner=0, auditor=0, owner_node="n", auditor_node="n")

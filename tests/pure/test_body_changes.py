@@ -43,6 +43,20 @@ class Net(nn.Module):
         self.last = torch.ones(2)
 
 
+class Counting(Net):
+    """Its state_dict has what it counts and collects."""
+
+    def __init__(self):
+        super().__init__()
+        self.count, self.losses, self.words = 0, [], {"a": 0}
+
+    def get_extra_state(self):
+        return {"count": self.count, "losses": self.losses, "words": [self.words]}
+
+    def set_extra_state(self, state):
+        self.count, self.losses, (self.words,) = state["count"], state["losses"], state["words"]
+
+
 class Scale(nn.Module):
     def forward(self, x):
         return x
@@ -320,6 +334,21 @@ HARMLESS["a hook that was there before the loop"].net.layers[0].weight.register_
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_a_process_that_begins_here_has_too_is_not_named(name):
     assert play(HARMLESS[name], steps=3 * ALL_OF_FIRST, kept=range(1, 3 * ALL_OF_FIRST, 5)) == {}
+
+
+def test_what_a_modules_extra_state_has_is_not_named():
+    """A list that grows in each third step: the state_dict of the module saves it."""
+
+    def tail(recipe, step):
+        if step % 3 == 0:
+            recipe.net.count += 1
+            recipe.net.losses = [*recipe.net.losses, 0.5]
+            recipe.net.words = {"a": step}
+
+    recipe = case(tail=tail)
+    recipe.net = Counting()
+    recipe.optimizer = torch.optim.SGD(recipe.net.parameters())
+    assert play(recipe, kept=range(1, 12)) == {}
 
 
 class Stored(Samples):
