@@ -26,7 +26,7 @@ from elastic.errors import EXIT_COMPLETE, ElasticError, StoreFailed
 from elastic.events import RecipeEdited, Stopped
 from elastic.system.phase import Phase
 from elastic.system.raised_error import ErrorPlace
-from elastic.train import early_end, indirect_loop, refuse, step_requests
+from elastic.train import early_end, indirect_loop, refuse, step_requests, values
 from elastic.train.agreement import Agreement
 from elastic.train.audit import Auditor
 from elastic.train.first_step_notes import notes
@@ -132,6 +132,7 @@ class Loop:
     def _check_body_end(self, number: int, first: int) -> None:
         refuse.use_in_forked_child()
         self.raise_caught()
+        values.check_all(self._parts.state.objects.values(), number - first)
         if number == first:  # from here on an optimizer has state
             self._parts.state.check_savable()
         if number == 1:

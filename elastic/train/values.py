@@ -8,11 +8,12 @@ and the comparison of states finds that.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
+from itertools import islice
 from pathlib import PurePath
 from typing import Any
 
@@ -25,6 +26,9 @@ from elastic.train.misuse import public
 
 _KINDS = (bool, int, float, str, type(None))
 _MOST_LEVELS = 50
+ALL_OF_FIRST, LAST_ITEMS = 16, 8  # steps; items of a list or a dict in the others
+_EXPECTED = "expected numbers, strings, tensors, arrays of numbers, or lists, tuples and dicts of them"
+_ELSE = "Anything else belongs into an object of its own with state_dict and load_state_dict"
 _ARRAY = "ndarray"  # the only key of the dict that stands for an array in a state
 
 
@@ -91,10 +95,8 @@ class Values:
         return f"Values({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def state_dict(self) -> dict[str, Any]:
-        """Raises UsageError for a list or a dict that has two places."""
-        places: dict[int, str] = {}
-        for name, value in vars(self).items():
-            _check_places(value, name, places)
+        """Raises UsageError for what cannot be kept, and for a list or dict that has two places."""
+        _check(self, most=None)
         return {name: _encoded(value) for name, value in vars(self).items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -114,6 +116,25 @@ class Values:
         )
 
 
+def check_all(objects: Iterable[object], steps: int) -> None:
+    """What a step's body has put into lists and dicts of Values is of types that a state can keep.
+
+    objects: those of the state. steps: done by this process before this one. All items are looked
+    at in the first steps and in those that are a power of two, in others the last ones of each list
+    and dict, where an append puts them. Raises UsageError.
+    """
+    is_whole = steps <= ALL_OF_FIRST or not steps & (steps - 1)
+    for thing in objects:
+        if isinstance(thing, Values):
+            _check(thing, most=None if is_whole else LAST_ITEMS)
+
+
+def _check(values: Values, most: int | None) -> None:
+    places: dict[int, str] = {}
+    for name, value in vars(values).items():
+        _check_item(value, name, places, most)
+
+
 def _kept_all(values: Mapping[str, Any]) -> dict[str, Any]:
     """Copies of the values. Raises UsageError with all of those that a state cannot keep."""
     kept, refused = dict[str, Any](), list[str]()
@@ -123,10 +144,7 @@ def _kept_all(values: Mapping[str, Any]) -> dict[str, Any]:
         except _Unkept as problem:
             refused.append(f"{name!r}, found {problem}")
     if refused:
-        raise UsageError(
-            f"Values: expected numbers, strings, tensors, arrays of numbers, or lists, tuples and dicts of them for {'; for '.join(refused)}. "
-            "Anything else belongs into an object of its own with state_dict and load_state_dict"
-        )
+        raise UsageError(f"Values: {_EXPECTED} for {'; for '.join(refused)}. {_ELSE}")
     return kept
 
 
@@ -154,10 +172,8 @@ def _kept(value: Any, level: int = 0) -> Any:
         return type(value)(_kept(item, level + 1) for item in value)
     if type(value) is not dict:
         raise _Unkept(_described(value))
-    if _ARRAY in value:
-        raise _Unkept(f"a dict with the key {_ARRAY!r}, which is taken: give it another")
-    if others := [type(key).__name__ for key in value if type(key) not in (str, int)]:
-        raise _Unkept(f"a dict with a key of type {others[0]}: keep a list of pairs, list(x.items())")
+    if problem := _problem_of_keys(value, value):
+        raise _Unkept(problem)
     return {key: _kept(item, level + 1) for key, item in value.items()}
 
 
@@ -172,19 +188,51 @@ def _is_number(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufc" and dtype.isnative and dtype.itemsize <= 8
 
 
-def _check_places(value: Any, place: str, places: dict[int, str]) -> None:
-    """places: of the lists and dicts so far, by their ids."""
-    if type(value) not in (list, tuple, dict):
+def _check_item(value: Any, place: str, places: dict[int, str], most: int | None) -> None:
+    """most: items of each list and dict that are looked at, the last ones; None for all.
+
+    places: of the lists and dicts so far, by their ids.
+    """
+    kind = type(value)
+    if kind in _KINDS:
         return
-    if type(value) is not tuple:
+    if kind is not list and kind is not dict and kind is not tuple:
+        if problem := _problem(value):
+            raise UsageError(f"Values: {_EXPECTED} at {place}, found {problem}. {_ELSE}")
+        return
+    if kind is not tuple:
         former = places.setdefault(id(value), place)
         if former != place:
             raise UsageError(
-                f"Values: expected a {type(value).__name__} of its own at {place}, found the one at {former}, which a state would give back as two, so that "
-                f"what changes one of them after a restart would not change the other: put a copy there, {type(value).__name__}(x)"
+                f"Values: expected a {kind.__name__} of its own at {place}, found the one at {former}, which a state would give back as two, so that "
+                f"what changes one of them after a restart would not change the other: put a copy there, {kind.__name__}(x)"
             )
-    for key, item in value.items() if type(value) is dict else enumerate(value):
-        _check_places(item, f"{place}[{key!r}]", places)
+    if kind is dict:
+        items = [(key, value[key]) for key in islice(reversed(value), most)]
+        if problem := _problem_of_keys(value, [key for key, _ in items]):
+            raise UsageError(f"Values: {_EXPECTED} at {place}, found {problem}. {_ELSE}")
+    else:
+        first = 0 if most is None else max(0, len(value) - most)
+        items = list(enumerate(value[first:], first))
+    for key, item in items:
+        _check_item(item, f"{place}[{key!r}]", places, most)
+
+
+def _problem(value: Any) -> str:
+    """Of what is no list, tuple or dict; empty for what a state can keep."""
+    if isinstance(value, Tensor):
+        if value.grad_fn is None:
+            return ""
+        return "a tensor that is part of a graph: keep x.detach() (x stands for it)"
+    is_array = type(value) is np.ndarray or isinstance(value, np.generic)
+    return "" if is_array and _is_number(value.dtype) else _described(value)
+
+
+def _problem_of_keys(value: dict[Any, Any], keys: Iterable[Any]) -> str:
+    if _ARRAY in value:
+        return f"a dict with the key {_ARRAY!r}, which is taken: give it another"
+    other = next((type(key).__name__ for key in keys if type(key) not in (str, int)), "")
+    return other and f"a dict with a key of type {other}: keep a list of pairs, list(x.items())"
 
 
 def _encoded(value: Any) -> Any:
@@ -218,10 +266,12 @@ def _loaded(held: Any, value: Any) -> Any:
             held[...] = value
             return held
     elif type(held) is list and type(value) is list:
-        held[:] = value
+        new = [_loaded(*pair) for pair in zip(held, value, strict=False)]
+        held[:] = new + value[len(new) :]
         return held
     elif type(held) is dict and type(value) is dict:
+        found = {key: _loaded(held.get(key), item) for key, item in value.items()}
         held.clear()
-        held.update(value)
+        held.update(found)
         return held
     return value

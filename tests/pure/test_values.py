@@ -3,7 +3,8 @@
 import copy
 import math
 import re
-from collections import Counter, deque
+from collections import Counter, OrderedDict, defaultdict, deque
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from pathlib import Path
@@ -17,10 +18,16 @@ from hypothesis import strategies as st
 import elastic
 from elastic.errors import StateDoesNotFit, UsageError
 from elastic.train.state import State
+from elastic.train.values import check_all
 
 
 class Level(IntEnum):
     HIGH = 1
+
+
+@dataclass
+class Limits:
+    low: float
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -134,6 +141,55 @@ def test_a_refused_value_is_told_what_to_keep_in_its_place(value, instead):
     for each in (value, [value]):
         with pytest.raises(UsageError, match=rf"for 'best', found {re.escape(instead)}"):
             elastic.Values(best=each)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (Counter("a"), "Counter: keep dict(x)"),
+        (OrderedDict(a=1), "OrderedDict: keep dict(x)"),
+        (defaultdict(int), "defaultdict: keep dict(x)"),
+        (deque([1]), "deque: keep list(x)"),
+        ({1}, "set: keep sorted(x)"),
+        (torch.zeros(2, requires_grad=True) * 2, "a tensor that is part of a graph: keep x.detach()"),
+        ({"ndarray": 1}, "a dict with the key 'ndarray', which is taken"),
+        ({(1, 2): 1}, "a dict with a key of type tuple: keep a list of pairs"),
+        (Limits(1.0), "Limits"),
+    ],
+)
+@pytest.mark.parametrize("step", [0, 21])
+def test_what_a_list_was_given_is_refused_at_the_end_of_its_step(value, found, step):
+    """By append, by an item's name and deep inside: no assignment to an attribute sees it."""
+    values = elastic.Values(best=0, recent=[0] * 500, of={"train": []})
+    objects = [torch.nn.Linear(1, 1), values]
+    check_all(objects, step)
+    values.recent += [1, np.float64(2), np.zeros(2), torch.tensor(3.0), (4, "five"), {"six": [7]}]
+    check_all(objects, step)
+    for put, place in (
+        (lambda: values.recent.append(value), "recent[506]"),
+        (lambda: values.of.__setitem__("test", [value]), "of['test'][0]"),
+        (lambda: values.of["train"].append({"a": (value,)}), "of['train'][0]['a'][0]"),
+    ):
+        put()
+        with pytest.raises(UsageError) as raised:
+            check_all(objects, step)
+        assert f"at {place}, found {found}" in str(raised.value)
+        with pytest.raises(UsageError):
+            values.state_dict()
+        values.recent.clear(), values.of.clear()
+        values.recent += [0] * 506
+        values.of["train"] = []
+
+
+def test_a_name_for_a_list_in_a_value_is_still_that_list_after_a_load():
+    """`train = values.of["train"]` before the loop: what it appends would be lost at a restart."""
+    saved = elastic.Values(of={"train": [1.0, 2.0], "test": [3.0]}, rows=[[4], [5]])
+    values = elastic.Values(of={"train": []}, rows=[[]])
+    train, row = values.of["train"], values.rows[0]
+    State(values=values).load(State(values=saved).flatten())
+    assert (train, row) == ([1.0, 2.0], [4])
+    train.append(0.0), row.append(0)
+    assert (values.of, values.rows) == ({"train": [1.0, 2.0, 0.0], "test": [3.0]}, [[4, 0], [5]])
 
 
 def test_all_values_that_cannot_be_kept_are_refused_at_once():
