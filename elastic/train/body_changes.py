@@ -33,8 +33,9 @@ from torch.optim import Optimizer
 from elastic.data import stale_copies
 from elastic.data.stale_copies import Attribute, Attributes
 from elastic.errors import UsageError
-from elastic.train.dataset_contents import DatasetContents, is_record, written_by_loading
+from elastic.train.dataset_contents import DatasetContents, is_record
 from elastic.train.dataset_settings import is_kept
+from elastic.train.loading_code import written_by_loading
 from elastic.train.module_attributes import CLASS, Address, ModuleAttributes
 from elastic.train.module_settings import ModuleSettings, assigned
 from elastic.train.object_marks import containers, leaves, storage_of

@@ -6,28 +6,23 @@ arrays, and the elements of containers, and of records in them, by identity, num
 value. It is bounded: of a tensor or an array above 16 MiB 64 stretches of 16 KiB that are spread
 evenly are read; so of each above 1 MiB that comes once 32 MiB were read; 4 such stretches of each
 above 64 KiB once 64 MiB were read. Of a list of numbers and words 2**20 elements are read, of one
-of rows of them 2**16, of other elements 2**12 in all, taken evenly. None of the recipe's code runs.
-
-Loading may write as well. Readings around it tell, in the steps that are read; of later ones the
-code of the dataset's class tells which attributes it writes to.
+of rows of them 2**16. Of one of other rows, such as tensors with their labels, 2**13 rows are read:
+which objects, numbers and words they hold. What is inside those objects is read of 2**12 elements
+in all, and of 64 of each attribute at least, taken evenly; an attribute keeps the number that it
+had at first. None of the recipe's code runs.
 """
 
-import dis
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import chain
-from types import CodeType, FunctionType
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from elastic.data.attributes import has_space, space_of
 from elastic.data.own_files import is_own_class
-from elastic.data.stale_copies import Attributes, is_of_own_class, is_record_class
+from elastic.data.stale_copies import Attributes, is_record_class
 from elastic.train.flat_state import array_sums, tensor_sums
 from elastic.train.object_marks import storage_of
 
@@ -37,18 +32,13 @@ PART_BYTES = 1 << 20  # of a larger one
 RUNS, FEW_RUNS = 64, 4  # stretches of one, and of one that comes late
 RUN_BYTES = PART_BYTES // RUNS
 MANY_ROWS = 1 << 16  # of a list of lists, tuples or dicts of numbers and words
-ELEMENTS = 1 << 12  # that are neither, in all
+MANY_MIXED = 1 << 13  # of a list of other rows: what they hold, and not what is inside that
+ELEMENTS = 1 << 12  # whose inside is read, in all
+FEW_ELEMENTS = 1 << 6  # of one attribute, at least
+SHORT = 16  # a row of so many is read as a whole
 MANY_FLAT = 1 << 20
 _DEPTH = 4
 _FLAT = frozenset({bool, int, float, complex, str, bytes, type(None)})
-_WRITING = frozenset(
-    {"append", "extend", "insert", "pop", "popitem", "clear", "update", "setdefault", "add", "remove"}
-    | {"discard", "sort", "reverse", "fill", "put", "fill_", "copy_", "zero_", "index_fill_", "index_copy_"}
-)
-_STORES = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "STORE_SLICE"})
-_ATTRIBUTES = "LOAD_ATTR", "LOAD_METHOD"
-_VARIABLES = "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"
-_LOADING = "__getitem__", "__getitems__"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,16 +50,19 @@ class DatasetContents:
 
     in_place: set[str] = field(default_factory=set)
     _before: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # the object, its contents
+    _elements: dict[str, int] = field(default_factory=dict)  # that an attribute may have read
 
     def read(self, attributes: Attributes) -> list[str]:
         """The names of those whose elements are not what they were at the last reading."""
-        budget, known = _Budget(), self._before
+        budget, known, left = _Budget(), self._before, ELEMENTS
         entered = {name.rpartition(".")[0] for name in attributes}
-        self._before = {
-            name: (each.value, budget.contents(each.value, 0))
-            for name, each in attributes.items()
-            if name not in entered and _counts(each.value)
-        }
+        self._before = {}
+        for name, each in attributes.items():
+            if name not in entered and _counts(each.value):
+                # Else a cache that grows would change which elements of the others are read.
+                budget.elements = most = self._elements.setdefault(name, max(FEW_ELEMENTS, left))
+                self._before[name] = each.value, budget.contents(each.value, 0)
+                left -= most - budget.elements
         self.in_place = {
             name
             for name, (thing, contents) in self._before.items()
@@ -109,12 +102,15 @@ class _Budget:
         items = _evenly(value if isinstance(value, list | tuple) else tuple(value), most)
         kinds = frozenset(map(type, items))
         if not kinds <= _FLAT:
-            copies = _flat_copies(items, kinds)
-            items = copies or _evenly(items, max(1, self.elements))
-            if not copies:
-                self.elements -= len(items)
-                items = tuple(self.contents(each, depth + 1) for each in items)
+            items = _flat_copies(items, kinds) or self._of_mixed(items, depth)
         return kinds, len(value), items
+
+    def _of_mixed(self, items: tuple[Any, ...], depth: int) -> Any:
+        rows = [_row(each) for each in _evenly(items, MANY_MIXED)]
+        width = 1 if _is_alone(items[0]) else 1 + len(rows[0])
+        chosen = _evenly(items, max(SHORT, self.elements // width))
+        self.elements -= len(chosen)
+        return _Rows(rows), tuple(self.contents(each, depth + 1) for each in chosen)
 
     def _of_array(self, array: Any) -> Any:
         if array.dtype.hasobject:
@@ -155,6 +151,19 @@ class _Same:
         return isinstance(other, _Same) and other._thing is self._thing
 
 
+class _Rows:
+    """Equal to other ones that hold the same objects, and equal numbers and words."""
+
+    __slots__ = ("_rows",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, rows: list[tuple[Any, ...]]) -> None:
+        self._rows = rows
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Rows) and all(map(_is_same_row, self._rows, other._rows))
+
+
 class _Sums:
     """Equal to one of the same sums, or of other stretches, which tell nothing of each other.
 
@@ -182,6 +191,26 @@ def is_record(value: Any) -> bool:
     kind: Any = type(value)
     return has_space(value) and (
         kind.__name__ in ("SimpleNamespace", "Namespace") or (is_own_class(kind) and is_record_class(kind))
+    )
+
+
+def _row(item: Any) -> tuple[Any, ...]:
+    """What a row holds, of a long one only the first ones; or the item itself."""
+    if isinstance(item, list | tuple):
+        return tuple(item[:SHORT])
+    if isinstance(item, dict):
+        return tuple(islice(dict.values(item), SHORT))
+    return tuple(islice(space_of(item).values(), SHORT)) if is_record(item) else (item,)
+
+
+def _is_alone(item: Any) -> bool:
+    return not isinstance(item, list | tuple | dict) and not is_record(item)
+
+
+def _is_same_row(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return len(one) == len(other) and all(
+        a is b or (type(a) is type(b) and type(a) in _FLAT and repr(a) == repr(b))
+        for a, b in zip(one, other, strict=True)
     )
 
 
@@ -213,87 +242,3 @@ def _flat_copies(items: tuple[Any, ...], kinds: frozenset[type]) -> tuple[Any, .
         return ()
     held = chain.from_iterable(map(dict.values, items) if kind is dict else items)
     return tuple(map(kind, items)) if _FLAT.issuperset(map(type, held)) else ()
-
-
-def written_by_loading(dataset: Any, name: str) -> bool:
-    """Whether code that loads a sample writes to this attribute, or into it.
-
-    name: such as `dataset.cache`, of the dataset or of a thing in it.
-    """
-    attribute = name.rpartition(".")[2].partition("[")[0]
-    return any(attribute in _written(kind) for kind in _kinds(dataset, 0))
-
-
-def _kinds(thing: Any, depth: int) -> Iterator[type]:
-    """Classes of the dataset, of datasets in it, and of their transforms."""
-    yield type(thing)
-    for name, value in space_of(thing).items() if depth < _DEPTH else ():
-        for each in value if isinstance(value, list | tuple) and len(value) <= RUNS else [value]:
-            is_called = isinstance(each, Dataset) or ("transform" in name and has_space(each))
-            if is_called or is_of_own_class(each):
-                yield from _kinds(each, depth + 1)
-
-
-@cache
-def _written(kind: type) -> frozenset[str]:
-    """Attributes that its methods which load a sample, or are called by those, write to."""
-    return frozenset[str]().union(*(_targets(each.__code__) for each in loading_methods(kind)))
-
-
-@cache
-def loading_methods(kind: type, first: str = "") -> tuple[FunctionType, ...]:
-    """Its methods that load a sample, and those that they call. first: where they begin, if not in
-    `__getitem__` or a call.
-    """
-    methods: dict[str, list[FunctionType]] = {}
-    for each in kind.__mro__:
-        if each.__module__.partition(".")[0] not in ("torch", "builtins", "typing"):
-            for name, made in vars(each).items():
-                function = made.fget if isinstance(made, property) else getattr(made, "__wrapped__", made)
-                if isinstance(function, FunctionType):
-                    methods.setdefault(name, []).append(function)
-    known = [name for name in (*_LOADING, "__call__", "forward") if name in methods]
-    # Of another object the dataset may call any.
-    waiting = [first] if first else known or [each for each in methods if each != "__init__"]
-    seen = dict[str, None]()
-    while waiting:
-        name = waiting.pop()
-        if name not in seen:
-            seen[name] = None
-            waiting += [
-                each for made in methods.get(name, ()) for each in made.__code__.co_names if each in methods
-            ]
-    return tuple(each for name in seen for each in methods.get(name, ()))
-
-
-@cache
-def written_variables(code: CodeType) -> frozenset[str]:
-    """`a` of `a[i] = x`, `a.b = x`, `a.append(x)`, and of `a = x` where it is no local one."""
-    found = set[str]()
-    for parts in _writes(code):
-        found |= {str(each.argval) for each in parts if each.opname in _VARIABLES}
-    for each in dis.get_instructions(code):
-        if each.opname in ("STORE_GLOBAL", "STORE_DEREF"):
-            found.add(str(each.argval))
-    inner = (written_variables(each) for each in code.co_consts if isinstance(each, CodeType))
-    return frozenset(found).union(*inner)
-
-
-def _writes(code: CodeType) -> Iterator[list[dis.Instruction]]:
-    """The instructions that begin where a target, or a call that may write, begins."""
-    by_start: dict[tuple[int | None, int | None], list[dis.Instruction]] = {}
-    for each in dis.get_instructions(code):
-        if each.positions is not None:
-            by_start.setdefault((each.positions.lineno, each.positions.col_offset), []).append(each)
-    for parts in by_start.values():
-        names = {str(each.argval) for each in parts if each.opname in _ATTRIBUTES}
-        if _STORES & {each.opname for each in parts} or _WRITING & names:
-            yield parts
-
-
-def _targets(code: CodeType) -> set[str]:
-    """`a` of `self.a[i] = x`, `self.a.b = x`, `self.a += x` and `self.a.append(x)`."""
-    found = set[str]()
-    for parts in _writes(code):
-        found |= {str(each.argval) for each in parts if each.opname in (*_ATTRIBUTES, "STORE_ATTR")}
-    return found.union(*(_targets(each) for each in code.co_consts if isinstance(each, CodeType)))

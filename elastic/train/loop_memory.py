@@ -34,10 +34,10 @@ from elastic.events import UnsavedVariables
 from elastic.observe.log import read_rare
 from elastic.train import address_order, process_settings, read_ahead, structure
 from elastic.train.body_changes import BodyChanges
-from elastic.train.dataset_contents import loading_methods
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.files_read import FilesRead
 from elastic.train.given_data import GivenData
+from elastic.train.loading_code import loading_methods
 from elastic.train.loop_look import Look, is_added, is_made_late, is_read, is_saved
 from elastic.train.loop_parts import LoopParts
 from elastic.train.loop_variables import Analyses, Loading, LoopVariables, functions_in, loop_variables

@@ -26,9 +26,9 @@ from elastic.data.own_files import is_own_class, is_own_file
 from elastic.errors import UsageError
 from elastic.train.address_order import iterated
 from elastic.train.callables import bound_by, is_wrapper, unwrapped, wrapped_by
-from elastic.train.dataset_contents import written_variables
 from elastic.train.kept_attributes import carried_attributes, kept_attributes
 from elastic.train.liveness import LOADING, Live, Variable, computes, globals_needed, live_after
+from elastic.train.loading_code import written_variables
 from elastic.train.namespaces import functions_of, is_own_namespace
 from elastic.train.own_code import attributes, attributes_of, rewritten_attributes
 from elastic.train.patched import Patch, Target, patches, targets

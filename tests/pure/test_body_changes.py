@@ -487,3 +487,39 @@ def test_a_cache_that_grows_changes_no_tensor_that_is_read_after_it():
     assert contents.read(held) == ["dataset.cache"]
     labels[0] = 1
     assert contents.read(held) == ["dataset.labels"]
+
+
+class Named:
+    def __init__(self, image, label):
+        self.image, self.label = image, label
+
+
+@pytest.mark.parametrize("place", [0, 5, 2999])
+@pytest.mark.parametrize("kind", ["list", "dict", "record"])
+def test_labels_beside_tensors_are_read_in_each_row_of_long_lists(kind, place):
+    """What is inside tensors is read of a part, and of later lists of hardly any."""
+    make = {
+        "list": lambda label: [torch.zeros(2), label],
+        "dict": lambda label: {"image": torch.zeros(2), "label": label},
+        "record": lambda label: Named(torch.zeros(2), label),
+    }[kind]
+    given = {f"dataset.{name}": Attribute([make(n) for n in range(3000)], 0) for name in ("one", "other")}
+    contents = DatasetContents()
+    assert not contents.read(given) and not contents.read(given)
+    for name, each in given.items():
+        row = each.value[place]
+        row = vars(row) if kind == "record" else row
+        row["label" if kind != "list" else 1] = -1
+        assert contents.read(given) == [name]
+        row["image" if kind != "list" else 0] = torch.zeros(2)
+        assert contents.read(given) == [name]
+
+
+def test_a_cache_that_grows_does_not_choose_other_elements_of_what_is_read_after_it():
+    """It was refused as the loop's doing, which had changed nothing."""
+    cache, contents = {}, DatasetContents()
+    rows = [[torch.zeros(2), n] for n in range(3000)]
+    given = {"dataset.cache": Attribute(cache, 0), "dataset.rows": Attribute(rows, 0)}
+    contents.read(given)
+    cache.update({n: torch.zeros(2) for n in range(100)})
+    assert contents.read(given) == ["dataset.cache"]
