@@ -63,10 +63,16 @@ def _check_again(memory: LoadingMemory, load: Callable[[bool], Any], *, has_coll
         return
     memory.put_back()
     if not changed or first != fingerprint(load(True)):
-        found = "the same samples, loaded again under the same random streams, are other ones: it draws from a generator of its own"
+        found = (
+            "the same samples, loaded again under the same random streams, are other ones: it draws from a generator of its own, "
+            "or writes into data that it reads"
+        )
         if has_collate:
             found += ", or collate keeps something from call to call"
-        advice = "draw from the global generators of torch, Python or NumPy in __getitem__, which are keyed for each sample"
+        advice = (
+            "draw from the global generators of torch, Python or NumPy in __getitem__, which are keyed for each sample, "
+            "and augment a copy (.clone() of a tensor, .copy() of an array)"
+        )
     elif first == again:
         found = f"{changed[0]} keeps samples with the random numbers of their first augmentation, so that each process trains others"
         advice = "keep what was read there, and augment what is returned"

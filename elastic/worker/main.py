@@ -81,7 +81,7 @@ def run_recipe(
         setattr(sys, name, unbuffered(descriptor, getattr(sys, name)))
     sys.argv = [recipe, *arguments]
     sys.path[0] = str(Path(recipe).resolve().parent)
-    is_recipe = launch.preflight is not None or (launch.agent is not None and launch.agent.imports_library)
+    is_recipe = is_of_recipe(launch)
     if is_recipe:
         global_random.seed_alike()
     elif brought is not None:
@@ -106,9 +106,16 @@ def run_recipe(
         end_failed(launch, error)
 
 
+def is_of_recipe(launch: Launch) -> bool:
+    """Whether the script imports this library."""
+    return launch.preflight is not None or (launch.agent is not None and launch.agent.imports_library)
+
+
 def end_failed(launch: Launch, raised: BaseException) -> NoReturn:
     """End this process with what failed."""
     error = script_end.explain(raised)
+    if is_of_recipe(launch) and own_error.opens_group(raised.__traceback__):
+        error = UsageError(own_error.OWN_GROUP).with_traceback(raised.__traceback__)
     report_error(launch.agent, launch.rank, error)
     last_words = traceback_of(error)
     if isinstance(error, _EXPLAINED):

@@ -20,6 +20,10 @@ sys.path.insert(0, here)
 """
 
 
+IMPORTS = "import elastic, torch.distributed as dist"
+START = "run = elastic.start(seed=0, global_batch=4, shards=2)"
+
+
 def digest(drill):
     (finished,) = drill.events("run_finished")
     return finished["digest"]
@@ -77,6 +81,18 @@ def test_a_model_from_an_unseeded_generator_is_refused_and_other_draws_are_alike
     both.ends_with(0)
     assert len(drawn(both.output)) == 1
     assert drawn(both.output) == drawn(alone.output) == drawn(node.output)
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_process_group_that_a_recipe_opens_is_refused_with_a_sentence(drill, place):
+    """Left in by who ports a script. torch said that RANK is missing, or that it is done twice."""
+    recipe, lines = drill.folder / "recipe.py", ["dist.init_process_group('gloo')", START]
+    recipe.write_text("\n".join([IMPORTS, *(lines if place == "before" else lines[::-1])]))
+    agent = drill.start("--nproc-per-node", "2", recipe=recipe)
+    agent.ends_with(2)
+    assert "expected a recipe without init_process_group, found a call of it; leave it out" in agent.output
+    assert f"at {recipe}:{2 if place == 'before' else 3}: dist.init_process_group('gloo')" in agent.output
+    assert "Traceback" not in agent.output
 
 
 def test_a_wrapper_that_exchanges_gradients_is_refused_and_not_waited_for(drill, recipes):

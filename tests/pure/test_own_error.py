@@ -129,3 +129,22 @@ def test_the_users_innermost_line_is_found_below_and_above_frames_of_libraries()
 
 def test_an_error_without_a_line_of_the_users_shows_none():
     assert own_error.own_line(None) == ""
+
+
+def failing_group(**settings):
+    torch.distributed.init_process_group("gloo", **settings)
+
+
+def test_a_process_group_of_the_users_own_code_is_known_by_its_traceback(monkeypatch):
+    """torch says only which variable it lacks. One that this library opens is no mistake of the
+    recipe's, nor is an error that comes from somewhere else.
+    """
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ValueError, match="RANK") as raised:
+        failing_group()
+    assert own_error.opens_group(raised.tb)
+    monkeypatch.setattr(own_error, "_LIBRARY", str(Path(__file__).parent))
+    assert not own_error.opens_group(raised.tb)
+    with pytest.raises(ZeroDivisionError) as raised:
+        1 / 0  # noqa: B018
+    assert not own_error.opens_group(raised.tb)

@@ -59,6 +59,24 @@ class CutsOut(Images):
         return torch.as_tensor(self.images[sample]) + 0
 
 
+SHARED = ROWS.clone()
+
+
+class CutsOutOfAGlobal(CutsOut):
+    """What it writes into is no attribute, so that its name is not found."""
+
+    def __init__(self):
+        super().__init__()
+        SHARED.copy_(self.images)
+        del self.images
+
+    def __len__(self):
+        return len(SHARED)
+
+    def __getattr__(self, name):
+        return SHARED if name == "images" else super().__getattribute__(name)
+
+
 class KeepsAugmented(Images):
     def __getitem__(self, sample):
         if sample not in self.cache:
@@ -181,7 +199,11 @@ MEMORIES = {
     "counter of a transform": (CountsBelow, "dataset.transform.policy.count was changed"),
     "counter of one of several": (CountsBelowInAList, "dataset.transform.transforms[0].count was changed"),
     "counter of a class": (CountsInClass, "dataset.calls was changed while"),
-    "generator": (DrawsItself, "it draws from a generator of its own; draw from the global generators"),
+    "generator": (
+        DrawsItself,
+        "it draws from a generator of its own, or writes into data that it reads; draw",
+    ),
+    "global": (CutsOutOfAGlobal, "keyed for each sample, and augment a copy (.clone() of a tensor"),
 }
 
 
