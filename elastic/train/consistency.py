@@ -94,7 +94,7 @@ class Comparison:
             f"(ranks {' | '.join(map(str, alike))}); {of_record or _entry_text(entry, len(different))}"
         )
         if of_record:
-            raise RecipeNotExact(f"{found}. {_RECORD_TEXT}")
+            raise RecipeNotExact(found)
         if is_unclear:
             raise RecipeNotExact(f"{found}. {_unclear_text(step - voted.began)}")
         if is_recipe:
@@ -117,6 +117,11 @@ _RECORD_TEXT = (
     "The training state itself is the same. What a function makes at its first call differs between workers, which begin with other shards: make it "
     "before the loop, alike on every rank, and give it to the State; set in datasets and modules what is the same on every rank"
 )
+_SAME_CALLS = (
+    "The training state itself is the same. Every rank must call the same functions, each on its own shards: leave out run.is_first and run.rank where a "
+    "function is chosen or takes another way. What a function makes at its first call: make it before the loop, and give it to the State"
+)
+_OF_CALLS = "frozen", "numbers"
 _FIELDS = {
     "frozen": "which a function given to step.mean_loss or step.sum reads and no object of the State saves",
     "numbers": "a number that a function given to step.mean_loss or step.sum reads",
@@ -126,7 +131,7 @@ _FIELDS = {
 
 
 def _differing(records: Sequence[str]) -> str:
-    """The first thing that differs between what stands beside the ranks' states; none is empty."""
+    """The first thing that differs beside the ranks' states, and what to do; empty for none."""
     if len(set(records)) <= 1 or not all(records):
         return ""
     fields: list[dict[str, Any]] = [json.loads(each) for each in records]
@@ -136,7 +141,11 @@ def _differing(records: Sequence[str]) -> str:
             parts = [each if isinstance(each, dict) else {"": each} for each in of_ranks]
             names = sorted({name for each in parts for name in each})
             name = next(name for name in names if len({repr(each.get(name)) for each in parts}) > 1)
-            return f"{name or field}, {_FIELDS.get(field, 'which stands beside the state')}, is not the same on all of them"
+            what = f"{name or field}, {_FIELDS.get(field, 'which stands beside the state')},"
+            without = [rank for rank, each in enumerate(parts) if name not in each]
+            if field in _OF_CALLS and without:
+                return f"{what} is not there on rank {without[0]}. {_SAME_CALLS}"
+            return f"{what} is not the same on all of them. {_RECORD_TEXT}"
     return ""
 
 

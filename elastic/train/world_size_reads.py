@@ -120,7 +120,7 @@ class _Ranks:
         )
 
     def are_computed_with(self, node: ast.AST) -> bool:
-        """In a sum, a product or a power, in the bounds of a slice, or in a seed."""
+        """In a sum, a product or a power, in the bounds of a slice or range, or in a seed."""
         match node:
             case ast.BinOp(
                 left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() | ast.Pow(), right=right
@@ -130,6 +130,8 @@ class _Ranks:
                 return any(each is not None and self._is_one(each) for each in (lower, upper, step))
             case ast.Call(args=[*arguments]) if called(node) in _SEEDING:
                 return any(map(self._is_in, arguments))
+            case ast.Call(args=[*arguments]) if called(node) in ("range", "islice"):
+                return any(map(self._is_one, arguments))
             case _:
                 return False
 

@@ -141,3 +141,12 @@ def test_a_difference_beside_the_state_alone_is_named_and_is_no_machines(ranks):
     for kind, message in ranks.run(2, differs, False, besides):
         assert kind == "RecipeNotExact"
         assert "ewc.old, which a function given to step.mean_loss or step.sum reads" in message
+
+
+def test_what_only_one_ranks_function_reads_is_told_as_such(ranks):
+    """`loss_of = distilled if run.is_first else plain`: rank 1 never reaches the teacher."""
+    besides = ['{"samples": 8, "frozen": {"teacher.weight": "a"}}', '{"samples": 8, "frozen": {}}']
+    for kind, message in ranks.run(2, differs, False, besides):
+        assert kind == "RecipeNotExact"
+        assert "teacher.weight, which a function" in message and "is not there on rank 1" in message
+        assert "Every rank must call the same functions" in message

@@ -41,6 +41,7 @@ from elastic.train import recipe_text, world_size_reads
         ("rank = dist.get_rank(); np.random.seed(seed + rank)", "np.random.seed()"),
         ("own = indices[int(os.environ.get('RANK', 0))::2]", "indices[int(os.environ.get('RANK', 0))::2]"),
         ("random.seed(run.rank)", "random.seed()"),
+        ("own = Subset(val, range(run.rank, len(val), 2))", "range()"),
         ("draw = np.random.default_rng([7, dist.get_rank()])", "np.random.default_rng()"),
     ],
 )
