@@ -173,7 +173,8 @@ def _unclear_text(steps: int) -> str:
 def _recipe_text(step: int, known: Divergence | None) -> str:
     if step == 0 or known is None:
         return (
-            "Every rank must build its objects alike, from the run's seed (after elastic.start) or from the same files. A file that the script "
+            "Every rank must build its objects alike, from the run's seed (after elastic.start) or from the same files. A seed with a rank in it, as in "
+            "manual_seed(seed + rank), makes others on each: leave the rank out, random numbers are keyed for each shard. A file that the script "
             "makes itself if it is missing is read by other ranks before it is whole, and changes which random numbers are drawn next: make it "
             "by another command, before this one"
         )

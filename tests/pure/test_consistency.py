@@ -75,6 +75,7 @@ def test_objects_that_ranks_build_differently_are_the_recipes(ranks):
     for known in (None, 0):
         (kind, message, _), _ = ranks.run(2, answers_of, [1.0, 2.0], 0, known)
         assert kind == "recipe" and "Every rank must build its objects alike" in message
+        assert "manual_seed(seed + rank), makes others on each: leave the rank out" in message
 
 
 def test_the_difference_is_recorded_before_any_rank_may_end():
