@@ -11,6 +11,10 @@ _VARIABLE = (
     "a plain variable of the loop (a counter, the best loss, patience, the number of enumerate), from which a learning rate, a temperature "
     "or a decision follows: keep numbers in elastic.Values"
 )
+_OF_WORKER = (
+    "a number of one worker alone: of the last shard that it computed, which the function of the step left in a variable or an attribute "
+    "(return it, through step.sum), or of a part of the validation (run.evaluate)"
+)
 _LACKING = "an object that State lacks (an EMA copy, a schedule, a scaler, a queue or memory bank): name it in elastic.State"
 _ATTRIBUTE = (
     "a plain attribute that changes with the steps, of an optimizer outside optimizer.state, of a module outside its buffers, or of a "
@@ -65,6 +69,6 @@ def cause(proof: str, found: FirstDifference | None) -> str:
         return _GRADIENT
     shows, of_forward, of_update = _USUAL[proof]
     if found is not None and found.is_logged_alone:
-        return f"{shows}. The state is the same, so only what is logged differs. Usual causes: {_VARIABLE}"
+        return f"{shows}. The state is the same, so only what is logged differs. Usual causes: {_OF_WORKER if proof == plan.MORE_WORKERS else _VARIABLE}"
     same_loss = found is not None and found.has_same_loss
     return f"{shows}. Usual causes, the likeliest first: {'; '.join(of_update if same_loss else of_forward)}"

@@ -145,7 +145,8 @@ def test_every_proof_is_held_or_left_out_with_its_reason(steps, shards):
 
 def test_the_likely_cause_follows_from_what_differs_first():
     """A loss comes before the update of its step: if it is the same, the data and the forward were.
-    A logged value alone says that a variable of the loop is not restored.
+    A logged value alone says that a variable of the loop is not restored; with more workers, that
+    it is of one of them.
     """
     update = first_difference(CALM, [line(5, entries={"model.a": "x", "model.b": "b5"})])
     forward = first_difference(CALM, [line(5, loss="0.6", entries={"model.a": "x", "model.b": "b5"})])
@@ -160,6 +161,7 @@ def test_the_likely_cause_follows_from_what_differs_first():
     assert first_of(plan.MORE_WORKERS, forward).startswith("a forward that remembers")
     assert first_of(plan.MORE_WORKERS, update).startswith("run.rank")
     assert "elastic.Values" in cause(plan.DRAINED, logged)
+    assert "of the last shard that it computed" in cause(plan.MORE_WORKERS, logged)
     for hint in (
         "plain attribute",
         "a dataset that keeps",
