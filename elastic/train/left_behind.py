@@ -8,10 +8,9 @@ of each pass, the tensors there are replaced by marked views (`LeftBehind`), and
 computes from these is marked too. The run ends where a marked tensor reaches the State, a gradient,
 a decision in the recipe's own code, or another function of a step; to print one is harmless.
 
-What becomes a number (`item()`), and places of numbers that the loop mentions, are named once: a
-number cannot be followed. It does not see what each call writes in place, containers of other
-libraries, places with `__slots__`, and what hooks on gradients leave behind: the look ends with the
-forward.
+What becomes a number (`item()`), and numbers and tensors written in place that the loop mentions,
+are named once: these cannot be followed. It does not see containers of other libraries, places with
+`__slots__`, and what hooks on gradients leave behind: the look ends with the forward.
 """
 
 import sys
@@ -86,9 +85,9 @@ class Place:
                 holder[self.key] = value
 
     def is_mentioned(self, names: frozenset[str]) -> bool:
-        root = self.site.path.partition(".")[0].partition("[")[0]
-        is_named = self.site.form in (Form.NAMES, Form.CLASS)
-        return (str(self.key) if is_named else root) in names
+        if self.site.form in (Form.NAMES, Form.CLASS):
+            return str(self.key) in names
+        return self.site.path.partition("[")[0].rpartition(".")[2] in names
 
 
 class Leftovers:

@@ -2,8 +2,8 @@
 
 Each worker calls it for its own shards. What it counts or collects outside its result is therefore
 of some shards alone, and another at another number of workers. So in the first step of a run, and
-in audited steps for functions that were not seen there, what it could change is read before and
-after its first call (reachable.py). If nothing changed, that is all. Otherwise the call is made
+in audited steps, what it could change is read before and after its first call (reachable.py). If
+nothing changed that was not allowed before, that is all. Otherwise the call is made
 again, twice for the same shard and once for another one, each from what was there before:
 
 - What a second call of the same shard changes once more is a memory: a counter, a sum, a list that
@@ -17,8 +17,8 @@ again, twice for the same shard and once for another one, each from what was the
 A function that reads what another one of the same step left behind is found by calling it after the
 other one was called for its own shard, and for other shards.
 
-It does not find what only a later call does, nor what it cannot reach. Afterwards everything is put
-back, as if the function had been called for the training alone.
+It does not find what only calls between two audits do, nor what it cannot reach. Afterwards
+everything is put back, as if the function had been called for the training alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -122,11 +122,12 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 class SideEffects:
-    """Looks for them, each function once. auditor: its parts; nothing is audited here."""
+    """Looks for them, in each function once and in audits. auditor: its parts."""
 
     def __init__(self, auditor: Auditor) -> None:
         self._auditor = auditor
-        self._seen: set[object] = set()  # the codes of functions, and the objects that they work on
+        # By the codes of functions, and the objects that they work on: names of what they change.
+        self._seen: dict[object, set[str]] = {}
         self._codes: set[object] = set()  # of all functions, looked at or not
         self._began: int | None = None  # the first step of this process
 
@@ -138,7 +139,7 @@ class SideEffects:
         *,
         is_audited: bool = False,
     ) -> "FirstCall | None":
-        """Before the first call of a pass. None of a function that was seen before.
+        """Before the first call of a pass. None of a function that was seen before, but in audits.
 
         earlier: calls of this step's passes before.
         """
@@ -151,11 +152,13 @@ class SideEffects:
         if step > 1 and not is_audited and (is_known or step == self._began):
             return None
         key = key_of(function)
-        if key in self._seen:
+        is_again = key in self._seen
+        if is_again and not is_audited:
             return None
-        self._seen.add(key)
         of_others = {each_key: each for each in earlier if (each_key := key_of(each.function)) != key}
-        return FirstCall(self._auditor, function, [*of_others.values()])
+        known = self._seen.setdefault(key, set())
+        many = 1 if is_again else MANY_OTHERS
+        return FirstCall(self._auditor, function, [*of_others.values()], known, many_others=many)
 
 
 def key_of(function: Callable[..., Any]) -> object:
@@ -189,11 +192,25 @@ class _Seen:
 
 
 class FirstCall:
-    """What a function could change was read; the training calls it now for one of its shards."""
+    """What a function could change was read; the training calls it now for one of its shards.
 
-    def __init__(self, auditor: Auditor, function: Callable[..., Any], earlier: list[Call]) -> None:
+    known: what former looks have found to be changed and allowed; new names are added.
+    many_others: shards that earlier calls are made for, to see whether this one depends on them.
+    """
+
+    def __init__(
+        self,
+        auditor: Auditor,
+        function: Callable[..., Any],
+        earlier: list[Call],
+        known: set[str],
+        *,
+        many_others: int,
+    ) -> None:
         self._auditor = auditor
         self._earlier = earlier
+        self._known = known
+        self._many_others = many_others
         self._sites = sites_of(auditor.state, [function])
         self._before = self._note()
 
@@ -204,8 +221,10 @@ class FirstCall:
         """
         self._check_left_behind(step, call, shard, compute)
         after = self._note()
-        if not any(map(_has_changed, self._sites, self._before.contents, after.contents)):
+        changed = set(_changed_names(self._sites, self._before, after))
+        if changed <= self._known:
             return []
+        self._known |= changed
         loader = self._auditor.loader
         others = [each for each in range(loader.order.shards) if each != shard]
         # Loaded before anything is called: a data set may count, or fill a cache, as it is loaded.
@@ -251,7 +270,7 @@ class FirstCall:
         now = note(sites, copied_bytes=COPIED_BYTES)
         left, results = list[str](), list[str]()
         with self._auditor.undisturbed():
-            for of_earlier in (shard, *others[:MANY_OTHERS]):
+            for of_earlier in (shard, *others[: self._many_others]):
                 for each in self._earlier:
                     compute(each, loader.shard(step, of_earlier))
                 found = note(sites, copied_bytes=COPIED_BYTES)
@@ -308,6 +327,11 @@ class FirstCall:
             if replaced:
                 has_numbers = len(tensors) < len(replaced)
                 yield Place(site=self._sites[index], key=key, paths=tensors, has_numbers=has_numbers)
+
+        for site, ours, others in zip(self._sites, first.contents, other.contents, strict=True):
+            is_written = site.form in (Form.TENSOR, Form.ARRAY)
+            if is_written and content_of(ours.get(WHOLE)) != content_of(others.get(WHOLE)):
+                yield Place(site=site, key=WHOLE, paths=frozenset(), has_numbers=True)
 
     def _call(self, call: Call, batch: Batch, compute: Compute) -> _Seen:
         compute(call, batch)

@@ -3,6 +3,7 @@
 import copy
 import io
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
@@ -275,4 +276,59 @@ def test_a_number_that_the_loop_mentions_is_named_once():
         optimizer.step()
         said.append(training.parts.contract.end_step())
     assert "the loop reads net.last_loss, which" in said[0]
+    assert not any(said[1:])
+
+
+def leaves_late(net, step, batch):
+    """A memory of the newest features, from step 3 on."""
+    loss = net.loss_of(batch)
+    if step.number >= 3:
+        net.newest = net.features.detach().mean(0)
+    return loss
+
+
+def reads_late(net, step, batch):
+    weight = net.last_loss if step.number >= 3 else 1.0
+    return weight * F.mse_loss(net.body(batch.data[0]).mean(1), batch.data[0][:, 0])
+
+
+@pytest.mark.parametrize("late", ["body reads", "second function reads a number"])
+def test_what_begins_later_is_found_in_an_audit_of_one_worker(late):
+    """The code of the functions is the same as in the first step; another branch of it runs."""
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    training = Training(ALONE, {"net": net, "optimizer": optimizer}, looks=True, audits=True)
+    refused = r"step 3: .*(reads net\.newest, which|has left behind, in net\.last_loss|net\.last_loss)"
+
+    def train():
+        for step in training.steps():
+            step.mean_loss(partial(leaves_late, net, step))
+            optimizer.step()
+            if late == "body reads" and step.number >= 3:
+                net.center.lerp_(net.newest, 0.1)
+            if late == "second function reads a number":
+                step.mean_loss(partial(reads_late, net, step))
+                optimizer.step()
+
+    with pytest.raises(UsageError, match=refused):
+        train()
+
+
+def test_a_tensor_of_a_module_that_each_call_writes_in_place_is_named_where_the_loop_mentions_it():
+    net, said = Net(), list[str]()
+    net.usage = torch.zeros(8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    training = Training(ALONE, {"net": net, "optimizer": optimizer}, looks=True, audits=False)
+
+    def function(batch):
+        loss = net.loss_of(batch)
+        net.usage.copy_(net.features.detach().mean(0))
+        return loss
+
+    for step in training.steps():
+        step.mean_loss(function)
+        optimizer.step()
+        net.center.lerp_(net.usage, 0.1)
+        said.append(training.parts.contract.end_step())
+    assert "the loop reads net.usage, which" in said[0]
     assert not any(said[1:])
