@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from typing import Any
+from weakref import ReferenceType, ref
 
 from torch import Tensor, nn
 
@@ -51,6 +52,11 @@ class _Mark:
     step: int
     mark: object
     sha256: str
+    thing: ReferenceType[Any] | None
+
+    def is_of_another(self, thing: Any) -> bool:
+        """Whether another object is there, perhaps in the memory of the former one."""
+        return self.thing is not None and self.thing() is not thing
 
 
 class FrozenInputs:
@@ -165,15 +171,28 @@ class FrozenInputs:
                 mark = [(each.data_ptr(), each._version) for each in part]  # noqa: SLF001
                 self._add(step, name, mark, partial(sha256_of, part), at_once=True)
         for name, thing in others:
-            self._add(step, name, _mark_of(thing), partial(sha256_of, [thing]), at_once=False)
+            self._add(step, name, _mark_of(thing), partial(sha256_of, [thing]), thing, at_once=False)
 
-    def _add(self, step: int, name: str, mark: object, sha256: Callable[[], str], *, at_once: bool) -> None:
+    def _add(
+        self,
+        step: int,
+        name: str,
+        mark: object,
+        sha256: Callable[[], str],
+        thing: Any = None,
+        *,
+        at_once: bool,
+    ) -> None:
+        """thing: which one it is counts too; None of a module, whose tensors have fixed places."""
         known = self._marks.get(name)
         if known is None:
-            known = self._marks[name] = _Mark(step=step, mark=mark, sha256=sha256())
+            held = None if thing is None else ref(thing)
+            known = self._marks[name] = _Mark(step=step, mark=mark, sha256=sha256(), thing=held)
             counts = at_once
-        elif known.mark != mark:
-            self._found[name] = SEVERAL
+        elif known.mark != mark or known.is_of_another(thing):
+            # Of what appears later ranks would say either, where a new value equals the former one.
+            if name in self._found or known.step == self._first_step:
+                self._found[name] = SEVERAL
             return
         else:
             # What appears later was made in the loop, by each rank of its own shards, perhaps.

@@ -59,6 +59,37 @@ class Generation:
             self.numbers = frozen.numbers()
 
 
+class Logging(nn.Module):
+    """Each call leaves a new tensor, here always in the memory of the one before."""
+
+    def __init__(self, numbers, logged):
+        super().__init__()
+        self.numbers, self.memory, self.logged = iter(numbers), torch.tensor(0.0), dict(logged)
+
+    def loss(self, x):
+        self.memory.data.fill_(next(self.numbers))
+        self.logged["acc"] = self.memory.detach()
+        return x
+
+
+def logs(run, numbers, logged):
+    model = Logging(numbers, logged)
+    for step in run.steps(model=model):
+        step.mean_loss(model.loss)
+
+
+@pytest.mark.parametrize("is_there_before", [True, False])
+def test_what_each_call_leaves_behind_is_the_same_beside_the_state_on_every_rank(is_there_before):
+    """An accuracy of a few samples is the same in two steps on one rank and not on the other. Only
+    on that one it looked like a constant, and the run ended since the ranks' states differed.
+    """
+    logged, found = ({"acc": torch.tensor(0.5)} if is_there_before else {}), []
+    for numbers in ([0.5] * STEPS, [0.5, 0.25, 0.0, 0.5, 0.0, 0.5]):
+        logs(run := Generation(), numbers, logged)
+        found.append({name: each for name, each in run.saved[STEPS].items() if "acc" in name})
+    assert found[0] == found[1]
+
+
 def linear(seed):
     torch.manual_seed(seed)
     return nn.Linear(3, 3).requires_grad_(False)
