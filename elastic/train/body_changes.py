@@ -35,6 +35,7 @@ from elastic.data.stale_copies import Attribute, Attributes
 from elastic.errors import UsageError
 from elastic.train.dataset_contents import DatasetContents, is_record
 from elastic.train.dataset_settings import is_kept
+from elastic.train.derived_weights import derived_names
 from elastic.train.loading_code import written_by_loading
 from elastic.train.module_attributes import CLASS, Address, ModuleAttributes
 from elastic.train.module_settings import ModuleSettings, assigned
@@ -195,12 +196,13 @@ class BodyChanges:
     def _is_saved(self, name: str) -> bool:
         """Whether the State saves this very tensor or container of the dataset, as Values do.
 
-        Of a module, whether its extra state has an entry of that name.
+        Of a module, whether its extra state has an entry of that name, or it follows from the
+        parameters.
         """
         value = self._value(name)
         path, _, attribute = name.rpartition(".")
         if isinstance(self._modules.now.get(path), Attribute):
-            return attribute in extra_keys(self._holder(name))
+            return attribute in {*extra_keys(self._holder(name)), *derived_names(self._holder(name))}
         if not name.startswith(_OF_DATA) or not isinstance(value, _CONTENTS):
             return False
         states = [thing.state_dict() for thing in self.state.objects.values()]

@@ -26,7 +26,7 @@ from elastic.errors import EXIT_COMPLETE, ElasticError, StoreFailed
 from elastic.events import RecipeEdited, Stopped
 from elastic.system.phase import Phase
 from elastic.system.raised_error import ErrorPlace
-from elastic.train import early_end, indirect_loop, refuse, step_requests, values
+from elastic.train import derived_weights, early_end, indirect_loop, refuse, step_requests, values
 from elastic.train.agreement import Agreement
 from elastic.train.audit import Auditor
 from elastic.train.first_step_notes import notes
@@ -246,6 +246,7 @@ class Loop:
         # with exit code 0.
         parts.page.set_open_step(parts.groups.local_rank, 0)
         resumed = resume(parts, self.stopped)
+        derived_weights.compute_again(parts.state.submodules())
         self._resumed: ResumePoint = resumed.point
         self._progress.began_from = resumed.point
         self._agreement = Agreement(
@@ -309,6 +310,7 @@ class Loop:
         if note := self._of_steps.contract.end_step():
             self.say(note)
         step.fault_point("optimizer")
+        derived_weights.compute_again(parts.state.submodules())
         saving.finish_copy()
         if step.number == 1:
             self._say_notes(step)
@@ -352,6 +354,7 @@ class Loop:
     def _end(self) -> None:
         """Commit the state of the last step, if it is not committed."""
         parts, resumed, last = self._parts, self._resumed, self._last
+        derived_weights.compute_again(parts.state.submodules(), with_graph=False)
         parts.heartbeat.enter(Phase.SAVE)
         self.digest = resumed.digest
         if last is None and resumed.source != "checkpoint":  # the last step's state was in memory
