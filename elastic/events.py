@@ -168,13 +168,15 @@ class UnsavedVariables(Event):
 
     `changing`: numbers, strings and lists that begin again in each generation. `after_loop`:
     variables that the loop sets and the code after it reads. `files`: those that a step read and an
-    earlier one had written. `step`: at which it was seen.
+    earlier one had written. `by_loading`: numbers of the dataset or of collate that loading samples
+    changes. `step`: at which it was seen.
     """
 
     step: int
     changing: list[str]
     after_loop: list[str]
     files: list[str] = field(default_factory=list)
+    by_loading: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,12 +20,14 @@ class Unsaved:
     """Variables that no State saves; first those on which the result may depend.
 
     changing: the loop changes them. after_loop: the loop sets them, and the script reads them after
-    it. files: a step read them, and an earlier one had written them.
+    it. files: a step read them, and an earlier one had written them. by_loading: numbers of the
+    dataset or of collate; each process has its own.
     """
 
     changing: list[str]
     after_loop: list[str]
     files: list[str]
+    by_loading: list[str]
 
 
 def unsaved(events: Events) -> Unsaved:
@@ -34,6 +36,7 @@ def unsaved(events: Events) -> Unsaved:
         changing=list(dict.fromkeys(name for each in found for name in each.changing)),
         after_loop=list(dict.fromkeys(name for each in found for name in each.after_loop)),
         files=list(dict.fromkeys(name for each in found for name in each.files)),
+        by_loading=list(dict.fromkeys(name for each in found for name in each.by_loading)),
     )
 
 
@@ -42,7 +45,8 @@ def began_again(events: Events) -> list[str]:
 
     The loop is looked at now and then alone: they may have changed before they were found.
     """
-    return sorted(set(unsaved(events).changing)) if _has_resumed(events) else []
+    found = unsaved(events)
+    return sorted({*found.changing, *found.by_loading}) if _has_resumed(events) else []
 
 
 def told_at_the_end(events: Events) -> str:

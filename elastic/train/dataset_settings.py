@@ -5,8 +5,9 @@ what the dataset holds otherwise than the script built it stands beside each sav
 that resumes puts it there before its first step, which is what the undisturbed process has there.
 
 What loading changes (a counter, the number of an open file) belongs to a process, and is left as it
-is: attributes are read before and after the samples of each step are loaded. It does not keep
-objects, nor what lies inside them (body_changes.py names or refuses those).
+is: attributes are read before and after the samples of each step are loaded. A number that loading
+changes after the first step is named, since a sample may depend on it. It does not keep objects,
+nor what lies inside them (body_changes.py names or refuses those).
 """
 
 import json
@@ -26,13 +27,15 @@ MANY = 64  # names
 TEXT = 200  # characters of a value
 _CLASS = ".__class__"
 _PLAIN = bool, int, float, str, type(None)
+_NUMBERS = int, float
 
 
 @dataclass(slots=True, kw_only=True)
 class DatasetSettings:
     """Call `before_loading` and `after_loading` in each step, `changed` where a state is saved.
 
-    of_loading: names of what loading changed, in place as well.
+    of_loading: names of what loading changed, in place as well. counted: of numbers that it changed
+    after the first step of this process.
     """
 
     dataset: Any
@@ -40,6 +43,8 @@ class DatasetSettings:
     _built: Attributes = field(init=False)
     _before: Attributes = field(init=False)
     of_loading: set[str] = field(default_factory=set)
+    counted: set[str] = field(default_factory=set)
+    _has_loaded: bool = False
     # The last reading, the dicts of all objects that it met, and their values.
     _last: Attributes = field(default_factory=dict)
     _spaces: list[Mapping[str, Any]] = field(default_factory=list)
@@ -76,7 +81,13 @@ class DatasetSettings:
     def after_loading(self) -> None:
         now = self._read()
         if now is not self._before:
-            self.of_loading.update(stale_copies.changed(self._before, now))
+            names = stale_copies.changed(self._before, now)
+            self.of_loading.update(names)
+            if self._has_loaded:  # what the first samples set may be a constant
+                self.counted.update(
+                    each for each in names if each in now and type(now[each].value) in _NUMBERS
+                )
+        self._has_loaded = True
 
     def changed(self) -> dict[str, str]:
         """What the loop has set: JSON by names like `dataset.strength`."""

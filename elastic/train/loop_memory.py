@@ -305,10 +305,15 @@ class LoopMemory:
     def _say(self, step: int, after_loop: list[str]) -> None:
         changing = [name for name in in_order(self._changing) if name not in self._said]
         late = [name for name in after_loop if name not in self._said]
+        counted = sorted(self.settings.counted - self._said)
         files = self.files.new()
-        if (changing or late or files) and len(self._said) < MANY_SAID:
-            self._said |= {*changing, *late}
-            self.report(UnsavedVariables(step=step, changing=changing, after_loop=late, files=files))
+        if (changing or late or files or counted) and len(self._said) < MANY_SAID:
+            self._said |= {*changing, *late, *counted}
+            self.report(
+                UnsavedVariables(
+                    step=step, changing=changing, after_loop=late, files=files, by_loading=counted
+                )
+            )
 
 
 def _has_own_state_dict(thing: Any) -> bool:
@@ -320,7 +325,11 @@ def _has_own_state_dict(thing: Any) -> bool:
 def _said_before(events: Path) -> set[str]:
     """The names that earlier processes of the run have said."""
     found = [each.event for each in read_rare(events, UnsavedVariables)]
-    return {name for each in found for name in (*each.changing, *each.after_loop, *each.files)}
+    return {name for each in found for name in _names(each)}
+
+
+def _names(found: UnsavedVariables) -> list[str]:
+    return [*found.changing, *found.after_loop, *found.files, *found.by_loading]
 
 
 def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) -> LoopMemory:
@@ -333,7 +342,7 @@ def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) ->
         if parts.output is not None:
             known = _said_before(parts.output.events) if parts.generation > 1 else set[str]()
             parts.output.log.record(found)
-            if not known.issuperset([*found.changing, *found.after_loop, *found.files]):
+            if not known.issuperset(_names(found)):
                 print(sentence(found), flush=True)
         if parts.trace is not None:
             parts.trace.note(sentence(found))

@@ -58,6 +58,13 @@ def sentence(found: UnsavedVariables) -> str:
             f"a step reads the file {_first(found.files, MANY_NAMES)}, which an earlier step has written: a process that goes on from an earlier state finds there"
             " what a later step wrote. Keep the contents in elastic.Values(...), which goes into the State, or give the file of each step a name of its own"
         )
+    if found.by_loading:
+        it = "it" if len(found.by_loading) == 1 else "them"
+        parts.append(
+            f"loading samples changes {_listed(found.by_loading)}: each process counts the samples that it has loaded itself, and begins again after a restart. Where a sample depends"
+            f" on {it}, the result is another one then, and at another number of workers: let a sample depend on its index, and on elastic.Values, which the loop sets; what is"
+            " only shown may stay"
+        )
     return f"note: {'. And '.join(parts)}"
 
 

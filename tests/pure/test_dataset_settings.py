@@ -202,3 +202,31 @@ def test_numbers_in_slots_come_back_as_well():
     resumed = Sealed()
     DatasetSettings(dataset=resumed).put_back(saved)
     assert resumed.of_one() == calm.of_one() == 3.5
+
+
+class Counting(torch.utils.data.Dataset):
+    """Its samples may depend on how many were loaded before."""
+
+    def __init__(self):
+        self.epoch, self.size, self.path, self.is_open, self.gain = 0, None, "", False, 1.0
+
+    def __getitem__(self, index):
+        self.size, self.path, self.is_open = 8, f"{index}.png", True
+        self.epoch += index == 0
+        return index
+
+
+def test_a_number_that_loading_changes_after_the_first_step_is_found():
+    """Sample 0 counts epochs; a constant that the first sample sets, a name and a flag do not."""
+    dataset = Counting()
+    settings = DatasetSettings(dataset=dataset)
+    for index in (0, 3):
+        dataset.gain /= 2  # the loop does
+        settings.before_loading()
+        dataset[index]
+        settings.after_loading()
+    assert settings.counted == set()
+    settings.before_loading()
+    dataset[0]
+    settings.after_loading()
+    assert settings.counted == {"dataset.epoch"}

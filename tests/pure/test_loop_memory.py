@@ -1114,6 +1114,37 @@ def test_a_process_looks_where_it_begins_and_where_a_state_is_kept(first, kept, 
     assert found == looks
 
 
+class Counting(torch.utils.data.Dataset):
+    count, epoch, size = 0, 0, None
+
+    def __getitem__(self, index):
+        self.count, self.size = self.count + 1, 4
+        self.epoch += index == 0
+        return torch.zeros(4)
+
+
+def test_what_loading_counts_is_named_and_said_to_be_of_each_process():
+    """Each sample changes one number, sample 0 another, and the first sample sets a constant."""
+    dataset, found = Counting(), []
+    state = elastic.State(model=torch.nn.Linear(1, 1))
+    modules = ModuleSettings(state=state)
+    parts = {"settings": DatasetSettings(dataset=dataset), "modules": modules}
+    body = BodyChanges(state=state, dataset=dataset, settings=modules)
+    memory = LoopMemory(state=state, last_step=9, left_out=[dataset], report=found.append, body=body, **parts)
+    for step in range(1, 10):
+        memory.begin(step)
+        memory.before_loading(step)
+        dataset[step % 2]
+        memory.after_gradients()
+    said, *others = found  # which name variables of this test, the recipe
+    assert said.by_loading == ["dataset.count", "dataset.epoch"]
+    assert not any(each.by_loading for each in others)
+    assert (
+        "loading samples changes dataset.count (and .epoch): each process counts the samples that it has loaded itself"
+        in sentence(said)
+    )
+
+
 @pytest.mark.parametrize("has_tensor", [False, True])
 def test_a_look_asks_for_the_state_only_where_it_meets_a_tensor(has_tensor, monkeypatch):
     """A state_dict of many modules takes longer than all else in a look. A buffer that is no part

@@ -250,7 +250,7 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "lineage": [],
         "divergences": [],
         "began_again": [],
-        "unsaved": {"changing": [], "after_loop": [], "files": []},
+        "unsaved": {"changing": [], "after_loop": [], "files": [], "by_loading": []},
         "replays": [],
         "edits": [],
         "world_size_reads": [],
@@ -262,20 +262,42 @@ def test_the_report_of_a_run_without_events_has_every_key():
 def test_all_variables_that_no_state_saves_are_listed_in_the_order_of_the_events():
     """Also where nothing began again; the console names few of them."""
     said = [
-        logged("unsaved_variables", 3.0, changing=["best", *"abcdefgh"], after_loop=[], files=[]),
-        logged("unsaved_variables", 4.0, changing=["best", "z"], after_loop=["loss"], files=["best.pt"]),
+        logged(
+            "unsaved_variables", 3.0, changing=["best", *"abcdefgh"], after_loop=[], files=[], by_loading=[]
+        ),
+        logged(
+            "unsaved_variables",
+            4.0,
+            changing=["best", "z"],
+            after_loop=["loss"],
+            files=["best.pt"],
+            by_loading=[],
+        ),
+        logged("unsaved_variables", 5.0, changing=[], after_loop=[], files=[], by_loading=["dataset.epoch"]),
     ]
     found = summarise(said, [])
     assert found["unsaved"] == {
         "changing": ["best", *"abcdefgh", "z"],
         "after_loop": ["loss"],
         "files": ["best.pt"],
+        "by_loading": ["dataset.epoch"],
     }
+
+
+def test_a_run_that_went_on_says_in_its_last_line_that_a_count_of_loading_began_again():
+    found = logged(
+        "unsaved_variables", 112.5, 2, changing=[], after_loop=[], files=[], by_loading=["dataset.epoch"]
+    )
+    assert told_at_the_end([*KILLED, found]).startswith("; at a restart dataset.epoch began again")
+    calm = [each for each in KILLED if each.generation == 1]
+    assert told_at_the_end([*calm, found]) == ""
 
 
 def test_a_run_that_went_on_says_in_its_last_line_that_a_step_read_a_file_of_another():
     """An undisturbed run does not: there each step finds what the steps before it wrote."""
-    found = logged("unsaved_variables", 112.5, 2, changing=[], after_loop=[], files=["best.pt"])
+    found = logged(
+        "unsaved_variables", 112.5, 2, changing=[], after_loop=[], files=["best.pt"], by_loading=[]
+    )
     assert "a step read the file best.pt, which may have been of a later step" in told_at_the_end(
         [*KILLED, found]
     )
@@ -299,7 +321,14 @@ def test_variables_of_the_loop_that_began_again_at_a_restart_are_named():
     """A run that was never restarted, and one that went on from a state, found the same ones."""
     found = [
         logged(
-            "unsaved_variables", 112.5, 2, step=9, changing=["best", "count"], after_loop=["loss"], files=[]
+            "unsaved_variables",
+            112.5,
+            2,
+            step=9,
+            changing=["best", "count"],
+            after_loop=["loss"],
+            files=[],
+            by_loading=[],
         )
     ]
     assert summarise([*KILLED, *found], KILLED_STEPS)["began_again"] == ["best", "count"]
