@@ -191,7 +191,10 @@ class WorldSizeRead(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderedByAddress(Event):
-    """The recipe's text orders or computes by `id`. `places`: each with file, line and words."""
+    """The recipe's text orders or computes by addresses, as by `id` or in a set of objects.
+
+    `places`: each with file, line and words.
+    """
 
     places: list[str]
 

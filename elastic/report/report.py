@@ -130,7 +130,7 @@ class Report:
     unsaved: all such variables.
     replays: steps that gave another result when they were done again. edits: where a process with
     another recipe, or other numbers that it reads, went on. world_size_reads: where the
-    recipe's text asks for the number of workers. ordered_by_address: where it orders by `id`.
+    recipe's text asks for the number of workers. ordered_by_address: where it orders by addresses.
     logged_by_rank: names in the metrics whose numbers are those of rank 0 alone.
     """
 

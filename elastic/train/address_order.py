@@ -1,8 +1,7 @@
-"""A set of tensors, modules or other objects without a hash of their own has no order to rely on.
+"""A set whose elements lie in it by their addresses (address_hash.py) has no order to rely on.
 
-It iterates by the addresses of its elements, which are others in each process. A set is refused
-where code of the recipe iterates it: one that is only asked for its elements is fine. What sorts by
-`id`, or computes with it, is found in the recipe's text, and named.
+It is refused where code of the recipe iterates it: one that is only asked for its elements is fine.
+What sorts by `id`, or computes with it, is found in the recipe's text, and named.
 """
 
 import ast
@@ -12,14 +11,12 @@ from collections.abc import Collection
 from functools import cache
 from itertools import pairwise
 from types import CodeType
-from typing import Any
-
-from torch import Tensor, nn
 
 from elastic.train.recipe_text import called, computing, parsed
 
-_BY_ADDRESS: tuple[Any, ...] = object.__hash__, Tensor.__hash__
 _LOADS = "LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_ATTR"
+_METHODS = "LOAD_ATTR", "LOAD_METHOD"
+_TAKING = "GET_ITER", "LIST_EXTEND", "UNPACK_SEQUENCE", "UNPACK_EX"  # [*s], a, b = s
 _ITERATING = frozenset(
     {
         *("list", "tuple", "enumerate", "zip", "map", "sum", "iter", "next", "chain"),
@@ -29,18 +26,6 @@ _ITERATING = frozenset(
 _SEEDING = {"manual_seed", "seed", "default_rng", "RandomState", "Random"}
 # A file without any of these words is not parsed: a recovery waits for this.
 _WORDS = re.compile(rb"\bid\(|key\s*=\s*(id|hash)\b")
-MANY_ITEMS = 1000
-
-
-def kind_of(thing: Any) -> str | None:
-    """What a set has several of that lie in it by their addresses; None for another set."""
-    if len(thing) < 2 or len(thing) > MANY_ITEMS:
-        return None
-    found = [each for each in thing if each is not None and type(each).__hash__ in _BY_ADDRESS]
-    if len(found) < 2:
-        return None
-    kinds = {_word(each) for each in found}
-    return kinds.pop() if len(kinds) == 1 else "objects"
 
 
 @cache
@@ -50,11 +35,12 @@ def iterated(code: CodeType) -> frozenset[str]:
     found = {
         before.argval
         for before, each in pairwise(instructions)
-        if each.opname == "GET_ITER" and before.opname in _LOADS
+        if before.opname in _LOADS
+        and (each.opname in _TAKING or (each.opname in _METHODS and each.argval == "pop"))
     }
     by_line: dict[int | None, set[str]] = {}
-    for each in instructions:
-        if each.opname in _LOADS or each.opname == "LOAD_METHOD":
+    for each, after in pairwise(instructions):
+        if each.opname in (*_LOADS, *_METHODS) and after.opname != "CONTAINS_OP":
             by_line.setdefault(each.positions.lineno if each.positions else None, set()).add(each.argval)
     found = found.union(*(names for names in by_line.values() if names & _ITERATING))
     return frozenset(found).union(*(iterated(each) for each in code.co_consts if isinstance(each, CodeType)))
@@ -65,7 +51,7 @@ def refusal(sets: dict[str, str], names: Collection[str]) -> str:
     for path, kind in sets.items():
         if path.rpartition(".")[2] in names:
             return (
-                f"{path} is a set of {kind}, and the recipe iterates it: they come in the order of their addresses in memory, which are others in each "
+                f"{path} is a set of {kind}, and the recipe iterates it: it has the order of addresses in memory, which are others in each "
                 f"process, so that the run would end with another result. Write a list, or dict.fromkeys(...), which has each once in the order of its arguments"
             )
     return ""
@@ -112,17 +98,3 @@ def _is_key(keyword: ast.keyword) -> bool:
 
 def _is_address(value: ast.expr) -> bool:
     return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "id"
-
-
-def _word(thing: Any) -> str:
-    match thing:
-        case nn.Parameter():
-            return "parameters"
-        case Tensor():
-            return "tensors"
-        case nn.Module():
-            return "modules"
-        case type():
-            return "classes"
-        case _:
-            return f"{type(thing).__name__} objects"

@@ -33,6 +33,7 @@ from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
 from elastic.observe.log import read_rare
 from elastic.train import address_order, process_settings, read_ahead, structure
+from elastic.train.address_hash import kind_of
 from elastic.train.body_changes import BodyChanges
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.files_read import FilesRead
@@ -236,6 +237,7 @@ class LoopMemory:
         if not isinstance(collate, MethodType | None):
             # What a closure or a partial holds has no other name.
             walk.enter("collate", collate, FREE.at_most(Weight.SAID))
+        walk.sets |= self._sets_of_loading()
         if refused := address_order.refusal(walk.sets, variables.iterated):
             raise UsageError(refused)
         return Look(
@@ -248,6 +250,11 @@ class LoopMemory:
             process=process_settings.read_settings(),
             after_loop=variables.after_loop,
         )
+
+    def _sets_of_loading(self) -> dict[str, str]:
+        held = stale_copies.attributes_of(self.settings.dataset, self.settings.collate)
+        sets = {name: each.value for name, each in held.items() if isinstance(each.value, (set, frozenset))}
+        return {name: kind for name, each in sets.items() if (kind := kind_of(each)) is not None}
 
     def _enter(self, walk: Walk, name: str, of_state: SavedLeaves) -> SavedNumbers | None:
         """Mark what an object of the State keeps outside its state_dict, or perhaps does."""

@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.data.own_files import is_own_class
-from elastic.train import address_order
+from elastic.train.address_hash import kind_of
 from elastic.train.callables import is_wrapper, unwrapped, wrapped_by
 from elastic.train.dataset_settings import is_kept
 from elastic.train.namespaces import is_own_namespace, own_classes
@@ -231,7 +231,7 @@ class Walk:
             return self._items(thing, place, numbered, "{}[{}]")
         if isinstance(thing, deque):
             return self._items(thing, place, enumerate(thing), "{}[{}]")
-        if (kind := address_order.kind_of(thing)) is not None:
+        if (kind := kind_of(thing)) is not None:
             self.sets[place.path] = kind
         plain = (each for each in thing if type(each) in PLAIN)
         return self._items(thing, place, enumerate(plain), "{}[{}]")

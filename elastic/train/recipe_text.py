@@ -2,8 +2,10 @@
 
 import ast
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from elastic.data.own_files import is_own_file
 
@@ -11,26 +13,46 @@ _SHOWING = {"print", "event", "debug", "info", "warning", "write", "add_scalar",
 _LOGGING = {"step", "run", "logger", "log", "logging", "wandb", "mlflow"}  # whose `log` shows
 
 
-def places_in_recipe(found_in: Callable[[bytes], list[tuple[int, str]]]) -> list[str]:
-    """As `train.py:12 (run.world_size)`.
+Places = list[tuple[int, str]]  # lines, and what stands there
 
-    found_in: gives, for a text, lines and what stands there.
-    """
+
+def places_in_recipe(found_in: Callable[[bytes], Places]) -> list[str]:
+    """As `train.py:12 (run.world_size)`. found_in: is given a text."""
     return [f"{name}:{line} ({what})" for name, text in recipe_texts() for line, what in found_in(text)]
+
+
+def places_by_names(
+    found_in: Callable[[bytes, Mapping[str, Any]], Places], frame: FrameType | None
+) -> list[str]:
+    """The same, where a text means something by its variables. frame: of the loop, or below it."""
+    names = _files()
+    while frame is not None:
+        own = names.get(frame.f_code.co_filename)
+        if own is not None and frame.f_locals is not frame.f_globals:
+            names[frame.f_code.co_filename] = {**frame.f_locals, **own}
+        frame = frame.f_back
+    found = ((Path(path).name, found_in(_text_of(path), own)) for path, own in names.items())
+    return [f"{name}:{line} ({what})" for name, places in found for line, what in places]
 
 
 def recipe_texts() -> Iterator[tuple[str, bytes]]:
     """The script, and modules beside it: each file's name, and its text, empty where it is gone."""
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    yield from ((Path(path).name, _text_of(path)) for path in _files())
+
+
+def _files() -> dict[str, Mapping[str, Any]]:
+    """By path, the variables of each."""
+    script = sys.modules.get("__main__")
+    main = getattr(script, "__file__", None)
     if main is None:
-        return
+        return {}
     beside = f"{Path(main).absolute().parent}/"
-    files = {main: None}
+    files: dict[str, Mapping[str, Any]] = {main: vars(script)}
     for module in [*sys.modules.values()]:
         path = getattr(module, "__file__", None)
         if isinstance(path, str) and path.startswith(beside) and path.endswith(".py") and is_own_file(path):
-            files[path] = None
-    yield from ((Path(path).name, _text_of(path)) for path in files)
+            files.setdefault(path, vars(module))
+    return files
 
 
 def parsed(text: bytes) -> ast.AST | None:
@@ -47,7 +69,7 @@ def computing(tree: ast.AST) -> Iterator[ast.AST]:
     while left:
         node = left.pop()
         yield node
-        if not _only_shows(node):
+        if not only_shows(node):
             left += ast.iter_child_nodes(node)
 
 
@@ -60,7 +82,7 @@ def called(call: ast.Call) -> str:
             return ""
 
 
-def _only_shows(node: ast.AST) -> bool:
+def only_shows(node: ast.AST) -> bool:
     match node:
         case ast.JoinedStr():
             return True

@@ -3,6 +3,7 @@
 All that is compared with other ranks is compared here, before the first step.
 """
 
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -30,9 +31,9 @@ from elastic.observe.began_again import shown
 from elastic.observe.metrics import Metrics, Rewound
 from elastic.storage.store import create_or_read
 from elastic.system.clock import Clock
-from elastic.train import address_order, as_built, refuse, restore_reasons, world_size_reads
+from elastic.train import address_order, as_built, refuse, restore_reasons, set_order, world_size_reads
 from elastic.train.loop_parts import LoopParts, Rank0Output
-from elastic.train.recipe_text import places_in_recipe
+from elastic.train.recipe_text import places_by_names, places_in_recipe
 from elastic.train.replay import Replay
 from elastic.train.replay_check import begin_replay
 from elastic.train.restore import ResumePoint
@@ -46,7 +47,8 @@ _WORKERS = (
 )
 _ADDRESSES = (
     "note: the recipe orders or computes by addresses in memory at {places}: they are others in each process, so that a restart or another worker may have"
-    " another order. Sort by a name or a number of the thing, or keep the order in which the things were made"
+    " another order. A set has such an order where its elements have no hash of their own, or are or hold functions, classes or (before Python 3.12) None."
+    " Sort by a name or a number of the thing, or keep the order in which the things were made, in a list or by dict.fromkeys(...)"
 )
 BEGINNING = "data.json"  # in the run directory: the data that the run began with, at step 0
 
@@ -129,6 +131,7 @@ def _report_text(output: Rank0Output, point: ResumePoint, recipe: str) -> None:
     if places:
         print(_WORKERS.format(places=shown(places)), flush=True)
     orders = places_in_recipe(address_order.orders_in)
+    orders += places_by_names(set_order.set_orders_in, sys._getframe())  # noqa: SLF001 - the recipe's is above
     output.log.record(OrderedByAddress(places=orders))
     if orders:
         print(_ADDRESSES.format(places=shown(orders)), flush=True)

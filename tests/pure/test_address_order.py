@@ -1,8 +1,14 @@
 """Sets whose elements lie in them by their addresses are refused where a recipe iterates them."""
 
-import pytest
+import sys
+from dataclasses import dataclass
+from pathlib import Path
 
-from elastic.train.address_order import iterated, kind_of, orders_in
+import pytest
+import torch
+
+from elastic.train.address_hash import kind_of
+from elastic.train.address_order import iterated, orders_in
 from tests.pure import test_loop_memory as loops
 
 NOISE = "each.data.add_(torch.randn_like(each))"
@@ -40,6 +46,42 @@ ITERATED = {
         for step in run_steps(model=model, optimizer=optimizer):
             update()
             torch.nn.utils.clip_grad_norm_(clipped, 1.0)
+        """,
+    "views is a set of tuples with functions": """
+        views = {(torch.neg, 0.5), (torch.tanh, 0.3), (torch.sin, 0.7)}
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            for view, strength in views:
+                model[0].weight.data.add_(strength * view(torch.randn(4, 4)))
+        """,
+    "names is a set of functions": """
+        names = {torch.relu, torch.tanh}
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            for each in [*names]:
+                model[0].weight.data.copy_(each(model[0].weight.data))
+        """,
+    "left is a set of functions": """
+        left = {torch.relu, torch.tanh}
+        def noise():
+            model[0].weight.data.copy_(left.pop()(model[0].weight.data))
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            noise()
+        """,
+    "dataset.views is a set of functions": """
+        class Data(torch.utils.data.Dataset):
+            def __init__(self):
+                self.views = {torch.neg, torch.tanh}
+            def __getitem__(self, index):
+                x = torch.ones(4)
+                for view in self.views:
+                    x = view(x)
+                return x
+        class Step:
+            def mean_loss(self, function): pass
+        for step in run_steps(Data(), model=model, optimizer=optimizer):
+            step.mean_loss(lambda batch: model(batch).mean())
         """,
 }
 FINE = {
@@ -102,7 +144,35 @@ def test_what_lies_in_a_set_by_its_address_is_told_by_its_hash():
     assert kind_of({int, float}) == "classes"
     assert kind_of({Own(), int}) == "objects"
     assert kind_of({Hashed(), Hashed()}) is None
-    assert kind_of({1, "a", None}) is None
+    assert kind_of({1, "a"}) is None
+    assert kind_of({Own()}) is None
+
+
+def test_what_lies_in_a_set_by_the_address_of_a_part_is_told_as_well():
+    @dataclass(frozen=True)
+    class View:
+        name: str
+        make: object
+
+    class ByHand:
+        def __hash__(self):
+            return id(self) // 16
+
+    assert kind_of({("a", torch.neg), ("b", 1)}) == "tuples with functions"
+    assert kind_of({frozenset({int}), frozenset({"a"})}) == "frozensets with classes"
+    assert kind_of({(1, (2, len)), (1, (2, 3))}) == "tuples with tuples with functions"
+    assert kind_of({[].append, "a"}) == "functions"
+    assert kind_of({View("a", "neg"), View("b", "neg")}) is None
+    assert kind_of({View("a", torch.neg), View("b", "neg")}) == "View objects"
+    assert kind_of({ByHand(), ByHand()}) == "ByHand objects"
+    assert kind_of({float("nan"), 1.0}) == "values with nan"
+    assert kind_of({("a", 1.5, b"x", Path("p")), ("b",)}) is None
+
+
+def test_none_has_an_address_for_its_hash_before_python_3_12():
+    is_by_address = sys.version_info < (3, 12)
+    assert kind_of({"a", None}) == ("values with None" if is_by_address else None)
+    assert kind_of({("a", None), ("b", 1)}) == ("tuples with None" if is_by_address else None)
 
 
 def test_the_names_that_code_iterates_are_found_in_the_functions_inside_it_too():
@@ -118,6 +188,11 @@ def test_the_names_that_code_iterates_are_found_in_the_functions_inside_it_too()
         return x in c, len(c)
 
     assert "c" not in iterated(asks.__code__)
+
+    def asks_beside(c, x, y):
+        return list(x) if y in c else y
+
+    assert "c" not in iterated(asks_beside.__code__)
 
 
 @pytest.mark.parametrize(
