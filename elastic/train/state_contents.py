@@ -86,6 +86,11 @@ def _first_difference(path: str, one: Any, other: Any) -> str:
     """Where two values of a document differ first."""
     before, now = entries_of(one), entries_of(other)
     if before is not None and now is not None:
+        if _are_reordered(one, other):
+            return (
+                f"{path}: the same elements in another order, as a set has that a load makes again: give sorted(...) of it in its state_dict, "
+                "or keep a list or dict.fromkeys(...) in the place of the set"
+            )
         names, its_names = [name for name, _ in before], [name for name, _ in now]
         if names != its_names:
             return f"{path}: saved with the keys {names!r:.200}; now {its_names!r:.200}"
@@ -93,3 +98,23 @@ def _first_difference(path: str, one: Any, other: Any) -> str:
             if each != its:
                 return _first_difference(f"{path}.{name}", each, its)
     return f"{path}: saved {json.dumps(one):.80}; now {json.dumps(other):.80}"
+
+
+def reordered(path: str, one: Any, other: Any) -> str:
+    """The path of the first list or dict that has the same elements in another order, if any."""
+    before, now = entries_of(one), entries_of(other)
+    if before is None or now is None or one == other:
+        return ""
+    if _are_reordered(one, other):
+        return path
+    pairs = zip(before, now, strict=False)
+    found = (reordered(f"{path}.{name}", each, its) for (name, each), (_, its) in pairs)
+    return next(filter(None, found), "")
+
+
+def _are_reordered(one: Any, other: Any) -> bool:
+    """Of two values that `entries_of` takes."""
+    if one == other or one.keys() != other.keys():
+        return False
+    contents, others = (sorted(json.dumps(each) for each in next(iter(v.values()))) for v in (one, other))
+    return contents == others

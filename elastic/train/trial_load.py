@@ -5,20 +5,24 @@ run loads what it has built, by the same code: whatever a load changes is then c
 Objects with a load_state_dict of their own do it again after the run's first step, when they have
 what steps give them.
 
+A list that a state_dict makes of a set has another order after a load, and the same one in a trial,
+where little was added or removed. So such sets iterate backwards for one more call of state_dict.
+
 It finds no attribute that neither state_dict gives nor a load changes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
+from elastic.data.attributes import space_of
 from elastic.errors import CheckpointDamaged, StateDoesNotFit, StateNotSavable, UsageError
 from elastic.train.flat_state import FlatState
 from elastic.train.loading import has_own_load, load_module, order_of
 from elastic.train.state import State, saved_entry
-from elastic.train.state_contents import difference
-from elastic.train.state_document import Order
+from elastic.train.state_contents import difference, reordered
+from elastic.train.state_document import Order, encode
 
 Plain = Mapping[str, Mapping[str, Any]]
 
@@ -27,6 +31,7 @@ def load_as_built(state: State) -> None:
     """Raises UsageError for an object that a load leaves in another state."""
     if found := _load(state, list(state.objects)):
         raise UsageError(_sentence("before the first step", found))
+    _check_sets(state)
 
 
 def load_own_again(state: State) -> None:
@@ -37,6 +42,7 @@ def load_own_again(state: State) -> None:
     before = _plain_attributes(state, names)
     if found := _load(state, names) or _first_change(before, _plain_attributes(state, names)):
         raise UsageError(_sentence("after the first step", found))
+    _check_sets(state)
 
 
 def _load(state: State, names: list[str]) -> str:
@@ -62,6 +68,35 @@ def _load(state: State, names: list[str]) -> str:
         )
     except (StateDoesNotFit, CheckpointDamaged, StateNotSavable) as error:
         return str(error)
+
+
+class _Backwards(set[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([*super().__iter__()][::-1])
+
+
+def _check_sets(state: State) -> None:
+    """Raises UsageError for a list or dict in a state_dict that has the order of a set."""
+    for name, thing in state.objects.items():
+        if not has_own_load(thing) or isinstance(thing, nn.Module):
+            continue
+        attributes = space_of(thing)
+        sets = {
+            key: each for key, each in attributes.items() if type(each) in (set, frozenset) and len(each) > 1
+        }
+        if not sets:
+            continue
+        before = encode(thing.state_dict(), name, {}, Order.KEPT)
+        try:
+            attributes.update({key: _Backwards(each) for key, each in sets.items()})
+            backwards = encode(thing.state_dict(), name, {}, Order.KEPT)
+        finally:
+            attributes.update(sets)
+        if path := reordered(name, before, backwards):
+            raise UsageError(
+                f"{path}: its state_dict gives the elements of a set in the order in which they come, and a set that load_state_dict makes again has another order, "
+                "so that no state with it could be resumed from: give sorted(...) of the set there, or keep a list or dict.fromkeys(...) in its place"
+            )
 
 
 def _storages(state: State, flat: FlatState) -> dict[str, str]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.errors import UsageError
+from elastic.errors import StateDoesNotFit, UsageError
 from elastic.train.body_changes import BodyChanges
 from elastic.train.contract import Contract
 from elastic.train.dataset_settings import DatasetSettings
@@ -230,3 +230,51 @@ def test_what_a_step_has_looked_up_does_not_count_as_a_name_that_holds_an_array(
     contract.begin_computation(None)
     load_own_again(state)
     assert contract.parts().modules == [state.objects["net"]]
+
+
+class Pool:
+    """Active learning: what is not labelled yet is a set."""
+
+    def __init__(self, listed, many=150):
+        self.listed, self.unlabelled, self.labelled = listed, set(range(many)), []
+
+    def query(self, wanted):
+        for each in wanted:  # the set keeps the size that it had
+            self.unlabelled.discard(each)
+        self.labelled += wanted
+
+    def state_dict(self):
+        return {"unlabelled": self.listed(self.unlabelled), "labelled": self.labelled}
+
+    def load_state_dict(self, saved):
+        self.unlabelled, self.labelled = set(saved["unlabelled"]), list(saved["labelled"])
+
+
+@pytest.mark.parametrize("listed", [list, tuple, dict.fromkeys])
+def test_a_state_dict_in_the_order_of_a_set_is_refused_before_the_first_step(listed):
+    """A load of what was built gives the same order again; one of a set that shrank does not."""
+    pool = Pool(listed)
+    with pytest.raises(UsageError, match=r"pool\.unlabelled.*order in which they come.*sorted"):
+        load_as_built(State(pool=pool))
+    assert type(pool.unlabelled) is set
+
+
+@pytest.mark.parametrize("listed", [sorted, len, lambda them: {"sum": sum(them)}])
+def test_a_set_whose_order_no_state_dict_gives_is_left_alone(listed):
+    pool = Pool(listed)
+    pool.load_state_dict = lambda saved: None
+    state = State(pool=pool)
+    load_as_built(state)
+    load_own_again(state)
+
+
+def test_a_set_that_has_another_order_after_a_load_is_told_as_such():
+    pool = Pool(list)
+    pool.query([each for each in range(150) if each not in (9, 16)])  # 16 comes first in a small set
+    again = Pool(list)
+    state = State(pool=pool)
+    flat = copy.deepcopy(state.flatten())
+    with pytest.raises(
+        StateDoesNotFit, match=r"pool\.unlabelled: the same elements in another order.*sorted"
+    ):
+        State(pool=again).load(flat)
