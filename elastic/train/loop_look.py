@@ -74,8 +74,11 @@ def is_saved(path: str, mark: Mark, before: Look, now: Look) -> bool:
     if now.leaves.keys(mark.entry).intersection(names[-1:] if known.is_module else names):
         return True
     former = before.marks.get(path)
-    if mark.kind is Kind.PLAIN and former is not None and not known.is_module:
-        return mark.value in known.numbers and former.value in earlier.numbers
+    if mark.kind in (Kind.PLAIN, Kind.ARRAY) and former is not None and not known.is_module:
+        return all(
+            value in its.numbers or value in its.contents
+            for value, its in ((mark.value, known), (former.value, earlier))
+        )
     thing = None if mark.anchor is None else mark.anchor()
     if isinstance(thing, Tensor):
         return holds_values(known, now.leaves.tensors(mark.entry), thing.detach())

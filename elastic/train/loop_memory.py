@@ -277,7 +277,12 @@ class LoopMemory:
         else:
             walk.enter(name, thing, _OF_OBJECT, owner="object", entry=name)
         values = [value for _, value in of_state.of(name) if not isinstance(value, Tensor)]
-        return SavedNumbers(is_module=False, numbers=frozenset(map(plain_text, values)))
+        has_arrays = any(mark.entry == name and mark.kind is Kind.ARRAY for mark in walk.marks.values())
+        return SavedNumbers(
+            is_module=False,
+            numbers=frozenset(map(plain_text, values)),
+            contents=of_state.contents(name, with_arrays=has_arrays),
+        )
 
     def _compare(self, before: Look, now: Look) -> None:
         refused = []

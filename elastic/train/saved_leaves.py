@@ -6,23 +6,29 @@ is: `torch.stack`, `tolist()` and flat vectors count as well.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from elastic.snapshot.image import tensor_bytes
 from elastic.train.flat_state import tensor_sums
-from elastic.train.object_marks import leaves, plain_text, storage_of
+from elastic.train.object_marks import array_checksum, leaves, plain_text, storage_of
 
 MANY_NUMBERS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedNumbers:
-    """Texts of the numbers in the state_dict of an object of the State; none of a module's."""
+    """Texts of the numbers in the state_dict of an object of the State; none of a module's.
+
+    contents: what the marks of its dicts, lists and arrays would be, as object_walk.py makes them.
+    """
 
     is_module: bool
     numbers: frozenset[str]
+    contents: frozenset[Any] = frozenset()
 
 
 class SavedLeaves:
@@ -35,14 +41,22 @@ class SavedLeaves:
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = objects
         self._known: dict[str, list[tuple[str, Any]]] = {}
+        self._dicts: dict[str, Any] = {}
         self._keys: dict[str, frozenset[str]] = {}
         self._storages: set[int] | None = None
 
     def of(self, name: str) -> list[tuple[str, Any]]:
         """Those of the object `name`, each with its key. Without State.flatten, which encodes."""
         if name not in self._known:
-            self._known[name] = list(leaves(self._objects[name].state_dict()))
+            self._dicts[name] = self._objects[name].state_dict()
+            self._known[name] = list(leaves(self._dicts[name]))
         return self._known[name]
+
+    def contents(self, name: str, *, with_arrays: bool) -> frozenset[Any]:
+        """As SavedNumbers has them. with_arrays: also of tensors, as which arrays are saved."""
+        tensors = self.tensors(name)[:MANY_NUMBERS] if with_arrays else []
+        arrays = [each.detach().numpy() for each in tensors if _is_array(each)]
+        return frozenset([*map(array_checksum, arrays), *_container_marks(self._dicts[name])])
 
     def keys(self, name: str) -> frozenset[str]:
         if name not in self._keys:
@@ -67,6 +81,25 @@ class SavedLeaves:
 
     def clear(self) -> None:
         self._known.clear()
+        self._dicts.clear()
+
+
+def _is_array(tensor: Tensor) -> bool:
+    has_memory = tensor.device.type == "cpu" and bool(storage_of(tensor))
+    return has_memory and tensor.dtype is not torch.bfloat16 and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _container_marks(value: Any) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """Their lengths and the numbers and words in them, of those that have any."""
+    if not isinstance(value, (dict, list, tuple)):
+        return
+    every = -(-len(value) // MANY_NUMBERS) or 1
+    items = list(islice(value.values(), MANY_NUMBERS)) if isinstance(value, dict) else value[::every]
+    plain = [each for each in items if type(each) in (bool, int, float, str, type(None))]
+    if plain:
+        yield len(value), tuple(hash(each) if type(each) is str else each for each in plain)
+    for each in items if len(plain) < len(items) else ():
+        yield from _container_marks(each)
 
 
 def extra_keys(module: nn.Module) -> frozenset[str]:

@@ -799,6 +799,39 @@ HARMLESS = {
             schedule.step()
             average.update_parameters(model)
         """,
+    "a state_dict that gives copies of arrays and dicts by other names": """
+        class History:
+            def __init__(self):
+                self._losses, self.box, self.last = np.zeros((2, 3)), {"n": 0, "best": {"loss": 9.0}}, [0, 0.0]
+            def update(self):
+                self._losses[0, 1] += update()
+                self.box["n"] += 1
+                self.box["best"]["loss"] -= 0.5
+                self.last[:] = self.last[0] + 1, self.last[1] + 0.5
+            def state_dict(self):
+                given = {"h": torch.from_numpy(self._losses.copy()), "end": tuple(self.last)}
+                return {**given, "all": {**self.box, "best": dict(self.box["best"])}}
+            def load_state_dict(self, state):
+                self._losses[:] = state["h"].numpy()
+                self.box = state["all"]
+                self.last = list(state["end"])
+        history = History()
+        for step in run_steps(model=model, optimizer=optimizer, history=history):
+            history.update()
+        """,
+    "a state_dict that is an attribute itself": """
+        class Box:
+            def __init__(self):
+                self.d = {"n": 0, "inner": {"a": 1}}
+            def state_dict(self):
+                return self.d
+            def load_state_dict(self, state):
+                self.d = state
+        box = Box()
+        for step in run_steps(model=model, optimizer=optimizer, box=box):
+            update()
+            box.d["n"] += 1
+        """,
 }
 
 
@@ -806,6 +839,24 @@ HARMLESS = {
 @pytest.mark.parametrize("habit", HARMLESS)
 def test_what_each_pass_makes_or_the_state_saves_is_left_alone(habit, form):
     assert outcome(HARMLESS[habit], form=form) == ("", set(), set())
+
+
+def test_an_array_that_a_state_dict_leaves_out_is_named_beside_one_that_it_gives():
+    """Both have the same shape, and change in each pass."""
+    recipe = """
+    class History:
+        def __init__(self):
+            self._losses, self._counts = np.zeros(3), np.zeros(3)
+        def state_dict(self):
+            return {"h": torch.from_numpy(self._losses.copy())}
+        def load_state_dict(self, state):
+            self._losses[:] = state["h"].numpy()
+    history = History()
+    for step in run_steps(model=model, optimizer=optimizer, history=history):
+        history._losses[0] += update()
+        history._counts += 1
+    """
+    assert outcome(recipe) == ("", {"history._counts"}, set())
 
 
 LOCALS = """
