@@ -14,6 +14,7 @@ from types import BuiltinFunctionType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -30,6 +31,7 @@ STRICT = replace(FREE, plain=Weight.REFUSED)
 
 FEW_ITEMS = 32
 
+_OF_LIBRARIES = Tensor, np.ndarray, np.random.Generator, np.random.RandomState, torch.Generator
 _CACHED = type(functools.cache(id))
 
 
@@ -144,13 +146,14 @@ def of_own(thing: Any, place: Place, rewritten: frozenset[str]) -> Iterator[Part
 
 
 def of_library(thing: Any, place: Place, assigned: frozenset[str]) -> Iterator[Part]:
-    """Arrays and tensors that an object of another library has: a scaler, cluster centres.
+    """Arrays, tensors and generators of random numbers that an object of another library has.
 
-    assigned: attributes that the code of the loop assigns. Their numbers count as well; what the
-    library counts for itself, such as the length of a progress bar, does not.
+    A scaler, cluster centres, a sampler of SciPy's. assigned: attributes that the code of the loop
+    assigns. Their numbers count as well; what the library counts for itself, such as the length of
+    a progress bar, does not.
     """
     for name, value in attributes_of(thing):
-        if isinstance(value, (Tensor, np.ndarray)) or (name in assigned and type(value) in PLAIN):
+        if isinstance(value, _OF_LIBRARIES) or (name in assigned and type(value) in PLAIN):
             its = place.rules.at_most(Weight.SAID)
             yield replace(place.part("{}.{}", place.path, value, name), rules=its, depth=0)
 

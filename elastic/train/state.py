@@ -30,7 +30,7 @@ from elastic.train.sealed import sealed
 from elastic.train.shared_memory import SharedCopies
 from elastic.train.state_contents import StateContents, contents, difference
 from elastic.train.state_document import Order, encode, layer_versions
-from elastic.train.unsavable import advice_for_entry
+from elastic.train.unsavable import advice_for_entry, check_built
 
 
 @runtime_checkable
@@ -58,6 +58,7 @@ class State:
                     f"State({name}=...): expected an object with state_dict and load_state_dict, found {type(thing).__name__}; "
                     f"{advice_for_entry(name, thing)}"
                 )
+            check_built(name, thing)
         self.objects: Mapping[str, Stateful] = MappingProxyType(objects)
         # Settings of the recipe without effect, because those that were saved are in force.
         self.ignored: list[str] = []

@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
+
+from elastic.errors import UsageError
 
 # (kind, what state_dict gives, what load_state_dict makes of it); the first that fits.
 _INSTEAD: tuple[tuple[Any, str, str], ...] = (
@@ -87,3 +90,15 @@ def advice_for_entry(name: str, thing: Any) -> str:
             "steps change, as {'momenta': self.momenta}; load_state_dict(self, saved) puts them back, as self.momenta = saved['momenta']"
         )
     return f"with x for it, give an object whose state_dict and load_state_dict keep it: {advice(thing)}"
+
+
+def check_built(name: str, thing: Any) -> None:
+    """Raises UsageError for an optimizer whose own `__init__` has not called torch's."""
+    is_of_torch = isinstance(thing, Optimizer) and type(thing).state_dict is Optimizer.state_dict
+    if is_of_torch and not hasattr(thing, "_optimizer_state_dict_pre_hooks"):
+        kind = type(thing).__name__
+        raise UsageError(
+            f"State({name}=...): {kind} is a torch.optim.Optimizer, and its __init__ has not called super().__init__(params, defaults), so that it has no "
+            "state_dict that works. Call it there; or let the class be no Optimizer, with state_dict and load_state_dict that give and take what it keeps itself, "
+            "beside the optimizer inside it, which is an entry of its own"
+        )

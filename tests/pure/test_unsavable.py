@@ -158,3 +158,25 @@ def test_a_defaultdict_is_filled_again():
     again = defaultdict(list)
     exec(made, {"x": again, "saved": eval(given, {"x": table})})
     assert again == table
+
+
+def test_an_optimizer_that_torch_has_not_built_is_refused_with_what_to_call():
+    """A wrapper that takes over the groups of another one: torch's state_dict misses its hooks."""
+
+    class Lookahead(torch.optim.Optimizer):
+        def __init__(self, base):
+            self.base, self.param_groups, self.state = base, base.param_groups, defaultdict(dict)
+
+    class Saved(Lookahead):
+        def state_dict(self):
+            return {"slow": []}
+
+        def load_state_dict(self, saved):
+            pass
+
+    base = SGD([nn.Parameter(torch.ones(2))])
+    with pytest.raises(
+        UsageError, match=r"State\(look=...\): Lookahead .* has not called super\(\).__init__"
+    ):
+        State(base=base, look=Lookahead(base))
+    assert State(base=base, look=Saved(base)).flatten()
