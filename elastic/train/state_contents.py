@@ -86,14 +86,14 @@ def _first_difference(path: str, one: Any, other: Any) -> str:
     """Where two values of a document differ first."""
     before, now = entries_of(one), entries_of(other)
     if before is not None and now is not None:
+        names, its_names = [name for name, _ in before], [name for name, _ in now]
+        if names != its_names:
+            return f"{path}: saved with the keys {names!r:.200}; now {its_names!r:.200}"
         if _are_reordered(one, other):
             return (
                 f"{path}: the same elements in another order, as a set has that a load makes again: give sorted(...) of it in its state_dict, "
                 "or keep a list or dict.fromkeys(...) in the place of the set"
             )
-        names, its_names = [name for name, _ in before], [name for name, _ in now]
-        if names != its_names:
-            return f"{path}: saved with the keys {names!r:.200}; now {its_names!r:.200}"
         for (name, each), (_, its) in zip(before, now, strict=True):
             if each != its:
                 return _first_difference(f"{path}.{name}", each, its)
