@@ -58,7 +58,7 @@ def _complete(parts: AgentParts, last: CommitRecord | None) -> int:
     failed = logged_event.of_kind(events, WorkerFailed)
     errors = ((each.generation, each.event.message) for each in failed if each.event.traceback)
     what += f", digest {last.digest[:16]}{told_at_the_end(errors, settings.options.max_restarts)}"
-    what += began_again.told_at_the_end(events)
+    what += began_again.told_at_the_end(events, last.step)
     _print_unreached(parts, last.step)
     print(printable(f"{what}; elastic-train report {run.url} shows how it went"))
     return EXIT_COMPLETE

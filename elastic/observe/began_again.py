@@ -49,8 +49,8 @@ def began_again(events: Events) -> list[str]:
     return sorted({*found.changing, *found.by_loading}) if _has_resumed(events) else []
 
 
-def told_at_the_end(events: Events) -> str:
-    """What the last line adds; empty for nothing."""
+def told_at_the_end(events: Events, steps: int) -> str:
+    """What the last line adds; empty for nothing. steps: that were trained in all."""
     replays = "".join(
         f"; step {each.event.step} gave another result when it was done again, so that this need not be the result of an undisturbed run"
         for each in of_kind(events, ReplayDiffered)[-1:]
@@ -65,6 +65,12 @@ def told_at_the_end(events: Events) -> str:
         )
     if late := _read_later(events):
         replays += f"; {shown(late)}, which the script reads after the loop, {'has' if len(late) == 1 else 'have'} only what the steps since the restart have set"
+    began = last(events, Restored)
+    if began is not None and began.event.step == steps:
+        replays += (
+            "; the last process went on after the last step, so that it had no step to train: what steps leave outside the State, such as the last output in an"
+            " attribute or in a hook's dict, was not there for the code after the loop"
+        )
     if places := asked_for_workers(events):
         replays += (
             f"; the recipe asks for the number of workers, or computes with a rank, at {shown(places)}: another number gives this result only where it does not depend"

@@ -288,9 +288,9 @@ def test_a_run_that_went_on_says_in_its_last_line_that_a_count_of_loading_began_
     found = logged(
         "unsaved_variables", 112.5, 2, changing=[], after_loop=[], files=[], by_loading=["dataset.epoch"]
     )
-    assert told_at_the_end([*KILLED, found]).startswith("; at a restart dataset.epoch began again")
+    assert told_at_the_end([*KILLED, found], 10).startswith("; at a restart dataset.epoch began again")
     calm = [each for each in KILLED if each.generation == 1]
-    assert told_at_the_end([*calm, found]) == ""
+    assert told_at_the_end([*calm, found], 10) == ""
 
 
 def test_a_run_that_went_on_says_in_its_last_line_that_a_step_read_a_file_of_another():
@@ -298,11 +298,16 @@ def test_a_run_that_went_on_says_in_its_last_line_that_a_step_read_a_file_of_ano
     found = logged(
         "unsaved_variables", 112.5, 2, changing=[], after_loop=[], files=["best.pt"], by_loading=[]
     )
-    assert "a step read the file best.pt, which may have been of a later step" in told_at_the_end(
-        [*KILLED, found]
-    )
+    said = told_at_the_end([*KILLED, found], 10)
+    assert "a step read the file best.pt, which may have been of a later step" in said
     calm = [each for each in KILLED if each.generation == 1]
-    assert told_at_the_end([*calm, found]) == ""
+    assert told_at_the_end([*calm, found], 10) == ""
+
+
+def test_a_run_that_went_on_after_its_last_step_says_what_its_last_process_lacked():
+    """Code after the loop may save what the last forward left in an attribute."""
+    assert "it had no step to train" in told_at_the_end(KILLED, 6)
+    assert told_at_the_end(KILLED, 10) == ""
 
 
 def test_edits_of_a_recipe_are_listed_with_the_step_they_came_after():
@@ -334,12 +339,12 @@ def test_variables_of_the_loop_that_began_again_at_a_restart_are_named():
     assert summarise([*KILLED, *found], KILLED_STEPS)["began_again"] == ["best", "count"]
     calm = [each for each in KILLED if each.generation == 1]
     assert summarise([*calm, *found], KILLED_STEPS)["began_again"] == []
-    told = told_at_the_end([*KILLED, *found])
+    told = told_at_the_end([*KILLED, *found], 10)
     assert told.startswith("; at a restart best, count began again")
     assert told.endswith(
         "; loss, which the script reads after the loop, has only what the steps since the restart have set"
     )
-    assert told_at_the_end([*calm, *found]) == ""
+    assert told_at_the_end([*calm, *found], 10) == ""
 
 
 def test_a_step_that_came_out_otherwise_when_it_was_done_again_is_told():
@@ -349,7 +354,9 @@ def test_a_step_that_came_out_otherwise_when_it_was_done_again_is_told():
     excused = logged("replay_differed", 113.5, 2, excuse="the recipe was edited in between", **values)
 
     assert summarise([*KILLED, ended], KILLED_STEPS)["replays"] == [values | {"excuse": ""}]
-    assert told_at_the_end([*KILLED, ended]).startswith("; step 9 gave another result when it was done again")
+    assert told_at_the_end([*KILLED, ended], 10).startswith(
+        "; step 9 gave another result when it was done again"
+    )
     console = Console(width=300, file=io.StringIO())
     console.print(report_tables("run", report.summarise([*KILLED, ended, excused], KILLED_STEPS)))
     words = "step 9, from the state of step 6: loss 0.5 then, not finite when it was done again; "
