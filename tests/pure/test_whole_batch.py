@@ -1,6 +1,8 @@
 """The first gradient is as far from that of the whole batch as the loss is from a mean."""
 
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,6 +61,22 @@ def test_sums_over_samples_give_the_gradient_of_the_whole_batch():
     total = step.sum(lambda batch: model(batch.data[0]).double().square().sum(0))
     step.backward((total / 24 - 1).square().sum())
 
+    assert step.audit.found.difference < 1e-6
+
+
+def test_rows_that_shards_place_for_a_memory_bank_leave_the_gradient_comparable():
+    """The function of the porting guide, before the loss: it must take the whole batch as well."""
+    guide = (Path(__file__).parents[2] / "docs" / "porting.md").read_text()
+    placed = re.search(r"^def placed\(batch\):\n(?:    .*\n)+", guide, re.MULTILINE).group()
+    model = net()
+    space = {"torch": torch, "model": model}
+    exec(placed.replace("32, 2", "24, 3"), space)
+    step = first_step(model)
+
+    keys = step.sum(space["placed"])
+    step.mean_loss(lambda batch: mean(model, batch) + (model(batch.data[0]) @ keys.T).mean())
+
+    assert step.audit.found.obstacle == ""
     assert step.audit.found.difference < 1e-6
 
 
