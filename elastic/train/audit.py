@@ -16,7 +16,7 @@ step see the variables of the loop as they are by then.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ from elastic.train.audit_verdict import (
 )
 from elastic.train.backward_code import code_in_backward
 from elastic.train.buffers import Buffers
+from elastic.train.modes import Modes
 from elastic.train.opening_buffers import Contents
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.reachable import kept
@@ -62,12 +63,13 @@ class Call:
     """One call of the recipe's function for one shard.
 
     number: among the sums and losses of the step, from 1. buffers: those that the call begins with,
-    None for those that the next shard would begin with.
+    None for those that the next shard would begin with. modes: None for those that modules have.
     """
 
     function: Function
     number: int
     buffers: Contents | None
+    modes: Modes | None
 
 
 Compute = Callable[[Call, Batch], Tensor]
@@ -107,11 +109,13 @@ class Auditor:
         functions: of the recipe, which are called. What they change outside is put back.
         """
         buffers, gradients = self.buffers.save(), [(p, p.grad) for p in self.parameters]
+        modes = Modes.of(structure.submodules(self.state.modules))
         outside = kept(self.state, functions, COPIED_BYTES)
         with random_streams.kept(), self.gradients.paused(), outside:
             try:
                 yield
             finally:
+                modes.load()
                 self.buffers.load(buffers)
                 for parameter, gradient in gradients:
                     parameter.grad = gradient
@@ -178,7 +182,7 @@ class StepAudit:
     def add_sum(self, function: Function, number: int) -> None:
         """Compute the other shard's part of a sum, whose backward comes later."""
         with self._timed(), self._auditor.undisturbed([function]):
-            self._call_again(function, number)
+            self._call_again(number)
         self._sums.append(number)
 
     def check_sums(self, backward: Backward) -> None:
@@ -198,7 +202,7 @@ class StepAudit:
         """
         functions = [function, *(call.function for call, _ in self._again.begun.values())]
         with self._timed(), self._auditor.undisturbed(functions):
-            self._call_again(function, number)
+            self._call_again(number)
             self._check(self._new, lambda outputs: backward(outputs[-1]))
 
     @property
@@ -210,11 +214,11 @@ class StepAudit:
     def buffers_again(self, found: list[Contents]) -> None:
         (self._again.buffers,) = found
 
-    def _call_again(self, function: Function, number: int) -> None:
+    def _call_again(self, number: int) -> None:
         if self._batch is None:
             self._batch = self._auditor.loader.shard(self._step, self._again.shard)
         before = self._again.buffers or self._auditor.buffers.opening
-        call = Call(function=function, number=number, buffers=before)
+        call = replace(self._first.begun[number][0], buffers=before)
         self._outputs[number] = self._run(self._again, call, self._batch)
         self._new.append(number)
 

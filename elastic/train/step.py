@@ -29,6 +29,7 @@ from elastic.train import refuse
 from elastic.train.audit import Auditor, Call, StepAudit
 from elastic.train.leaving import StepPlace
 from elastic.train.misuse import public
+from elastic.train.modes import Modes
 from elastic.train.open_sums import OpenSums
 from elastic.train.opening_buffers import Contents
 from elastic.train.sealed import sealed
@@ -323,12 +324,13 @@ class Step:
         first_call, call = self._look_at(function), None
         leftovers = self._parts.contract.leftovers
         leftovers.begin_pass(self.number)
+        modes = Modes.of(parts.modules)
         with self._parts.contract.forward(parts):
             for batch in batches:
                 self._parts.heartbeat.enter(Phase.STEP)
                 self.fault_point("forward")
                 before = self._buffers_after.get(batch.shard, self._parts.buffers.opening)
-                call = Call(function=function, number=self._passes, buffers=before)
+                call = Call(function=function, number=self._passes, buffers=before, modes=modes)
                 audit = self.audit if self.audit is not None and batch.shard == self.audit.own else None
                 if audit is not None:
                     audit.before(call, batch)
@@ -363,10 +365,12 @@ class Step:
         return effects.begin(function, self.number, self._calls, is_audited=self.audit is not None)
 
     def _compute(self, call: Call, batch: Batch) -> Tensor:
-        """One shard's output, under its own stream, from the buffers that the call begins with."""
+        """One shard's output, under its own stream, from what the call begins with."""
         seed = self._parts.order.seed
         random_streams.enter(seed, "shard", self.number, batch.shard, call.number)
         self._parts.buffers.load(call.buffers)
+        if call.modes is not None:
+            call.modes.load()
         with self._parts.contract.function():
             try:
                 return call.function(batch)

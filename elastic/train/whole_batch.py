@@ -128,7 +128,7 @@ class WholeBatchGradient:
             batch = loader.whole(self._step) if shard is None else loader.shard(self._step, shard)
         if any(collating):  # mixup there: the whole batch has other samples than the shards
             raise _Obstacle(f"{DRAWN}, by collate")
-        call = Call(function=_watched(function, computing), number=number, buffers=None)
+        call = Call(function=_watched(function, computing), number=number, buffers=None, modes=None)
         with _obstacle("the function does not take the whole batch"):
             output = self._compute(call, batch)
         return output, any(computing)
