@@ -14,6 +14,7 @@ changes inside arrays, nor in objects of libraries.
 from collections import deque
 from collections.abc import Iterator
 from functools import cache, partial
+from multiprocessing.sharedctypes import SynchronizedBase
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 from weakref import ReferenceType
@@ -30,7 +31,7 @@ _DEPTH = 4
 _FEW = 64  # datasets or transforms in a list
 _PLAIN = bool, int, float, str, type(None)
 _DATA = *_PLAIN, list, tuple, dict, set, Tensor, np.ndarray
-_OF_CLASS = *_PLAIN, list, dict, set, Tensor, np.ndarray
+_OF_CLASS = *_PLAIN, list, dict, set, Tensor, np.ndarray, SynchronizedBase
 _OF_RECORDS = {"__init__", "__post_init__", "__repr__", "__eq__", "__hash__", "__replace__"} | {
     "__getstate__",  # of a dataclass with slots
     "__setstate__",

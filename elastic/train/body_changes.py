@@ -21,8 +21,10 @@ Numbers and words are saved (dataset_settings.py, module_settings.py) and not na
 inside arrays of modules and of other objects are not seen.
 """
 
+from array import array
 from collections import deque
 from dataclasses import dataclass, field
+from multiprocessing.sharedctypes import SynchronizedBase
 from typing import Any
 from weakref import ReferenceType
 
@@ -33,13 +35,13 @@ from torch.optim import Optimizer
 from elastic.data import stale_copies
 from elastic.data.stale_copies import Attribute, Attributes
 from elastic.errors import UsageError
-from elastic.train.dataset_contents import DatasetContents, is_record
+from elastic.train.dataset_contents import DatasetContents, is_record, is_shared
 from elastic.train.dataset_settings import is_kept
 from elastic.train.derived_weights import derived_names
 from elastic.train.loading_code import written_by_loading
 from elastic.train.module_attributes import CLASS, Address, ModuleAttributes
 from elastic.train.module_settings import ModuleSettings, assigned
-from elastic.train.object_marks import containers, leaves, storage_of
+from elastic.train.object_marks import OF_CTYPES, containers, leaves, storage_of
 from elastic.train.saved_leaves import extra_keys
 from elastic.train.state import State
 from elastic.train.values import Values
@@ -48,7 +50,7 @@ ALL_OF_FIRST = 16
 _NOTHING = object()
 _OF_DATA = "dataset.", "collate."
 _HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
-_CONTENTS = Tensor, np.ndarray, list, tuple, dict, set, deque, bytearray
+_CONTENTS = Tensor, np.ndarray, list, tuple, dict, set, deque, bytearray, array, *OF_CTYPES, SynchronizedBase
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,8 +153,14 @@ class BodyChanges:
         written = self._contents.read(attributes) if with_contents else []
         self._others = attributes | self._hooks()
         roots = {entry: thing for entry, thing in self.state.objects.items() if isinstance(thing, nn.Module)}
+        written = [name for name in written if not self._is_counted(name)]
         names = stale_copies.changed(before, self._others) + self._modules.read(roots)
         return list(dict.fromkeys([*names, *written, *self._replaced_functions()]))
+
+    def _is_counted(self, name: str) -> bool:
+        """Whether code that loads samples writes it, in whichever process it runs."""
+        roots = stale_copies.roots_of(self.dataset, self.collate).values()
+        return is_shared(self._others[name].value) and any(written_by_loading(each, name) for each in roots)
 
     def _replaced_functions(self) -> list[str]:
         """`forward` of classes of modules, and `__getitem__` of the dataset's."""
@@ -264,6 +272,14 @@ def _refusal_of_class(name: str, kind: Any, step: int) -> str:
 
 
 def _refusal(name: str, value: Any, step: int) -> str:
+    if isinstance(value, (SynchronizedBase, *OF_CTYPES)):
+        kind = type(value).__name__ + (" of multiprocessing" if isinstance(value, SynchronizedBase) else "")
+        return (
+            f"step {step}: the loop has changed {name}, a {kind}, which no object of the State saves, whichever processes share it: a process that "
+            "restarts in between would load other samples, and processes that load ahead (workers=) read it at no fixed step. Make it an attribute with a "
+            "number, as in self.epoch = 0: a plain number of the dataset is saved with each state; with workers, apply it to the batch, in the function given "
+            "to step.mean_loss or step.sum, from step.number or batch.epoch"
+        )
     return (
         f"step {step}: the loop has changed {name}, a {type(value).__name__}, which no object of the State saves: a process "
         "that restarts in between would load other samples. Give it to the State, State(..., values=elastic.Values(name=...)), change it there, and let "

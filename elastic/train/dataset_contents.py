@@ -12,9 +12,11 @@ in all, and of 64 of each attribute at least, taken evenly; an attribute keeps t
 had at first. None of the recipe's code runs.
 """
 
+from array import array
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from multiprocessing.sharedctypes import SynchronizedBase
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from elastic.data.attributes import has_space, space_of
 from elastic.data.own_files import is_own_class
 from elastic.data.stale_copies import Attributes, is_record_class
 from elastic.train.flat_state import array_sums, tensor_sums
-from elastic.train.object_marks import storage_of
+from elastic.train.object_marks import OF_CTYPES, storage_of
 
 WHOLE_BYTES = 1 << 24
 ALL_BYTES = 1 << 25
@@ -38,6 +40,7 @@ FEW_ELEMENTS = 1 << 6  # of one attribute, at least
 SHORT = 16  # a row of so many is read as a whole
 MANY_FLAT = 1 << 20
 _DEPTH = 4
+_BUFFERS = bytearray, array, *OF_CTYPES
 _FLAT = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
@@ -85,8 +88,10 @@ class _Budget:
             return self._of_tensor(value)
         if isinstance(value, np.ndarray):
             return self._of_array(value)
-        if isinstance(value, bytearray):
-            return bytes(value[:PART_BYTES])
+        if isinstance(value, SynchronizedBase):  # what multiprocessing shares, below its lock
+            return self.contents(vars(value)["_obj"], depth)
+        if isinstance(value, _BUFFERS):
+            return self._of_array(np.frombuffer(value, np.uint8))
         if depth < _DEPTH and isinstance(value, list | tuple | deque):
             return self._of_sequence(value, depth)
         if depth < _DEPTH and isinstance(value, dict):
@@ -112,14 +117,14 @@ class _Budget:
         self.elements -= len(chosen)
         return _Rows(rows), tuple(self.contents(each, depth + 1) for each in chosen)
 
-    def _of_array(self, array: Any) -> Any:
-        if array.dtype.hasobject:
-            return self._of_sequence(array.reshape(-1).tolist(), 0) if array.size <= MANY_FLAT else None
-        if not array.size:
+    def _of_array(self, thing: Any) -> Any:
+        if thing.dtype.hasobject:
+            return self._of_sequence(thing.reshape(-1).tolist(), 0) if thing.size <= MANY_FLAT else None
+        if not thing.size:
             return None
-        runs = self._runs(array.nbytes, 0 if isinstance(array, np.memmap) else WHOLE_BYTES)
-        is_contiguous = array.flags.c_contiguous
-        sums = _of_stretches(array, runs, is_contiguous=is_contiguous) if runs else array_sums(array)
+        runs = self._runs(thing.nbytes, 0 if isinstance(thing, np.memmap) else WHOLE_BYTES)
+        is_contiguous = thing.flags.c_contiguous
+        sums = _of_stretches(thing, runs, is_contiguous=is_contiguous) if runs else array_sums(thing)
         return _Sums(runs, sums)
 
     def _of_tensor(self, tensor: Tensor) -> Any:
@@ -182,8 +187,14 @@ class _Sums:
 
 def _counts(value: Any) -> bool:
     """Whether it can be written to and stay the same object, and holds data."""
-    is_data = isinstance(value, (Tensor, np.ndarray, list, tuple, dict, set, deque, bytearray))
-    return is_data or is_record(value)
+    is_data = isinstance(value, (Tensor, np.ndarray, list, tuple, dict, set, deque, *_BUFFERS))
+    return is_data or isinstance(value, SynchronizedBase) or is_record(value)
+
+
+def is_shared(value: Any) -> bool:
+    """Whether the processes that load samples write to it for all, at any time."""
+    is_shared_tensor = isinstance(value, Tensor) and value.is_shared()  # type: ignore[no-untyped-call]
+    return is_shared_tensor or isinstance(value, SynchronizedBase)
 
 
 def is_record(value: Any) -> bool:

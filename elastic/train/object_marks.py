@@ -41,8 +41,8 @@ _WORDS = PLAIN | {
     *(Decimal, Fraction, PosixPath, PurePosixPath, range, slice, torch.dtype, torch.device, torch.Size),
     *(dt.datetime, dt.date, dt.time, dt.timedelta),
 }
-_OF_CTYPES: Any = ctypes._SimpleCData, ctypes.Array, ctypes.Structure  # noqa: SLF001
-_BUFFERS = bytearray, memoryview, array.array, mmap.mmap, *_OF_CTYPES
+OF_CTYPES: Any = ctypes._SimpleCData, ctypes.Array, ctypes.Structure  # noqa: SLF001
+_BUFFERS = bytearray, memoryview, array.array, mmap.mmap, *OF_CTYPES
 _POOLED = (
     itertools.product,
     itertools.permutations,

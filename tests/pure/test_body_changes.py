@@ -5,6 +5,8 @@ forward leaves.
 forward, and the body's tail.
 """
 
+import array
+import multiprocessing
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -355,6 +357,7 @@ class Stored(Samples):
     """What a loop may write into."""
 
     base_list: ClassVar = [1, 2]
+    progress = multiprocessing.Value("d", 0.0)
 
     def __init__(self):
         super().__init__()
@@ -363,6 +366,9 @@ class Stored(Samples):
         self.settings = SimpleNamespace(alpha=0.1)
         self.shared_labels = torch.zeros(2).share_memory_()
         self.hits, self.seen = np.zeros(4), [0, 0]
+        self.epoch, self.strengths = multiprocessing.Value("i", 0), multiprocessing.Array("d", 4)
+        self.raw, self.table = multiprocessing.RawValue("d", 1.0), array.array("d", [0.0] * 4)
+        self.calls = multiprocessing.Value("i", 0)
 
     def __getitem__(self, index):
         self.note(index)
@@ -373,6 +379,7 @@ class Stored(Samples):
 
     def note(self, index):
         self.hits[index] += 1
+        self.calls.value += 1
         self.seen[index] = 1
 
 
@@ -390,6 +397,11 @@ WRITTEN = {
     "pairs": lambda r: r.data.pairs[0][0].fill(1),
     "settings": lambda r: setattr(r.data.settings, "alpha", 0.2),
     "shared_labels": lambda r: r.data.shared_labels.fill_(1),
+    "epoch": lambda r: setattr(r.data.epoch, "value", 3),
+    "strengths": lambda r: r.data.strengths.__setitem__(1, 0.5),
+    "progress": lambda r: setattr(r.data.progress, "value", r.data.progress.value + 1),
+    "raw": lambda r: setattr(r.data.raw, "value", 0.5),
+    "table": lambda r: r.data.table.__setitem__(1, 0.5),
     "base_list": lambda r: Stored.base_list.__setitem__(0, 7),
 }
 
@@ -433,6 +445,25 @@ def test_elements_that_loading_writes_are_not_the_loops_doing(step):
     """Seen around the loading of a step that is read; of a later one its code tells."""
     recipe = stored(load=lambda r, s: r.data[s % 2] if s >= step else None)
     assert play(recipe, steps=LATE + 60, kept=range(1, LATE + 60, 7)) == {}
+
+
+def test_a_shared_number_is_refused_with_what_is_saved_instead():
+    """A value of multiprocessing reaches the processes that load samples, and no state."""
+    recipe = stored(tail=at(6, WRITTEN["epoch"]))
+    with pytest.raises(UsageError, match="which no object of the State saves") as error:
+        play(recipe)
+    assert "dataset.epoch, a Synchronized of multiprocessing" in str(error.value)
+    assert "a plain number of the dataset is saved" in str(error.value)
+
+
+@pytest.mark.parametrize("moment", ["head", "tail"])
+def test_what_loading_processes_count_while_the_body_runs_is_not_the_loops_doing(moment):
+    """They load ahead, at any time, and count in memory that they share."""
+
+    def count(recipe, _step):
+        recipe.data.calls.value += 1
+
+    assert play(stored(**{moment: count}), kept=range(1, 12)) == {}
 
 
 def test_what_the_state_saves_may_be_written_where_the_dataset_reads_it():
