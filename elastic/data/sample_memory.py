@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import default_collate
 
+from elastic.data.default_collate import default_collate
 from elastic.data.fingerprint import fingerprint
 from elastic.data.loading_memory import LoadingMemory
 from elastic.errors import UsageError

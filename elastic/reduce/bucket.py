@@ -93,8 +93,9 @@ class Bucket:
         if gradient is None or (self._is_second and gradient is not view and not waits):
             raise UsageError(
                 f"expected the gradient of {self._names.name_of(parameter)} to stay in .grad until all shards' gradients are summed, "
-                "but a hook took it away or replaced it, as an optimizer does that steps inside backward; a shard's gradient is "
-                "only a part: call the optimizer after step.mean_loss(...) or step.backward(...)"
+                "but it was taken away or replaced: by zero_grad() in the function given to step.mean_loss or step.sum, by a hook, or by an "
+                "optimizer that steps inside backward. A shard's gradient is only a part: call zero_grad() and step() of the optimizer in the loop's "
+                "body, after step.mean_loss(...) or step.backward(...)"
             )
         gradient = dense(parameter, self._names)
         if not waits and gradient is not view:

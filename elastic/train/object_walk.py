@@ -164,6 +164,8 @@ class Walk:
                 self.enter(f"{path}.{name}", value, its, owner=owner, entry=entry)
 
     def _is_saved(self, thing: Any) -> bool:
+        while isinstance(thing, np.ndarray):  # one that a tensor has given has that tensor's memory
+            thing = thing.base
         return isinstance(thing, Tensor) and storage_of(thing) in self.saved()
 
     def _parts(self, thing: Any, place: Place) -> Iterable[Part]:

@@ -124,9 +124,14 @@ def _listed(names: list[str]) -> str:
         parts.setdefault(name if found is None else found.group(), []).append(name)
     words = []
     for owner, (first, *others) in parts.items():
-        more = _first([each[len(owner) :] for each in others], MANY_PARTS)
+        more = _first([_part(each[len(owner) :]) for each in others], MANY_PARTS)
         words.append(f"{first} (and {more})" if others else first)
     return _first(words, MANY_NAMES)
+
+
+def _part(name: str) -> str:
+    """A variable of a generator is called ` (its total)`."""
+    return name.strip().removeprefix("(").removesuffix(")") if name.startswith(" (") else name
 
 
 def _first(words: list[str], limit: int) -> str:

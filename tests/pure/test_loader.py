@@ -17,6 +17,7 @@ from elastic.data import random_streams
 from elastic.data.loader import Batch, Loader, to_device
 from elastic.data.order import SampleOrder, Tail
 from elastic.data.sampling import Sampling
+from elastic.errors import UsageError
 from elastic.reduce.tree import span
 
 CPU = torch.device("cpu")
@@ -187,6 +188,31 @@ def test_own_collate_gets_the_samples_of_one_shard():
     """A recipe's collate sees lists of samples, in the order of the shard's indices."""
     batches = batches_of(Augmented(), collate=lambda items: [i["sample"] for i in items])
     assert all(batch.data == batch.indices.tolist() for batch in batches)
+
+
+class Sentences(Dataset):
+    """Of two lengths, or with keys that some samples lack, or of a type that torch cannot stack."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __len__(self):
+        return ORDER.samples
+
+    def __getitem__(self, sample):
+        if self.kind == "lengths":
+            return torch.ones(1 + sample % 2)
+        if self.kind == "keys":
+            return {"a": 1} | ({"b": 2} if sample % 2 else {})
+        return {1, 2}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", ["lengths", "keys", "sets"])
+def test_samples_that_make_no_batch_are_refused_with_collate(kind, workers):
+    """Torch's own errors say nothing of `collate=`, and end a run with a traceback."""
+    with pytest.raises(UsageError, match=r"cannot be put together .*Give collate=function\(samples\)"):
+        batches_of(Sentences(kind), workers=workers)
 
 
 def test_draws_of_a_batch_belong_to_its_samples():

@@ -579,6 +579,15 @@ def test_numbers_that_the_loop_keeps_are_named_once(names):
 
 
 HARMLESS = {
+    "an array that shares the memory of a tensor of the state": """
+        values = elastic.Values(scale=torch.ones(3))
+        whole = values.scale.numpy()
+        last = whole[1:]
+        for step in run_steps(model=model, optimizer=optimizer, values=values):
+            update()
+            whole *= 0.9
+            last += 1
+        """,
     "a state_dict without what is frozen": """
         class Adapted(nn.Module):
             def __init__(self):
@@ -958,6 +967,11 @@ def test_a_note_names_few_objects_and_what_hangs_on_them_with_each():
     said = sentence(UnsavedVariables(step=4, changing=[*names, "meter.name"], after_loop=["c"]))
     assert "meter.val (and .avg, .sum and 2 more), best" in said
     assert "the script reads c after the loop" in said
+
+
+def test_a_note_names_the_variables_of_a_generator():
+    said = sentence(UnsavedVariables(step=4, changing=["pid (its total)", "pid (its out)"], after_loop=[]))
+    assert "saves pid (its total) (and its out), which" in said
 
 
 def test_a_note_begins_with_what_functions_read_and_ends_with_what_grows():

@@ -278,3 +278,17 @@ def test_an_optimizer_in_backward_is_refused_by_name(is_first_hook):
         net[2].weight.register_post_accumulate_grad_hook(update)
     with pytest.raises(UsageError, match=r"net\.2\.weight to stay in \.grad"):
         step.mean_loss(loss_of(net))
+
+
+def test_zero_grad_inside_the_function_is_refused_with_its_name():
+    """At the place where it stands in a plain loop: it would drop what earlier shards gave."""
+    net = layers()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    step = next(steps(ALONE, State(net=net, optimizer=optimizer)))
+
+    def zeroing(batch):
+        optimizer.zero_grad()
+        return loss_of(net)(batch)
+
+    with pytest.raises(UsageError, match=r"taken away or replaced: by zero_grad\(\) in the function given"):
+        step.mean_loss(zeroing)
