@@ -88,6 +88,7 @@ class Contract:
         """before_update: called before each update by an optimizer of the state."""
         self._mark = mark_of(self._trained, self._state.objects.values())
         self._before_update = before_update
+        self.leftovers.begin_step(number)
         self._unused.step = number
         if self._first_step is None:
             self._first_step = number

@@ -8,6 +8,10 @@ of each pass, the tensors there are replaced by marked views (`LeftBehind`), and
 computes from these is marked too. The run ends where a marked tensor reaches the State, a gradient,
 a decision in the recipe's own code, or another function of a step; to print one is harmless.
 
+A forward in the loop's body, after the calls, puts plain tensors there. No state has them, and a
+process that restarts begins without them. So where the next step begins they are marked, too, as of
+the step before. A forward that replaces them ends that.
+
 What becomes a number (`item()`), and numbers and tensors written in place that the loop mentions,
 are named once: these cannot be followed. It does not see containers of other libraries, places with
 `__slots__`, and what hooks on gradients leave behind: the look ends with the forward.
@@ -30,7 +34,7 @@ from elastic.train import structure
 from elastic.train.lasting import DEPTH
 from elastic.train.liveness import names_in_loop
 from elastic.train.marked_tensor import LeftBehind, Mark, mark
-from elastic.train.object_marks import storage_of
+from elastic.train.object_marks import leaves, storage_of
 from elastic.train.own_code import cell_contents
 from elastic.train.saved_leaves import SavedLeaves
 from elastic.train.site import Form, Site
@@ -91,7 +95,8 @@ class Place:
 
 
 class Leftovers:
-    """Of one process. Call `begin_pass` and `end_pass` around the calls of each pass.
+    """Of one process. Call `begin_step`, `begin_pass` and `end_pass` around the calls of each pass,
+    and `end_step`.
 
     is_computing: whether a function of a step is being called.
     """
@@ -103,16 +108,32 @@ class Leftovers:
         self._before: list[object] = []
         self._step = 0
         self._is_used = False  # by the body of this step
-        self._read: dict[str, None] = {}  # as numbers
+        self._read: dict[str, bool] = {}  # as numbers; whether surely those of an earlier step
         self._said: set[str] = set()
+        self._saved: dict[str, bool] = {}  # by name of a place: whether the State has what is there
         self._error: UsageError | None = None  # which the recipe may have caught
+
+    def begin_step(self, step: int) -> None:
+        self._step = step
+        for place in self._places:
+            value = place.read()
+            marked = value if value is None else self._marked(value, "", place, DEPTH, step=step - 1)
+            if marked is not value and not self._is_saved(place, value):
+                place.write(marked)
+
+    def _is_saved(self, place: Place, value: Any) -> bool:
+        """Asked once of each place: a state_dict may take long."""
+        if place.name not in self._saved:
+            found = [storage_of(each) for _, each in leaves([value]) if isinstance(each, Tensor)]
+            self._saved[place.name] = not SavedLeaves(self._state.objects).storages().isdisjoint(found)
+        return self._saved[place.name]
 
     def add(self, places: list[Place], frame: FrameType | None) -> None:
         """What a look at a function has found. frame: of a call in the loop's body, or below it."""
         known = {(id(each.site.thing), each.key) for each in self._places}
         new = [each for each in places if (id(each.site.thing), each.key) not in known]
         mentioned = _mentioned(frame) if any(each.has_numbers for each in new) else frozenset[str]()
-        self._read |= {each.name: None for each in new if each.has_numbers and each.is_mentioned(mentioned)}
+        self._read |= {each.name: False for each in new if each.has_numbers and each.is_mentioned(mentioned)}
         self._places += [each for each in new if each.paths]
         self._before += [None for each in new if each.paths]
 
@@ -139,16 +160,19 @@ class Leftovers:
             self._is_used = False
             for name, thing in _tensors_of(self._state):
                 if isinstance(thing, LeftBehind):
-                    self.refuse(thing.mark.name, f"makes {name} of it")
+                    self.refuse(thing.mark, f"makes {name} of it")
         new = [name for name in self._read if name not in self._said]
         self._said.update(new)
-        return _of_numbers(new) if new else ""
+        earlier, others = ([name for name in new if self._read[name] is kind] for kind in (True, False))
+        notes = [_of_earlier_numbers(earlier)] * bool(earlier) + [_of_numbers(others)] * bool(others)
+        return "\n".join(notes)
 
-    def refuse(self, name: str, does: str) -> None:
-        self._error = UsageError(f"step {self._step}: {_of_body(name, does)}")
+    def refuse(self, its: Mark, does: str) -> None:
+        sentence = _of_earlier_step(its, _BODY, does) if its.step else _of_body(its.name, does)
+        self._error = UsageError(f"step {self._step}: {sentence}")
         raise self._error
 
-    def check_use(self, name: str, function: Any, written: list[Tensor]) -> None:
+    def check_use(self, its: Mark, function: Any, written: list[Tensor]) -> None:
         """Before a function of torch is called with a marked tensor.
 
         written: the tensors without a mark that it writes to.
@@ -157,33 +181,38 @@ class Leftovers:
         if called in _LOOKS:
             return
         if self._is_computing():
-            self._error = UsageError(f"step {self._step}: {of_other_call([name])}")
+            sentence = (
+                _of_earlier_step(its, _FUNCTION, "computes with it")
+                if its.step
+                else of_other_call([its.name])
+            )
+            self._error = UsageError(f"step {self._step}: {sentence}")
             raise self._error
         self._is_used = self._is_used or called not in _CONVERSIONS
         caller = _caller(sys._getframe(2))  # noqa: SLF001 - that which called torch
         if called == "backward":
-            self.refuse(name, "takes gradients of it")
+            self.refuse(its, "takes gradients of it")
         if called == "__bool__" and caller == "own":
-            self.refuse(name, "decides by it")
+            self.refuse(its, "decides by it")
         if caller == "deciding":
-            self.refuse(name, "changes the State by it")
+            self.refuse(its, "changes the State by it")
         if called in _CONVERSIONS and caller == "own":
-            self._read.setdefault(name)
+            self._read.setdefault(its.name, its.step > 0)
         if written:
             saved = SavedLeaves(self._state.objects).storages()
             if any(storage_of(each) in saved for each in written):
-                self.refuse(name, "changes the State by it")
+                self.refuse(its, "changes the State by it")
 
-    def _marked(self, value: Any, path: str, place: Place, depth: int) -> Any:
+    def _marked(self, value: Any, path: str, place: Place, depth: int, *, step: int = 0) -> Any:
         """The same, with marked tensors; containers are copied, since a batch may hold them too."""
         if isinstance(value, Tensor):
             is_of_shard = type(value) is Tensor and path in place.paths
-            return mark(value, Mark(place.name + path, self.check_use)) if is_of_shard else value
+            return mark(value, Mark(place.name + path, self.check_use, step)) if is_of_shard else value
         if not depth:
             return value
 
         def inside(name: str, item: Any) -> Any:
-            return self._marked(item, path + name, place, depth - 1)
+            return self._marked(item, path + name, place, depth - 1, step=step)
 
         match value:
             case dict() if type(value) is dict:
@@ -211,15 +240,23 @@ class Leftovers:
 
 
 def of_other_call(names: list[str]) -> str:
-    shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
     return (
-        f"{_FUNCTION} reads what the function of an earlier call has left behind, in {shown}. That is of the last shard that this worker "
+        f"{_FUNCTION} reads what the function of an earlier call has left behind, in {_shown(names)}. That is of the last shard that this worker "
         "computed there, for each shard here: all shards of a call come before the next call. Compute it inside the function that needs it, from its own "
         "batch; or return both numbers from one function; what a sum over the batch tells comes from step.sum"
     )
 
 
 _FUNCTION = "the function given to step.mean_loss or step.sum"
+_BODY = "the loop's body"
+
+
+def _of_earlier_step(its: Mark, reader: str, does: str) -> str:
+    return (
+        f"{reader} reads {its.name}, which a forward in the loop's body of an earlier step, {its.step}, has left behind, and {does}. No object of the State "
+        "saves it: a process that restarts in between has none, or another one, so that the result depends on restarts. Compute it in the step that reads it, "
+        "before it is read; or keep it in elastic.Values(name=...), which goes into the State, in the step that computes it, and read it there"
+    )
 
 
 def _of_body(name: str, does: str) -> str:
@@ -231,12 +268,24 @@ def _of_body(name: str, does: str) -> str:
     )
 
 
-def _of_numbers(names: list[str]) -> str:
-    shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+def _of_earlier_numbers(names: list[str]) -> str:
     return (
-        f"note: the loop reads {shown}, which {_FUNCTION} has left behind: it is of the last shard that this worker computed, and another one at another number "
-        "of workers. Where the result or a metric depends on it, return it from a function, step.sum(lambda batch: ...), which is the same on every worker; "
-        "what is only shown may stay"
+        f"note: the loop reads {_shown(names)}, which a forward in the loop's body of an earlier step has left behind, and no object of the State saves it: a "
+        "process that restarts in between has none, or another one. Where the result depends on it, compute it in the step that reads it, or keep it in "
+        "elastic.Values; what is only shown may stay"
+    )
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def _of_numbers(names: list[str]) -> str:
+    return (
+        f"note: the loop reads {_shown(names)}, which {_FUNCTION} has left behind: it is of the last shard that this worker computed, and another one at another number "
+        "of workers. What a forward in the loop's body put there for a later step is lost where a process restarts in between: no state has it. Where the "
+        "result or a metric depends on it, return it from a function, step.sum(lambda batch: ...), which is the same on every worker, and keep what a later "
+        "step needs in elastic.Values; what is only shown may stay"
     )
 
 

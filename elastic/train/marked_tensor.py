@@ -18,14 +18,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """name: of the place. check_use: called with it, a function of torch and what that writes."""
+    """name: of the place. check_use: called with the mark, a function of torch and what it writes.
+
+    step: the earlier one whose body left it there; 0 for what is of one shard.
+    """
 
     name: str
-    check_use: Callable[[str, Any, list[Tensor]], None]
+    check_use: Callable[["Mark", Any, list[Tensor]], None]
+    step: int = 0
 
 
 class LeftBehind(Tensor):
-    """A tensor of one shard. Functions of torch are given `plain`, the tensor itself."""
+    """A tensor of one shard, or of an earlier step.
+
+    Functions of torch are given `plain`, the tensor itself.
+    """
 
     mark: Mark
     plain: Tensor
@@ -38,7 +45,7 @@ class LeftBehind(Tensor):
         marked = [*_marked_in(args), *_marked_in(list(kwargs.values()))]
         its = marked[0].mark
         written = [each for each in _written(func, args, kwargs) if not isinstance(each, LeftBehind)]
-        its.check_use(its.name, func, written)
+        its.check_use(its, func, written)
         result = func(*_plain(args), **_plain(kwargs))
         for each in written:  # scratch space of the body's
             if type(each) is Tensor:

@@ -276,6 +276,7 @@ def test_a_number_that_the_loop_mentions_is_named_once():
         optimizer.step()
         said.append(training.parts.contract.end_step())
     assert "the loop reads net.last_loss, which" in said[0]
+    assert "lost where a process restarts in between" in said[0]
     assert not any(said[1:])
 
 
@@ -312,6 +313,117 @@ def test_what_begins_later_is_found_in_an_audit_of_one_worker(late):
 
     with pytest.raises(UsageError, match=refused):
         train()
+
+
+def old_decision(sink):
+    if sink.net.features.mean() > 0:
+        sink.shown.append("large")
+
+
+def old_center(sink):
+    sink.net.center.lerp_(FOUND["features"].mean(0), 0.1)
+
+
+def old_rate(sink):
+    sink.optimizer.param_groups[0]["lr"] = sink.net.logits.detach().std()
+
+
+def old_in_function(sink):
+    sink.kept = sink.net.features.detach().mean()
+
+
+def old_number(sink):
+    sink.shown.append(FOUND["features"].mean().item())
+
+
+def with_forwards(head, tail, *, said=None, **objects):
+    """A forward ends the body of each step; head: begins it, tail: what comes after the forward."""
+    torch.manual_seed(0)
+    net, inputs = Net(), torch.randn(5, 6)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    sink = Sink(net, optimizer)
+    sink.kept = 0.0
+    objects = {"net": net, "optimizer": optimizer, "values": sink.values} | objects
+    training = Training(ALONE, objects, looks=True, audits=False)
+    for step in training.steps():
+        if step.number > 1:
+            head(sink)
+        step.mean_loss(lambda batch: net.loss_of(batch) + sink.kept)
+        optimizer.step()
+        with torch.inference_mode():
+            net(inputs)
+        tail(sink, step)
+        found = training.parts.contract.end_step()
+        if said is not None and found:
+            said.append(found)
+    old_decision(sink)  # after the loop; its last forward has no later step
+    return checksum_of(State(**objects).flatten()).whole
+
+
+def idle(_sink, _step=None):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("head", "name", "does"),
+    [
+        (old_decision, "the loop's body reads net.features", "decides by it"),
+        (old_center, "the loop's body reads FOUND['features']", CHANGES),
+        (old_rate, "the loop's body reads net.logits", CHANGES),
+        (old_in_function, "step.sum reads net.features", "computes with it"),
+    ],
+)
+def test_what_a_forward_of_the_body_leaves_for_the_next_step_is_refused(head, name, does):
+    """No State saves it: a process that restarts between the two steps begins without it."""
+    with pytest.raises(UsageError, match=r"step 2: .*a forward in the loop's body of .* step, 1") as error:
+        with_forwards(head, idle)
+    assert name in str(error.value)
+    assert does in str(error.value)
+
+
+def test_a_number_of_an_earlier_forward_is_named_once_with_what_a_restart_does_to_it():
+    said = list[str]()
+    with_forwards(old_number, idle, said=said)
+    assert len(said) == 1
+    assert "reads FOUND['features'], which a forward in the loop's body of an earlier step" in said[0]
+    assert "a process that restarts in between has none" in said[0]
+
+
+def fresh_features(sink):
+    with torch.no_grad():
+        sink.net(torch.ones(5, 6))
+    old_center(sink)
+    old_decision(sink)
+
+
+def same_step(sink, _step):
+    sink.net.center.lerp_(FOUND["features"].clone().mean(0), 0.1)
+    sink.values.center = sink.net.features.detach().clone().mean(0)
+
+
+@pytest.mark.parametrize(
+    ("head", "tail"),
+    [(fresh_features, idle), (idle, same_step), (lambda sink: show(sink, None), idle)],
+    ids=["a forward replaces it", "read in the same step", "only shown"],
+)
+def test_what_a_forward_leaves_for_its_own_step_is_left_alone(head, tail):
+    said = list[str]()
+    with_forwards(head, tail, said=said)
+    assert said == []
+
+
+class Newest:
+    """Saves what forwards leave in a dict."""
+
+    def state_dict(self):
+        return {"features": FOUND.get("features", torch.zeros(0))}
+
+    def load_state_dict(self, state):
+        FOUND.update(state)
+
+
+def test_what_the_state_saves_may_be_of_an_earlier_step():
+    with_forwards(lambda sink: sink.shown.append(bool(FOUND["features"].mean() > 0)), idle, newest=Newest())
 
 
 def test_a_tensor_of_a_module_that_each_call_writes_in_place_is_named_where_the_loop_mentions_it():
