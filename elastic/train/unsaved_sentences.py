@@ -61,9 +61,9 @@ def sentence(found: UnsavedVariables) -> str:
     if found.by_loading:
         it = "it" if len(found.by_loading) == 1 else "them"
         parts.append(
-            f"loading samples changes {_listed(found.by_loading)}: each process counts the samples that it has loaded itself, and begins again after a restart. Where a sample depends"
+            f"loading samples changes {_listed(found.by_loading)}, in each process by the samples that it loads itself, and from the start again after a restart. Where a sample depends"
             f" on {it}, the result is another one then, and at another number of workers: let a sample depend on its index, and on elastic.Values, which the loop sets; what is"
-            " only shown may stay"
+            " only shown, or tells which file is open, may stay"
         )
     return f"note: {'. And '.join(parts)}"
 

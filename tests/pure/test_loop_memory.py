@@ -1238,7 +1238,7 @@ def test_what_loading_counts_is_named_and_said_to_be_of_each_process():
     assert said.by_loading == ["dataset.count", "dataset.epoch"]
     assert not any(each.by_loading for each in others)
     assert (
-        "loading samples changes dataset.count (and .epoch): each process counts the samples that it has loaded itself"
+        "loading samples changes dataset.count (and .epoch), in each process by the samples that it loads itself"
         in sentence(said)
     )
 
