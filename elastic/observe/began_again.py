@@ -76,6 +76,8 @@ def told_at_the_end(events: Events, steps: int) -> str:
             f"; the recipe asks for the number of workers, or computes with a rank, at {shown(places)}: another number gives this result only where it does not depend"
             " on that"
         )
+    if places := ordered_by_address(events):
+        replays += f"; the recipe orders or computes by addresses in memory at {shown(places)}: another process gives this result only where it does not depend on that"
     return replays
 
 
