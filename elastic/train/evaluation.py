@@ -5,7 +5,8 @@ is a leaf of the tree (reduce/tree.py), computed by itself, under its own random
 same buffers. Ranks take contiguous spans of blocks; where there are more ranks than blocks, some
 have none. So each sample counts once, and the sums have the same bits everywhere.
 
-It leaves no trace in the training: no gradients, and random generators and buffers are as before.
+It leaves no trace in the training: no gradients, and random generators, buffers and the modes of
+modules are as before, also for the next block.
 One block of each rank is loaded a second time by its neighbour: a dataset that draws from a
 generator of its own, or counts its calls, is found there. What the function itself keeps from block
 to block is refused at its first call (evaluated_function.py). It does not put modules into
@@ -29,6 +30,7 @@ from elastic.reduce.tree import Block, Stack, span
 from elastic.system.phase import Phase
 from elastic.train import structure
 from elastic.train.evaluated_function import FirstBlock
+from elastic.train.modes import Modes
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.reachable import sites_outside
 from elastic.train.same_inputs import SameInputs
@@ -200,17 +202,20 @@ class _Loads:
 
 
 class _KeptBuffers:
-    """The buffers of some modules as they are now, and the values that they have now."""
+    """The buffers of some modules as they are now, the values that they have now, and the modes."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
+        parts = structure.submodules(modules)
+        self._modes = Modes.of(parts)
         self._kept = [
             (part, name, buffer, buffer.detach().clone(), buffer._version)  # noqa: SLF001 - autograd's count
-            for part in structure.submodules(modules)
+            for part in parts
             for name, buffer in part._buffers.items()  # noqa: SLF001 - where a forward may put another tensor
             if buffer is not None
         ]
 
     def put_back(self) -> None:
+        self._modes.load()
         for part, name, buffer, value, version in self._kept:
             part._buffers[name] = buffer  # noqa: SLF001
             buffer.data.copy_(value)

@@ -119,6 +119,27 @@ def evaluate_network(member, samples):
     return {"found": bits(found), "seen": seen}
 
 
+def evaluate_robustly(member, samples):
+    """The function leaves evaluation mode behind, for the blocks that come after it."""
+    torch.set_num_threads(1)
+    net = network()
+
+    def sums(batch):
+        noisy = net(batch.data[0]).double().sum()
+        return noisy - net.eval()(batch.data[0]).double().sum()
+
+    found = bits(evaluation(member, Noisy(samples), [net]).sum(sums))
+    return [found, [module.training for module in net.modules()]]
+
+
+def test_each_block_begins_in_the_modes_that_the_evaluation_began_with(ranks):
+    """With 5 ranks one has no block, and would keep the modes that the others have left."""
+    ((expected, modes),) = ranks.run(1, evaluate_robustly, 19)
+    assert all(modes)
+    for world_size in (2, 5):
+        assert ranks.run(world_size, evaluate_robustly, 19) == [[expected, modes]] * world_size
+
+
 @pytest.mark.parametrize("samples", [3, 19, 60])
 def test_an_evaluation_has_the_same_bits_at_every_world_size(ranks, samples):
     """1, 4 and 12 blocks over 1, 2, 3 and 5 ranks: with 5 ranks some have none. Each sample counts
