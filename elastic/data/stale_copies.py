@@ -31,7 +31,8 @@ _DEPTH = 4
 _FEW = 64  # datasets or transforms in a list
 _PLAIN = bool, int, float, str, type(None)
 _DATA = *_PLAIN, list, tuple, dict, set, Tensor, np.ndarray
-_OF_CLASS = *_PLAIN, list, dict, set, Tensor, np.ndarray, SynchronizedBase
+SHARED = SynchronizedBase  # a value that multiprocessing keeps in memory of several processes
+_OF_CLASS = *_PLAIN, list, dict, set, Tensor, np.ndarray, SHARED
 _OF_RECORDS = {"__init__", "__post_init__", "__repr__", "__eq__", "__hash__", "__replace__"} | {
     "__getstate__",  # of a dataclass with slots
     "__setstate__",

@@ -24,7 +24,6 @@ inside arrays of modules and of other objects are not seen.
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
-from multiprocessing.sharedctypes import SynchronizedBase
 from typing import Any
 from weakref import ReferenceType
 
@@ -33,7 +32,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from elastic.data import stale_copies
-from elastic.data.stale_copies import Attribute, Attributes
+from elastic.data.stale_copies import SHARED, Attribute, Attributes
 from elastic.errors import UsageError
 from elastic.train.dataset_contents import DatasetContents, is_record, is_shared
 from elastic.train.dataset_settings import is_kept
@@ -50,7 +49,7 @@ ALL_OF_FIRST = 16
 _NOTHING = object()
 _OF_DATA = "dataset.", "collate."
 _HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
-_CONTENTS = Tensor, np.ndarray, list, tuple, dict, set, deque, bytearray, array, *OF_CTYPES, SynchronizedBase
+_CONTENTS = Tensor, np.ndarray, list, tuple, dict, set, deque, bytearray, array, *OF_CTYPES, SHARED
 
 
 @dataclass(slots=True, kw_only=True)
@@ -272,8 +271,8 @@ def _refusal_of_class(name: str, kind: Any, step: int) -> str:
 
 
 def _refusal(name: str, value: Any, step: int) -> str:
-    if isinstance(value, (SynchronizedBase, *OF_CTYPES)):
-        kind = type(value).__name__ + (" of multiprocessing" if isinstance(value, SynchronizedBase) else "")
+    if isinstance(value, (SHARED, *OF_CTYPES)):
+        kind = type(value).__name__ + (" of multiprocessing" if isinstance(value, SHARED) else "")
         return (
             f"step {step}: the loop has changed {name}, a {kind}, which no object of the State saves, whichever processes share it: a process that "
             "restarts in between would load other samples, and processes that load ahead (workers=) read it at no fixed step. Make it an attribute with a "

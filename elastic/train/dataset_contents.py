@@ -16,7 +16,6 @@ from array import array
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from multiprocessing.sharedctypes import SynchronizedBase
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from elastic.data.attributes import has_space, space_of
 from elastic.data.own_files import is_own_class
-from elastic.data.stale_copies import Attributes, is_record_class
+from elastic.data.stale_copies import SHARED, Attributes, is_record_class
 from elastic.train.flat_state import array_sums, tensor_sums
 from elastic.train.object_marks import OF_CTYPES, storage_of
 
@@ -88,7 +87,7 @@ class _Budget:
             return self._of_tensor(value)
         if isinstance(value, np.ndarray):
             return self._of_array(value)
-        if isinstance(value, SynchronizedBase):  # what multiprocessing shares, below its lock
+        if isinstance(value, SHARED):  # what multiprocessing shares, below its lock
             return self.contents(vars(value)["_obj"], depth)
         if isinstance(value, _BUFFERS):
             return self._of_array(np.frombuffer(value, np.uint8))
@@ -188,13 +187,13 @@ class _Sums:
 def _counts(value: Any) -> bool:
     """Whether it can be written to and stay the same object, and holds data."""
     is_data = isinstance(value, (Tensor, np.ndarray, list, tuple, dict, set, deque, *_BUFFERS))
-    return is_data or isinstance(value, SynchronizedBase) or is_record(value)
+    return is_data or isinstance(value, SHARED) or is_record(value)
 
 
 def is_shared(value: Any) -> bool:
     """Whether the processes that load samples write to it for all, at any time."""
     is_shared_tensor = isinstance(value, Tensor) and value.is_shared()  # type: ignore[no-untyped-call]
-    return is_shared_tensor or isinstance(value, SynchronizedBase)
+    return is_shared_tensor or isinstance(value, SHARED)
 
 
 def is_record(value: Any) -> bool:

@@ -223,11 +223,11 @@ class Leftovers:
                 make: Any = getattr(value, "_make", type(value))
                 return make(items) if _differ(items, value) else value
             case _ if isinstance(value, SimpleNamespace) or is_own_class(type(value)):
-                return self._marked_object(value, inside)
+                return self._with_marked_attributes(value, inside)
             case _:
                 return value
 
-    def _marked_object(self, value: Any, inside: Callable[[str, Any], Any]) -> Any:
+    def _with_marked_attributes(self, value: Any, inside: Callable[[str, Any], Any]) -> Any:
         attributes = getattr(value, "__dict__", None)
         if type(attributes) is not dict or isinstance(value, torch.nn.Module):
             return value

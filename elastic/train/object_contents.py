@@ -9,11 +9,11 @@ import threading
 from collections import ChainMap, UserDict, UserList
 from concurrent.futures import Future
 from contextvars import ContextVar
-from multiprocessing.sharedctypes import SynchronizedBase
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, WeakSet, WeakValueDictionary
 
+from elastic.data.stale_copies import SHARED
 from elastic.train.own_code import attributes_of
 
 _BY_ATTRIBUTES = (
@@ -52,7 +52,7 @@ def opened(thing: Any) -> list[tuple[str, Any]] | None:
             return [(".is_set()", vars(thing)["_flag"])]
         case Future():  # an open one is None
             return [(".result()", vars(thing)["_result"])]
-        case SynchronizedBase():
+        case SHARED():
             return [(".value", vars(thing)["_obj"])]
         case _:
             return None

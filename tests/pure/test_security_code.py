@@ -27,7 +27,8 @@ LOADERS = {"torch", "np", "numpy"}  # they are imported under these names only
 UNSAFE_LOADS = {"load", "hub", "package", "jit"}
 # Its pipes and queues unpickle: these modules use them between a process and its own children. One
 # more only asks whether an object of the recipe's is a number in shared memory.
-USERS_OF_MULTIPROCESSING = {"data/loader.py", "testing/ranks.py", "train/object_contents.py"}
+# stale_copies: the type of its shared values alone, for those that read them
+USERS_OF_MULTIPROCESSING = {"data/loader.py", "testing/ranks.py", "data/stale_copies.py"}
 
 
 def unsafe(tree: ast.AST) -> list[str]:

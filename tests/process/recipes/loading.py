@@ -1,7 +1,7 @@
 """A recipe whose samples are loaded by another process, which holds one of them at a gate.
 
-TINY_GATES      Folder. The first time that sample 100 is loaded, the loading process makes the file
-                `loading` and waits for the file `load`.
+TINY_GATES      Folder. The first time that it loads sample 100, the loading process makes the file
+                `loading` and waits for the file `load`. (Other processes look at samples, too.)
 """
 
 import os
@@ -25,7 +25,8 @@ class Held(torch.utils.data.Dataset):
         return 128
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if index == HELD_SAMPLE and not (self.gates / "loading").exists():
+        is_there = torch.utils.data.get_worker_info() is not None
+        if index == HELD_SAMPLE and is_there and not (self.gates / "loading").exists():
             (self.gates / "loading").touch()
             deadline = time.monotonic() + HELD_S
             while not (self.gates / "load").exists() and time.monotonic() < deadline:
