@@ -15,7 +15,7 @@ def space_of(thing: Any) -> MutableMapping[str, Any]:
 
     Empty for what can have none, and for a class, whose own are in `vars`.
     """
-    space = _dict_of(thing)
+    space = dict_of(thing)
     kind: type = type(thing)
     slots = _slots(kind)
     return _Slots(thing, slots, space) if slots else space
@@ -64,7 +64,8 @@ class _Slots(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
 
-def _dict_of(thing: Any) -> dict[str, Any]:
+def dict_of(thing: Any) -> dict[str, Any]:
+    """Its own, without a `__getattr__` or property of its class, and without its slots."""
     try:
         found = object.__getattribute__(thing, "__dict__")
     except AttributeError:

@@ -12,6 +12,8 @@ from functools import cached_property, partial, partialmethod
 from types import FunctionType, MethodType
 from typing import Any
 
+from elastic.data.attributes import dict_of
+
 WRAPPED = "__wrapped__", "_torchdynamo_orig_callable"  # of functools.wraps, of torch.compile
 _CALLED = "__call__", "forward"  # by the class of an object
 _WRAPPERS = partial, partialmethod, cached_property, MethodType, staticmethod, classmethod, property
@@ -19,7 +21,7 @@ _WRAPPERS = partial, partialmethod, cached_property, MethodType, staticmethod, c
 
 def is_wrapper(thing: Any) -> bool:
     """Whether it stands for functions, though it may be none itself: not an object with a call."""
-    return isinstance(thing, (FunctionType, *_WRAPPERS)) or "__wrapped__" in _attributes(thing)
+    return isinstance(thing, (FunctionType, *_WRAPPERS)) or "__wrapped__" in dict_of(thing)
 
 
 def wrapped_by(thing: Any) -> list[Any]:
@@ -35,7 +37,7 @@ def wrapped_by(thing: Any) -> list[Any]:
             return [each for each in (thing.fget, thing.fset, thing.fdel) if each is not None]
         case _:
             pass
-    attributes = _attributes(thing)
+    attributes = dict_of(thing)
     wrapped = [attributes[name] for name in WRAPPED if name in attributes]
     if wrapped or isinstance(thing, FunctionType):
         return wrapped
@@ -91,12 +93,3 @@ def code_key(thing: Any) -> tuple[object, ...]:
     """
     functions = unwrapped(thing)
     return tuple(each.__code__ for each in functions) or (type(thing),)
-
-
-def _attributes(thing: Any) -> dict[str, Any]:
-    """Its own, without a `__getattr__` or property of its class."""
-    try:
-        found = object.__getattribute__(thing, "__dict__")
-    except AttributeError:
-        return {}
-    return found if type(found) is dict else {}

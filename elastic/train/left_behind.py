@@ -41,6 +41,8 @@ from elastic.train.site import Form, Site
 from elastic.train.state import State
 
 _NAMED = 3
+_FUNCTION = "the function given to step.mean_loss or step.sum"
+_BODY = "the loop's body"
 _MANY_FRAMES = 40
 _LOOKS = frozenset({"__get__", "__len__", "__hash__", "__repr__", "__format__", "dim", "size", "numel"})
 _CONVERSIONS = frozenset(
@@ -52,7 +54,7 @@ _ON_BEHALF = "/elastic/train/step.py", "/elastic/train/misuse.py"  # called by t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LeftPlace:
     """What each call replaces, and another shard's call by something else.
 
     paths: below the key of the site, as lasting.py names them: the tensors that differ.
@@ -104,7 +106,7 @@ class Leftovers:
     def __init__(self, state: State, is_computing: Callable[[], bool]) -> None:
         self._state = state
         self._is_computing = is_computing
-        self._places: list[Place] = []
+        self._places: list[LeftPlace] = []
         self._before: list[object] = []
         self._step = 0
         self._is_used = False  # by the body of this step
@@ -121,14 +123,14 @@ class Leftovers:
             if marked is not value and not self._is_saved(place, value):
                 place.write(marked)
 
-    def _is_saved(self, place: Place, value: Any) -> bool:
+    def _is_saved(self, place: LeftPlace, value: Any) -> bool:
         """Asked once of each place: a state_dict may take long."""
         if place.name not in self._saved:
             found = [storage_of(each) for _, each in leaves([value]) if isinstance(each, Tensor)]
             self._saved[place.name] = not SavedLeaves(self._state.objects).storages().isdisjoint(found)
         return self._saved[place.name]
 
-    def add(self, places: list[Place], frame: FrameType | None) -> None:
+    def add(self, places: list[LeftPlace], frame: FrameType | None) -> None:
         """What a look at a function has found. frame: of a call in the loop's body, or below it."""
         known = {(id(each.site.thing), each.key) for each in self._places}
         new = [each for each in places if (id(each.site.thing), each.key) not in known]
@@ -203,7 +205,7 @@ class Leftovers:
             if any(storage_of(each) in saved for each in written):
                 self.refuse(its, "changes the State by it")
 
-    def _marked(self, value: Any, path: str, place: Place, depth: int, *, step: int = 0) -> Any:
+    def _marked(self, value: Any, path: str, place: LeftPlace, depth: int, *, step: int = 0) -> Any:
         """The same, with marked tensors; containers are copied, since a batch may hold them too."""
         if isinstance(value, Tensor):
             is_of_shard = type(value) is Tensor and path in place.paths
@@ -245,10 +247,6 @@ def of_other_call(names: list[str]) -> str:
         "computed there, for each shard here: all shards of a call come before the next call. Compute it inside the function that needs it, from its own "
         "batch; or return both numbers from one function; what a sum over the batch tells comes from step.sum"
     )
-
-
-_FUNCTION = "the function given to step.mean_loss or step.sum"
-_BODY = "the loop's body"
 
 
 def _of_earlier_step(its: Mark, reader: str, does: str) -> str:

@@ -36,7 +36,7 @@ from elastic.train import structure
 from elastic.train.audit import Auditor, Call, Compute
 from elastic.train.callables import bound_by, code_key, is_wrapper, wrapped_by
 from elastic.train.lasting import ABSENT, Parts, content_of, differing, moved, parts_of, unchanged
-from elastic.train.left_behind import Place, of_other_call
+from elastic.train.left_behind import LeftPlace, of_other_call
 from elastic.train.object_marks import storage_of
 from elastic.train.reachable import sites_of
 from elastic.train.site import BY_NUMBERS, COPIED_BYTES, WHOLE, Content, Form, Note, Site, note, put_back
@@ -214,7 +214,7 @@ class FirstCall:
         self._sites = sites_of(auditor.state, [function])
         self._before = self._note()
 
-    def end(self, step: int, call: Call, shard: int, compute: Compute) -> list[Place]:
+    def end(self, step: int, call: Call, shard: int, compute: Compute) -> list[LeftPlace]:
         """The call is over. Raises UsageError for what it leaves behind, or has found.
 
         Returns the places whose contents are of one shard, and are replaced by each call.
@@ -313,7 +313,7 @@ class FirstCall:
             if differing(parts, first_of_other, floats_only=True):
                 yield _of_initialisation(name)
 
-    def _of_one_shard(self, first: "_Seen", second: "_Seen", other: "_Seen") -> Iterator[Place]:
+    def _of_one_shard(self, first: "_Seen", second: "_Seen", other: "_Seen") -> Iterator[LeftPlace]:
         for (index, key), parts in first.parts.items():
             again, theirs = second.parts.get((index, key), {}), other.parts.get((index, key), {})
             replaced = [
@@ -326,12 +326,12 @@ class FirstCall:
             tensors = frozenset(path for path in replaced if isinstance(parts[path].thing, Tensor))
             if replaced:
                 has_numbers = len(tensors) < len(replaced)
-                yield Place(site=self._sites[index], key=key, paths=tensors, has_numbers=has_numbers)
+                yield LeftPlace(site=self._sites[index], key=key, paths=tensors, has_numbers=has_numbers)
 
         for site, ours, others in zip(self._sites, first.contents, other.contents, strict=True):
             is_written = site.form in (Form.TENSOR, Form.ARRAY)
             if is_written and content_of(ours.get(WHOLE)) != content_of(others.get(WHOLE)):
-                yield Place(site=site, key=WHOLE, paths=frozenset(), has_numbers=True)
+                yield LeftPlace(site=site, key=WHOLE, paths=frozenset(), has_numbers=True)
 
     def _call(self, call: Call, batch: Batch, compute: Compute) -> _Seen:
         compute(call, batch)
