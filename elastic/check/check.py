@@ -25,7 +25,7 @@ from elastic.check.plan import (
     left_out,
 )
 from elastic.check.proof import Checked, Proof, Result, Verdict
-from elastic.check.runs import LIMIT_S, Ended, Runs, signals_as_news
+from elastic.check.runs import LIMIT_S, Ended, News, Runs
 from elastic.config.options import CheckOptions
 from elastic.errors import EXIT_COMPLETE, EXIT_FAILED, EXIT_USAGE, ElasticError, UsageError
 from elastic.system.trace_line import FirstGradient, TraceLine
@@ -37,15 +37,15 @@ class RecipeFailed(ElasticError):  # noqa: N818
     """The calm run did not come through: there is nothing to compare."""
 
 
-def check(options: CheckOptions, tell: Tell) -> Checked:
-    """tell: is given each proof as soon as it is known.
+def check(options: CheckOptions, tell: Tell, news: News) -> Checked:
+    """tell: is given each proof as soon as it is known. news: of `signals_as_news`.
 
     Raises UsageError or RecipeFailed where the calm run by one worker does not come through, and
     CheckStopped at a signal. In any case its processes and its folder are gone.
     """
     temporary = tempfile.TemporaryDirectory(prefix="elastic-check-", ignore_cleanup_errors=True)
     # Left in the opposite order: the processes go before their folder.
-    with signals_as_news() as news, temporary as folder, Runs(options, Path(folder), news) as runs:
+    with temporary as folder, Runs(options, Path(folder), news) as runs:
         calm = _calm(options, runs)
         steps, of_run = calm.lines[-1].step, _steps_of_run(calm)
         note = f"the first {steps} of {of_run} steps, with which the others are compared"

@@ -10,7 +10,7 @@ from elastic.agent.preflight import imports_library
 from elastic.check.check import check
 from elastic.check.plan import GRADIENT
 from elastic.check.proof import Checked, Proof, Result, Verdict
-from elastic.check.runs import CheckStopped
+from elastic.check.runs import CheckStopped, News, signals_as_news
 from elastic.config.options import CheckOptions
 from elastic.errors import EXIT_USAGE, ElasticError, UsageError
 from elastic.system.untrusted import printable
@@ -24,14 +24,20 @@ def run_check(options: CheckOptions) -> int:
     Raises UsageError for what is no recipe of this library, RecipeFailed where it does not train,
     CheckStopped at a signal. With --json one document is printed in these cases too.
     """
+    # Before the first line: a user who has seen it is told what a signal ended.
+    with signals_as_news() as news:
+        return _run_check(options, news)
+
+
+def _run_check(options: CheckOptions, news: News) -> int:
     if not options.as_json:
         _say(f"{options.recipe}: its first steps are trained again and again, in a temporary folder")
-        found = _check(options, lambda proof: _say(row(proof)))
+        found = _check(options, lambda proof: _say(row(proof)), news)
         _say(verdict(found))
         return found.exit_code
     told: list[Proof] = []
     try:
-        found = _check(options, told.append)
+        found = _check(options, told.append, news)
     except ElasticError as error:
         print(_document(_broken_off(options, error, told)))
         raise
@@ -39,7 +45,7 @@ def run_check(options: CheckOptions) -> int:
     return found.exit_code
 
 
-def _check(options: CheckOptions, tell: Callable[[Proof], None]) -> Checked:
+def _check(options: CheckOptions, tell: Callable[[Proof], None], news: News) -> Checked:
     recipe = Path(options.recipe)
     if not imports_library(recipe):
         raise UsageError(
@@ -47,7 +53,7 @@ def _check(options: CheckOptions, tell: Callable[[Proof], None]) -> Checked:
             " a script, and there is nothing to compare"
         )
     second_loop.refuse(recipe, recipe.read_bytes())
-    return check(options, tell)
+    return check(options, tell, news)
 
 
 def _document(found: Checked) -> str:

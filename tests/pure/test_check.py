@@ -258,7 +258,7 @@ def test_a_check_that_breaks_off_prints_one_json_document_too(
     recipe = tmp_path / "r.py"
     recipe.write_text("import elastic")
 
-    def breaks_off(_options, tell):
+    def breaks_off(_options, tell, _news):
         tell(proof())
         raise error
 

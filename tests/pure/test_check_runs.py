@@ -1,15 +1,19 @@
 """A check has a row for each run that its plan names, however the runs before it ended."""
 
+import os
+import signal
+import tempfile
+from dataclasses import replace
 from queue import SimpleQueue
 
 import pytest
 
 from elastic.check import check as module
-from elastic.check import plan
+from elastic.check import command, plan
 from elastic.check.check import RecipeFailed, check
 from elastic.check.plan import Launch
 from elastic.check.proof import Result, Verdict
-from elastic.check.runs import Ended, Runs
+from elastic.check.runs import CheckStopped, Ended, Runs
 from elastic.config.options import CheckOptions
 from elastic.errors import UsageError
 from elastic.system.trace_line import FirstGradient, TraceLine
@@ -69,7 +73,7 @@ def checks(monkeypatch):
 
         monkeypatch.setattr(module, "Runs", Scripted)
         rows = []
-        return check(OPTIONS, rows.append), rows
+        return check(OPTIONS, rows.append, SimpleQueue()), rows
 
     return checked
 
@@ -151,3 +155,35 @@ def test_a_run_directory_is_removed_as_soon_as_its_runs_ended(tmp_path):
     assert runs.end_of("a", 0).code == 0
     runs._pool.shutdown()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("moment", ["first line", "folder"])
+def test_a_signal_ends_a_check_in_order_from_its_first_line_on(tmp_path, monkeypatch, capsys, number, moment):
+    """Right after the first line was printed, and right after the temporary folder was made."""
+    recipe = tmp_path / "r.py"
+    recipe.write_text("import elastic")
+    folders = tmp_path / "temporary"
+    folders.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folders))
+    monkeypatch.setattr(Runs, "begin", lambda *_: None)
+
+    def then_the_signal(function):
+        def called(*arguments, **others):
+            result = function(*arguments, **others)
+            os.kill(os.getpid(), number)
+            return result
+
+        return called
+
+    before = signal.getsignal(number)
+    if moment == "folder":
+        monkeypatch.setattr(tempfile, "mkdtemp", then_the_signal(tempfile.mkdtemp))
+    else:
+        monkeypatch.setattr(command, "_say", then_the_signal(command._say))
+    with pytest.raises(CheckStopped, match=f"^{number.name} stopped the check"):
+        command.run_check(replace(OPTIONS, recipe=str(recipe)))
+
+    assert "trained again and again" in capsys.readouterr().out
+    assert list(folders.iterdir()) == []
+    assert signal.getsignal(number) is before
