@@ -84,6 +84,9 @@ class Contract:
     def name_of(self, parameter: nn.Parameter) -> str:
         return self._state.name_of(parameter)
 
+    def name_of_module(self, module: nn.Module) -> str:
+        return next((name for name, each in self._state.named_modules() if each is module), "a module")
+
     def begin_step(self, number: int, before_update: Callable[[], None]) -> None:
         """before_update: called before each update by an optimizer of the state."""
         self._mark = mark_of(self._trained, self._state.objects.values())

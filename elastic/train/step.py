@@ -29,7 +29,7 @@ from elastic.train import refuse
 from elastic.train.audit import Auditor, Call, StepAudit
 from elastic.train.leaving import StepPlace
 from elastic.train.misuse import public
-from elastic.train.modes import Modes
+from elastic.train.modes import StepModes
 from elastic.train.open_sums import OpenSums
 from elastic.train.opening_buffers import Contents
 from elastic.train.sealed import sealed
@@ -80,9 +80,10 @@ class Step:
         self._requests = requests
         self.audit: StepAudit | WholeBatchGradient | None = None
         if auditor is not None:
-            self.audit = auditor.begin(number, self._compute)
+            self.audit = auditor.begin(number, self._compute_again)
         self._sums = OpenSums(number)
         self._buffers_after: dict[int, Contents] = {}
+        self._modes = StepModes()
         self._passes = 0
         self._calls: list[Call] = []  # the last one of each pass
         parts.contract.begin_step(number, self._end_before_update)
@@ -324,9 +325,10 @@ class Step:
         first_call, call = self._look_at(function), None
         leftovers = self._parts.contract.leftovers
         leftovers.begin_pass(self.number)
-        modes = Modes.of(parts.modules)
+        modes = self._modes.begin_pass(parts.modules)
         with self._parts.contract.forward(parts):
             for batch in batches:
+                self._modes.begin_shard(batch.shard)
                 self._parts.heartbeat.enter(Phase.STEP)
                 self.fault_point("forward")
                 before = self._buffers_after.get(batch.shard, self._parts.buffers.opening)
@@ -339,11 +341,12 @@ class Step:
                 if audit is not None:
                     audit.after(call.number, output)
                 if first_call is not None:
-                    found = first_call.end(self.number, call, batch.shard, self._compute)
+                    found = first_call.end(self.number, call, batch.shard, self._compute_again)
                     leftovers.add(found, sys._getframe())  # noqa: SLF001 - the recipe's is above
                     first_call = None
                 yield batch, output
         leftovers.end_pass()
+        self._modes.end_pass()
         if call is not None:
             self._calls.append(call)
         random_streams.enter(self._parts.order.seed, "step", self.number, self._passes)
@@ -369,14 +372,18 @@ class Step:
         seed = self._parts.order.seed
         random_streams.enter(seed, "shard", self.number, batch.shard, call.number)
         self._parts.buffers.load(call.buffers)
-        if call.modes is not None:
-            call.modes.load()
         with self._parts.contract.function():
             try:
                 return call.function(batch)
             except RuntimeError:
                 self._parts.buffers.check_sizes()  # torch's error says nothing of the buffer
                 raise
+
+    def _compute_again(self, call: Call, batch: Batch) -> Tensor:
+        """One shard's output once more, from the modes that its pass began with, too."""
+        if call.modes is not None:
+            call.modes.load()
+        return self._compute(call, batch)
 
     def _begin_gradients(self, scaler: Scaler | None) -> None:
         self._parts.contract.begin_computation(scaler)
@@ -393,13 +400,14 @@ class Step:
             parts=parts,
             number=self.number,
             buffers=buffers,
+            modes=self._modes,
             requests=self._requests,
             fault_point=self.fault_point,
         )
         self.outcome = end.exchange(loss, losses)
         if self.number == 1:  # what is to be said is said after the first step
             self.averaged += parts.buffers.averaged(buffers[parts.exchange.own_shards[-1]])
-        self._buffers_after = {}
+        self._buffers_after, self._modes = {}, StepModes()
         self._sums.close()
         parts.heartbeat.enter(Phase.BETWEEN)
         return self.outcome

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from elastic.errors import UsageError
+from elastic.train.modes import StepModes, are_equal
 from elastic.train.opening_buffers import Contents
 from elastic.train.step_parts import Requests, StepOutcome, StepParts
 
@@ -19,21 +20,23 @@ from elastic.train.step_parts import Requests, StepOutcome, StepParts
 class StepEnd:
     """What one rank brings to the end of step `number`.
 
-    buffers: what they are after each own shard. requests: called with the step's number once the
-    gradients are summed. fault_point: see Step.
+    buffers: what they are after each own shard. modes: those that each own shard left. requests:
+    called with the step's number once the gradients are summed. fault_point: see Step.
     """
 
     parts: StepParts
     number: int
     buffers: dict[int, Contents]
+    modes: StepModes
     requests: Callable[[int], Requests]
     fault_point: Callable[[str], None]
 
     def exchange(self, loss: float | None, losses: dict[int, float]) -> StepOutcome:
         """loss: known to every rank already, or None where it is the mean of `losses`.
 
-        losses: of the own shards. Raises UsageError for integers in buffers that differ between
-        shards, PeerLost when another rank is gone, and what a vote on the states raises.
+        losses: of the own shards. Raises UsageError for integers in buffers, and for modes, that
+        differ between shards, PeerLost when another rank is gone, and what a vote on the states
+        raises.
         """
         parts = self.parts
         with parts.heartbeat.waiting():
@@ -44,12 +47,15 @@ class StepEnd:
         contributions = self._contributions(said, losses)
         with parts.heartbeat.waiting():
             total = parts.exchange.sum_shards(contributions, "the end of a step")
-        sizes = [1 + len(said), total.numel() - 1 - len(said) - parts.buffers.length, parts.buffers.length]
+        of_shards = 3 + len(said)
+        sizes = [of_shards, total.numel() - of_shards - parts.buffers.length, parts.buffers.length]
         head, used, buffers = torch.split(total, sizes)
-        loss_sum, *sums = head.tolist()
+        loss_sum, hashes, squares, *sums = head.tolist()
         asked, votes = sums[: len(asks)], sums[len(asks) :]
         if parts.agreement is not None:
             parts.agreement.read(votes, undo=parts.buffers.load)
+        if not are_equal((hashes, squares), parts.exchange.shards):
+            self._refuse_modes()
         parts.gradients.assign(flats, used)
         with parts.heartbeat.waiting():
             parts.gradients.add_late(used)
@@ -70,20 +76,44 @@ class StepEnd:
     def _contributions(self, said: list[float], losses: dict[int, float]) -> dict[int, Tensor]:
         """The vector of each own shard, float64.
 
-        It is [1] its loss, [5] the fields of Requests, [2 · ranks] votes on the state before this
-        step (none with one rank), [parameters] whether a gradient exists, [buffers.length] its
-        buffers. What is said by ranks and not by shards is in a rank's first shard alone.
+        It is [1] its loss, [2] a number for the modes that it left and its square, [5] the fields
+        of Requests, [2 · ranks] votes on the state before this step (none with one rank),
+        [parameters] whether a gradient exists, [buffers.length] its buffers. What is said by ranks
+        and not by shards is in a rank's first shard alone.
         """
         parts = self.parts
         of_rank = torch.cat([torch.tensor(said, dtype=torch.float64), parts.gradients.used()])
         of_rank = of_rank.to(parts.device)
         contributions, buffers = {}, parts.buffers.contributions(self.buffers)
+        modes = self.modes.numbers()
         for index, shard in enumerate(parts.exchange.own_shards):
-            own_loss = torch.tensor([losses[shard]], dtype=torch.float64, device=parts.device)
+            own = torch.tensor([losses[shard], *modes[shard]], dtype=torch.float64, device=parts.device)
             # A rank's requests count once, whatever the number of its shards.
-            head = torch.cat([own_loss, of_rank * (index == 0)])
+            head = torch.cat([own, of_rank * (index == 0)])
             contributions[shard] = torch.cat([head, buffers[shard]])
         return contributions
+
+    def _refuse_modes(self) -> None:
+        """Raises UsageError, on every rank."""
+        parts, shards = self.parts, self.parts.exchange.shards
+        name = "a module"
+        if are_equal(self._sum(self.modes.sizes()), shards):
+            totals = self._sum(self.modes.flags())
+            found = [
+                each for each, count in zip(self.modes.modules, totals, strict=True) if 0 < count < shards
+            ]
+            name = parts.contract.name_of_module(found[0]) if found else name
+        raise UsageError(
+            f"step {self.number}: expected the function that step.mean_loss or step.sum is given to leave modules in the same modes after every shard, found {name} in "
+            "evaluation mode after some shards and in training mode after others. The loop would go on in the modes of the last shard of each worker, and the result "
+            "would depend on how many workers there are: put the mode back where the function changes it, or let the loop's body set it before the computation, "
+            "from what is the same on every worker (step.number, the loss that step.mean_loss returned)"
+        )
+
+    def _sum(self, of_shard: dict[int, Tensor]) -> list[float]:
+        on_device = {shard: each.to(self.parts.device) for shard, each in of_shard.items()}
+        total: list[float] = self.parts.exchange.sum_shards(on_device, "modes of modules").tolist()
+        return total
 
     def _check_integers(self, total: Tensor) -> None:
         """Every rank has the same sum, so that all ask for the names, or none does."""
