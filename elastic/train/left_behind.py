@@ -18,31 +18,32 @@ are named once: these cannot be followed. It does not see containers of other li
 """
 
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from types import FrameType, SimpleNamespace
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 from weakref import ref
 
-import torch
 from torch import Tensor
 
-from elastic.data.own_files import is_own_class, is_own_file
+from elastic.data.own_files import is_own_file
 from elastic.errors import UsageError
 from elastic.train import structure
-from elastic.train.lasting import DEPTH
+from elastic.train.left_place import LeftPlace
+from elastic.train.left_sentences import (
+    BODY,
+    FUNCTION,
+    of_body,
+    of_earlier_numbers,
+    of_earlier_step,
+    of_numbers,
+    of_other_call,
+)
 from elastic.train.liveness import names_in_loop
-from elastic.train.marked_tensor import LeftBehind, Mark, mark
+from elastic.train.marked_tensor import LeftBehind, Mark
 from elastic.train.object_marks import leaves, storage_of
-from elastic.train.own_code import cell_contents
 from elastic.train.saved_leaves import SavedLeaves
-from elastic.train.site import Form, Site
 from elastic.train.state import State
 
-_NAMED = 3
-_FUNCTION = "the function given to step.mean_loss or step.sum"
-_BODY = "the loop's body"
 _MANY_FRAMES = 40
 _LOOKS = frozenset({"__get__", "__len__", "__hash__", "__repr__", "__format__", "dim", "size", "numel"})
 _CONVERSIONS = frozenset(
@@ -51,49 +52,6 @@ _CONVERSIONS = frozenset(
 _DECIDING = "/torch/optim/", "/elastic/train/values.py"
 _OF_LIBRARY = "/elastic/"
 _ON_BEHALF = "/elastic/train/step.py", "/elastic/train/misuse.py"  # called by the recipe: step.log
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftPlace:
-    """What each call replaces, and another shard's call by something else.
-
-    paths: below the key of the site, as lasting.py names them: the tensors that differ.
-    has_numbers: whether numbers differ, too.
-    """
-
-    site: Site
-    key: Any
-    paths: frozenset[str]
-    has_numbers: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.site.name_of(self.key)
-
-    def read(self) -> Any:
-        match self.site.form, self.site.thing:
-            case Form.CELL, cell:
-                return next(iter(cell_contents(cell)), None)
-            case Form.CLASS, kind:
-                return vars(kind).get(self.key)
-            case Form.SEQUENCE, items:
-                return items[self.key] if self.key < len(items) else None
-            case _, names:
-                return names.get(self.key)
-
-    def write(self, value: Any) -> None:
-        match self.site.form, self.site.thing:
-            case Form.CELL, cell:
-                cell.cell_contents = value
-            case Form.CLASS, kind:
-                type.__setattr__(kind, self.key, value)
-            case _, holder:
-                holder[self.key] = value
-
-    def is_mentioned(self, names: frozenset[str]) -> bool:
-        if self.site.form in (Form.NAMES, Form.CLASS):
-            return str(self.key) in names
-        return self.site.path.partition("[")[0].rpartition(".")[2] in names
 
 
 class Leftovers:
@@ -119,7 +77,7 @@ class Leftovers:
         self._step = step
         for place in self._places:
             value = place.read()
-            marked = value if value is None else self._marked(value, "", place, DEPTH, step=step - 1)
+            marked = place.marked(value, self.check_use, step - 1)
             if marked is not value and not self._is_saved(place, value):
                 place.write(marked)
 
@@ -149,8 +107,8 @@ class Leftovers:
     def end_pass(self) -> None:
         for place, before in zip(self._places, self._before, strict=True):
             value = place.read()
-            if value is not None and _standing_for(value) is not before:
-                marked = self._marked(value, "", place, DEPTH)
+            if _standing_for(value) is not before:
+                marked = place.marked(value, self.check_use)
                 if marked is not value:
                     place.write(marked)
 
@@ -166,11 +124,11 @@ class Leftovers:
         new = [name for name in self._read if name not in self._said]
         self._said.update(new)
         earlier, others = ([name for name in new if self._read[name] is kind] for kind in (True, False))
-        notes = [_of_earlier_numbers(earlier)] * bool(earlier) + [_of_numbers(others)] * bool(others)
+        notes = [of_earlier_numbers(earlier)] * bool(earlier) + [of_numbers(others)] * bool(others)
         return "\n".join(notes)
 
     def refuse(self, its: Mark, does: str) -> None:
-        sentence = _of_earlier_step(its, _BODY, does) if its.step else _of_body(its.name, does)
+        sentence = of_earlier_step(its, BODY, does) if its.step else of_body(its.name, does)
         self._error = UsageError(f"step {self._step}: {sentence}")
         raise self._error
 
@@ -184,9 +142,7 @@ class Leftovers:
             return
         if self._is_computing():
             sentence = (
-                _of_earlier_step(its, _FUNCTION, "computes with it")
-                if its.step
-                else of_other_call([its.name])
+                of_earlier_step(its, FUNCTION, "computes with it") if its.step else of_other_call([its.name])
             )
             self._error = UsageError(f"step {self._step}: {sentence}")
             raise self._error
@@ -204,87 +160,6 @@ class Leftovers:
             saved = SavedLeaves(self._state.objects).storages()
             if any(storage_of(each) in saved for each in written):
                 self.refuse(its, "changes the State by it")
-
-    def _marked(self, value: Any, path: str, place: LeftPlace, depth: int, *, step: int = 0) -> Any:
-        """The same, with marked tensors; containers are copied, since a batch may hold them too."""
-        if isinstance(value, Tensor):
-            is_of_shard = type(value) is Tensor and path in place.paths
-            return mark(value, Mark(place.name + path, self.check_use, step)) if is_of_shard else value
-        if not depth:
-            return value
-
-        def inside(name: str, item: Any) -> Any:
-            return self._marked(item, path + name, place, depth - 1, step=step)
-
-        match value:
-            case dict() if type(value) is dict:
-                found = {key: inside(f"[{key!r:.40}]", item) for key, item in value.items()}
-                return found if _differ(found.values(), value.values()) else value
-            case list() | tuple() | deque() if type(value) in (list, tuple, deque) or hasattr(value, "_make"):
-                items = [inside(f"[{index}]", item) for index, item in enumerate(value)]
-                make: Any = getattr(value, "_make", type(value))
-                return make(items) if _differ(items, value) else value
-            case _ if isinstance(value, SimpleNamespace) or is_own_class(type(value)):
-                return self._with_marked_attributes(value, inside)
-            case _:
-                return value
-
-    def _with_marked_attributes(self, value: Any, inside: Callable[[str, Any], Any]) -> Any:
-        attributes = getattr(value, "__dict__", None)
-        if type(attributes) is not dict or isinstance(value, torch.nn.Module):
-            return value
-        found = {name: inside(f".{name}", item) for name, item in attributes.items()}
-        if not _differ(found.values(), attributes.values()):
-            return value
-        other = object.__new__(type(value))
-        object.__getattribute__(other, "__dict__").update(found)
-        return other
-
-
-def of_other_call(names: list[str]) -> str:
-    return (
-        f"{_FUNCTION} reads what the function of an earlier call has left behind, in {_shown(names)}. That is of the last shard that this worker "
-        "computed there, for each shard here: all shards of a call come before the next call. Compute it inside the function that needs it, from its own "
-        "batch; or return both numbers from one function; what a sum over the batch tells comes from step.sum"
-    )
-
-
-def _of_earlier_step(its: Mark, reader: str, does: str) -> str:
-    return (
-        f"{reader} reads {its.name}, which a forward in the loop's body of an earlier step, {its.step}, has left behind, and {does}. No object of the State "
-        "saves it: a process that restarts in between has none, or another one, so that the result depends on restarts. Compute it in the step that reads it, "
-        "before it is read; or keep it in elastic.Values(name=...), which goes into the State, in the step that computes it, and read it there"
-    )
-
-
-def _of_body(name: str, does: str) -> str:
-    return (
-        f"the loop's body reads {name}, which {_FUNCTION} has left behind, and {does}. That is of the last shard that this worker computed, so that the result "
-        "depends on the number of workers. What the loop needs of all shards: return it from a function, total = step.sum(lambda batch: ...), which is the "
-        "same on every worker; a mean over samples is such a sum divided by step.global_batch. What one shard needs of itself: compute it inside the function "
-        "that needs it, from its own batch. A part of the loss: add it to the loss that the function returns"
-    )
-
-
-def _of_earlier_numbers(names: list[str]) -> str:
-    return (
-        f"note: the loop reads {_shown(names)}, which a forward in the loop's body of an earlier step has left behind, and no object of the State saves it: a "
-        "process that restarts in between has none, or another one. Where the result depends on it, compute it in the step that reads it, or keep it in "
-        "elastic.Values; what is only shown may stay"
-    )
-
-
-def _shown(names: list[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-
-
-def _of_numbers(names: list[str]) -> str:
-    return (
-        f"note: the loop reads {_shown(names)}, which {_FUNCTION} has left behind: it is of the last shard that this worker computed, and another one at another number "
-        "of workers. What a forward in the loop's body put there for a later step is lost where a process restarts in between: no state has it. Where the "
-        "result or a metric depends on it, return it from a function, step.sum(lambda batch: ...), which is the same on every worker, and keep what a later "
-        "step needs in elastic.Values; what is only shown may stay"
-    )
 
 
 def _caller(frame: FrameType | None) -> str:
@@ -317,10 +192,6 @@ def _mentioned(frame: FrameType | None) -> frozenset[str]:
 def _standing_for(value: Any) -> object:
     """The same for the same tensor, which it does not keep alive; of others nothing is known."""
     return ref(value) if isinstance(value, Tensor) else object()
-
-
-def _differ(some: Iterable[Any], others: Iterable[Any]) -> bool:
-    return any(one is not other for one, other in zip(some, others, strict=True))
 
 
 def _tensors_of(state: State) -> Iterator[tuple[str, Any]]:

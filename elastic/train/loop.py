@@ -29,10 +29,10 @@ from elastic.system.raised_error import ErrorPlace
 from elastic.train import derived_weights, early_end, indirect_loop, refuse, step_requests, values
 from elastic.train.agreement import Agreement
 from elastic.train.audit import Auditor
+from elastic.train.build_memory import loop_memory
 from elastic.train.first_step_notes import notes
 from elastic.train.flat_state import checksum_of
 from elastic.train.leaving import StepPlace, agree
-from elastic.train.loop_memory import loop_memory
 from elastic.train.loop_parts import LoopParts
 from elastic.train.loop_progress import LoopProgress
 from elastic.train.process_groups import ProcessGroups

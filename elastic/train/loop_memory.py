@@ -14,52 +14,33 @@ not see what lies in files, or in objects of other libraries that have no state_
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType, FunctionType, MethodType
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-
 from elastic.data import stale_copies
-from elastic.data.own_files import is_own_class
-from elastic.data.record import DataRecord
 from elastic.data.stale_copies import is_of_own_class
 from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
-from elastic.observe.log import read_rare
-from elastic.train import address_order, process_settings, read_ahead, structure
-from elastic.train.address_hash import kind_of
+from elastic.train import process_settings, read_ahead
 from elastic.train.body_changes import BodyChanges
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.files_read import FilesRead
 from elastic.train.given_data import GivenData
 from elastic.train.loading_code import loading_methods
 from elastic.train.loop_look import Look, is_added, is_made_late, is_read, is_saved
-from elastic.train.loop_parts import LoopParts
 from elastic.train.loop_variables import Analyses, Loading, LoopVariables, functions_in, loop_variables
-from elastic.train.module_settings import PREFIX, ModuleSettings
-from elastic.train.namespaces import is_own_namespace, own_classes
-from elastic.train.object_marks import Kind, Rules, Weight, containers, plain_text
-from elastic.train.object_parts import FREE
-from elastic.train.object_walk import Walk
-from elastic.train.own_code import attributes, filled_by_hooks
-from elastic.train.saved_leaves import SavedLeaves, SavedNumbers, left_out
+from elastic.train.loop_walk import take_look
+from elastic.train.module_settings import ModuleSettings
+from elastic.train.object_marks import Kind, Weight
+from elastic.train.own_code import attributes
 from elastic.train.state import State
 from elastic.train.unsaved_names import Standing, in_order, root_of, standing
-from elastic.train.unsaved_sentences import refusal, sentence
-from elastic.train.values import Values
+from elastic.train.unsaved_sentences import refusal
 
 FIRST_LOOKS = 4
 MANY_SAID = 36
-_SAVES_ALL = (LRScheduler, torch.amp.GradScaler, Values)
-
-# Of an object with a state_dict of its own: a tensor that is another one may be derived.
-_OF_OBJECT = Rules(rebound=Weight.SAID, in_place=Weight.REFUSED, plain=Weight.SAID)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,7 +137,7 @@ class LoopMemory:
         self.given.look(min(passed + 1, self.last_step), frame)
         variables = loop_variables(frame, self._analyses, self._loading())
         self._check_read_ahead(passed, variables)
-        now = self._take(passed, variables)
+        now = take_look(self.state, self.settings, self.left_out, variables, passed)
         before, self._before = self._before, now
         if before is None:
             self._began = passed
@@ -205,85 +186,6 @@ class LoopMemory:
         if name:
             raise UsageError(stale_copies.refusal(f"step {passed + 1}", name, self.workers))
 
-    def _take(self, passed: int, variables: LoopVariables) -> Look:
-        of_state = SavedLeaves(self.state.objects)
-        walk = Walk(
-            saved=of_state.storages,
-            left_out={id(each) for held in self.left_out for each in (held, *own_classes(held))},
-            assigned=frozenset(variables.assigned),
-            outputs=filled_by_hooks(structure.submodules(self.state.modules)),
-            cells=frozenset(variables.cells),
-            rewritten=frozenset(variables.rewritten),
-            kept=frozenset(
-                id(kind) for held in self.settings.holders() for kind in (held, *type(held).__mro__)
-            ),
-        )
-        saved = {name: self._enter(walk, name, of_state) for name in self.state.objects}
-        # What functions read of a module by its variables is known better than its other data.
-        for name, value in sorted(variables.carried, key=lambda each: is_own_namespace(each[1])):
-            walk.enter(name, value, FREE, owner=_owner(value))
-            if callable(value) and not isinstance(value, type):  # another criterion, say, from some step on
-                walk.note_which(name, value)
-        for name, value in variables.in_some:  # else they are named for the code after the loop
-            if isinstance(value, nn.Module) or of_state.has_keys_of(value):
-                walk.enter(name, value, replace(FREE, plain=Weight.NONE), owner=_owner(value))
-        for name, value in variables.targets:
-            walk.enter(name, value, FREE, owner="iterator")
-        for patch in variables.patches:
-            walk.note_patch(patch)
-        for name, value in variables.on_errors:
-            walk.enter(name, value, FREE.at_most(Weight.SAID))
-        collate = self.settings.collate
-        if not isinstance(collate, MethodType | None):
-            # What a closure or a partial holds has no other name.
-            walk.enter("collate", collate, FREE.at_most(Weight.SAID))
-        walk.sets |= self._sets_of_loading()
-        if refused := address_order.refusal(walk.sets, variables.iterated):
-            raise UsageError(refused)
-        return Look(
-            passed=passed,
-            marks=walk.marks,
-            saved={name: each for name, each in saved.items() if each is not None},
-            leaves=of_state,
-            read=variables.read_by_functions,
-            read_by_loading=variables.read_by_loading,
-            process=process_settings.read_settings(),
-            after_loop=variables.after_loop,
-        )
-
-    def _sets_of_loading(self) -> dict[str, str]:
-        held = stale_copies.attributes_of(self.settings.dataset, self.settings.collate)
-        sets = {name: each.value for name, each in held.items() if isinstance(each.value, (set, frozenset))}
-        return {name: kind for name, each in sets.items() if (kind := kind_of(each)) is not None}
-
-    def _enter(self, walk: Walk, name: str, of_state: SavedLeaves) -> SavedNumbers | None:
-        """Mark what an object of the State keeps outside its state_dict, or perhaps does."""
-        thing: Any = self.state.objects[name]
-        if isinstance(thing, nn.Module):
-            walk.module_of_state(name, thing)
-            for path, tensor in left_out(name, thing, of_state):
-                walk.enter(f"{name}.{path}", tensor, FREE, owner="left out")
-            return SavedNumbers(is_module=True, numbers=frozenset())
-        if isinstance(thing, Optimizer) and type(thing).state_dict is Optimizer.state_dict:
-            walk.optimizer_of_state(name, thing)
-            return None
-        if isinstance(thing, _SAVES_ALL) and not _has_own_state_dict(thing):
-            walk.left_out.add(id(thing))
-            if isinstance(thing, Values):  # a load fills what a name of the loop may hold
-                walk.left_out |= {id(each) for each in containers(list(vars(thing).values()))}
-            return None
-        if isinstance(thing, (Optimizer, LRScheduler)):
-            walk.optimizer_of_state(name, thing, _OF_OBJECT, entry=name)
-        else:
-            walk.enter(name, thing, _OF_OBJECT, owner="object", entry=name)
-        values = [value for _, value in of_state.of(name) if not isinstance(value, Tensor)]
-        has_arrays = any(mark.entry == name and mark.kind is Kind.ARRAY for mark in walk.marks.values())
-        return SavedNumbers(
-            is_module=False,
-            numbers=frozenset(map(plain_text, values)),
-            contents=of_state.contents(name, with_arrays=has_arrays),
-        )
-
     def _compare(self, before: Look, now: Look) -> None:
         refused = []
         for path, mark in now.marks.items():
@@ -326,74 +228,3 @@ class LoopMemory:
                     step=step, changing=changing, after_loop=late, files=files, by_loading=counted
                 )
             )
-
-
-def _has_own_state_dict(thing: Any) -> bool:
-    """Whether the recipe says what it saves, which may be less than what torch's class does."""
-    kind = next(each for each in type(thing).__mro__ if "state_dict" in vars(each))
-    return is_own_class(kind)
-
-
-def _said_before(events: Path) -> set[str]:
-    """The names that earlier processes of the run have said."""
-    found = [each.event for each in read_rare(events, UnsavedVariables)]
-    return {name for each in found for name in _names(each)}
-
-
-def _names(found: UnsavedVariables) -> list[str]:
-    return [*found.changing, *found.after_loop, *found.files, *found.by_loading]
-
-
-def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) -> LoopMemory:
-    """That of a rank's loop; rank 0 records what is found, and says it.
-
-    resumed: what stands beside the state that the loop begins with.
-    """
-
-    def report(found: UnsavedVariables) -> None:
-        if parts.output is not None:
-            known = _said_before(parts.output.events) if parts.generation > 1 else set[str]()
-            parts.output.log.record(found)
-            if not known.issuperset(_names(found)):
-                print(sentence(found), flush=True)
-        if parts.trace is not None:
-            parts.trace.note(sentence(found))
-
-    dataset, collate = parts.loader.dataset, parts.loader.collate
-    settings = DatasetSettings(dataset=dataset, collate=collate)
-    modules = ModuleSettings(state=parts.state)
-    saved = {} if resumed is None else resumed.settings
-    of_modules = {name: text for name, text in saved.items() if name.startswith(PREFIX)}
-    modules.put_back(of_modules)
-    settings.put_back({name: text for name, text in saved.items() if name not in of_modules})
-    body = BodyChanges(
-        state=parts.state,
-        dataset=dataset,
-        settings=modules,
-        of_loading=settings.of_loading,
-        collate=collate,
-    )
-    return LoopMemory(
-        state=parts.state,
-        last_step=last_step,
-        left_out=[dataset],
-        report=report,
-        body=body,
-        files=FilesRead(clock=parts.clock, since_s=_began_s(parts)),
-        settings=settings,
-        modules=modules,
-        workers=parts.loader.workers,
-        given=GivenData({"dataset": dataset, "collate": collate, **parts.loader.chosen}),
-    )
-
-
-def _began_s(parts: LoopParts) -> float:
-    """Seconds since 1970; of a run in an object store, when this process began."""
-    if parts.output is not None:
-        with suppress(OSError):
-            return (parts.output.events.parent / "run.json").stat().st_mtime
-    return parts.clock.wall()
-
-
-def _owner(value: Any) -> str:
-    return "module" if isinstance(value, (nn.Module, Optimizer)) else ""

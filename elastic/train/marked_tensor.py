@@ -24,8 +24,11 @@ class Mark:
     """
 
     name: str
-    check_use: Callable[["Mark", Any, list[Tensor]], None]
+    check_use: "CheckUse"
     step: int = 0
+
+
+CheckUse = Callable[[Mark, Any, list[Tensor]], None]
 
 
 class LeftBehind(Tensor):

@@ -27,6 +27,7 @@ from elastic.errors import ElasticError, UsageError
 from elastic.system.phase import Phase
 from elastic.train import refuse
 from elastic.train.audit import Auditor, Call, StepAudit
+from elastic.train.first_call import FirstCall
 from elastic.train.leaving import StepPlace
 from elastic.train.misuse import public
 from elastic.train.modes import StepModes
@@ -34,7 +35,6 @@ from elastic.train.open_sums import OpenSums
 from elastic.train.opening_buffers import Contents
 from elastic.train.sealed import sealed
 from elastic.train.shard_outputs import INTEGERS, check_loss, check_summand, described
-from elastic.train.side_effects import FirstCall
 from elastic.train.step_end import StepEnd
 from elastic.train.step_parts import Requests, StepOutcome, StepParts
 from elastic.train.unsaved import Scaler

@@ -1,0 +1,111 @@
+"""A place outside of the State, such as `net.features`, and the marks of the tensors there.
+
+Tensors in containers and in objects of the recipe's own are marked in copies of these: a batch, or
+the dataset, may hold the same ones.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor, nn
+
+from elastic.data.own_files import is_own_class
+from elastic.train.lasting import DEPTH
+from elastic.train.marked_tensor import CheckUse, Mark, mark
+from elastic.train.own_code import cell_contents
+from elastic.train.site import Form, Site
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftPlace:
+    """What each call replaces, and another shard's call by something else.
+
+    paths: below the key of the site, as lasting.py names them: the tensors that differ.
+    has_numbers: whether numbers differ, too.
+    """
+
+    site: Site
+    key: Any
+    paths: frozenset[str]
+    has_numbers: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.site.name_of(self.key)
+
+    def read(self) -> Any:
+        match self.site.form, self.site.thing:
+            case Form.CELL, cell:
+                return next(iter(cell_contents(cell)), None)
+            case Form.CLASS, kind:
+                return vars(kind).get(self.key)
+            case Form.SEQUENCE, items:
+                return items[self.key] if self.key < len(items) else None
+            case _, names:
+                return names.get(self.key)
+
+    def write(self, value: Any) -> None:
+        match self.site.form, self.site.thing:
+            case Form.CELL, cell:
+                cell.cell_contents = value
+            case Form.CLASS, kind:
+                type.__setattr__(kind, self.key, value)
+            case _, holder:
+                holder[self.key] = value
+
+    def is_mentioned(self, names: frozenset[str]) -> bool:
+        if self.site.form in (Form.NAMES, Form.CLASS):
+            return str(self.key) in names
+        return self.site.path.partition("[")[0].rpartition(".")[2] in names
+
+    def marked(self, value: Any, check_use: CheckUse, step: int = 0) -> Any:
+        """The same, with marked tensors. step: see Mark."""
+
+        def of_leaf(path: str, tensor: Tensor) -> Tensor:
+            is_marked = type(tensor) is Tensor and path in self.paths
+            return mark(tensor, Mark(self.name + path, check_use, step)) if is_marked else tensor
+
+        return _with_leaves(value, "", DEPTH, of_leaf)
+
+
+def _with_leaves(value: Any, path: str, depth: int, of_leaf: Callable[[str, Tensor], Tensor]) -> Any:
+    """The value with other tensors; the same one where all tensors are the same."""
+    if isinstance(value, Tensor):
+        return of_leaf(path, value)
+    if not depth:
+        return value
+
+    def inside(name: str, item: Any) -> Any:
+        return _with_leaves(item, path + name, depth - 1, of_leaf)
+
+    match value:
+        case dict() if type(value) is dict:
+            found = {key: inside(f"[{key!r:.40}]", item) for key, item in value.items()}
+            return found if _differ(found.values(), value.values()) else value
+        case list() | tuple() | deque() if type(value) in (list, tuple, deque) or hasattr(value, "_make"):
+            items = [inside(f"[{index}]", item) for index, item in enumerate(value)]
+            make: Any = getattr(value, "_make", type(value))
+            return make(items) if _differ(items, value) else value
+        case _ if isinstance(value, SimpleNamespace) or is_own_class(type(value)):
+            return _with_attributes(value, inside)
+        case _:
+            return value
+
+
+def _with_attributes(value: Any, inside: Callable[[str, Any], Any]) -> Any:
+    attributes = getattr(value, "__dict__", None)
+    if type(attributes) is not dict or isinstance(value, nn.Module):
+        return value
+    found = {name: inside(f".{name}", item) for name, item in attributes.items()}
+    if not _differ(found.values(), attributes.values()):
+        return value
+    other = object.__new__(type(value))
+    object.__getattribute__(other, "__dict__").update(found)
+    return other
+
+
+def _differ(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    return any(one is not other for one, other in zip(some, others, strict=True))
