@@ -8,9 +8,6 @@ for itself: their draws depend on what was loaded before. A run's first samples 
 (sample_memory.py).
 """
 
-import atexit
-import multiprocessing
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,17 +20,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
-from elastic.data import random_streams, sample_memory, stale_copies
+from elastic.data import sample_memory, stale_copies
 from elastic.data.default_collate import default_collate
+from elastic.data.loading_processes import KeyedBatches, load_in_processes
 from elastic.data.order import SampleOrder
 from elastic.data.random_keys import key, uniform
 from elastic.errors import UsageError
-from elastic.system import forked_child
 
 CHECKED_SAMPLES = 64  # at least, before the first step
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,19 +66,6 @@ class Slice(NamedTuple):
     shard: int
     indices: Tensor
     streams: Tensor
-
-
-class KeyedDataset(Dataset[Any]):
-    """A map-style dataset, indexed by (epoch, stream, sample), with that random stream."""
-
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self._dataset = dataset
-        self._seed = seed
-
-    def __getitem__(self, index: tuple[int, int, int]) -> Any:
-        epoch, stream, sample = index
-        random_streams.enter(self._seed, "sample", epoch, stream)
-        return self._dataset[sample]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,30 +125,14 @@ class BatchLoader:
         if self.is_whole:
             tensors = self.dataset.tensors
             return (tuple(tensor[each.indices] for tensor in tensors) for each in slices)
-        keyed, collate = KeyedDataset(self.dataset, self.seed), self.collate or default_collate
         requests = (
             [(each.epoch, *pair) for pair in zip(each.streams.tolist(), each.indices.tolist(), strict=True)]
             for each in slices
         )
+        keyed = KeyedBatches(dataset=self.dataset, seed=self.seed, collate=self.collate or default_collate)
         if self.workers == 0:
-            return (collate([keyed[index] for index in request]) for request in requests)
-        # Registered after multiprocessing's own handler, so it runs before that one, which would
-        # send SIGTERM to the data-loading processes, which ignore it, and wait for them forever.
-        atexit.unregister(_kill_loading_processes)
-        atexit.register(_kill_loading_processes)
-        loading = DataLoader(
-            keyed,
-            batch_sampler=requests,
-            num_workers=self.workers,
-            collate_fn=collate,
-            worker_init_fn=_ignore_stop_signals,
-        )
-        # A process that begins would die of one before it ignores it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-        try:
-            return iter(loading)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            return (keyed[request] for request in requests)
+        return load_in_processes(keyed, requests, self.workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,18 +247,3 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, dict):
         return {name: to_device(item, device) for name, item in value.items()}
     return value
-
-
-def _ignore_stop_signals(_number: int) -> None:
-    """In a data-loading process: a scheduler may signal every process of a job to ask for a stop.
-
-    The trainer handles that request, and the step under way still needs its data.
-    """
-    for each in _STOP_SIGNALS:
-        signal.signal(each, signal.SIG_IGN)
-
-
-def _kill_loading_processes() -> None:
-    for process in multiprocessing.active_children():
-        if process.daemon and not forked_child.is_one():  # a child has its parent's list
-            process.kill()

@@ -3,7 +3,11 @@ where loading began.
 """
 
 import gc
+import inspect
 import random
+import resource
+import signal
+import traceback
 import weakref
 from dataclasses import replace
 
@@ -15,10 +19,14 @@ from torch.utils.data import Dataset, TensorDataset
 
 from elastic.data import random_streams
 from elastic.data.loader import Batch, Loader, to_device
+from elastic.data.loading_processes import KeyedBatches, _OrErrors
 from elastic.data.order import SampleOrder, Tail
 from elastic.data.sampling import Sampling
 from elastic.errors import UsageError
 from elastic.reduce.tree import span
+from elastic.system.raised_error import BEFORE_THE_LOOP
+from elastic.system.remote_error import RemoteError
+from elastic.worker import own_error
 
 CPU = torch.device("cpu")
 ORDER = SampleOrder(seed=11, samples=22, global_batch=8, shards=4, epochs=2, tail=Tail.PAD)
@@ -213,6 +221,125 @@ def test_samples_that_make_no_batch_are_refused_with_collate(kind, workers):
     """Torch's own errors say nothing of `collate=`, and end a run with a traceback."""
     with pytest.raises(UsageError, match=r"cannot be put together .*Give collate=function\(samples\)"):
         batches_of(Sentences(kind), workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "unable to write to file </torch_7_1>: No space left on device (28)",
+        "unable to resize file </torch_7_1> to the right size: No space left on device (28)",
+        "unable to open shared memory object </torch_7_1> in read-write mode: Too many open files (24)",
+        "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes",
+        "DataLoader worker (pid 7) is killed by signal: Bus error.",
+    ],
+)
+def test_a_machines_failure_to_make_a_batch_is_left_to_a_restart(monkeypatch, words, workers):
+    """Torch says so with the class that it has for samples of several sizes: in the words of torch
+    2.15, and of a data-loading process whose shared memory is full.
+    """
+
+    def fails(*_, **__):
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(torch, "stack", fails)
+    with pytest.raises(RuntimeError) as caught:
+        batches_of([torch.zeros(1)] * ORDER.samples, workers=workers)
+    assert (type(caught.value), str(caught.value)) == (RuntimeError, words)
+    assert own_error.describe(caught.value, None, BEFORE_THE_LOOP) is None
+
+
+def test_a_shared_memory_that_is_full_is_the_machines():
+    """A data-loading process that may write no file larger than 64 bytes."""
+
+    class Limited(Dataset):
+        def __len__(self):
+            return ORDER.samples
+
+        def __getitem__(self, sample):
+            if sample == 3:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+            return torch.zeros(4096)
+
+    with pytest.raises(RuntimeError, match="torch_") as caught:
+        batches_of(Limited(), workers=1)
+    assert type(caught.value) is RuntimeError
+
+
+class Unreadable(Dataset):
+    """raised: with the sample's number; the error of the first one that is loaded in a process."""
+
+    def __init__(self, raised):
+        self.raised = raised
+
+    def __len__(self):
+        return ORDER.samples
+
+    def __getitem__(self, sample):
+        try:
+            return {}["file"]
+        except KeyError as missing:
+            raise self.raised() from missing
+
+
+LINE = inspect.getsourcelines(Unreadable)[1] + 13
+
+
+class Truncated(Exception):  # noqa: N818
+    def __init__(self, sample):
+        super().__init__(f"sample {sample} is truncated")
+        self.sample = sample
+
+    def __reduce__(self):
+        return Truncated, (self.sample,)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("sample 3 is bad"),
+        KeyError("labels"),
+        UsageError("expected one thing, found another"),
+        FileNotFoundError(2, "No such file or directory", "/data/3.png"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        Truncated(3),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_a_data_loading_process_is_what_it_is_in_this_one(error, workers):
+    """Its class, its words, the recipe's line, what it was raised from, and one traceback of each.
+
+    Torch would raise another one, whose words are a traceback. An agent that sees it would take it
+    for a failure that a restart may mend, and the user would look for the sentence in it.
+    """
+    with pytest.raises(type(error)) as caught:
+        batches_of(Unreadable(lambda: error), workers=workers)
+
+    raised = caught.value
+    assert (type(raised), str(raised)) == (type(error), str(error))
+    assert traceback.extract_tb(raised.__traceback__)[-1][:3] == (__file__, LINE, "__getitem__")
+    assert (type(raised.__cause__), str(raised.__cause__)) == (KeyError, "'file'")
+    assert own_error.own_line(raised.__traceback__).startswith(f"  at {__file__}:{LINE}: raise self.raised()")
+    shown = "".join(traceback.format_exception(raised))
+    assert shown.count("Traceback (most recent call last)") == 2  # with that of the cause
+    assert shown.endswith(f"{''.join(traceback.format_exception_only(raised))}")
+    is_own = own_error.describe(raised, None, BEFORE_THE_LOOP) is not None
+    assert is_own is (type(error) in (ValueError, KeyError))
+
+
+def test_an_error_that_a_pipe_cannot_carry_is_said_in_torchs_words():
+    """A class of a function cannot be found by another process; an argument may be anything."""
+
+    class Local(Exception):  # noqa: N818
+        pass
+
+    for error in (Local("sample 3"), ValueError(object())):
+        assert RemoteError.of(error) is None
+    loading = _OrErrors(batches=KeyedBatches(dataset=Unreadable(Local), seed=0, collate=list))
+    with pytest.raises(Local):
+        loading[[(0, 0, 0)]]
 
 
 def test_draws_of_a_batch_belong_to_its_samples():

@@ -28,7 +28,7 @@ UNSAFE_LOADS = {"load", "hub", "package", "jit"}
 # Its pipes and queues unpickle: these modules use them between a process and its own children. One
 # more only asks whether an object of the recipe's is a number in shared memory.
 # stale_copies: the type of its shared values alone, for those that read them
-USERS_OF_MULTIPROCESSING = {"data/loader.py", "testing/ranks.py", "data/stale_copies.py"}
+USERS_OF_MULTIPROCESSING = {"data/loading_processes.py", "testing/ranks.py", "data/stale_copies.py"}
 
 
 def unsafe(tree: ast.AST) -> list[str]:

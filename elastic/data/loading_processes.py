@@ -1,0 +1,107 @@
+"""Processes load batches ahead of their use, each as this process would; so do their errors.
+
+A signal that asks for a stop is not for them: the step under way still needs its data.
+"""
+
+import atexit
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from elastic.data import random_streams
+from elastic.system import forked_child
+from elastic.system.remote_error import RemoteError
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+Request = list[tuple[int, int, int]]  # epoch, stream and number of each sample of a batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedBatches(Dataset[Any]):
+    """The collated samples of a request, each loaded under its own random stream."""
+
+    dataset: Any
+    seed: int
+    collate: Callable[[list[Any]], Any]
+
+    def __getitem__(self, request: Request) -> Any:
+        return self.collate([self._sample(*each) for each in request])
+
+    def _sample(self, epoch: int, stream: int, sample: int) -> Any:
+        random_streams.enter(self.seed, "sample", epoch, stream)
+        return self.dataset[sample]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OrErrors(Dataset[Any]):
+    """An error is handed on as a value: torch would make another one of it, with its own words."""
+
+    batches: KeyedBatches
+
+    def __getitem__(self, request: Request) -> Any:
+        try:
+            return self.batches[request]
+        except Exception as error:
+            if (handed_on := RemoteError.of(error)) is None:
+                raise
+            return handed_on
+
+
+def load_in_processes(batches: KeyedBatches, requests: Iterator[Request], count: int) -> Iterator[Any]:
+    """The batches of these requests, in order.
+
+    The processes have begun when it returns, with the dataset as it is.
+    """
+    # Registered after multiprocessing's own handler, so it runs before that one, which would
+    # send SIGTERM to the data-loading processes, which ignore it, and wait for them forever.
+    atexit.unregister(_kill_loading_processes)
+    atexit.register(_kill_loading_processes)
+    loading = DataLoader(
+        _OrErrors(batches=batches),
+        batch_size=None,  # a request is a whole batch
+        sampler=requests,
+        num_workers=count,
+        collate_fn=_as_it_is,
+        worker_init_fn=_ignore_stop_signals,
+    )
+    # A process that begins would die of one before it ignores it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    try:
+        return _or_raised(iter(loading))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _as_it_is(data: Any) -> Any:
+    return data
+
+
+def _or_raised(loaded: Iterator[Any]) -> Iterator[Any]:
+    for data in loaded:
+        if isinstance(data, RemoteError):
+            break
+        yield data
+    else:
+        return
+    del loaded  # its processes end at once; the garbage collector, after the error, would wait for them
+    raise data.again()
+
+
+def _ignore_stop_signals(_number: int) -> None:
+    """In a data-loading process: a scheduler may signal every process of a job to ask for a stop.
+
+    The trainer handles that request, and the step under way still needs its data.
+    """
+    for each in _STOP_SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+
+
+def _kill_loading_processes() -> None:
+    for process in multiprocessing.active_children():
+        if process.daemon and not forked_child.is_one():  # a child has its parent's list
+            process.kill()
