@@ -5,13 +5,13 @@ What sorts by `id`, or computes with it, is found in the recipe's text, and name
 """
 
 import ast
-import dis
 import re
 from collections.abc import Collection
 from functools import cache
 from itertools import pairwise
 from types import CodeType
 
+from elastic.train.control_flow import instructions
 from elastic.train.recipe_text import called, computing, parsed
 
 _LOADS = "LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_ATTR"
@@ -31,15 +31,15 @@ _WORDS = re.compile(rb"\bid\(|key\s*=\s*(id|hash)\b")
 @cache
 def iterated(code: CodeType) -> frozenset[str]:
     """The variables and attributes that a function, or one inside it, iterates."""
-    instructions = list(dis.get_instructions(code))
+    of_all = instructions(code)
     found = {
         before.argval
-        for before, each in pairwise(instructions)
+        for before, each in pairwise(of_all)
         if before.opname in _LOADS
         and (each.opname in _TAKING or (each.opname in _METHODS and each.argval == "pop"))
     }
     by_line: dict[int | None, set[str]] = {}
-    for each, after in pairwise(instructions):
+    for each, after in pairwise(of_all):
         if each.opname in (*_LOADS, *_METHODS) and after.opname != "CONTAINS_OP":
             by_line.setdefault(each.positions.lineno if each.positions else None, set()).add(each.argval)
     found = found.union(*(names for names in by_line.values() if names & _ITERATING))

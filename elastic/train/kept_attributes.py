@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from types import CodeType
 
-from elastic.train.liveness import loop_around, ways_of
+from elastic.train.control_flow import control_flow, loop_around
 
 _READS = "LOAD_ATTR", "LOAD_METHOD"
 _MAKES = "__init__", "__new__", "__post_init__", "__setstate__", "load_state_dict"
@@ -26,7 +26,8 @@ def kept_attributes(code: CodeType) -> frozenset[str]:
     """Those that a call of this function assigns, or leaves as a call before it did."""
     if code.co_name in _MAKES:
         return frozenset()
-    instructions, onward = ways_of(code)
+    flow = control_flow(code)
+    instructions, onward = flow.instructions, flow.onward
     ends = {number for number, each in enumerate(instructions) if each.opname.startswith("RETURN_")}
     ways = [_at_least_once(instructions, onward, number) for number in range(len(instructions))]
     every = range(len(instructions))
@@ -42,7 +43,8 @@ def carried_attributes(code: CodeType, offset: int) -> frozenset[str]:
 
     offset: of the instruction in which the frame stands.
     """
-    instructions, onward = ways_of(code)
+    flow = control_flow(code)
+    instructions, onward = flow.instructions, flow.onward
     loop = loop_around(code, offset)
     start = [number for number in loop if instructions[number].offset == offset]
     found = set[str]()

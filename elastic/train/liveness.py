@@ -1,18 +1,16 @@
 """A variable is live at an instruction if a path from there reads it before it is written.
 
 The analysis is the textbook's: a backward fixpoint over the instructions of one function, from
-their reads and writes of variables by name. It takes every branch for possible, so it errs towards
-live. One way is left out: a `with` statement is taken to pass exceptions on, unless the function
-names `suppress`. Whether an object changes that a variable names, it does not know. It misses a
-variable that a comprehension of Python 3.12 or newer hides behind one of the same name.
+their reads and writes of variables by name. It takes every branch for possible (control_flow.py),
+so it errs towards live. Whether an object changes that a variable names, it does not know. It
+misses a variable that a comprehension of Python 3.12 or newer hides behind one of the same name.
 """
 
 import dis
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from inspect import (
     CO_ASYNC_GENERATOR,
     CO_COROUTINE,
@@ -21,13 +19,15 @@ from inspect import (
     CO_VARARGS,
     CO_VARKEYWORDS,
 )
+from itertools import chain
+from operator import or_
 from types import CodeType
 from typing import NamedTuple
 
+from elastic.train.control_flow import control_flow, instructions, loop_around, reachable
+
 _ACCESS = re.compile(r"(LOAD|STORE|DELETE)_(FAST|DEREF|CLASSDEREF|CLOSURE|NAME|GLOBAL)")
-_ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "INTERPRETER_EXIT")
 _GLOBAL = "*"
-_JUMPS = frozenset([*dis.hasjrel, *dis.hasjabs])
 
 
 class Variable(NamedTuple):
@@ -75,16 +75,15 @@ class Live:
 
 def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> Live:
     """offset: of the instruction in which the frame stands (`f_lasti`)."""
-    flow = _Flow(code, module, mentions)
-    here = flow.index_of(offset)
-    loop = flow.loop_of(here)
+    flow, ways = _Flow(code, module, mentions), control_flow(code)
+    here, loop = ways.index_of(offset), loop_around(code, offset)
     plain, all_ways = flow.fixpoint(), flow.fixpoint(has_errors=True)
     staying = flow.fixpoint(within=loop)
     onward = here + 1
-    instruction = flow.instructions[here]
+    instruction = ways.instructions[here]
     is_for = instruction.opname == "FOR_ITER"
     # The statement of a call may have read variables that it needs when the call returns.
-    places = [onward] if is_for else [onward, flow.start_of_line(here)]
+    places = [onward] if is_for else [onward, ways.start_of_line(here)]
     live = frozenset().union(*(plain.at(each) for each in places))
     in_loop = frozenset().union(*(staying.at(each) for each in places))
     before = flow.written_before(loop)
@@ -93,7 +92,7 @@ def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> 
     on_errors = all_ways.at(onward) - plain.at(onward)
     if not is_for:
         return Live(carried=carried, on_errors=on_errors, after_loop=only_after, in_some=only_after)
-    end = flow.index_of(instruction.argval)
+    end = ways.index_of(instruction.argval)
     targets, body = flow.targets(onward)
     return Live(
         carried=carried,
@@ -121,31 +120,14 @@ def names_in_loop(code: CodeType, offset: int) -> LoopNames:
 
     offset: as in `live_after`.
     """
-    flow = _Flow(code, "", lambda _: ())
-    loop = flow.loop_of(flow.index_of(offset))
-    inside = [flow.instructions[number] for number in loop]
+    loop, accesses = loop_around(code, offset), _accesses(code, "")
+    inside = [instructions(code)[number] for number in loop]
+    written = (each for number in loop for each in accesses[number] if not each.is_read)
     return LoopNames(
-        written=frozenset(each.name for each in flow.written(loop)),
+        written=frozenset(each.variable.name for each in written),
         assigned=frozenset(each.argval for each in inside if each.opname == "STORE_ATTR"),
         mentioned=frozenset(each.argval for each in inside if each.argval in code.co_names),
     )
-
-
-@cache
-def ways_of(code: CodeType) -> tuple[tuple[dis.Instruction, ...], tuple[tuple[int, ...], ...]]:
-    """The instructions of a function, and for each the numbers of those that may come next."""
-    flow = _Flow(code, "", lambda _: ())
-    return flow.instructions, tuple(map(tuple, flow.onward))
-
-
-@cache
-def loop_around(code: CodeType, offset: int) -> frozenset[int]:
-    """The numbers of the instructions of the loop in which the frame stands; none for none.
-
-    offset: as in `live_after`.
-    """
-    flow = _Flow(code, "", lambda _: ())
-    return frozenset(flow.loop_of(flow.index_of(offset)))
 
 
 @cache
@@ -155,14 +137,14 @@ def globals_needed(code: CodeType) -> frozenset[str]:
     Not those that it writes first on every way, as it does with a scratch variable. A generator,
     which goes on in the middle, needs all that it reads.
     """
-    writes = any(each.opname == "STORE_GLOBAL" for each in _instructions(code))
+    writes = any(each.opname == "STORE_GLOBAL" for each in instructions(code))
     is_generator = code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)
     if writes and not is_generator:
         at_entry = _Flow(code, _GLOBAL, lambda _: ()).fixpoint(has_errors=True).at(0)
         names = frozenset(each.name for each in at_entry if each.module == _GLOBAL)
     else:
         names = frozenset(
-            each.argval for each in _instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+            each.argval for each in instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
         )
     return names.union(*(globals_needed(each) for each in code.co_consts if isinstance(each, CodeType)))
 
@@ -176,15 +158,28 @@ def computes(code: CodeType) -> bool:
 
 
 @cache
-def _instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
-    return tuple(dis.get_instructions(code))
+def _accesses(code: CodeType, module: str) -> tuple[tuple[_Access, ...], ...]:
+    """What each instruction reads and writes itself, in its order."""
+    return tuple(tuple(_accesses_of(each, module)) for each in instructions(code))
 
 
-@cache
-def _handlers(code: CodeType) -> tuple[tuple[int, int, int], ...]:
-    """Where an exception between two offsets, the second one excluded, leads."""
-    entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
-    return tuple((each.start, each.end, each.target) for each in entries)
+def _accesses_of(instruction: dis.Instruction, module: str) -> Iterator[_Access]:
+    if isinstance(instruction.argval, CodeType):  # a function is made, which reads when it is called
+        for name in globals_needed(instruction.argval):
+            yield _Access(Variable(module, name), is_read=True)
+        if computes(instruction.argval):
+            yield _Access(LOADING, is_read=True)
+        return
+    if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval in _COMPUTING:
+        yield _Access(LOADING, is_read=True)
+        return
+    if instruction.opname == "LOAD_FAST_AND_CLEAR":  # a comprehension puts its own variable there
+        return
+    kinds = _ACCESS.findall(instruction.opname)
+    names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+    for (action, place), name in zip(kinds, names, strict=False):
+        variable = Variable(module if place in ("NAME", "GLOBAL") else "", name)
+        yield _Access(variable, is_read=action == "LOAD")
 
 
 class _LiveBefore(NamedTuple):
@@ -199,37 +194,34 @@ class _LiveBefore(NamedTuple):
 
 
 class _Flow:
-    """The instructions of a function, what each one reads and writes, and where each one leads."""
+    """What each instruction of a function reads and writes, where it leads, and what is live."""
 
     def __init__(self, code: CodeType, module: str, mentions: Mentions) -> None:
-        self.instructions = _instructions(code)
+        self.ways = control_flow(code)
         self._code = code
-        self._index = {each.offset: number for number, each in enumerate(self.instructions)}
-        self._module = module
-        self.accesses = [list(self._accesses(each, mentions)) for each in self.instructions]
-        self.onward = [list(self._successors(number)) for number in range(len(self.instructions))]
-        self._handlers: list[list[int]] = [[] for _ in self.instructions]
-        for start, end, target in _handlers(code):
-            for number, each in enumerate(self.instructions):
-                if start <= each.offset < end:
-                    self._handlers[number].append(self.index_of(target))
-        self._variables = sorted({each.variable for of_one in self.accesses for each in of_one})
+        self.accesses = _accesses(code, module)
+        named = set(chain.from_iterable(self.accesses))
+        mentioned = {each.variable: tuple(mentions(each.variable)) for each in named if each.is_read}
+        found = {each.variable for each in named}.union(*mentioned.values())
+        self._variables = sorted(found)
+        self._bits = {each: 1 << number for number, each in enumerate(self._variables)}
+        # By the variable that is read, as bits: itself, and those that this may read as well.
+        self._read = {
+            each: reduce(or_, map(self._bits.__getitem__, others), self._bits[each])
+            for each, others in mentioned.items()
+        }
         # By instruction, as bits: what it reads before it writes it, and what it writes.
         self._effects = [self._effect(of_one) for of_one in self.accesses]
-
-    def index_of(self, offset: int) -> int:
-        """A jump may lead to a place that is not listed, such as a cache before an instruction."""
-        while offset not in self._index:
-            offset += 2
-        return self._index[offset]
 
     def fixpoint(self, *, has_errors: bool = False, within: Container[int] | None = None) -> "_LiveBefore":
         """The variables that are live before each instruction.
 
         within: the numbers of the instructions that a way may lead through, None for all.
         """
-        effects, count = self._effects, len(self.instructions)
-        onward = [[each for each in ways if within is None or each in within] for ways in self.onward]
+        effects, count, handlers = self._effects, len(self.accesses), self.ways.handlers
+        onward = self.ways.onward
+        if within is not None:
+            onward = tuple(tuple(each for each in ways if each in within) for ways in onward)
         live, is_stable = [0] * (count + 1), False
         while not is_stable:
             is_stable = True
@@ -240,37 +232,31 @@ class _Flow:
                 read, written = effects[number]
                 found = (found & ~written) | read
                 if has_errors:
-                    for each in self._handlers[number]:
+                    for each in handlers[number]:
                         found |= live[each]
                 if found != live[number]:
                     live[number], is_stable = found, False
         return _LiveBefore(masks=live, variables=self._variables)
 
-    def _effect(self, accesses: list[_Access]) -> tuple[int, int]:
+    def _effect(self, accesses: tuple[_Access, ...]) -> tuple[int, int]:
         read = written = 0
         for access in reversed(accesses):
-            bit = 1 << bisect_left(self._variables, access.variable)
-            read, written = (read | bit, written) if access.is_read else (read & ~bit, written | bit)
+            if access.is_read:
+                read |= self._read[access.variable]
+            else:
+                bit = self._bits[access.variable]
+                read, written = read & ~bit, written | bit
         return read, written
-
-    def loop_of(self, number: int) -> set[int]:
-        """The instructions on a way from this one back to it; none if no way leads back."""
-        onward = self._reachable(self.onward[number], self.onward)
-        before: list[list[int]] = [[] for _ in self.onward]
-        for each, leads_to in enumerate(self.onward):
-            for other in leads_to:
-                before[other].append(each)
-        return onward & self._reachable(before[number], before)
 
     def written(self, numbers: Iterable[int]) -> frozenset[Variable]:
         return frozenset(
             each.variable for number in numbers for each in self.accesses[number] if not each.is_read
         )
 
-    def written_before(self, loop: set[int]) -> frozenset[Variable]:
+    def written_before(self, loop: frozenset[int]) -> frozenset[Variable]:
         """The variables that may have a value where the loop begins."""
-        outside = [[each for each in onward if each not in loop] for onward in self.onward]
-        return self.written(self._reachable([0], outside)) | self._given_to_function()
+        outside = [[each for each in onward if each not in loop] for onward in self.ways.onward]
+        return self.written(reachable([0], outside)) | self._given_to_function()
 
     def _given_to_function(self) -> frozenset[Variable]:
         """Its parameters, and the variables that other functions may write."""
@@ -280,34 +266,14 @@ class _Flow:
         count = code.co_argcount + code.co_kwonlyargcount
         count += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
         given = {Variable("", name) for name in (*code.co_varnames[:count], *code.co_freevars)}
-        everywhere = (each.variable for of_one in self.accesses for each in of_one)
-        return frozenset(given | {each for each in everywhere if each.module})
-
-    def _reachable(self, start: Iterable[int], leads_to: list[list[int]]) -> set[int]:
-        found = set[int]()
-        left = list(start)
-        while left:
-            number = left.pop()
-            if number not in found:
-                found.add(number)
-                left += leads_to[number]
-        return found
-
-    def start_of_line(self, number: int) -> int:
-        """The first of the instructions up to this one that belong to the same line."""
-        lines = [
-            each.positions.lineno if each.positions else None for each in self.instructions[: number + 1]
-        ]
-        while number and lines[number - 1] == lines[-1]:
-            number -= 1
-        return number
+        return frozenset(given.union(each for each in self._variables if each.module))
 
     def targets(self, start: int) -> tuple[list[Variable], int]:
         """The variables that a `for` assigns, and the first instruction of its body."""
         found: list[Variable] = []
         left, number = 1, start
-        while left and number < len(self.instructions):
-            instruction = self.instructions[number]
+        while left and number < len(self.accesses):
+            instruction = self.ways.instructions[number]
             if instruction.opname == "UNPACK_SEQUENCE":
                 left += instruction.argval - 1
             stored = [each.variable for each in self.accesses[number] if not each.is_read]
@@ -317,49 +283,3 @@ class _Flow:
             left -= len(stored)
             number += 1
         return found, number
-
-    def _accesses(self, instruction: dis.Instruction, mentions: Mentions) -> Iterator[_Access]:
-        if isinstance(instruction.argval, CodeType):  # a function is made, which reads when it is called
-            for name in globals_needed(instruction.argval):
-                yield from self._read(Variable(self._module, name), mentions)
-            if computes(instruction.argval):
-                yield from self._read(LOADING, mentions)
-            return
-        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval in _COMPUTING:
-            yield from self._read(LOADING, mentions)
-            return
-        if instruction.opname == "LOAD_FAST_AND_CLEAR":  # a comprehension puts its own variable there
-            return
-        kinds = _ACCESS.findall(instruction.opname)
-        names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-        for (action, place), name in zip(kinds, names, strict=False):
-            variable = Variable(self._module if place in ("NAME", "GLOBAL") else "", name)
-            if action == "LOAD":
-                yield from self._read(variable, mentions)
-            else:
-                yield _Access(variable, is_read=False)
-
-    def _read(self, variable: Variable, mentions: Mentions) -> Iterator[_Access]:
-        yield _Access(variable, is_read=True)
-        for each in mentions(variable):
-            yield _Access(each, is_read=True)
-
-    def _successors(self, number: int) -> Iterator[int]:
-        instruction = self.instructions[number]
-        name = instruction.opname
-        if name in _ENDS:
-            return
-        is_unconditional = name.startswith("JUMP_") and "_IF_" not in name
-        if not is_unconditional:
-            yield number + 1
-        if instruction.opcode in _JUMPS and not self._swallows(number):
-            yield self.index_of(instruction.argval)
-
-    def _swallows(self, number: int) -> bool:
-        """Whether this jump is taken where a context manager lets an exception end."""
-        if "suppress" in self._code.co_names:
-            return False
-        before = number - 1
-        while before > 0 and self.instructions[before].opname == "TO_BOOL":  # of Python 3.13
-            before -= 1
-        return self.instructions[before].opname == "WITH_EXCEPT_START"

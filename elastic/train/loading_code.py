@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from elastic.data.attributes import has_space, space_of
 from elastic.data.stale_copies import is_of_own_class
+from elastic.train.control_flow import instructions
 
 _DEPTH = 4
 _FEW = 64  # parts in a list
@@ -84,7 +85,7 @@ def written_variables(code: CodeType) -> frozenset[str]:
     found = set[str]()
     for parts in _writes(code):
         found |= {str(each.argval) for each in parts if each.opname in _VARIABLES}
-    for each in dis.get_instructions(code):
+    for each in instructions(code):
         if each.opname in ("STORE_GLOBAL", "STORE_DEREF"):
             found.add(str(each.argval))
     inner = (written_variables(each) for each in code.co_consts if isinstance(each, CodeType))
@@ -94,7 +95,7 @@ def written_variables(code: CodeType) -> frozenset[str]:
 def _writes(code: CodeType) -> Iterator[list[dis.Instruction]]:
     """The instructions that begin where a target, or a call that may write, begins."""
     by_start: dict[tuple[int | None, int | None], list[dis.Instruction]] = {}
-    for each in dis.get_instructions(code):
+    for each in instructions(code):
         if each.positions is not None:
             by_start.setdefault((each.positions.lineno, each.positions.col_offset), []).append(each)
     for parts in by_start.values():

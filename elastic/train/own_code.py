@@ -12,6 +12,7 @@ from torch import nn
 from elastic.data.attributes import space_of
 from elastic.data.own_files import is_own_class, is_own_file
 from elastic.train.callables import bound_by, is_wrapper, layers, unwrapped
+from elastic.train.control_flow import instructions
 
 _updated: dict[type, frozenset[str]] = {}
 
@@ -38,7 +39,7 @@ def rewritten_attributes(code: CodeType) -> frozenset[str]:
     `CFG.mix *= 0.97`, `cls.shadow[name] = 0.9 * cls.shadow[name] + x`: surely no scratch space.
     """
     by_line: dict[int, list[dis.Instruction]] = {}
-    for each in dis.get_instructions(code):
+    for each in instructions(code):
         if each.positions is not None and each.positions.lineno is not None:
             by_line.setdefault(each.positions.lineno, []).append(each)
     found = set[str]()
@@ -59,7 +60,7 @@ def attributes(code: CodeType, *, is_whole: bool = True) -> tuple[frozenset[str]
     is_whole: with the functions that are made inside it, and not the classes.
     """
     read, assigned = set[str](), set[str]()
-    for instruction in dis.get_instructions(code):
+    for instruction in instructions(code):
         if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             read.add(instruction.argval)
         elif instruction.opname == "STORE_ATTR":

@@ -6,13 +6,13 @@ assigns, by a dotted name or with `setattr`; each is resolved without a call of 
 finds its target by other ways (a variable of a loop over modules, `unittest.mock`) is not seen.
 """
 
-import dis
 from collections.abc import Iterator, Mapping
 from functools import cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from elastic.train.callables import is_wrapper
+from elastic.train.control_flow import instructions
 from elastic.train.namespaces import is_own_namespace
 
 _ROOTS = "LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF"
@@ -47,7 +47,7 @@ def targets(code: CodeType) -> frozenset[Target]:
     """Of all assignments to attributes of dotted names, in this code alone."""
     found, chain, is_copied = set[Target](), tuple[str, ...](), False
     sets_by_name = "setattr" in code.co_names
-    for each in dis.get_instructions(code):
+    for each in instructions(code):
         name = each.argval
         if each.opname.startswith(_ROOTS):  # some load two variables at once
             chain, is_copied = (name[-1] if isinstance(name, tuple) else str(name),), False

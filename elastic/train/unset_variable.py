@@ -4,12 +4,12 @@ A process that is killed after the last step is followed by one that finds the t
 and goes on after the loop. So does a complete run that is started again without an agent.
 """
 
-import dis
 import traceback
 from collections.abc import Iterator
 from types import CodeType
 
 from elastic.errors import UsageError
+from elastic.train.control_flow import instructions
 
 
 def explain_unset(error: BaseException, last_step: int) -> UsageError | None:
@@ -30,7 +30,7 @@ def explain_unset(error: BaseException, last_step: int) -> UsageError | None:
 
 def _set_by(code: CodeType) -> Iterator[str]:
     """The names of the variables that a function, or the top of a script, assigns."""
-    for instruction in dis.get_instructions(code):
+    for instruction in instructions(code):
         if instruction.opname.startswith("STORE_") and instruction.opname != "STORE_ATTR":
             # One instruction of Python 3.13 may store two.
             yield from (
