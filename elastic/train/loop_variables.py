@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from elastic.data.own_files import is_own_class, is_own_file
 from elastic.errors import UsageError
+from elastic.train import structure
 from elastic.train.address_order import iterated
 from elastic.train.callables import bound_by, is_wrapper, unwrapped, wrapped_by
 from elastic.train.kept_attributes import carried_attributes, kept_attributes
@@ -40,6 +41,7 @@ TOKEN_DEPTH, FEW_ITEMS = 2, 32  # of what tells that an analysis still holds
 
 Named = list[tuple[str, Any]]
 _REFERENCES = 3  # to that dict, by its frame, by the variable that names it, and by the call that counts
+_HOOKS_OF_MODULES = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks"))
 _NO_FUNCTIONS = bool, int, float, str, bytes, type(None), Tensor, np.ndarray
 _KEEPS_A_COPY = sys.version_info < (3, 13)  # a frame keeps the dict that its f_locals gave
 
@@ -181,6 +183,7 @@ class _Names:
                 seen.clear()  # lest the frame keep alive what its variables no longer name
         self.spaces = {self.module: frame.f_globals, "": self.own}
         self._mentioned: dict[Variable, tuple[Variable, ...]] = {}
+        self._reads: dict[Variable, tuple[Variable, ...]] = {}
         self._unset: set[Variable] = set()
 
     def analysis(self, code: CodeType, offset: int) -> _Analysis:
@@ -227,7 +230,11 @@ class _Names:
             seen: set[Variable] = set()
             left = [variable]
             while left:
-                for each in self._read_by(left.pop()):
+                one = left.pop()
+                reads = self._reads.get(one)
+                if reads is None:
+                    reads = self._reads[one] = tuple(self._read_by(one))
+                for each in reads:
                     if each not in seen:
                         seen.add(each)
                         left.append(each)
@@ -334,13 +341,15 @@ def _parts(thing: Any) -> Iterator[Any]:
         for _, bound in bound_by(thing):
             yield bound
         return
-    if isinstance(thing, (nn.Module, Optimizer)):
-        modules = thing.modules() if isinstance(thing, nn.Module) else ()
-        for each in (thing, *modules):
-            yield from (hooks for name, hooks in vars(each).items() if name.endswith("_hooks") and hooks)
-    elif is_own_class(type(thing)):
+    modules = structure.submodules([thing]) if isinstance(thing, nn.Module) else []
+    for module in modules:
+        space = vars(module)
+        yield from (space[name] for name in _HOOKS_OF_MODULES if space.get(name))
+    if isinstance(thing, Optimizer):
+        yield from (hooks for name, hooks in vars(thing).items() if name.endswith("_hooks") and hooks)
+    elif not modules and is_own_class(type(thing)):
         yield from (held for _, held in attributes_of(thing))
-    kinds = {type(each) for each in thing.modules()} if isinstance(thing, nn.Module) else {type(thing)}
+    kinds = set(map(type, modules or [thing]))
     for each in {each for kind in kinds for each in kind.__mro__ if is_own_class(each)}:
         yield from (made for made in vars(each).values() if is_wrapper(made))
 

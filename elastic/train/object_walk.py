@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from elastic.data.attributes import space_of
 from elastic.data.own_files import is_own_class
 from elastic.train.address_hash import kind_of
 from elastic.train.callables import is_wrapper, unwrapped, wrapped_by
@@ -51,8 +52,9 @@ from elastic.train.object_parts import (
     of_own,
     of_tensor,
 )
-from elastic.train.own_code import attributes, attributes_of, updated_attributes
+from elastic.train.own_code import attributes_of, updated_attributes
 from elastic.train.patched import Patch
+from elastic.train.structure import named_submodules
 from elastic.train.values import Values
 
 MANY_OBJECTS = 50_000
@@ -128,7 +130,8 @@ class Walk:
 
     def module_of_state(self, path: str, module: nn.Module) -> None:
         """What its state_dict leaves out: plain attributes, and buffers that are not persistent."""
-        for name, each in module.named_modules(prefix=path):
+        kinds = set[type]()
+        for name, each in named_submodules(path, module):
             self._seen.add(id(each))
             for buffer in each._non_persistent_buffers_set:  # noqa: SLF001
                 value = each._buffers.get(buffer)  # noqa: SLF001
@@ -137,14 +140,16 @@ class Walk:
                 self.enter(f"{name}.{buffer}", value, rules, owner="buffer", entry=path)
             self._attributes_of_module(name, each, entry=path)
             for key, tensor in (*each._parameters.items(), *each._buffers.items()):  # noqa: SLF001
-                if tensor is not None:
+                if tensor is not None and space_of(tensor):
                     place = Place(path=f"{name}.{key}", rules=FREE, owner="", entry=path, depth=DEPTH)
                     for part in of_tensor(tensor, place, self.rewritten):
                         self.enter(
                             part.path, part.thing, part.rules, owner="tensor", entry=path, depth=part.depth
                         )
-            for kind in own_classes(each):  # their numbers are kept with the State
-                self.enter(kind.__name__, kind, replace(FREE, plain=Weight.NONE))
+            if type(each) not in kinds:
+                kinds.add(type(each))
+                for kind in own_classes(each):  # their numbers are kept with the State
+                    self.enter(kind.__name__, kind, replace(FREE, plain=Weight.NONE))
 
     def optimizer_of_state(
         self, path: str, thing: Optimizer | LRScheduler, rules: Rules = FREE, *, entry: str = ""
@@ -325,13 +330,13 @@ class Walk:
 
     def _attributes_of_module(self, path: str, module: nn.Module, entry: str = "") -> None:
         """A tensor that a forward leaves in an attribute is its output, and may be another one."""
-        is_own = is_own_class(type(module))
-        rules = _OUTPUT if is_own else _OF_LIBRARY
+        rules = None
         for name, value in vars(module).items():
             is_mode = name == "training" and not entry
             if (name in _MODULE_NAMES and not is_mode) or (entry and _is_plain(value)):
                 continue  # kept with the State
             if not isinstance(value, nn.Module):
+                rules = rules or (_OUTPUT if is_own_class(type(module)) else _OF_LIBRARY)
                 is_assigned = name in self.assigned and rules is _OUTPUT
                 its = replace(rules, rebound=Weight.SAID) if is_assigned else rules
                 its = replace(its, plain=Weight.SAID)  # a loss's beta, a list that the loop appends to
@@ -345,8 +350,8 @@ def _is_plain(thing: Any) -> bool:
 
 @functools.cache
 def _notes_of_torch(kinds: tuple[type, ...]) -> frozenset[str]:
-    """The private attributes that methods of torch's own classes, or a schedule, assign."""
+    """The private names that methods of torch's own classes, or a schedule, mention."""
     methods = (each for base in kinds if base.__module__.startswith("torch.") for each in vars(base).values())
     code = [function.__code__ for each in methods if callable(each) for function in unwrapped(each)]
-    assigned = frozenset({"_opt_called"}).union(*(attributes(each)[1] for each in code))
-    return frozenset(name for name in assigned if name.startswith("_"))
+    names = {"_opt_called"}.union(*(each.co_names for each in code))
+    return frozenset(name for name in names if name.startswith("_"))
