@@ -30,7 +30,9 @@ from elastic.train.body_changes import BodyChanges
 from elastic.train.buffers import Buffers
 from elastic.train.contract import Contract
 from elastic.train.dataset_settings import DatasetSettings
+from elastic.train.derived_weights import compute_again
 from elastic.train.loop_memory import LoopMemory
+from elastic.train.modes import Modes
 from elastic.train.module_settings import ModuleSettings
 from elastic.train.state import State
 
@@ -79,15 +81,9 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
     """Seconds a step, by what they are spent on."""
     contract = Contract(of.state, global_batch=SHARDS, shards=SHARDS)
     exchange = Exchange(shards=SHARDS, world_size=1, rank=0, group=None)
-    gradients, buffers = Gradients(contract, exchange), Buffers(of.state, SHARDS, torch.device("cpu"))
+    gradients = Gradients(contract, exchange)
     grads = {p: p.grad for p in of.model.parameters()}
     numbers = iter(range(1, 10**9))
-    buffers.begin()
-    contents = buffers.save()
-    sums = buffers._sums  # noqa: SLF001 - a part alone is measured
-    integers = torch.cat([contents.values[i].reshape(-1).long() for i in sums._ints])  # noqa: SLF001
-    of_shards = integers.repeat(SHARDS, 1)
-    total = buffers.contributions({0: contents})[0]
 
     def forward() -> None:
         with contract.forward(contract.parts()):
@@ -105,28 +101,29 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
             parameter.grad = grad
 
     def end() -> None:
-        contract.end_computation([1.0])
+        contract.end_computation([1.0], is_right_after=True)
         contract._before(of.optimizer)  # noqa: SLF001 - as torch calls it before an update
         contract._updated(of.optimizer)  # noqa: SLF001 - and after it
         contract.end_step()
 
-    def integers_agree() -> None:
-        sums._hashes(of_shards)  # noqa: SLF001
-        buffers.have_same_integers(total)
+    def shards_in_modes() -> None:
+        modes = Modes.of(modules)
+        for _ in range(SHARDS):
+            modes.load()
 
     copies = stale_copies.attributes_of(of.dataset)
 
     contract.begin_step(next(numbers), lambda: None)
     # The contents of parameters are compared in the first step alone.
-    begin_s = median_s(begin, computed, end)
-    end_s = median_s(end, begin, computed)
+    begin_s = median_s(begin, forward, computed, end)
+    end_s = median_s(end, begin, forward, computed)
     contract.begin_computation(None)  # in it the state's parts are known
     modules = contract.parts().modules
     found = {
         "parameters that are trained, gradients that are unused": begin_s + end_s,
         "forwards that change parameters": median_s(forward),
-        "places of buffers": median_s(lambda: buffers._openings.follow(modules)),  # noqa: SLF001
-        "integers that differ between shards": median_s(integers_agree),
+        "modes of each shard": median_s(shards_in_modes),
+        "weights that hooks compute": median_s(lambda: compute_again(contract.modules())),
         "a dataset of which processes have copies": median_s(
             lambda: stale_copies.check(copies, stale_copies.attributes_of(of.dataset), set(), 2, 1)
         ),
@@ -134,6 +131,26 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
     contract.close()
     gradients.close()
     return found
+
+
+def of_buffers_s(of: Recipe) -> dict[str, float]:
+    """Seconds a step, by what they are spent on."""
+    buffers, modules = Buffers(of.state, SHARDS, torch.device("cpu")), of.state.submodules()
+    buffers.begin()
+    contents = buffers.save()
+    sums = buffers._sums  # noqa: SLF001 - a part alone is measured
+    integers = torch.cat([contents.values[i].reshape(-1).long() for i in sums._ints])  # noqa: SLF001
+    of_shards = integers.repeat(SHARDS, 1)
+    total = buffers.contributions({0: contents})[0]
+
+    def integers_agree() -> None:
+        sums._hashes(of_shards)  # noqa: SLF001
+        buffers.have_same_integers(total)
+
+    return {
+        "places of buffers": median_s(lambda: buffers._openings.follow(modules)),  # noqa: SLF001
+        "integers that differ between shards": median_s(integers_agree),
+    }
 
 
 def of_copies_s(of: Recipe) -> float:
@@ -204,7 +221,8 @@ def of_looks_s(of: Recipe) -> tuple[list[float], float]:
 
 def checks() -> Table:
     of = recipe()
-    found, (looks_s, kept_s) = of_each_step_s(of), of_looks_s(of)
+    found = of_each_step_s(of) | of_buffers_s(of)
+    looks_s, kept_s = of_looks_s(of)
     found["what the loop remembers and its body sets"] = statistics.mean(looks_s)
     table = Table("checked in every step", "µs", "share of 50 ms", title="ResNet-50, 8 shards on one rank")
     together_s = sum(found.values())

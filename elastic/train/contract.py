@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from elastic.errors import UsageError
+from elastic.train import structure
 from elastic.train.forward_changes import ForwardChanges
 from elastic.train.left_behind import Leftovers
 from elastic.train.loose_gradients import LooseGradients
@@ -63,6 +64,7 @@ class Contract:
         self._mark: list[Any] = []  # of the state where the step began
         self._others: list[nn.Parameter] = []  # that no optimizer updates, and that require one
         self._is_in_function = False
+        self._forward: ForwardChanges | None = None  # around the last shards
         self.leftovers = Leftovers(state, lambda: self._is_in_function)
 
     def trained(self) -> list[nn.Parameter]:
@@ -157,19 +159,30 @@ class Contract:
             )
         self._loose.begin(self._loose_ones, are_alone=not self._held)
 
-    def end_computation(self, gradient_norms: Sequence[float]) -> None:
-        """All parameters have the gradients of all shards in `.grad`."""
+    def modules(self) -> list[nn.Module]:
+        """Of the state, at its last computation; now, if there was none. Do not change the list."""
+        return self._parts.modules if self._parts is not None else self._state.submodules()
+
+    def end_computation(self, gradient_norms: Sequence[float], *, is_right_after: bool = False) -> None:
+        """All parameters have the gradients of all shards in `.grad`.
+
+        is_right_after: whether no code of the loop's body ran since the end of `forward`.
+        """
         self._is_computing = False
         is_whole = len(self._required) == len(self._trained)
         required = self._held if is_whole else [p for p in self._held if p.requires_grad]
         self._loose.end(self._loose_ones)
-        self._unused.computed(required, is_finite=all(map(math.isfinite, gradient_norms)))
+        forward, marks = self._forward, None
+        if is_right_after and forward is not None and structure.same(required, forward.parameters):
+            marks = forward.marks
+        self._unused.computed(required, is_finite=all(map(math.isfinite, gradient_norms)), known=marks)
 
     @contextmanager
     def forward(self, parts: StateParts | None = None) -> Iterator[None]:
         """Around the shards of a pass. Raises UsageError for a forward that changes parameters."""
         is_first_step = self._unused.step == self._first_step
-        changes = ForwardChanges(self._state, parts or self.parts(), compares_contents=is_first_step)
+        parts = parts or self.parts()
+        changes = self._forward = ForwardChanges(self._state, parts, compares_contents=is_first_step)
         yield
         changes.check()
 

@@ -12,43 +12,47 @@ buffers that a forward adds.
 
 from itertools import chain, repeat
 
-from torch import Tensor, nn
+from torch import nn
 
 from elastic.errors import UsageError
+from elastic.train import structure
 from elastic.train.flat_state import FlatState, checksum_of
+from elastic.train.parameter_marks import marks_of
 from elastic.train.state import State
-from elastic.train.structure import Items, StateParts
+from elastic.train.structure import StateParts
 
 MOST_NAMED = 3  # beside the first
 
 
 class ForwardChanges:
-    """What the parameters of a state's modules were before the shards of one computation."""
+    """What the parameters of a state's modules were before the shards of one computation.
+
+    marks: of `parameters`.
+    """
 
     def __init__(self, state: State, parts: StateParts, *, compares_contents: bool) -> None:
         """parts: of the state, now."""
         self._state = state
-        self._modules, self._holders = parts.modules, parts.holders
-        self._places = Items.of(self._holders, parts.parameters)
-        self._parameters = [p for p in parts.parameters if p is not None]
-        self._versions = self._find_versions()
+        self._modules, self._holders, self._places = parts.modules, parts.holders, parts.places
+        self.parameters = list(parts.owned.values())
+        self.marks = marks_of(self.parameters)
         self._contents = self._find_contents() if compares_contents else None
         self._number = self._number_of_parts() if compares_contents else 0
 
     def check(self) -> None:
         """After the shards. Raises UsageError with the names of what forward changed."""
-        if not self._places.are(Items.of(self._holders)):
+        if not structure.same(structure.values_of(self._holders), self._places.values):
             self._check_places()
-        versions = self._find_versions()
-        if versions != self._versions:
+        marks = marks_of(self.parameters)
+        if marks != self.marks:
             of_each = zip(
-                self._parameters, zip(*versions, strict=True), zip(*self._versions, strict=True), strict=True
+                self.parameters, zip(*marks, strict=True), zip(*self.marks, strict=True), strict=True
             )
             self._refuse([self._state.name_of(p) for p, now, before in of_each if now != before])
         if self._contents is not None:
             contents = self._find_contents()
             if changed := [i for i in self._contents if contents[i] != self._contents[i]]:
-                self._refuse([self._state.name_of(self._parameters[int(i)]) for i in changed])
+                self._refuse([self._state.name_of(self.parameters[int(i)]) for i in changed])
             if self._number_of_parts() != self._number:
                 raise UsageError(
                     "forward added or removed a module, a parameter or a buffer; a process that resumes builds the objects from the start and would not have it: "
@@ -75,13 +79,8 @@ class ForwardChanges:
             "body, after optimizer.step(); in place of nn.Embedding(max_norm=...) renormalise the weights after optimizer.step()"
         )
 
-    def _find_versions(self) -> tuple[list[int], list[int]]:
-        """Autograd's counts of changes, and the addresses."""
-        counts = [parameter._version for parameter in self._parameters]  # noqa: SLF001 - autograd's count
-        return counts, list(map(Tensor.data_ptr, self._parameters))
-
     def _find_contents(self) -> dict[str, str]:
-        tensors = {str(index): parameter for index, parameter in enumerate(self._parameters)}
+        tensors = {str(index): parameter for index, parameter in enumerate(self.parameters)}
         return checksum_of(FlatState(tensors=dict(tensors), document={})).entries
 
     def _number_of_parts(self) -> int:

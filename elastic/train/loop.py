@@ -310,7 +310,7 @@ class Loop:
         if note := self._of_steps.contract.end_step():
             self.say(note)
         step.fault_point("optimizer")
-        derived_weights.compute_again(parts.state.submodules())
+        derived_weights.compute_again(self._of_steps.contract.modules())
         saving.finish_copy()
         if step.number == 1:
             self._say_notes(step)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from elastic.errors import UsageError
+from elastic.train.parameter_marks import ParameterMarks, marks_of
 
 FEW = 64  # numbers of one parameter that are compared
 
@@ -37,7 +38,7 @@ class LooseGradients:
         self._given: dict[nn.Parameter, int] = {}  # in this step, with the version of the gradient
         self._added_to: dict[nn.Parameter, Tensor] = {}
         self._marked: list[nn.Parameter] = []
-        self._mark: tuple[list[int], list[int]] = [], []  # versions, addresses
+        self._mark = ParameterMarks([], [])
         self._few: list[Tensor] = []  # views of a few numbers of each
         self._numbers: list[Tensor] = []  # copies of them, one for each device
         self._unused_since: int | None = None  # the first step since an update that left gradients
@@ -116,23 +117,18 @@ class LooseGradients:
         self._unused_since, self._was_updated = None, True
 
     def _take_mark(self) -> None:
-        marked, addresses = list(self._given), self._mark[1]
-        versions, now = _mark_of(marked)
-        if now != addresses or len(marked) != len(self._marked):
+        marked, before = list(self._given), self._mark
+        mark = marks_of(marked)
+        if mark.addresses != before.addresses or len(marked) != len(self._marked):
             self._few = [each for p in marked if (each := _few_of(p)) is not None]
-        self._marked, self._mark = marked, (versions, now)
+        self._marked, self._mark = marked, mark
         self._numbers = _copied(self._few)
 
     def _counts_update(self) -> bool:
-        return _mark_of(self._marked) != self._mark
+        return marks_of(self._marked) != self._mark
 
     def _is_updated(self) -> bool:
         return self._counts_update() or not all(map(torch.equal, self._numbers, _copied(self._few)))
-
-
-def _mark_of(parameters: Sequence[nn.Parameter]) -> tuple[list[int], list[int]]:
-    versions = [p._version for p in parameters]  # noqa: SLF001 - autograd's count of changes
-    return versions, list(map(Tensor.data_ptr, parameters))
 
 
 def _few_of(parameter: nn.Parameter) -> Tensor | None:

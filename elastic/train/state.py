@@ -102,10 +102,7 @@ class State:
 
     def parts(self) -> structure.StateParts:
         """As they are now."""
-        held = [thing for thing in self._held() if isinstance(thing, structure.COMPUTED_WITH)]
-        modules = self._tree.modules([thing for thing in held if isinstance(thing, nn.Module)])
-        holders = [module._parameters for module in modules]  # noqa: SLF001 - as `submodules`
-        return structure.StateParts(held, modules, holders, structure.values_of(holders))
+        return self._tree.parts([each for each in self._held() if isinstance(each, structure.COMPUTED_WITH)])
 
     def trained_and_idle(
         self, parts: structure.StateParts | None = None
@@ -116,7 +113,7 @@ class State:
         call, the lists are that call's own. Do not change them.
         """
         parts = parts or self.parts()
-        owned = self._tree.parameters(parts.parameters)
+        owned = parts.owned
         held: list[nn.Parameter] = []
         by_objects: list[nn.Parameter] = []
         for thing in parts.held:

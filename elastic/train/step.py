@@ -249,7 +249,7 @@ class Step:
         if self.audit is not None:
             self.audit.check_loss(function, self._passes, backward)
         outcome = self._finish(None, losses)
-        self._parts.contract.end_computation(outcome.gradient_norms)
+        self._parts.contract.end_computation(outcome.gradient_norms, is_right_after=True)
         return outcome.loss
 
     def end_by_hand(self) -> StepOutcome:

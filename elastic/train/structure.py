@@ -83,13 +83,15 @@ class StateParts(NamedTuple):
 
     held: the modules, optimizers and parameters among the objects and what these hold. A trial load
     takes any other object that is kept here for one that the recipe holds. holders: of each module
-    its dict of parameters, whose values, one after another, are `parameters`.
+    its dict of parameters. places: what these hold; the names are those that were there when one
+    last got another parameter. owned: the parameters, each once, by their id.
     """
 
     held: list[Any]
     modules: list[nn.Module]
     holders: list[dict[str, nn.Parameter | None]]
-    parameters: list[nn.Parameter | None]
+    places: Items
+    owned: dict[int, nn.Parameter]
 
 
 class Tree:
@@ -103,8 +105,7 @@ class Tree:
         self._modules: list[nn.Module] = []
         self._sizes: list[int] = []  # how many children each has
         self._children: list[nn.Module | None] = []  # of all of them
-        self._parameters: list[nn.Parameter | None] = []
-        self._owned: dict[int, nn.Parameter] = {}
+        self._known = StateParts([], [], [], Items.of([]), {})
 
     def modules(self, roots: list[nn.Module]) -> list[nn.Module]:
         """Do not change the list."""
@@ -114,12 +115,15 @@ class Tree:
             self._sizes, self._children = list(map(len, holders)), values_of(holders)
         return self._modules
 
-    def parameters(self, found: list[nn.Parameter | None]) -> dict[int, nn.Parameter]:
-        """See `parameters`. found: those of all modules. Do not change the dict."""
-        if not same(found, self._parameters):
-            self._parameters = found
-            self._owned = {id(p): p for p in found if p is not None}
-        return self._owned
+    def parts(self, held: list[Any]) -> StateParts:
+        """held: see StateParts."""
+        modules = self.modules([thing for thing in held if isinstance(thing, nn.Module)])
+        holders = [module._parameters for module in modules]  # noqa: SLF001 - as `submodules`
+        found = values_of(holders)
+        if modules is not self._known.modules or not same(found, self._known.places.values):
+            owned = {id(p): p for p in found if p is not None}
+            self._known = StateParts(held, modules, holders, Items.of(holders, found), owned)
+        return self._known._replace(held=held, holders=holders)
 
     def _has_same_children(self) -> bool:
         holders = [module._modules for module in self._modules]  # noqa: SLF001

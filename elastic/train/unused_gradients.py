@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from itertools import compress, repeat
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from elastic.errors import UsageError
+from elastic.train.parameter_marks import ParameterMarks, marks_of
 
 # What a parameter was when it got its gradient: itself, so that no other one gets its id; its
 # version and its address; and the step.
@@ -31,12 +32,11 @@ class _Given:
 
     parameters: Sequence[nn.Parameter]
     names: frozenset[int]
-    versions: list[int]
-    addresses: list[int]
+    marks: ParameterMarks
     step: int
 
-    def marks(self) -> dict[int, GradientMark]:
-        values = zip(self.parameters, self.versions, self.addresses, repeat(self.step))
+    def by_id(self) -> dict[int, GradientMark]:
+        values = zip(self.parameters, *self.marks, repeat(self.step))
         return dict(zip(map(id, self.parameters), values, strict=True))
 
 
@@ -62,18 +62,20 @@ class UnusedGradients:
         self._marks[id(parameter)] = parameter, version, parameter.data_ptr(), self.step
         self._used.discard(id(parameter))
 
-    def computed(self, parameters: Sequence[nn.Parameter], *, is_finite: bool) -> None:
+    def computed(
+        self, parameters: Sequence[nn.Parameter], *, is_finite: bool, known: ParameterMarks | None = None
+    ) -> None:
         """A computation has given these parameters their gradients.
 
-        Those that are not finite need not be used: a GradScaler skips their update.
+        Those that are not finite need not be used: a GradScaler skips their update. known: the
+        marks of the parameters as they are now, for a caller that has them.
         """
         self._spread()
         names = self._names(parameters)
         given = _Given(
             parameters=parameters,
             names=names,
-            versions=[p._version for p in parameters],  # noqa: SLF001 - autograd's count of changes
-            addresses=list(map(Tensor.data_ptr, parameters)),
+            marks=known or marks_of(parameters),
             step=self.step,
         )
         waits = [is_finite and p.grad is not None for p in parameters]
@@ -83,7 +85,7 @@ class UnusedGradients:
             self._given = given
             self._used -= names
         else:
-            new = dict(compress(given.marks().items(), waits))
+            new = dict(compress(given.by_id().items(), waits))
             self._marks |= new
             self._used.update(names)
             self._used.difference_update(new)
@@ -163,7 +165,7 @@ class UnusedGradients:
     def _spread(self) -> None:
         """One mark for each parameter, where they are no longer used all at once."""
         if self._given is not None:
-            self._marks |= self._given.marks()
+            self._marks |= self._given.by_id()
             self._given = None
 
     def _names(self, parameters: Sequence[nn.Parameter]) -> frozenset[int]:
