@@ -24,6 +24,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined] #
 from elastic.config.environment import Launch
 from elastic.errors import UsageError
 from elastic.reduce.exchange import peers_may_die
+from elastic.system.own_sockets import closing_with_this_process
 from elastic.system.untrusted import decode, encode
 
 BROADCAST_BYTES = 64 * 1024 * 1024
@@ -113,7 +114,7 @@ class ProcessGroups:
             return self
         self.close()
         gradients = None
-        with self.waiting(), peers_may_die("the opening of fresh groups"):
+        with self.waiting(), peers_may_die("the opening of fresh groups"), closing_with_this_process():
             store = PrefixStore(name, self.store)
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
             if self.gradients is not None:
@@ -148,7 +149,7 @@ def open_process_groups(launch: Launch, backend: str | None) -> ProcessGroups:
         raise UsageError(f"expected backend nccl, gloo or none given, found {backend!r}")
     if not launch.is_distributed:
         return ProcessGroups(rank=0, world_size=1, local_rank=0, device=device)
-    with peers_may_die("the opening of the group"):
+    with peers_may_die("the opening of the group"), closing_with_this_process():
         dist.init_process_group("gloo")
         groups = ProcessGroups(
             rank=launch.rank,

@@ -1,7 +1,10 @@
 """A recipe that leaves its loop early ends the run there, with the state of that step."""
 
+import os
 import shutil
+import signal
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -116,15 +119,19 @@ def test_a_state_that_was_changed_before_the_loop_was_left_is_refused_at_every_r
     assert not drill.events("stopped")
 
 
-@pytest.mark.parametrize("how", ["break", "stop", "before"])
+@pytest.mark.parametrize("how", ["break", "stop", "before", "fork"])
 def test_a_rank_that_leaves_alone_ends_the_run_with_a_sentence(drill, leave, how):
-    """Rank 1 leaves in step 9, and rank 0 goes on into a sum that rank 1 will never join."""
+    """Rank 1 leaves in step 9, and rank 0 goes on into a sum that rank 1 will never join.
+
+    With `fork` a child of rank 1 lives on, which was forked while its connections were open.
+    """
     agent = leave(drill, how, "--nproc-per-node", "2", rank=("1",))
     agent.ends_with(2)
     assert "rank 1 left the loop in step 9" in agent.output
     assert "All ranks must leave it in the same step" in agent.output
     assert len(drill.events("generation_started")) == 1
     assert not drill.events("stopped")
+    assert not drill.events("hang_detected")
 
 
 def test_a_rank_that_leaves_alone_in_the_last_step_completes_the_run(drill, leave):
@@ -200,6 +207,9 @@ def test_a_child_that_a_worker_forks_is_no_part_of_the_run(drills, tmp_path, rec
     assert not pair.events("worker_failed")
     assert len(pair.events("generation_started")) == 1
     assert "a process that the recipe forked went on with the run" in script.output
+    for pid in (*alone.alive(), *torch.alive()):  # without an agent nothing ends the child that lives on
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_state_that_was_changed_before_the_end_was_seen_is_refused(drill, leave):
