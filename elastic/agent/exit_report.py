@@ -95,10 +95,10 @@ def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
 
 def _print_failure(agent: NodeAgent, run: RunDir, newest: CommitRecord | None) -> None:
     failure, code, reason = agent.failure, agent.end.exit_code, agent.end.reason
-    saved = "no step is saved" if newest is None else f"step {newest.step} is the newest that is saved"
+    saved = "; no step is saved" if newest is None else f"; step {newest.step} is the newest that is saved"
     if code == EXIT_NOTHING_LOADS:
-        saved = "nothing was changed"
-    lines = [f"training failed: {reason}; {saved}; logs are in {run.logs}"]
+        saved = ""  # the reason says what is there
+    lines = [f"training failed: {reason}{saved}; logs are in {run.logs}"]
     if failure is not None:
         # All of it may come from another node.
         lines.append(f"first failing worker: rank {failure.rank} on {failure.node}")

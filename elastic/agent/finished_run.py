@@ -11,6 +11,7 @@ from elastic.checkpoint import stop_record
 from elastic.checkpoint.catalog import list_commits
 from elastic.checkpoint.stop_record import StopRecord
 from elastic.config import identity
+from elastic.config.parent import new_run_from
 from elastic.errors import ElasticError
 from elastic.events import RunFinished, RunStarted
 from elastic.observe import logged_event
@@ -52,8 +53,8 @@ def finished_text(settings: Settings) -> str:
         how += f"; {recipe} was edited since it began"
     return (
         f"the run in {run.url} is {how}; elastic-train report {run.url} shows it. Nothing was trained, whatever length the recipe"
-        f" asks for now: for more steps or other settings begin a run from its state: elastic-train {recipe}"
-        f" --from {run.url} --run-dir NEW; --fresh sets it aside and begins a new one"
+        f" asks for now: for more steps or other settings begin a run from its state:"
+        f" {new_run_from(run.url, recipe)}; --fresh sets it aside and begins a new one"
     )
 
 

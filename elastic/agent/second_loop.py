@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elastic.config.parent import new_run_from
 from elastic.errors import UsageError
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -45,7 +46,7 @@ def note(recipe: Path, text: bytes, run_dir: str) -> str:
         where = f"again and again in line {lines[0]}"
     return (
         f"{recipe} calls run.steps {where}: a run is one loop, and the second call will be refused when the first loop is over."
-        f" {_ADVICE} elastic-train SECOND_RECIPE --from {run_dir} --run-dir NEW"
+        f" {_ADVICE} {new_run_from(run_dir, 'SECOND_RECIPE')}"
     )
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from elastic.config.parent import Parent
+from elastic.config.parent import Parent, new_run_from
 from elastic.errors import UsageError
 from elastic.system.untrusted import decode, parse_json
 
@@ -92,7 +92,7 @@ def check(found: Identity, ours: Identity, run_dir: str) -> None:
         raise UsageError(
             f"{run_dir} holds another run ({'; '.join(differences)}); "
             "resume it with the command that began it; begin another run from its state with these settings "
-            f"(elastic-train {ours.recipe} --from {run_dir} --run-dir NEW); take another --run-dir, or set it aside with --fresh"
+            f"({new_run_from(run_dir, ours.recipe)}); take another --run-dir, or set it aside with --fresh"
         )
 
 

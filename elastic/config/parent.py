@@ -5,6 +5,7 @@ and the parents of the parent, so that a lineage does not depend on folders that
 """
 
 import re
+import shlex
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -55,6 +56,14 @@ class Origin:
     def __str__(self) -> str:
         step = "" if self.step is None else f"@{self.step}"
         return self.run + step + (f":{','.join(self.entries)}" if self.entries else "")
+
+
+def new_run_from(run: str, recipe: str = "RECIPE") -> str:
+    """The command that begins a new run from the newest state of this one."""
+    is_read_otherwise = set("@:") & set(run.rpartition("/")[2])
+    return (
+        f"elastic-train {recipe} --from {shlex.quote(f'{run}/' if is_read_otherwise else run)} --run-dir NEW"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,12 +84,12 @@ def parse(text: str) -> DataRecord:
     return decode(DataRecord, text, what="the record of the data", exact=False)
 
 
-def check_resume(there: DataRecord, now: DataRecord, order: SampleOrder, step: int) -> str:
+def check_resume(there: DataRecord, now: DataRecord, order: SampleOrder, step: int, new_run: str) -> str:
     """What to say about a run that goes on after `step` with data in this order; empty for nothing.
 
     there: what stands beside the state of that step. now: that of epoch 0. At step 0 nothing was
-    trained on any data. Raises UsageError, which names every difference, where the data are other
-    ones.
+    trained on any data. new_run: the command that begins one from that state. Raises UsageError,
+    which names every difference, where the data are other ones.
     """
     if step == 0:
         return ""
@@ -110,7 +110,7 @@ def check_resume(there: DataRecord, now: DataRecord, order: SampleOrder, step: i
     if differences:
         raise UsageError(
             f"the state of step {step} was trained on other data than run.data has now ({'; '.join(differences)}); put the former "
-            "data back to resume, or begin a new run from this state: elastic-train RECIPE --from RUN --run-dir NEW"
+            f"data back to resume, or begin a new run from this state: {new_run}"
             f"{'. ' + _MAKE_ALIKE if parts else ''}"
         )
     said = [_other_draws(there, here), "" if is_as_long else _other_length(there, here, step)]

@@ -13,6 +13,7 @@ from elastic.checkpoint.stop_record import StopRecord
 from elastic.config.durations import Every
 from elastic.config.environment import AgentLink, CheckRequest
 from elastic.config.identity import Identity
+from elastic.config.parent import new_run_from
 from elastic.config.run_dir import RunDir
 from elastic.data.loader import Loader
 from elastic.faults.inject import FaultInjector, WorkerFaults
@@ -96,7 +97,7 @@ class LoopBuilder:
             commits_drains=is_alone(link),
             trace=self._trace(clock),
             evaluated=self.evaluated,
-            frozen=FrozenInputs(state, [loader.dataset]),
+            frozen=FrozenInputs(state, [loader.dataset], new_run_from(self.run_dir.url)),
             looks_for_side_effects=Every.parse(link.audit).kind != "off",
             recipe_sha256=self.identity.recipe_sha256,
         )

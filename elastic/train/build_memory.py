@@ -3,6 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
+from elastic.config.parent import new_run_from
 from elastic.data.record import DataRecord
 from elastic.events import UnsavedVariables
 from elastic.observe.log import read_rare
@@ -36,8 +37,9 @@ def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) ->
     modules = ModuleSettings(state=parts.state)
     saved = {} if resumed is None else resumed.settings
     of_modules = {name: text for name, text in saved.items() if name.startswith(PREFIX)}
-    modules.put_back(of_modules)
-    settings.put_back({name: text for name, text in saved.items() if name not in of_modules})
+    new_run = new_run_from(parts.restorer.run_url)
+    modules.put_back(of_modules, new_run)
+    settings.put_back({name: text for name, text in saved.items() if name not in of_modules}, new_run)
     body = BodyChanges(
         state=parts.state,
         dataset=dataset,

@@ -54,8 +54,11 @@ class DatasetSettings:
     def __post_init__(self) -> None:
         self._built = self._before = self._read()
 
-    def put_back(self, saved: Mapping[str, str]) -> None:
-        """saved: what `changed` gave. Raises UsageError for an attribute that has no place here."""
+    def put_back(self, saved: Mapping[str, str], new_run: str) -> None:
+        """saved: what `changed` gave. new_run: the command that begins one from the state.
+
+        Raises UsageError for an attribute that has no place here.
+        """
         for place, text in saved.items():
             path, _, name = place.rpartition(".")
             path, of_class, depth = path.partition(_CLASS)
@@ -68,7 +71,7 @@ class DatasetSettings:
             if not has_place or type(value) not in _PLAIN:
                 raise UsageError(
                     f"the loop had set {place} to {text[:TEXT]} when the state was saved, and what the script gives to run.data now has no such"
-                    " attribute: build it as before, or begin a new run from this state: elastic-train RECIPE --from RUN --run-dir NEW"
+                    f" attribute: build it as before, or begin a new run from this state: {new_run}"
                 )
             if of_class:
                 type.__setattr__(kinds[number], name, value)

@@ -43,8 +43,12 @@ def place_of_call() -> str:
 
 @dataclass(slots=True, kw_only=True)
 class EvaluatedData:
-    """Of one process: what each place was given, by a hash, and how often."""
+    """Of one process: what each place was given, by a hash, and how often.
 
+    new_run: the command that begins one from the state of this one.
+    """
+
+    new_run: str
     _now: dict[str, str] = field(default_factory=dict)
     _calls: Counter[str] = field(default_factory=Counter)
     _there: dict[str, str] = field(default_factory=dict)
@@ -75,5 +79,5 @@ class EvaluatedData:
             raise UsageError(
                 f"run.evaluate ({place}): this data set is another one than the run evaluated there before its state was saved. A process that restarts "
                 "must make the same one: give a split a generator of its own (random_split(..., generator=torch.Generator().manual_seed(0))), and "
-                "sort lists of files. To evaluate other data on purpose, begin a new run from this state: elastic-train RECIPE --from RUN --run-dir NEW"
+                f"sort lists of files. To evaluate other data on purpose, begin a new run from this state: {self.new_run}"
             )

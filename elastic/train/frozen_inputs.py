@@ -60,9 +60,13 @@ class _Mark:
 
 
 class FrozenInputs:
-    """Of one process. left_out: objects that others compare, such as the dataset."""
+    """Of one process. left_out: objects that others compare, such as the dataset.
 
-    def __init__(self, state: State, left_out: list[Any]) -> None:
+    new_run: the command that begins one from the state of this one.
+    """
+
+    def __init__(self, state: State, left_out: list[Any], new_run: str) -> None:
+        self._new_run = new_run
         self._state = state
         self._left_out = left_out
         self._names: StableNames | None = None
@@ -130,7 +134,7 @@ class FrozenInputs:
         gathered = groups.all_gather((self._found, self._numbers.message()))
         others = self._numbers.compare([numbers for _, numbers in gathered])
         if groups.rank == 0 and others:
-            print(_note(others), flush=True)
+            print(_note(others, self._new_run), flush=True)
         _compare_checksums(step, [checksums for checksums, _ in gathered])
         return others
 
@@ -204,7 +208,7 @@ class FrozenInputs:
                 raise UsageError(
                     f"step {step}: {_shown(name)} has other contents than when this run first read it, and no object of the State saves it. The function "
                     "given to step.mean_loss or step.sum can read it, so that the run would end with another result. To resume, give it its former contents. "
-                    f"{_advice(name)}. To go on with the new contents, begin a run from this state: elastic-train RECIPE --from RUN --run-dir NEW"
+                    f"{_advice(name)}. To go on with the new contents, begin a run from this state: {self._new_run}"
                 )
 
 
@@ -219,12 +223,12 @@ def _compare_checksums(step: int, of_ranks: list[dict[str, str]]) -> None:
                 )
 
 
-def _note(found: list[str]) -> str:
+def _note(found: list[str], new_run: str) -> str:
     more = f", and {len(found) - _MANY_SAID} more" if len(found) > _MANY_SAID else ""
     return (
         f"note: a function of the step, or code that loads samples, reads other numbers than before this restart: {', '.join(found[:_MANY_SAID])}{more}. If "
         "they count in the loss, the run ends with another result. To resume it, give them their former values; to go on with the new ones, begin a run "
-        "from this state: elastic-train RECIPE --from RUN --run-dir NEW"
+        f"from this state: {new_run}"
     )
 
 

@@ -56,8 +56,11 @@ class ModuleSettings:
         self._holders = {path: ref(thing) for path, thing in found.items()}
         self._built = {path: _Built.of(thing) for path, thing in found.items()}
 
-    def put_back(self, saved: Mapping[str, str]) -> None:
-        """saved: what `changed` gave. Raises UsageError for what has no place here."""
+    def put_back(self, saved: Mapping[str, str], new_run: str) -> None:
+        """saved: what `changed` gave. new_run: the command that begins one from the state.
+
+        Raises UsageError for what has no place here.
+        """
         for place, text in saved.items():
             name = place.removeprefix(PREFIX)
             path, _, attribute = name.rpartition(".")
@@ -68,7 +71,7 @@ class ModuleSettings:
             if holder is None or not is_kept(value):
                 raise UsageError(
                     f"the loop had set {name} to {text[:TEXT]} when the state was saved, and the modules that the script builds now have no place for"
-                    " it: build them as before, or begin a new run from this state: elastic-train RECIPE --from RUN --run-dir NEW"
+                    f" it: build them as before, or begin a new run from this state: {new_run}"
                 )
             self.of_body.add(name)
             if isinstance(holder, type):

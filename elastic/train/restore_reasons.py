@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from elastic.config.parent import new_run_from
 from elastic.train.restore_order import Candidate, RejectedState
 
 MOST_LISTED = 5
@@ -28,7 +29,7 @@ def does_not_fit(candidate: Candidate, reason: str, run_url: str) -> str:
     return (
         f"the {kind} of step {candidate.step} is whole and does not fit the recipe's objects: {_one_line(reason).rstrip('.')}. "
         "Nothing was changed. Build the objects as they were when the run began, and the same command resumes; "
-        f"or begin a new run from this one: elastic-train RECIPE --from {run_url} --run-dir NEW takes the whole state, "
+        f"or begin a new run from this one: {new_run_from(run_url)} takes the whole state, "
         f"and with names behind a colon, as in --from {run_url}:model, those entries of State alone"
     )
 
@@ -40,7 +41,7 @@ def ignored(settings: Sequence[str], run_url: str) -> str:
     return (
         f"warning: the recipe now builds other settings than when the state was saved, and a resume keeps those that were saved: "
         f"{shown}{more}. To train on with the new ones, begin a new run from this one: "
-        f"elastic-train RECIPE --from {run_url} --run-dir NEW"
+        f"{new_run_from(run_url)}"
     )
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from elastic.checkpoint.stop_record import StopRecord
+from elastic.config.parent import new_run_from
 from elastic.data import random_streams
 from elastic.data.contents import contents_of
 from elastic.data.record import (
@@ -85,7 +86,9 @@ def resume(parts: LoopParts, stopped: StopRecord | None) -> Resumed:
     records = parts.groups.all_gather(record_of(order, 0, contents, generators, recipe))
     check_ranks(records)
     point = parts.restorer.restore(parts.state)
-    said = "" if point.data is None else check_resume(point.data, records[0], order, point.step)
+    new_run, said = new_run_from(parts.restorer.run_url), ""
+    if point.data is not None:
+        said = check_resume(point.data, records[0], order, point.step, new_run)
     if point.data is not None and point.step:
         parts.evaluated.resume(point.data.evaluated)
         parts.frozen.resume(point.data.frozen, point.data.numbers)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from elastic.config.environment import AgentLink, CheckRequest
 from elastic.config.identity import Identity
+from elastic.config.parent import new_run_from
 from elastic.config.run_dir import RunDir
 from elastic.data import random_streams
 from elastic.data.data import Data, check_dataset, check_loading
@@ -48,7 +49,7 @@ from elastic.worker.heartbeat import HeartbeatSender
 _SECOND_LOOP = (
     "run.steps was called a second time, and a run is one loop over one Data and one State: a second loop would begin with the"
     " steps and the state of the first. Make a recipe of each phase, and begin the second from the state of the first:"
-    " elastic-train SECOND_RECIPE --from {run} --run-dir NEW"
+    " {new_run}"
 )
 
 
@@ -82,7 +83,7 @@ class Run:
         self._heartbeat = HeartbeatSender(self._page, groups.local_rank)
         self._state: State | None = None  # that of the loop, once it has begun
         self._groups = replace(groups, waiting=self._heartbeat.waiting)
-        self._evaluated = EvaluatedData()
+        self._evaluated = EvaluatedData(new_run=new_run_from(self._dir.url))
         self._evaluated_functions: set[object] = set()  # their keys
         self._builder = LoopBuilder(
             groups=self._groups,
@@ -168,7 +169,7 @@ class Run:
             )
         refuse.threads(self._identity.threads)
         if self._loop_end is not None:
-            raise UsageError(_SECOND_LOOP.format(run=self._dir.url))
+            raise UsageError(_SECOND_LOOP.format(new_run=new_run_from(self._dir.url, "SECOND_RECIPE")))
         if self._error is not None:
             raise self._error
         self._state = state

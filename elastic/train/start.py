@@ -20,7 +20,7 @@ from elastic.checkpoint.find_parent import parent_of
 from elastic.config import environment, identity
 from elastic.config.environment import Launch
 from elastic.config.identity import Identity
-from elastic.config.parent import Parent
+from elastic.config.parent import Parent, new_run_from
 from elastic.config.run_dir import RunDir
 from elastic.data import random_streams
 from elastic.errors import EXIT_DIVERGED, EXIT_FAILED, EXIT_RECIPE, ElasticError, UsageError
@@ -208,6 +208,6 @@ def _claim_run_dir(groups: ProcessGroups, ours: Identity, run_dir: str) -> None:
     if groups.rank == 0 and found.recipe_sha256 != ours.recipe_sha256:
         print(
             f"{ours.recipe} was edited since this run began: what follows is no longer the trajectory of its first version"
-            f" (elastic-train {ours.recipe} --from {run_dir} --run-dir NEW begins another run from its state, and keeps this one)",
+            f" ({new_run_from(run_dir, ours.recipe)} begins another run from its state, and keeps this one)",
             file=sys.stderr,
         )

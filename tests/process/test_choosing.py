@@ -72,7 +72,7 @@ def test_other_data_at_a_resume_are_refused_and_a_longer_run_says_so(drills, rec
     refused = drill.start(**recipe("14 80"))
     refused.ends_with(2)
     assert "(samples: 70 there, 80 here; weights: " in refused.output
-    assert "elastic-train RECIPE --from RUN --run-dir NEW" in refused.output
+    assert f"elastic-train RECIPE --from {drill.run.url} --run-dir NEW" in refused.output
     assert drill.last_step == 9
     longer = drill.start(**recipe("16 70"))
     longer.ends_with(0)

@@ -100,6 +100,8 @@ def test_a_state_that_does_not_fit_says_what_does_not_and_verify_finds_no_damage
     assert "is whole and does not fit the recipe's objects: net does not take it" in agent.output
     assert "size mismatch for weight" in agent.output
     assert "torch.Size([3, 2]). Nothing was changed. Build the objects" in agent.output
+    (told,) = (line for line in agent.output.splitlines() if line.startswith("training failed: "))
+    assert told.lower().count("nothing was changed") == 1
     assert drill.inspects("verify", drill.run.url)[0] == 0
     edits().ends_with(0)
 

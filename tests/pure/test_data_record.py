@@ -23,7 +23,7 @@ def beside(order, step):
 
 
 def resumes(there, order, step, **now):
-    return check_resume(there, record_of(order, 0, **now), order, step)
+    return check_resume(there, record_of(order, 0, **now), order, step, "NEW_RUN")
 
 
 def growing(epoch):
@@ -66,7 +66,7 @@ def test_other_data_are_refused_with_both_numbers_and_the_way_on():
     said = str(refused.value)
     assert "the state of step 3 was trained on other data" in said
     assert "(samples: 24 there, 32 here; tail: drop there, pad here)" in said
-    assert "elastic-train RECIPE --from RUN --run-dir NEW" in said
+    assert "begin a new run from this state: NEW_RUN" in said
 
 
 @pytest.mark.parametrize(

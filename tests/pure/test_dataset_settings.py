@@ -51,7 +51,7 @@ def play(actions, first=1, saved=None):
     Samples.shared = 0.0
     dataset = Outer()
     settings = DatasetSettings(dataset=dataset)
-    settings.put_back(saved or {})
+    settings.put_back(saved or {}, "NEW_RUN")
 
     def act(step, moment):
         for name, value in actions.get((step, moment), {}).items():
@@ -141,7 +141,7 @@ def test_what_a_base_class_holds_is_put_back_in_that_class(kind):
     Samples.shared = 0.0
     if "shared" in vars(Derived):
         del Derived.shared
-    DatasetSettings(dataset=dataset).put_back(saved)
+    DatasetSettings(dataset=dataset).put_back(saved, "NEW_RUN")
     assert ("shared" in vars(Derived), kind.shared) == (kind is Derived, 0.5)
     Samples.shared = 0.9
     assert dataset.shared == (0.5 if kind is Derived else 0.9)
@@ -152,7 +152,7 @@ def test_what_a_base_class_holds_is_put_back_in_that_class(kind):
 @pytest.mark.parametrize("number", ["9", "x", "-1"])
 def test_a_class_that_is_not_there_is_refused(number):
     with pytest.raises(UsageError, match="has no such attribute"):
-        DatasetSettings(dataset=Samples()).put_back({f"dataset.__class__{number}.shared": "0.5"})
+        DatasetSettings(dataset=Samples()).put_back({f"dataset.__class__{number}.shared": "0.5"}, "NEW_RUN")
 
 
 @dataclass(slots=True, frozen=True)
@@ -200,7 +200,7 @@ def test_numbers_in_slots_come_back_as_well():
     saved = settings.changed()
     assert saved == {"dataset.gain.factor": "3.0", "dataset.steps[0]._Bias__term": "0.5"}
     resumed = Sealed()
-    DatasetSettings(dataset=resumed).put_back(saved)
+    DatasetSettings(dataset=resumed).put_back(saved, "NEW_RUN")
     assert resumed.of_one() == calm.of_one() == 3.5
 
 

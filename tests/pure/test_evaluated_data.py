@@ -19,7 +19,7 @@ class Lazy(torch.utils.data.Dataset):
 
 
 def given(*hashes, there=None):
-    process = EvaluatedData()
+    process = EvaluatedData(new_run="NEW_RUN")
     process.resume(there or {})
     for sha256 in hashes:
         process.add(HERE, sha256)
@@ -34,7 +34,7 @@ def test_another_data_set_at_the_same_line_after_a_resume_is_refused():
 
 
 def test_a_data_set_that_was_evaluated_before_the_loop_is_compared_when_the_state_is_there():
-    process = EvaluatedData()
+    process = EvaluatedData(new_run="NEW_RUN")
     process.add(HERE, "bb")
     with pytest.raises(UsageError, match="another one"):
         process.resume(given("aa", "aa"))

@@ -1,5 +1,6 @@
 """The state that --from names is one that verifies, and the one that the run keeps to."""
 
+import shlex
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from records import IDENTITY, PARENT
 from torch import nn
 
 from elastic.checkpoint.find_parent import find, parent_of
-from elastic.config.parent import Origin
+from elastic.config.parent import Origin, new_run_from
 from elastic.config.run_dir import RunDir
 from elastic.errors import UsageError
 from elastic.storage.remote import open_store
@@ -218,3 +219,12 @@ def test_a_run_does_not_begin_from_itself(tmp_path):
     """The default run directory is the recipe's, which the parent may have used."""
     with pytest.raises(UsageError, match="give --run-dir NEW"):
         parent_of(None, Origin.parse(f"{tmp_path}/x/"), RunDir.parse(f"{tmp_path}/x"), CLOCK, print)
+
+
+@given(st.text("ab/@: '1", min_size=1, max_size=8).filter(lambda text: text.strip("/")))
+def test_the_command_that_a_message_names_begins_from_that_run(address):
+    """Also where a folder has blanks, or what stands before a step and before entries of State."""
+    command = shlex.split(new_run_from(address))
+    assert command[:3] == ["elastic-train", "RECIPE", "--from"]
+    origin = Origin.parse(command[3])
+    assert (origin.run.rstrip("/"), origin.step, origin.entries) == (address.rstrip("/"), None, ())

@@ -50,7 +50,7 @@ class Generation:
         self.own = frozenset() if pid is None else frozenset({pid, groups.world_size, groups.rank})
 
     def steps(self, **objects):
-        frozen = FrozenInputs(State(**objects), [])
+        frozen = FrozenInputs(State(**objects), [], "NEW_RUN")
         frozen.resume(self.there, self.numbers)
         frozen.begin(self.first, sys._getframe(), self.own)
         for number in range(self.first, self.last + 1):
@@ -322,7 +322,7 @@ def test_ranks_compare_what_they_read_in_their_first_step():
     for rank, seed in enumerate((1, 2)):
         in_the_loop(ranks[rank], seed)
     groups = SimpleNamespace(rank=0, all_gather=lambda _mine: [(each.saved[1], ({}, [])) for each in ranks])
-    frozen = FrozenInputs(State(model=linear(0)), [])
+    frozen = FrozenInputs(State(model=linear(0)), [], "NEW_RUN")
     frozen.begin(3, None)
     frozen.compare_ranks(4, groups)
     with pytest.raises(

@@ -308,7 +308,7 @@ def test_numbers_of_an_object_that_collates_or_augments_come_back_at_a_resume():
         saved = settings.changed()
         assert saved == {"collate.sigma": "0.5", "dataset.datasets[0].augment.sigma": "0.5"}
         other, collate.sigma = ConcatDataset([Noisy()]), 0.1
-        DatasetSettings(dataset=other, collate=collate).put_back(saved)
+        DatasetSettings(dataset=other, collate=collate).put_back(saved, "NEW_RUN")
         assert (collate.sigma, other.datasets[0].augment.sigma) == (0.5, 0.5)
     plain_collate.sigma = 0.1
 

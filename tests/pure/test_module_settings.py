@@ -51,7 +51,7 @@ def play(actions, first=1, saved=None, steps=STEPS, notes=None):
     net = Outer()
     state = elastic.State(net=net)
     settings = ModuleSettings(state=state)
-    settings.put_back(saved or {})
+    settings.put_back(saved or {}, "NEW_RUN")
     body = BodyChanges(state=state, dataset=None, settings=settings)
     body.before_loop()
 

@@ -112,7 +112,7 @@ def collate(samples):
 
 def test_numbers_that_collate_reads_or_the_dataset_was_built_with_are_named_after_a_resume(capsys):
     """The script now builds Noisy(sigma=0.3), as a file of settings says."""
-    frozen = FrozenInputs(State(model=linear(0)), [])
+    frozen = FrozenInputs(State(model=linear(0)), [], "NEW_RUN")
     frozen.resume({}, {"SCALE": "0.7", "dataset.sigma": "0.1", "dataset.size": "3"})
     frozen.begin(4, None)
     frozen.look_at_loading([collate], {"dataset.sigma": 0.3, "dataset.size": 3, "dataset.root": "/tmp"})
