@@ -27,10 +27,12 @@ from elastic.data import stale_copies
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.gradients import Gradients
 from elastic.train.body_changes import BodyChanges
+from elastic.train.body_places import BodyPlaces
 from elastic.train.buffers import Buffers
 from elastic.train.contract import Contract
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.derived_weights import compute_again
+from elastic.train.left_behind import Leftovers
 from elastic.train.loop_memory import LoopMemory
 from elastic.train.modes import Modes
 from elastic.train.module_settings import ModuleSettings
@@ -204,6 +206,7 @@ def of_looks_s(of: Recipe) -> tuple[list[float], float]:
         left_out=[of.dataset],
         report=lambda _found: None,
         body=body,
+        places=BodyPlaces(of.state, Leftovers(of.state, lambda: False)),
     )
     spent_s: list[float] = []
     kept_s: list[float] = []

@@ -8,19 +8,23 @@ from elastic.data.record import DataRecord
 from elastic.events import UnsavedVariables
 from elastic.observe.log import read_rare
 from elastic.train.body_changes import BodyChanges
+from elastic.train.body_places import BodyPlaces
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.files_read import FilesRead
 from elastic.train.given_data import GivenData
+from elastic.train.left_behind import Leftovers
 from elastic.train.loop_memory import LoopMemory
 from elastic.train.loop_parts import LoopParts
 from elastic.train.module_settings import PREFIX, ModuleSettings
 from elastic.train.unsaved_sentences import sentence
 
 
-def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) -> LoopMemory:
+def loop_memory(
+    parts: LoopParts, last_step: int, resumed: DataRecord | None, leftovers: Leftovers
+) -> LoopMemory:
     """That of a rank's loop; rank 0 records what is found, and says it.
 
-    resumed: what stands beside the state that the loop begins with.
+    resumed: what stands beside the state that the loop begins with. leftovers: of the steps.
     """
 
     def report(found: UnsavedVariables) -> None:
@@ -56,6 +60,7 @@ def loop_memory(parts: LoopParts, last_step: int, resumed: DataRecord | None) ->
         files=FilesRead(clock=parts.clock, since_s=_began_s(parts)),
         settings=settings,
         modules=modules,
+        places=BodyPlaces(parts.state, leftovers),
         workers=parts.loader.workers,
         given=GivenData({"dataset": dataset, "collate": collate, **parts.loader.chosen}),
     )

@@ -10,7 +10,8 @@ a decision in the recipe's own code, or another function of a step; to print one
 
 A forward in the loop's body, after the calls, puts plain tensors there. No state has them, and a
 process that restarts begins without them. So where the next step begins they are marked, too, as of
-the step before. A forward that replaces them ends that.
+the step before. A forward that replaces them ends that. body_places.py finds the places that only
+the body fills.
 
 What becomes a number (`item()`), and numbers and tensors written in place that the loop mentions,
 are named once: these cannot be followed. It does not see containers of other libraries, places with
@@ -28,7 +29,7 @@ from torch import Tensor
 from elastic.data.own_files import is_own_file
 from elastic.errors import UsageError
 from elastic.train import structure
-from elastic.train.left_place import LeftPlace
+from elastic.train.left_place import LeftPlace, tensors_in
 from elastic.train.left_sentences import (
     BODY,
     FUNCTION,
@@ -97,6 +98,11 @@ class Leftovers:
         self._places += [each for each in new if each.paths]
         self._before += [None for each in new if each.paths]
 
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether it is in one of the places."""
+        inside = (each for place in self._places for _, each in tensors_in(place.read()))
+        return any(tensor is (each.plain if isinstance(each, LeftBehind) else each) for each in inside)
+
     def begin_pass(self, step: int) -> None:
         """Raises UsageError for what the recipe has caught."""
         self._step = step
@@ -106,8 +112,8 @@ class Leftovers:
 
     def end_pass(self) -> None:
         for place, before in zip(self._places, self._before, strict=True):
-            value = place.read()
-            if _standing_for(value) is not before:
+            value = place.read() if place.is_of_shard else None
+            if value is not None and _standing_for(value) is not before:
                 marked = place.marked(value, self.check_use)
                 if marked is not value:
                     place.write(marked)

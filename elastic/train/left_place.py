@@ -5,7 +5,7 @@ the dataset, may hold the same ones.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from elastic.data.own_files import is_own_class
-from elastic.train.lasting import DEPTH
+from elastic.train.lasting import DEPTH, MAX_ITEMS
 from elastic.train.marked_tensor import CheckUse, Mark, mark
 from elastic.train.own_code import cell_contents
 from elastic.train.site import Form, Site
@@ -21,16 +21,17 @@ from elastic.train.site import Form, Site
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftPlace:
-    """What each call replaces, and another shard's call by something else.
+    """What each call replaces, and another shard's call by something else; or each step's body.
 
     paths: below the key of the site, as lasting.py names them: the tensors that differ.
-    has_numbers: whether numbers differ, too.
+    has_numbers: whether numbers differ, too. is_of_shard: what a call leaves is of one shard.
     """
 
     site: Site
     key: Any
     paths: frozenset[str]
     has_numbers: bool = False
+    is_of_shard: bool = True
 
     @property
     def name(self) -> str:
@@ -71,41 +72,52 @@ class LeftPlace:
         return _with_leaves(value, "", DEPTH, of_leaf)
 
 
+def tensors_in(value: Any, path: str = "", depth: int = DEPTH) -> Iterator[tuple[str, Tensor]]:
+    """With their paths, as LeftPlace has them; of a large container none."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif depth and not (isinstance(value, (dict, list, tuple, deque)) and len(value) > MAX_ITEMS):
+        for name, item in _items(value):
+            yield from tensors_in(item, path + name, depth - 1)
+
+
 def _with_leaves(value: Any, path: str, depth: int, of_leaf: Callable[[str, Tensor], Tensor]) -> Any:
     """The value with other tensors; the same one where all tensors are the same."""
     if isinstance(value, Tensor):
         return of_leaf(path, value)
-    if not depth:
-        return value
+    items = _items(value) if depth else []
+    others = [_with_leaves(item, path + name, depth - 1, of_leaf) for name, item in items]
+    is_same = all(other is item for other, (_, item) in zip(others, items, strict=True))
+    return value if is_same else _made_of(value, others)
 
-    def inside(name: str, item: Any) -> Any:
-        return _with_leaves(item, path + name, depth - 1, of_leaf)
 
+def _items(value: Any) -> list[tuple[str, Any]]:
     match value:
         case dict() if type(value) is dict:
-            found = {key: inside(f"[{key!r:.40}]", item) for key, item in value.items()}
-            return found if _differ(found.values(), value.values()) else value
+            return [(f"[{key!r:.40}]", item) for key, item in value.items()]
         case list() | tuple() | deque() if type(value) in (list, tuple, deque) or hasattr(value, "_make"):
-            items = [inside(f"[{index}]", item) for index, item in enumerate(value)]
-            make: Any = getattr(value, "_make", type(value))
-            return make(items) if _differ(items, value) else value
+            return [(f"[{index}]", item) for index, item in enumerate(value)]
+        case _ if isinstance(value, nn.Module):
+            return []
         case _ if isinstance(value, SimpleNamespace) or is_own_class(type(value)):
-            return _with_attributes(value, inside)
+            attributes = getattr(value, "__dict__", None)
+            return (
+                [(f".{name}", item) for name, item in attributes.items()] if type(attributes) is dict else []
+            )
         case _:
-            return value
+            return []
 
 
-def _with_attributes(value: Any, inside: Callable[[str, Any], Any]) -> Any:
-    attributes = getattr(value, "__dict__", None)
-    if type(attributes) is not dict or isinstance(value, nn.Module):
-        return value
-    found = {name: inside(f".{name}", item) for name, item in attributes.items()}
-    if not _differ(found.values(), attributes.values()):
-        return value
-    other = object.__new__(type(value))
-    object.__getattribute__(other, "__dict__").update(found)
-    return other
-
-
-def _differ(some: Iterable[Any], others: Iterable[Any]) -> bool:
-    return any(one is not other for one, other in zip(some, others, strict=True))
+def _made_of(value: Any, items: list[Any]) -> Any:
+    """Another one of its kind, with other items."""
+    match value:
+        case dict():
+            return dict(zip(value, items, strict=True))
+        case list() | tuple() | deque():
+            make: Any = getattr(value, "_make", type(value))
+            return make(items)
+        case _:
+            kind = type(value)
+            other = kind.__new__(kind) if issubclass(kind, SimpleNamespace) else object.__new__(kind)
+            object.__getattribute__(other, "__dict__").update(zip(vars(value), items, strict=True))
+            return other

@@ -20,7 +20,7 @@ def of_other_call(names: list[str]) -> str:
 
 def of_earlier_step(its: Mark, reader: str, does: str) -> str:
     return (
-        f"{reader} reads {its.name}, which a forward in the loop's body of an earlier step, {its.step}, has left behind, and {does}. No object of the State "
+        f"{reader} reads {its.name}, which the loop's body left there in step {its.step}, and {does}. No object of the State "
         "saves it: a process that restarts in between has none, or another one, so that the result depends on restarts. Compute it in the step that reads it, "
         "before it is read; or keep it in elastic.Values(name=...), which goes into the State, in the step that computes it, and read it there"
     )
@@ -37,7 +37,7 @@ def of_body(name: str, does: str) -> str:
 
 def of_earlier_numbers(names: list[str]) -> str:
     return (
-        f"note: the loop reads {_shown(names)}, which a forward in the loop's body of an earlier step has left behind, and no object of the State saves it: a "
+        f"note: the loop reads {_shown(names)}, which the loop's body left there in an earlier step, and no object of the State saves it: a "
         "process that restarts in between has none, or another one. Where the result depends on it, compute it in the step that reads it, or keep it in "
         "elastic.Values; what is only shown may stay"
     )

@@ -76,7 +76,8 @@ class Loop:
             of_steps = replace(of_steps, side_effects=SideEffects(auditor))
         own_shards = self._of_steps.exchange.own_shards
         batches = parts.loader.steps(own_shards, first, check_first=first == 1)
-        memory = self._memory = loop_memory(parts, self.last_step, self._resumed.data)
+        leftovers = self._of_steps.contract.leftovers
+        memory = self._memory = loop_memory(parts, self.last_step, self._resumed.data, leftovers)
 
         def load(number: int) -> list[Batch]:
             memory.before_loading(number)

@@ -25,6 +25,7 @@ from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
 from elastic.train import process_settings, read_ahead
 from elastic.train.body_changes import BodyChanges
+from elastic.train.body_places import BodyPlaces
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.files_read import FilesRead
 from elastic.train.given_data import GivenData
@@ -59,6 +60,7 @@ class LoopMemory:
     body: BodyChanges
     settings: DatasetSettings
     modules: ModuleSettings
+    places: BodyPlaces
     given: GivenData = field(default_factory=lambda: GivenData({}))
     workers: int = 0  # processes that load samples, which have copies of what they read
     files: FilesRead = field(default_factory=FilesRead)
@@ -124,7 +126,7 @@ class LoopMemory:
         if self._before is not None and self._before.passed == step - 1:
             return False  # the state before this step was kept, and a look taken
         count = self._steps
-        if count == 1 or step == self.last_step:
+        if count == 1 or step == self.last_step or self.places.wants_look:
             return True
         if count <= FIRST_LOOKS:
             return count == step  # this process began the run; a recovery waits for its first steps
@@ -143,6 +145,7 @@ class LoopMemory:
             self._began = passed
         else:
             self._compare(before, now)
+            self.places.compare(before, now, variables.carried, variables.rewritten)
         now.leaves.clear()
         step = min(passed + 1, self.last_step)
         if self._looks >= FIRST_LOOKS or step == self.last_step:

@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 from elastic.data.own_files import is_own_file
 from elastic.train.callables import unwrapped, wrapped_by
 from elastic.train.liveness import globals_needed
-from elastic.train.marked_tensor import LeftBehind
 from elastic.train.namespaces import data_of, own_classes, rewritten_in
 from elastic.train.object_marks import PLAIN, Kind, Mark, Rules, Weight, passes_on
 from elastic.train.own_code import attributes_of, cell_contents, updated_attributes
@@ -59,8 +58,6 @@ class Place:
 
 def of_tensor(thing: Tensor, place: Place, rewritten: frozenset[str]) -> Iterator[Part]:
     """Attributes that a recipe gives it. Another tensor there may be set in each step first."""
-    if isinstance(thing, LeftBehind):
-        return
     for name, value in attributes_of(thing):
         is_rewritten = name in rewritten
         its = place.rules if is_rewritten else replace(place.rules, rebound=Weight.SAID)

@@ -35,6 +35,7 @@ from elastic.data.own_files import is_own_class
 from elastic.train.address_hash import kind_of
 from elastic.train.callables import is_wrapper, unwrapped, wrapped_by
 from elastic.train.dataset_settings import is_kept
+from elastic.train.marked_tensor import LeftBehind
 from elastic.train.namespaces import is_own_namespace, own_classes
 from elastic.train.object_contents import opened
 from elastic.train.object_marks import PLAIN, Kind, Mark, Rules, Weight, mark_of, passes_on, storage_of
@@ -108,6 +109,8 @@ class Walk:
         self, path: str, thing: Any, rules: Rules, *, owner: str = "", entry: str = "", depth: int = DEPTH
     ) -> None:
         """Mark an object, or what it holds, under this path."""
+        if isinstance(thing, LeftBehind):
+            thing = thing.plain
         if id(thing) in self.left_out or depth < 0:
             return
         mark = None if self._is_saved(thing) else mark_of(thing, rules, owner, entry)

@@ -59,6 +59,14 @@ def sites_below(state: State, name: str, thing: Any, left_out: Iterable[Any]) ->
     return walk.found()
 
 
+def sites_around(state: State, named: Iterable[tuple[str, Any]]) -> tuple[list[Site], list[nn.Module]]:
+    """All places below the objects of a state and below these, and the modules that were met."""
+    walk = _Walk(structure.submodules(state.modules))
+    for name, thing in (*state.objects.items(), *named):
+        walk.add(name, thing)
+    return walk.found(), walk.modules
+
+
 @contextmanager
 def kept(state: State, functions: Iterable[Callable[..., Any]], copied_bytes: int) -> Iterator[None]:
     """What these functions change inside is put back. copied_bytes: of one tensor, at most."""

@@ -109,6 +109,11 @@ def extra_keys(module: nn.Module) -> frozenset[str]:
     return frozenset(key.strip("_") for key, _ in leaves(module.get_extra_state()))
 
 
+def saves_by_own_code(module: nn.Module) -> bool:
+    """Whether its state_dict may give more, less or other than parameters and buffers."""
+    return any(extra_keys(part) or _has_own_state_dict(part) for part in module.modules())
+
+
 def left_out(name: str, module: nn.Module, of_state: SavedLeaves) -> list[tuple[str, Tensor]]:
     """Parameters and persistent buffers that a state_dict of its own or a hook leaves out.
 

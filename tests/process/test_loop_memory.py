@@ -239,3 +239,36 @@ def test_a_tensor_that_the_loop_changes_late_and_once_is_refused_before_a_state_
     agent.ends_with(2)
     assert "error: bank was changed between step 21 and step 22, and no object of the State" in agent.output
     assert len(drill.events("generation_started")) == 1
+
+
+def test_what_a_forward_of_an_average_network_left_in_the_step_before_ends_the_run(drill):
+    """Two workers, before any of them could die between two steps and begin without it."""
+    recipe = drill.folder / "recipe.py"
+    recipe.write_text(
+        HEADER
+        + textwrap.dedent("""
+        class Average(nn.Module):
+            hidden = None
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(4, 2)
+            def forward(self, x):
+                self.hidden = self.layer(x)
+                return self.hidden
+
+        average, probe = Average().requires_grad_(False), torch.randn(3, 4)
+        state = elastic.State(model=model, average=average)
+        for step in run.steps(data, state):
+            update(step)
+            with torch.no_grad():
+                if average.hidden is not None:
+                    model.bias.add_(average.hidden.mean(0), alpha=0.01)
+                average.layer.weight.lerp_(model.weight, 0.1)
+            average(probe)
+        """)
+    )
+    agent = drill.start("--nproc-per-node", "2", "--snapshot-every", "1", recipe=recipe)
+    agent.ends_with(2)
+    said = "step 4: the loop's body reads average.hidden, which the loop's body left there in step 3, and changes the State by it"
+    assert agent.output.count(f"error: {said}") == 1
+    assert len(drill.events("generation_started")) == 1

@@ -375,7 +375,7 @@ def idle(_sink, _step=None):
 )
 def test_what_a_forward_of_the_body_leaves_for_the_next_step_is_refused(head, name, does):
     """No State saves it: a process that restarts between the two steps begins without it."""
-    with pytest.raises(UsageError, match=r"step 2: .*a forward in the loop's body of .* step, 1") as error:
+    with pytest.raises(UsageError, match=r"step 2: .*the loop's body left there in step 1") as error:
         with_forwards(head, idle)
     assert name in str(error.value)
     assert does in str(error.value)
@@ -385,7 +385,7 @@ def test_a_number_of_an_earlier_forward_is_named_once_with_what_a_restart_does_t
     said = list[str]()
     with_forwards(old_number, idle, said=said)
     assert len(said) == 1
-    assert "reads FOUND['features'], which a forward in the loop's body of an earlier step" in said[0]
+    assert "reads FOUND['features'], which the loop's body left there in an earlier step" in said[0]
     assert "a process that restarts in between has none" in said[0]
 
 

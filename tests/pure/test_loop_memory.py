@@ -11,8 +11,10 @@ import elastic
 from elastic.errors import UsageError
 from elastic.events import UnsavedVariables
 from elastic.train.body_changes import BodyChanges
+from elastic.train.body_places import BodyPlaces
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.given_data import GivenData
+from elastic.train.left_behind import Leftovers
 from elastic.train.loop_look import Look
 from elastic.train.loop_memory import LoopMemory
 from elastic.train.module_settings import ModuleSettings
@@ -84,6 +86,7 @@ def outcome(recipe, count=9, form="module", found=None, kept=()):
             body=Unread(state=state, dataset=None, settings=(modules := ModuleSettings(state=state))),
             settings=DatasetSettings(dataset=dataset, collate=collate),
             modules=modules,
+            places=BodyPlaces(state, Leftovers(state, lambda: False)),
             workers=workers,
             given=GivenData({"dataset": dataset, "collate": collate, "weights": weights, "order": order}),
         )
@@ -1204,6 +1207,7 @@ def test_a_process_looks_where_it_begins_and_where_a_state_is_kept(first, kept, 
     modules = ModuleSettings(state=state)
     body = Unread(state=state, dataset=None, settings=modules)
     parts = {"body": body, "settings": DatasetSettings(dataset=None), "modules": modules}
+    parts["places"] = BodyPlaces(state, Leftovers(state, lambda: False))
     memory = Counted(state=state, last_step=24, left_out=[], report=found.append, **parts)
     for step in range(first, 25):
         memory.begin(step, begins_epoch=step % 6 == 1)
@@ -1228,6 +1232,7 @@ def test_what_loading_counts_is_named_and_said_to_be_of_each_process():
     modules = ModuleSettings(state=state)
     parts = {"settings": DatasetSettings(dataset=dataset), "modules": modules}
     body = BodyChanges(state=state, dataset=dataset, settings=modules)
+    parts["places"] = BodyPlaces(state, Leftovers(state, lambda: False))
     memory = LoopMemory(state=state, last_step=9, left_out=[dataset], report=found.append, body=body, **parts)
     for step in range(1, 10):
         memory.begin(step)
@@ -1262,6 +1267,7 @@ def test_a_look_asks_for_the_state_only_where_it_meets_a_tensor(has_tensor, monk
     modules = ModuleSettings(state=state)
     parts = {"settings": DatasetSettings(dataset=None), "modules": modules}
     body = Unread(state=state, dataset=None, settings=modules)
+    parts["places"] = BodyPlaces(state, Leftovers(state, lambda: False))
     memory = LoopMemory(state=state, last_step=9, left_out=[], report=print, body=body, **parts)
     for step in (0, 1, 2):
         memory.look(step, None)

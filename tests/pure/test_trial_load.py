@@ -9,9 +9,11 @@ from torch import nn
 
 from elastic.errors import StateDoesNotFit, UsageError
 from elastic.train.body_changes import BodyChanges
+from elastic.train.body_places import BodyPlaces
 from elastic.train.contract import Contract
 from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.flat_state import checksum_of
+from elastic.train.left_behind import Leftovers
 from elastic.train.loop_memory import LoopMemory
 from elastic.train.module_settings import ModuleSettings
 from elastic.train.state import State
@@ -217,6 +219,7 @@ def test_a_look_at_the_loop_does_not_count_as_a_name_that_holds_an_array():
         body=BodyChanges(state=state, dataset=[], settings=modules),
         settings=DatasetSettings(dataset=[]),
         modules=modules,
+        places=BodyPlaces(state, Leftovers(state, lambda: False)),
     )
     memory.begin(1)
     load_own_again(state)
