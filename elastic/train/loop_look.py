@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from elastic.train import process_settings
-from elastic.train.object_marks import Kind, Mark, plain_text
+from elastic.train.object_marks import Kind, Mark
 from elastic.train.saved_leaves import SavedLeaves, SavedNumbers, holds_values
+from elastic.train.words import plain_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

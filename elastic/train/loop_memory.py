@@ -199,6 +199,10 @@ class LoopMemory:
                 weight = min(mark.rules.plain, Weight.SAID)
             if weight is Weight.NONE or (mark.entry and is_saved(path, mark, before, now)):
                 continue
+            # Each step may read it from its beginning, and loading from the place that it needs.
+            is_first = before.passed == self._began
+            if mark.owner == "file" and (is_first or is_read(path, now.read_by_loading)):
+                continue
             if self.workers and is_read(path, now.read_by_loading | {"collate"}):
                 raise UsageError(stale_copies.refusal(self._place(now), path, self.workers))
             if mark.entry and mark.kind is not Kind.TENSOR and not now.saved[mark.entry].is_module:

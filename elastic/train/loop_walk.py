@@ -22,7 +22,7 @@ from elastic.train.dataset_settings import DatasetSettings
 from elastic.train.loop_look import Look
 from elastic.train.loop_variables import LoopVariables
 from elastic.train.namespaces import is_own_namespace, own_classes
-from elastic.train.object_marks import Kind, Rules, Weight, containers, plain_text
+from elastic.train.object_marks import Kind, Rules, Weight, containers
 from elastic.train.object_parts import FREE
 from elastic.train.object_walk import Walk
 from elastic.train.own_code import filled_by_hooks
@@ -30,6 +30,7 @@ from elastic.train.saved_leaves import SavedLeaves, SavedNumbers
 from elastic.train.saved_leaves import left_out as left_out_of
 from elastic.train.state import State
 from elastic.train.values import Values
+from elastic.train.words import plain_text
 
 _SAVES_ALL = (LRScheduler, torch.amp.GradScaler, Values)
 

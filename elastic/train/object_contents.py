@@ -4,26 +4,47 @@ Only code of Python's own runs, and none that could call the recipe's.
 """
 
 import argparse
+import gc
 import queue
 import threading
-from collections import ChainMap, UserDict, UserList
+from collections import ChainMap, OrderedDict, UserDict, UserList, UserString
 from concurrent.futures import Future
-from contextvars import ContextVar
-from types import MappingProxyType, SimpleNamespace
+from contextvars import Context, ContextVar
+from types import CellType, MappingProxyType, SimpleNamespace
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, WeakSet, WeakValueDictionary
 
+import numpy as np
+
 from elastic.data.stale_copies import SHARED
-from elastic.train.own_code import attributes_of
+from elastic.train.own_code import attributes_of, cell_contents
 
 _BY_ATTRIBUTES = (
     SimpleNamespace,
     argparse.Namespace,
     UserDict,
     UserList,
+    UserString,
     ChainMap,
     queue.Queue,
+    threading.Semaphore,
+    np.ndindex,
+    np.ndenumerate,
 )
+# The same, of modules that need not be imported for it.
+_BY_NAME = {
+    "asyncio.queues.Queue",
+    "configparser.RawConfigParser",
+    "csv.DictReader",
+    "graphlib.TopologicalSorter",
+    "multiprocessing.shared_memory.SharedMemory",
+    "sched.scheduler",
+    "tempfile.SpooledTemporaryFile",
+    "tempfile._TemporaryFileWrapper",
+    "torch.storage.TypedStorage",
+}
+_DICTS: tuple[Any, ...] = {}, OrderedDict[Any, Any]()
+_VIEWS = tuple(type(view) for each in _DICTS for view in (each.keys(), each.values(), each.items()))
 
 
 def opened(thing: Any) -> list[tuple[str, Any]] | None:
@@ -33,7 +54,7 @@ def opened(thing: Any) -> list[tuple[str, Any]] | None:
     would be those of other objects later.
     """
     match thing:
-        case _ if isinstance(thing, _BY_ATTRIBUTES):
+        case _ if isinstance(thing, _BY_ATTRIBUTES) or _is_by_name(type(thing)):
             return [(f".{name}", value) for name, value in attributes_of(thing)]
         case threading.local():  # of this thread
             held = threading.local.__getattribute__(thing, "__dict__")
@@ -52,6 +73,14 @@ def opened(thing: Any) -> list[tuple[str, Any]] | None:
             return [(".is_set()", vars(thing)["_flag"])]
         case Future():  # an open one is None
             return [(".result()", vars(thing)["_result"])]
+        case Context():
+            return [(f"[{each.name}]", value) for each, value in list(thing.items())]
+        case CellType():
+            return [(".cell_contents", each) for each in cell_contents(thing)]
+        case BaseException():
+            return [(".args", thing.args), *((f".{name}", each) for name, each in attributes_of(thing))]
+        case _ if isinstance(thing, _VIEWS):
+            return [("", each) for each in gc.get_referents(thing)]
         case SHARED():
             return [(".value", vars(thing)["_obj"])]
         case _:
@@ -60,6 +89,10 @@ def opened(thing: Any) -> list[tuple[str, Any]] | None:
 
 def _key(key: Any) -> str:
     return f"[{key!r:.40}]" if isinstance(key, (str, int)) else f"[{type(key).__name__}]"
+
+
+def _is_by_name(kind: type) -> bool:
+    return any(f"{each.__module__}.{each.__qualname__}" in _BY_NAME for each in kind.__mro__)
 
 
 def _strong(thing: Any) -> Any:

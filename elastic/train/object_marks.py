@@ -9,21 +9,13 @@ mark.
 
 import array
 import ctypes
-import datetime as dt
-import gc
-import io
 import itertools
 import mmap
-import operator
 import random
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from enum import Enum, IntEnum
-from fractions import Fraction
-from pathlib import PosixPath, PurePosixPath
-from types import GeneratorType
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -32,58 +24,15 @@ import torch
 from torch import Tensor
 
 from elastic.snapshot.image import tensor_bytes
+from elastic.train.iterator_places import file_place, place_of
+from elastic.train.words import PLAIN, TEXT, plain_text, word_text
 
 ARRAY_BYTES = 2**22
 TENSOR_BYTES = 2**18
-TEXT = 200
-PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
-_WORDS = PLAIN | {
-    *(Decimal, Fraction, PosixPath, PurePosixPath, range, slice, torch.dtype, torch.device, torch.Size),
-    *(dt.datetime, dt.date, dt.time, dt.timedelta),
-}
-OF_CTYPES: Any = ctypes._SimpleCData, ctypes.Array, ctypes.Structure  # noqa: SLF001
+OF_CTYPES: Any = ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union  # noqa: SLF001
 _BUFFERS = bytearray, memoryview, array.array, mmap.mmap, *OF_CTYPES
-_POOLED = (
-    itertools.product,
-    itertools.permutations,
-    itertools.combinations,
-    itertools.combinations_with_replacement,
-)
-_NUMPY_RANDOM = (np.random.Generator, np.random.RandomState)
+_NUMPY_RANDOM = np.random.Generator, np.random.RandomState, np.random.BitGenerator, np.random.SeedSequence
 _OF_PROCESS = {id(random.random.__self__), id(np.random.mtrand._rand)}  # type: ignore[attr-defined]  # noqa: SLF001
-_SEQUENCES: tuple[Any, ...] = (
-    [],
-    (),
-    {},
-    {}.values(),
-    {}.items(),
-    set(),
-    range(0),
-    range(2**70),
-    "",
-    reversed([]),
-)
-_BUILTIN_ITERATORS = tuple(type(iter(each)) for each in _SEQUENCES)
-_CHAINS: tuple[Any, ...] = (
-    itertools.cycle,
-    itertools.islice,
-    itertools.chain,
-    itertools.zip_longest,
-    itertools.starmap,
-    itertools.repeat,
-    zip,
-    map,
-    filter,
-    enumerate,
-    itertools.accumulate,
-    itertools.takewhile,
-    itertools.dropwhile,
-    itertools.filterfalse,
-    itertools.compress,
-    itertools.pairwise,
-    itertools.groupby,
-    type(itertools.tee(())[0]),
-)
 
 
 class Kind(Enum):
@@ -171,7 +120,9 @@ def _is_same(before: Mark, now: Mark) -> bool:
 def mark_of(thing: Any, rules: Rules, owner: str = "", entry: str = "") -> Mark | None:
     """None for an object that has no mark of its own, such as a container."""
     found: tuple[Kind, Any, bool] | None = None
-    if isinstance(thing, Tensor):
+    if type(thing) in PLAIN:
+        found = Kind.PLAIN, plain_text(thing), False
+    elif isinstance(thing, Tensor):
         if thing.grad_fn is not None:  # a forward's output, which no later step can train through
             rules = rules.at_most(Weight.SAID)
         version = 0 if thing.is_inference() else thing._version  # noqa: SLF001 - autograd's count of changes
@@ -181,28 +132,24 @@ def mark_of(thing: Any, rules: Rules, owner: str = "", entry: str = "") -> Mark 
     elif isinstance(thing, torch.Generator):
         found = Kind.RANDOM, (thing.initial_seed(), thing.get_state().numpy().tobytes()), False
     elif isinstance(thing, _NUMPY_RANDOM) and id(thing) not in _OF_PROCESS:
-        bits = thing._bit_generator if isinstance(thing, np.random.RandomState) else thing.bit_generator  # noqa: SLF001
-        found = Kind.RANDOM, (0, repr(bits.state)), False
+        found = Kind.RANDOM, (0, repr(_bits_of(thing).state)), False
     elif isinstance(thing, random.Random) and id(thing) not in _OF_PROCESS:
-        if type(thing) is random.Random:
-            found = Kind.RANDOM, (0, hash(thing.getstate())), False
-    elif isinstance(thing, _BUILTIN_ITERATORS):
-        found = Kind.ITERATOR, operator.length_hint(thing), False
-    elif isinstance(thing, _POOLED):  # they hold what they gave last
-        given = [each for each in gc.get_referents(thing) if type(each) is tuple]
-        found = Kind.ITERATOR, repr([[plain_text(item) for item in each] for each in given]), False
-    elif isinstance(thing, _BUFFERS):
-        found = Kind.ARRAY, buffer_checksum(thing), False
-    elif type(thing) in (io.BytesIO, io.StringIO):
-        found = Kind.PLAIN, f"{thing.tell()} {hash(thing.getvalue())}", False
+        found = Kind.RANDOM, (0, hash(random.Random.getstate(thing))), False
     elif type(thing) is itertools.count:
         rules = replace(rules, in_place=rules.plain)  # a number, such as of names that are given out
         found = Kind.ITERATOR, repr(thing)[:TEXT], False
-    elif isinstance(thing, GeneratorType):
-        frame = thing.gi_frame
-        found = Kind.ITERATOR, None if frame is None else frame.f_lasti, False
-    elif type(thing) in _WORDS or isinstance(thing, (np.generic, Enum)):
-        found = Kind.PLAIN, plain_text(thing), False
+    elif (place := place_of(thing)) is not None:
+        found = Kind.ITERATOR, *place, False
+    elif isinstance(thing, _BUFFERS):
+        place_in_map = thing.tell() if isinstance(thing, mmap.mmap) and not thing.closed else 0
+        found = Kind.ARRAY, (*buffer_checksum(thing), place_in_map), False
+    elif isinstance(thing, torch.UntypedStorage) and thing.device.type == "cpu":
+        found = Kind.ARRAY, tensor_checksum(torch.tensor([], dtype=torch.uint8).set_(thing)), False
+    elif (text := word_text(thing)) is not None:
+        found = Kind.PLAIN, text, False
+    elif (place := file_place(thing)) is not None:  # the loop may go back in it before it reads
+        rules, owner = replace(rules, in_place=rules.plain), "file"
+        found = Kind.ITERATOR, *place, False
     if found is None:
         return None
     kind, value, has_anchor = found
@@ -210,15 +157,11 @@ def mark_of(thing: Any, rules: Rules, owner: str = "", entry: str = "") -> Mark 
     return Mark(kind=kind, value=value, rules=rules, anchor=anchor, owner=owner, entry=entry)
 
 
-def plain_text(value: Any) -> str:
-    if isinstance(value, Enum):  # without a `__repr__` of the recipe's
-        return f"{type(value).__name__}.{object.__getattribute__(value, '_name_')}"
-    return f"{type(value).__name__} {repr(value)[:TEXT]}"
-
-
-def passes_on(thing: Any) -> bool:
-    """Whether it is an iterator of Python's own over other ones."""
-    return isinstance(thing, (*_CHAINS, GeneratorType))
+def _bits_of(thing: Any) -> Any:
+    """What has the state of a generator of NumPy's: it, or its own source of bits."""
+    if isinstance(thing, np.random.RandomState):
+        return thing._bit_generator  # noqa: SLF001
+    return thing.bit_generator if isinstance(thing, np.random.Generator) else thing
 
 
 def buffer_checksum(thing: Any) -> tuple[int, int]:

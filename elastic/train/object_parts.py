@@ -6,7 +6,6 @@ code of the recipe's runs.
 """
 
 import functools
-import gc
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -20,10 +19,12 @@ from torch.optim import Optimizer
 
 from elastic.data.own_files import is_own_file
 from elastic.train.callables import unwrapped, wrapped_by
+from elastic.train.iterator_places import iterators_in, passes_on
 from elastic.train.liveness import globals_needed
 from elastic.train.namespaces import data_of, own_classes, rewritten_in
-from elastic.train.object_marks import PLAIN, Kind, Mark, Rules, Weight, passes_on
+from elastic.train.object_marks import Kind, Mark, Rules, Weight
 from elastic.train.own_code import attributes_of, cell_contents, updated_attributes
+from elastic.train.words import PLAIN
 
 FREE = Rules(rebound=Weight.REFUSED, in_place=Weight.REFUSED, plain=Weight.SAID)
 STRICT = replace(FREE, plain=Weight.REFUSED)
@@ -91,7 +92,7 @@ def of_iterator(thing: Any, place: Place) -> Iterable[Part] | None:
         if frame is None or not is_own_file(frame.f_code.co_filename):
             return ()
         held = {f"{place.path} (its {name})": value for name, value in frame.f_locals.items()}
-    inner = [each for each in gc.get_referents(thing) if _is_iterator(each)]
+    inner = iterators_in(thing)
     if any(_gives_steps(each) for each in (thing, *inner)):
         return None
     parts = []
@@ -145,14 +146,15 @@ def of_own(thing: Any, place: Place, rewritten: frozenset[str]) -> Iterator[Part
 def of_library(thing: Any, place: Place, assigned: frozenset[str]) -> Iterator[Part]:
     """Arrays, tensors and generators of random numbers that an object of another library has.
 
-    A scaler, cluster centres, a sampler of SciPy's. assigned: attributes that the code of the loop
-    assigns. Their numbers count as well; what the library counts for itself, such as the length of
-    a progress bar, does not.
+    A scaler, cluster centres, a sampler of SciPy's, the lists of a sparse matrix. assigned:
+    attributes that the code of the loop assigns. Their numbers count as well; what the library
+    counts for itself, such as the length of a progress bar, does not.
     """
     for name, value in attributes_of(thing):
         if isinstance(value, _OF_LIBRARIES) or (name in assigned and type(value) in PLAIN):
             its = place.rules.at_most(Weight.SAID)
-            yield replace(place.part("{}.{}", place.path, value, name), rules=its, depth=0)
+            depth = 2 if isinstance(value, np.ndarray) and value.dtype.hasobject else 0  # lists of numbers
+            yield replace(place.part("{}.{}", place.path, value, name), rules=its, depth=depth)
 
 
 def holds_tensors(item: Any) -> bool:
@@ -192,13 +194,9 @@ def _defaults(function: FunctionType) -> Iterator[tuple[str, Any]]:
     yield from (function.__kwdefaults__ or {}).items()
 
 
-def _is_iterator(thing: Any) -> bool:
-    return hasattr(type(thing), "__next__")
-
-
 def _gives_steps(thing: Any) -> bool:
     """Whether it is the iterator over the run's steps, or passes on what that gives."""
     if isinstance(thing, GeneratorType):
         frame = thing.gi_frame
         return thing.gi_running or (frame is not None and not is_own_file(frame.f_code.co_filename))
-    return passes_on(thing) and any(_gives_steps(each) for each in gc.get_referents(thing) if passes_on(each))
+    return passes_on(thing) and any(_gives_steps(each) for each in iterators_in(thing) if passes_on(each))

@@ -9,18 +9,20 @@ in their own attributes.
 """
 
 import functools
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import (
     BuiltinFunctionType,
     CodeType,
+    EllipsisType,
     FrameType,
     FunctionType,
     MethodType,
     MethodWrapperType,
     ModuleType,
+    NotImplementedType,
 )
 from typing import Any
 
@@ -35,10 +37,11 @@ from elastic.data.own_files import is_own_class
 from elastic.train.address_hash import kind_of
 from elastic.train.callables import is_wrapper, unwrapped, wrapped_by
 from elastic.train.dataset_settings import is_kept
+from elastic.train.iterator_places import passes_on
 from elastic.train.marked_tensor import LeftBehind
 from elastic.train.namespaces import is_own_namespace, own_classes
 from elastic.train.object_contents import opened
-from elastic.train.object_marks import PLAIN, Kind, Mark, Rules, Weight, mark_of, passes_on, storage_of
+from elastic.train.object_marks import Kind, Mark, Rules, Weight, mark_of, storage_of
 from elastic.train.object_parts import (
     FREE,
     STRICT,
@@ -57,6 +60,7 @@ from elastic.train.own_code import attributes_of, updated_attributes
 from elastic.train.patched import Patch
 from elastic.train.structure import named_submodules
 from elastic.train.values import Values
+from elastic.train.words import PLAIN, hash_of_key
 
 MANY_OBJECTS = 50_000
 MANY_ITEMS = 1000  # of one container
@@ -67,7 +71,8 @@ _OF_LIBRARY = Rules(rebound=Weight.NONE, in_place=Weight.SAID, plain=Weight.NONE
 
 _MODULE_NAMES = frozenset(vars(nn.Module()))
 _OPTIMIZER_NAMES = frozenset({"defaults", "state", "param_groups"})
-_CHOSEN = nn.Module, Optimizer, LRScheduler
+_CHOSEN = nn.Module, Optimizer, LRScheduler, type, ModuleType
+_SENTINELS = object, EllipsisType, NotImplementedType
 _CALLABLES = BuiltinFunctionType, MethodWrapperType, FunctionType, MethodType, functools.partial
 _ITERATORS_OF_TORCH = torch.utils.data.dataloader._BaseDataLoaderIter  # noqa: SLF001
 
@@ -118,7 +123,7 @@ class Walk:
             self.marks.setdefault(path, mark)
             return
         place = Place(path=path, rules=rules, owner=owner, entry=entry, depth=depth - 1)
-        if isinstance(thing, _CHOSEN):
+        if isinstance(thing, _CHOSEN) or type(thing) in _SENTINELS:
             self._note_choice(path, thing, place)
         if id(thing) in self._seen or self._objects > MANY_OBJECTS:
             return
@@ -183,7 +188,9 @@ class Walk:
             return of_tensor(thing, place, self.rewritten)
         if isinstance(thing, np.ndarray):
             numbered = enumerate(thing.flat) if thing.dtype.hasobject else ()
-            return [place.part("{}[{}]", place.path, each, n) for n, each in islice(numbered, MANY_ITEMS)]
+            items = [place.part("{}[{}]", place.path, each, n) for n, each in islice(numbered, MANY_ITEMS)]
+            mask = [thing._mask] if isinstance(thing, np.ma.MaskedArray) else []  # type: ignore[attr-defined]  # noqa: SLF001 - no copy
+            return [*items, *(place.part("{}.mask", place.path, each) for each in mask)]
         if isinstance(thing, (type, ModuleType)):
             if not is_own_namespace(thing):
                 return ()
@@ -226,7 +233,8 @@ class Walk:
                     place.part("{}.args", place.path, thing.args),
                     place.part("{}.keywords", place.path, thing.keywords),
                 )
-                return [place.part("{}", place.path, thing.func), *given]
+                held = [place.part("{}.{}", place.path, each, name) for name, each in vars(thing).items()]
+                return [place.part("{}", place.path, thing.func), *given, *held]
             case _:
                 if (mark := mark_of_cache(thing, place)) is not None:
                     self.marks.setdefault(f"{place.path}.cache_info()", mark)
@@ -234,7 +242,8 @@ class Walk:
 
     def _of_container(self, thing: Any, place: Place) -> Iterable[Part]:
         if isinstance(thing, dict):
-            return self._items(thing, place, dict.items(thing), "{}[{!r}]")
+            of_class = OrderedDict if isinstance(thing, OrderedDict) else dict  # whose order is its own
+            return self._items(thing, place, of_class.items(thing), "{}[{!r}]")
         if isinstance(thing, (list, tuple)):
             every = -(-len(thing) // MANY_ITEMS) or 1
             numbered = zip(range(0, len(thing), every), thing[::every], strict=True)
@@ -243,19 +252,26 @@ class Walk:
             return self._items(thing, place, enumerate(thing), "{}[{}]")
         if (kind := kind_of(thing)) is not None:
             self.sets[place.path] = kind
-        plain = (each for each in thing if type(each) in PLAIN)
+        keys = ((each, hash_of_key(each)) for each in thing)
+        plain = (each if type(each) in PLAIN else key for each, key in keys if key is not None)
         return self._items(thing, place, enumerate(plain), "{}[{}]")
 
     def _items(self, thing: Any, place: Place, items: Iterable[tuple[Any, Any]], form: str) -> Iterator[Part]:
-        """A container's mark is its length and its numbers and words, of a large one a part."""
+        """A container's mark: its length, its numbers and words, and keys that hash by their value.
+
+        Of a large one a part. What is kept of an object of the State may have other keys there.
+        """
         rules = place.rules
         if id(thing) in self.outputs:
             rules = replace(_OUTPUT, plain=Weight.NONE)
         is_sequence = not isinstance(thing, (dict, set, frozenset))
         numbers, has_contents = list[Any](), False
+        has_keys = isinstance(thing, dict) and not place.entry
         for count, (name, item) in enumerate(items):
             if count >= MANY_ITEMS:
                 break
+            if has_keys and (key := hash_of_key(name)) is not None:
+                numbers.append(key)
             if type(item) in (bool, int, float, str, type(None)):
                 numbers.append(hash(item) if type(item) is str else item)
                 continue

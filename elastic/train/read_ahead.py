@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from elastic.train.object_marks import leaves, plain_text
+from elastic.train.object_marks import leaves
 from elastic.train.state import State
+from elastic.train.words import plain_text
 
 _STEP = "elastic.train.step"
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from elastic.snapshot.image import tensor_bytes
 from elastic.train.flat_state import tensor_sums
-from elastic.train.object_marks import array_checksum, leaves, plain_text, storage_of
+from elastic.train.object_marks import array_checksum, leaves, storage_of
+from elastic.train.words import plain_text
 
 MANY_NUMBERS = 1000
 

@@ -1,0 +1,80 @@
+"""A value that is whole in itself, as a short text: numbers, words, dates, paths, hashes, states of
+small objects of Python's library.
+
+Two values have one text where they are equal, but for hashes of long ones that happen to be equal.
+No code of the recipe's runs.
+"""
+
+import datetime as dt
+import io
+import queue
+import re
+from collections.abc import Collection
+from decimal import Context, Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import PosixPath, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+
+TEXT = 200
+PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_WORDS = PLAIN | {
+    *(Decimal, Fraction, PosixPath, PurePosixPath, range, slice, torch.dtype, torch.device, torch.Size),
+    *(dt.datetime, dt.date, dt.time, dt.timedelta, torch.memory_format, torch.layout, Context),
+}
+_BY_HASH = Decimal, Fraction, int, str, bytes  # whose texts may be long, or cost much
+_HASHES = {"_hashlib", "_blake2", "_md5", "_sha1", "_sha2", "_sha256", "_sha512", "_sha3", "hmac"}
+# Modules and packages whose hashable values are constant.
+_OF_VALUES = {"datetime", "ipaddress", "numpy", "pandas", "re", "statistics", "sympy", "uuid", "zoneinfo"}
+_BY_ADDRESS: Any = object.__hash__
+_MOST_BITS = 512
+
+
+def word_text(thing: Any) -> str | None:
+    """None for what is no such value."""
+    kind = type(thing)
+    module = kind.__module__.partition(".")[0]
+    if kind in _WORDS or isinstance(thing, (np.generic, Enum)):
+        return plain_text(thing)
+    if kind in (io.BytesIO, io.StringIO):
+        return f"{thing.tell()} {hash(thing.getvalue())}"
+    if module in _HASHES and hasattr(thing, "digest"):
+        size = () if thing.digest_size else (16,)  # of shake_128, as long as is asked for
+        return f"{kind.__name__} {thing.digest(*size).hex()}"
+    if kind is re.Match:
+        return f"Match {thing.span()} {hash(thing.string)}"
+    if kind is queue.SimpleQueue:
+        return f"SimpleQueue {thing.qsize()}"
+    made: Any = kind.__hash__
+    if module in _OF_VALUES and made is not None and made is not _BY_ADDRESS:
+        return f"{kind.__name__} {hash(thing)}"
+    return None
+
+
+def plain_text(value: Any) -> str:
+    """Of any value: its type, and what tells it from others."""
+    name = type(value).__name__
+    if isinstance(value, Enum):  # without a `__repr__` of the recipe's
+        return f"{name}.{object.__getattribute__(value, '_name_')}"
+    if type(value) is int and value.bit_length() > _MOST_BITS:  # Python refuses to write long ones
+        return f"{name} {value.bit_length()} bits {hash(value)}"
+    if type(value) is Fraction and value.denominator.bit_length() + value.numerator.bit_length() > _MOST_BITS:
+        return f"{name} {hash(value)}"
+    text = repr(value)
+    if len(text) <= TEXT:
+        return f"{name} {text}"
+    known = value if type(value) in _BY_HASH else text
+    return f"{name} {text[:TEXT]} {len(text)} {hash(known)}"
+
+
+def hash_of_key(key: Any) -> int | None:
+    """Of a number, a word, or a tuple or frozenset of these; None for other keys of dicts."""
+    if type(key) in PLAIN:
+        return hash(key)
+    if type(key) in (tuple, frozenset):
+        inside: Collection[Any] = key
+        return None if any(hash_of_key(each) is None for each in inside) else hash(key)
+    return None
