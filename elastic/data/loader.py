@@ -28,8 +28,10 @@ from elastic.data.loading_processes import KeyedBatches, load_in_processes
 from elastic.data.order import SampleOrder
 from elastic.data.random_keys import key, uniform
 from elastic.errors import UsageError
+from elastic.system.clock import Clock, SystemClock
 
-CHECKED_SAMPLES = 64  # at least, before the first step
+CHECKED_SAMPLES = 64  # at least, before the first step, if they load fast
+CHECK_S = 2.0  # of loading for that check, after which no more samples are added
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +83,7 @@ class BatchLoader:
     device: torch.device
     workers: int
     collate: Callable[[list[Any]], Any] | None
+    clock: Clock = field(default_factory=SystemClock)
 
     def batches(self, slices: Iterator[Slice], *, check_first: bool = False) -> Iterator[Batch]:
         """One batch of each slice, in order. Loading processes take slices ahead of their use.
@@ -118,7 +121,8 @@ class BatchLoader:
             one = slices[place] if is_own else slices[place]._replace(epoch=-1)
             return replace(self, collate=collate).load_again(one)
 
-        sample_memory.check(self.dataset, [each.indices.tolist() for each in slices], load, self.collate)
+        samples, end = [each.indices.tolist() for each in slices], self.clock.monotonic() + CHECK_S
+        sample_memory.check(self.dataset, samples, load, self.collate, lambda: self.clock.monotonic() < end)
 
     def _load(self, slices: Iterator[Slice]) -> Iterator[Any]:
         """The collated samples of each slice."""
@@ -150,6 +154,7 @@ class Loader:
     collate: Callable[[list[Any]], Any] | None = None
     chosen: Mapping[str, Any] = field(default_factory=dict)
     of_loading: set[str] = field(default_factory=set)
+    clock: Clock = field(default_factory=SystemClock)
 
     def steps(self, shards: range, first_step: int, *, check_first: bool = False) -> Iterator[list[Batch]]:
         """The batches of `shards`, in order, for each step from `first_step` to the last.
@@ -164,6 +169,7 @@ class Loader:
             device=self.device,
             workers=self.workers,
             collate=self.collate,
+            clock=self.clock,
         )
         batches = loader.batches(self._slices(shards, first_step), check_first=check_first)
         while batch := list(islice(batches, len(shards))):

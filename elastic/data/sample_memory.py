@@ -10,13 +10,16 @@ of what does not depend on random numbers passes.
 
 The greatest length so far, or numbers that labels get when they come first, do not change when the
 same samples come again. So the first few batches are loaded in two orders, each from what was kept
-in memory at first: as they come, and by the length of their samples.
+in memory at first: as they come, and by the length of their samples. How many these are depends on
+the time that is left for it, so that slow samples do not delay the run by minutes; the first batch
+alone is always loaded again. Each rank looks by itself, and none waits for another.
 
 It does not find what the first samples do not show, nor memories in files, in other processes, in
 objects that are no datasets, and samples of types that `fingerprint` does not know.
 """
 
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -40,19 +43,23 @@ _OF_ORDER = (
 
 
 def check(
-    dataset: Any, batches: list[list[int]], load: Callable[[int, bool, Collate], Any], collate: Any = None
+    dataset: Any,
+    batches: list[list[int]],
+    load: Callable[[int, bool, Collate], Any],
+    collate: Any = None,
+    has_time: Callable[[], bool] = lambda: True,
 ) -> None:
     """Raises UsageError, with the attribute that remembers where it is found.
 
     batches: the samples of the first few. load: gives one of them, by its place, under its own
     random streams (True) or others, made by this function. collate: makes a batch of samples; None
-    for torch's default_collate.
+    for torch's default_collate. has_time: whether one batch more may be loaded in two orders.
     """
     memory = LoadingMemory(dataset, [each for samples in batches for each in samples], collate)
     made: Collate = collate or default_collate
     _check_again(memory, lambda is_own: load(0, is_own, made), has_collate=collate is not None)
     if len(batches) > 1:
-        _check_order(memory, len(batches), lambda place, by: load(place, True, by), made)
+        _check_order(memory, len(batches), lambda place, by: load(place, True, by), made, has_time)
 
 
 def _check_again(memory: LoadingMemory, load: Callable[[bool], Any], *, has_collate: bool) -> None:
@@ -87,20 +94,26 @@ def _check_again(memory: LoadingMemory, load: Callable[[bool], Any], *, has_coll
 
 
 def _check_order(
-    memory: LoadingMemory, count: int, load: Callable[[int, Collate], Any], collate: Collate
+    memory: LoadingMemory,
+    most: int,
+    load: Callable[[int, Collate], Any],
+    collate: Collate,
+    has_time: Callable[[], bool],
 ) -> None:
-    """load: gives the batch in this place, made by this function."""
-    sizes = [0] * count
+    """load: gives the batch in this place, of at most so many, made by this function."""
+    sizes: list[int] = []
 
     def measured(place: int) -> Any:
         def collate_too(samples: list[Any]) -> Any:
-            sizes[place] = max(map(_size, samples), default=0)
+            sizes.append(max(map(_size, samples), default=0))
             return collate(samples)
 
         return load(place, collate_too)
 
     memory.put_back()
-    as_they_come = [fingerprint(measured(place)) for place in range(count)]
+    as_they_come = [fingerprint(measured(place)) for place in takewhile(lambda _: has_time(), range(most))]
+    if (count := len(as_they_come)) < 2:
+        return
     changed = memory.changed()
     # The longest not first in both orders, and the other way round where all are equally long.
     sign = -1 if sizes[0] < max(sizes) else 1

@@ -16,6 +16,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 from elastic.data.loader import Loader
 from elastic.data.order import SampleOrder, Tail
 from elastic.errors import UsageError
+from elastic.testing.fakes import FakeClock
 
 ORDER = SampleOrder(seed=3, samples=16, global_batch=8, shards=2, epochs=1, tail=Tail.DROP)
 ROWS = torch.arange(64.0).reshape(16, 4)
@@ -40,6 +41,7 @@ class Images(Dataset):
 
 
 def loaded(dataset, **options):
+    options.setdefault("clock", FakeClock())
     loader = Loader(dataset=dataset, order=ORDER, device=torch.device("cpu"), **options)
     return [batch.data for step in loader.steps(range(2), 1, check_first=True) for batch in step]
 
@@ -489,3 +491,50 @@ def test_samples_of_different_lengths_that_nothing_remembers_pass():
 
     assert len(loaded(Texts(), collate=cached)) == 4
     assert len(loaded(Texts(), collate=pads(lambda lengths: 9))) == 4
+
+
+class Slow(Images):
+    """Each sample takes so many seconds."""
+
+    def __init__(self, clock, seconds, images):
+        super().__init__(images)
+        self.clock, self.seconds = clock, seconds
+
+    def __getitem__(self, sample):
+        self.clock.now += self.seconds
+        return super().__getitem__(sample)
+
+
+class Longest:
+    """It pads to the longest sample so far."""
+
+    def __init__(self):
+        self.longest = 0
+
+    def __call__(self, samples):
+        self.longest = max(self.longest, *(int(each[0]) // 4 for each in samples))
+        return torch.stack(samples) + self.longest
+
+
+def checked(seconds, collate=None):
+    """How many loads came before those of the first step, of 16 samples in each shard."""
+    clock, images = FakeClock(), torch.arange(2048.0).reshape(512, 4)
+    order = SampleOrder(seed=3, samples=512, global_batch=32, shards=2, epochs=1, tail=Tail.DROP)
+    dataset = Slow(clock, seconds, images)
+    loader = Loader(dataset=dataset, order=order, device=torch.device("cpu"), collate=collate, clock=clock)
+    next(loader.steps(range(2), 1, check_first=True))
+    return round((clock.now - 1000) / seconds) - 2 * 16
+
+
+def test_slow_samples_are_loaded_again_in_one_shard_alone():
+    """Of 0.5 s each: the 64 samples of fast ones, in two orders, would take a minute more."""
+    assert checked(0.001) == 4 * 16 + 2 * 64
+    assert checked(0.02) == 4 * 16 + 2 * 3 * 16
+    assert checked(0.5) == 4 * 16
+
+
+def test_an_order_that_counts_is_found_as_long_as_there_is_time_for_two_shards():
+    for seconds in (0.001, 0.02):
+        with pytest.raises(UsageError, match="loaded in another order"):
+            checked(seconds, Longest())
+    checked(0.5, Longest())  # an audit may find it
