@@ -9,6 +9,7 @@ tensor (`deepcopy` keeps the mark, a file has none).
 """
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -65,10 +66,18 @@ class LeftBehind(Tensor):
 
 
 def mark(tensor: Tensor, its: Mark) -> LeftBehind:
+    _keep_out_of_graphs()
     marked: LeftBehind = tensor.as_subclass(LeftBehind)
     vars(marked).update(vars(tensor))  # what the recipe has given it
     marked.mark, marked.plain = its, tensor
     return marked
+
+
+def _keep_out_of_graphs() -> None:
+    """What torch.compile makes knows no marks: a function that is given one runs as written."""
+    config: Any = sys.modules.get("torch._dynamo.config")
+    if config is not None and LeftBehind not in config.nontraceable_tensor_subclasses:
+        config.nontraceable_tensor_subclasses = {*config.nontraceable_tensor_subclasses, LeftBehind}
 
 
 def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

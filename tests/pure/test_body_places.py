@@ -290,6 +290,38 @@ def test_what_each_steps_body_leaves_in_an_object_is_refused_where_the_next_step
     assert "a process that restarts in between has none, or another one" in said
 
 
+COMPILED = """
+        compiled = torch.compile(net, backend="eager")
+        twice = torch.compile(lambda hidden: 2 * hidden.mean(0), backend="eager")
+        for step in run_steps(net=net):
+            {}
+            compiled(probe)
+        """
+
+
+@pytest.mark.parametrize(
+    ("use", "does"),
+    [
+        ("if net.hidden is not None: net.center.lerp_(twice(net.hidden), 0.1)", INTO_STATE),
+        (
+            "if net.hidden is not None: step.mean_loss(lambda _batch: twice(net.hidden)[0])",
+            "computes with it",
+        ),
+    ],
+)
+def test_a_compiled_function_that_is_given_it_is_refused_as_a_plain_one(use, does):
+    """Traced, it met a mark that is none, and the run ended with an error of torch's own."""
+    said = refusal(COMPILED.format(use))
+    assert f"reads net.hidden, which the loop's body left there in step 4, and {does}" in said
+
+
+def test_a_compiled_forward_may_be_given_what_it_left_where_nothing_else_uses_it():
+    assert (
+        refusal(COMPILED.format("compiled(probe if net.hidden is None else net.hidden[:, [0, 1, 2, 0]])"))
+        == ""
+    )
+
+
 def test_where_each_step_is_kept_it_is_found_a_step_earlier():
     said = refusal(READ["an object's attribute"][2], kept=range(1, 25))
     assert said.startswith("step 4: ")
