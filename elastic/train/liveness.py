@@ -64,6 +64,7 @@ class Live:
         pass may be left to do); or some passes write it, and nothing else.
     in_some: those of after_loop that only some passes write. The process has no such variable.
     targets: of a `for` over tuples, those of its targets that the body reads.
+    at_end: of a `for`, live where it has ended.
     """
 
     carried: frozenset[Variable]
@@ -71,6 +72,7 @@ class Live:
     after_loop: frozenset[Variable] = frozenset()
     in_some: frozenset[Variable] = frozenset()
     targets: tuple[Variable, ...] = ()
+    at_end: frozenset[Variable] = frozenset()
 
 
 def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> Live:
@@ -100,6 +102,7 @@ def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> 
         in_some=only_after,
         after_loop=only_after | (plain.at(end) - carried) & flow.written(range(onward, end)) & before,
         targets=tuple(each for each in targets if each in plain.at(body)) if len(targets) > 1 else (),
+        at_end=plain.at(end),
     )
 
 

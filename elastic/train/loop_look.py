@@ -27,6 +27,7 @@ class Look:
     process: process_settings.Settings
     after_loop: list[str]
     read_by_loading: set[str] = field(default_factory=set)
+    set_first: set[str] = field(default_factory=set)
 
 
 def is_read(path: str, names: set[str]) -> bool:

@@ -209,7 +209,9 @@ class LoopMemory:
                 weight = Weight.SAID  # only of tensors the leaves of a state_dict tell that it has them
             if weight is Weight.REFUSED:
                 refused.append(path)
-            elif root_of(path) not in now.after_loop:  # that note says it
+            elif root_of(path) not in now.after_loop and not (  # that note says it
+                mark.kind is Kind.PLAIN and path in now.set_first
+            ):
                 self._changing[path] = standing(path, before.marks.get(path), mark, now.read)
         settings, said = process_settings.changed(before.process, now.process)
         self._changing.update(dict.fromkeys(said, Standing.NUMBER))

@@ -10,7 +10,7 @@ reads where a step computes something; or, in data-loading processes, ahead of t
 
 import builtins
 import sys
-from collections import ChainMap, deque
+from collections import ChainMap, Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from inspect import CO_OPTIMIZED
@@ -28,11 +28,20 @@ from elastic.train import structure
 from elastic.train.address_order import iterated
 from elastic.train.callables import bound_by, is_wrapper, unwrapped, wrapped_by
 from elastic.train.kept_attributes import carried_attributes, kept_attributes
-from elastic.train.liveness import LOADING, Live, Variable, computes, globals_needed, live_after
+from elastic.train.liveness import (
+    LOADING,
+    Live,
+    Variable,
+    computes,
+    globals_needed,
+    live_after,
+    names_in_loop,
+)
 from elastic.train.loading_code import written_variables
 from elastic.train.namespaces import functions_of, is_own_namespace
 from elastic.train.own_code import attributes, attributes_of, rewritten_attributes
 from elastic.train.patched import Patch, Target, patches, targets
+from elastic.train.set_first import read_after_loop, set_first
 
 MANY_OBJECTS = 5_000
 MANY_ITEMS = 1000  # of one container
@@ -58,7 +67,8 @@ class LoopVariables:
     variables of its frames. read_by_functions: the names that functions read which the script
     names. read_by_loading: variables that code which loads samples reads, and attributes, with a
     dot before them. iterated: variables and attributes that the loop or its functions iterate.
-    patches: attributes of modules and classes that the loop assigns.
+    patches: attributes of modules and classes that the loop assigns. set_first: the paths of those
+    that each pass sets before anything reads them, and that nothing reads after the loop.
     """
 
     carried: Named = field(default_factory=list)
@@ -73,6 +83,7 @@ class LoopVariables:
     read_by_loading: set[str] = field(default_factory=set)
     iterated: set[str] = field(default_factory=set)
     patches: list[Patch] = field(default_factory=list)
+    set_first: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +110,7 @@ class _Analysis:
     read_by_functions: frozenset[str]
     read_by_loading: frozenset[Variable]
     attributes_of_loading: frozenset[str]
+    attributes_after_loop: frozenset[str]
     targets: dict[str, frozenset[Target]]
     spaces: dict[str, dict[str, Any]]
     named: dict[Variable, object]
@@ -129,7 +141,30 @@ def loop_variables(
     running = frozenset(each.f_code for each in frames)
     for each in frames:
         _add(found, each, running, known, loading or Loading())
+    if frames and (analysis := known.get((frames[0].f_code, frames[0].f_lasti))) is not None:
+        found.set_first = _set_first(frames, analysis, found)
     return found
+
+
+def _set_first(frames: list[FrameType], analysis: _Analysis, found: LoopVariables) -> set[str]:
+    """frames: the one that iterates the steps first. Code of the others runs after its loop."""
+    code, offset = frames[0].f_code, frames[0].f_lasti
+    names, own = Counter(name for name, _ in found.carried), _Names(frames[0], frozenset(), Loading())
+    given = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], *code.co_freevars}
+    written, at_end = names_in_loop(code, offset).written, {each.name for each in analysis.live.at_end}
+    read = analysis.attributes_after_loop | read_after_loop(code, offset)
+    read = read.union(*(attributes(each.f_code, is_whole=False)[0] for each in frames[1:]))
+    is_function = bool(code.co_flags & CO_OPTIMIZED)
+    space = ChainMap(own.own, frames[0].f_globals)
+    return {
+        f"{variable}.{attribute}"
+        for variable, attribute in set_first(code, offset, space)
+        if names[variable] == 1
+        and variable not in (given | written | at_end)
+        and attribute not in read
+        and (not is_function or variable in own.own)
+        and not {variable, f".{attribute}"} & found.read_by_loading
+    }
 
 
 def _add(
@@ -199,6 +234,7 @@ class _Names:
             read_by_functions=frozenset(self.read_by_functions),
             read_by_loading=frozenset(of_loading),
             attributes_of_loading=self._attributes_read((LOADING, *of_loading)),
+            attributes_after_loop=self._attributes_read(live.at_end),
             targets=self.targets,
             spaces={name: space for name, space in self.spaces.items() if name},
             named={each: self.stands_for(each) for each in seen},

@@ -86,6 +86,7 @@ def take_look(
         read_by_loading=variables.read_by_loading,
         process=process_settings.read_settings(),
         after_loop=variables.after_loop,
+        set_first=variables.set_first,
     )
 
 

@@ -1005,6 +1005,79 @@ def test_a_note_that_leaves_names_out_says_where_all_are():
     assert sentence(said).endswith("; elastic-train report lists all of them")
 
 
+READER = """
+class Kept:
+    def __bool__(self):
+        return agent.eps > 0
+kept = Kept()
+"""
+AGENT = """
+class Agent:
+    def __init__(self):
+        self.eps = 1.0
+    def decay(self):
+        self.eps *= 0.99
+    def act(self):
+        return torch.rand(()) < self.eps
+agent, values, low = Agent(), elastic.Values(eps=1.0), 0.05
+def read(): return agent.eps
+{before}
+for step in {steps}run_steps(model=model, optimizer=optimizer, values=values){end}:
+    {first}
+    agent.act()
+    update()
+    values.eps *= 0.9
+    {late}
+{after}
+"""
+
+
+def named_of_agent(form, **parts):
+    usual = {"late": "pass", "after": "", "before": "", "steps": "", "end": ""}
+    refused, changing, _ = outcome(AGENT.format(**usual | parts), form=form, kept=(5,))
+    assert not refused
+    return changing
+
+
+@pytest.mark.parametrize("form", ["module", "function"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        "agent.eps = float(values.eps)",
+        "agent.eps = max(low, 1 - step.number / 100)",
+        "agent.eps = 0.5 * (1 + math.cos(math.pi * step.number / 9))",
+        "rest = 9 - step.number; agent.eps = min(1.0, 1 / (1 + rest))",
+    ],
+)
+def test_a_number_that_each_pass_sets_before_all_else_is_not_named(first, form):
+    """It is a function of the step and of what the State saves, whatever it was before."""
+    assert named_of_agent(form, first=first) <= {"rest"}
+    assert "agent.eps" in named_of_agent(form, first="pass", late=first)
+
+
+@pytest.mark.parametrize("form", ["module", "function"])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"first": "agent.eps *= 0.99"},
+        {"first": "agent.decay()"},
+        {"first": "agent.eps = 1 / (step.number + agent.eps)"},
+        {"first": "agent.act(); agent.eps = 1 / step.number"},
+        {"first": "bool(read()); agent.eps = 1 / step.number"},
+        {"first": "bool(kept); agent.eps = 1 / step.number", "before": READER},
+        {"first": "if step.number % 3 == 0: agent.eps = 1 / step.number"},
+        {"first": "agent.eps = 1 / step.number", "after": "print(agent.eps)"},
+        {"first": "agent.eps = 1 / step.number", "after": "agent.act()"},
+        {"first": "agent.eps = 1 / step.number", "after": "read()"},
+        {"first": "agent.eps = 1 / step.number", "steps": "map(lambda each: read() and each, ", "end": ")"},
+        {"first": "agent.eps = max(1 / step.number, 0)", "before": "def max(*_): return agent.eps * 0.9"},
+    ],
+    ids=lambda parts: " ".join(parts.values())[:60],
+)
+def test_a_number_that_something_reads_before_it_is_set_or_after_the_loop_is_named(parts, form):
+    assert "agent.eps" in named_of_agent(form, **parts)
+
+
 def test_what_each_pass_sets_anew_is_not_named_for_the_code_after_the_loop():
     """But what had a value before the loop: with no step left, a process would go on with that."""
     recipe = LOOP + "    loss = update()\n    other = 1\nprint(loss, step.number)"
