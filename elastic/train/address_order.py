@@ -6,10 +6,12 @@ What sorts by `id`, or computes with it, is found in the recipe's text, and name
 
 import ast
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dis import Instruction
 from functools import cache
 from itertools import pairwise
 from types import CodeType
+from typing import Any
 
 from elastic.train.control_flow import instructions
 from elastic.train.recipe_text import called, computing, parsed
@@ -23,6 +25,7 @@ _ITERATING = frozenset(
         *("clip_grad_norm_", "clip_grad_value_", "get_total_norm", "stack", "cat"),
     }
 )
+_Place = tuple[int, int]  # line and column
 _SEEDING = {"manual_seed", "seed", "default_rng", "RandomState", "Random"}
 # A file without any of these words is not parsed: a recovery waits for this.
 _WORDS = re.compile(rb"\bid\(|key\s*=\s*(id|hash)\b")
@@ -38,12 +41,69 @@ def iterated(code: CodeType) -> frozenset[str]:
         if before.opname in _LOADS
         and (each.opname in _TAKING or (each.opname in _METHODS and each.argval == "pop"))
     }
+    found = found.union(*(names for names in _named_by_line(code) if names & _ITERATING))
+    return frozenset(found).union(*(iterated(each) for each in code.co_consts if isinstance(each, CodeType)))
+
+
+def handed_on(functions: Mapping[CodeType, Collection[str]], code: CodeType) -> frozenset[str]:
+    """What functions iterate, and the arguments of calls of those that iterate all that they get.
+
+    Where a function iterates some arguments alone, a set may be there to be asked for its elements.
+
+    functions: of the recipe, each with the names that it is called by. code: of the loop.
+    """
+    names = {each: iterated(each) for each in functions}
+    takers, new = set[str](), {""}
+    while new - takers:
+        takers |= new
+        names = {each: known | _beside(each, takers) for each, known in names.items()}
+        taking = (each for each, known in names.items() if known.issuperset(_arguments(each)))
+        new = {name for each in taking for name in functions[each]}
+    return frozenset(_beside(code, takers)).union(*names.values())
+
+
+def _beside(code: CodeType, names: set[str]) -> frozenset[str]:
+    inner = (_beside(each, names) for each in code.co_consts if isinstance(each, CodeType))
+    return frozenset().union(*(call for call in _named_by_call(code) if call & names), *inner)
+
+
+def _arguments(code: CodeType) -> set[str]:
+    """Those that a call gives; one that has none is called without a set."""
+    return {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]} - {"self", "cls"} or {""}
+
+
+@cache
+def _named_by_call(code: CodeType) -> tuple[frozenset[str], ...]:
+    """What each call reads itself, its function and its arguments, and not in a call inside it."""
+    places = [(each, _span(each)) for each in instructions(code) if each.positions is not None]
+    calls = {its for each, its in places if each.opname.startswith("CALL")}
+    found: dict[tuple[_Place, _Place], set[str]] = {}
+    for each, (start, end) in places:
+        if each.opname in (*_LOADS, *_METHODS):
+            around = [call for call in calls if call[0] <= start and end <= call[1]]
+            if around:  # the innermost one begins last, or ends first
+                found.setdefault(max(around, key=_inner), set()).add(each.argval)
+    return tuple(map(frozenset, found.values()))
+
+
+def _span(instruction: Instruction) -> tuple[_Place, _Place]:
+    its: Any = instruction.positions
+    return (its.lineno or 0, its.col_offset or 0), (its.end_lineno or 0, its.end_col_offset or 0)
+
+
+def _inner(call: tuple[_Place, _Place]) -> tuple[int, ...]:
+    (line, column), (end_line, end_column) = call
+    return line, column, -end_line, -end_column
+
+
+@cache
+def _named_by_line(code: CodeType) -> tuple[frozenset[str], ...]:
+    """The variables and attributes that each line reads, but those that are asked for elements."""
     by_line: dict[int | None, set[str]] = {}
-    for each, after in pairwise(of_all):
+    for each, after in pairwise(instructions(code)):
         if each.opname in (*_LOADS, *_METHODS) and after.opname != "CONTAINS_OP":
             by_line.setdefault(each.positions.lineno if each.positions else None, set()).add(each.argval)
-    found = found.union(*(names for names in by_line.values() if names & _ITERATING))
-    return frozenset(found).union(*(iterated(each) for each in code.co_consts if isinstance(each, CodeType)))
+    return tuple(map(frozenset, by_line.values()))
 
 
 def refusal(sets: dict[str, str], names: Collection[str]) -> str:

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from elastic.data.own_files import is_own_class, is_own_file
 from elastic.errors import UsageError
 from elastic.train import structure
-from elastic.train.address_order import iterated
+from elastic.train.address_order import handed_on, iterated
 from elastic.train.callables import bound_by, is_wrapper, unwrapped, wrapped_by
 from elastic.train.kept_attributes import carried_attributes, kept_attributes
 from elastic.train.liveness import (
@@ -206,7 +206,7 @@ class _Names:
         self.own: dict[str, Any] = {}
         self.assigned: set[str] = set()
         self.rewritten: set[str] = set()
-        self.iterated: set[str] = set()
+        self._functions: dict[CodeType, set[str]] = {}  # with the names that they are called by
         self.targets: dict[str, frozenset[Target]] = {}
         if frame.f_code.co_flags & CO_OPTIMIZED:
             seen = frame.f_locals
@@ -230,7 +230,7 @@ class _Names:
             live=live,
             assigned=frozenset(self.assigned),
             rewritten=frozenset(self.rewritten),
-            iterated=frozenset(self.iterated),
+            iterated=handed_on(self._functions, code),
             read_by_functions=frozenset(self.read_by_functions),
             read_by_loading=frozenset(of_loading),
             attributes_of_loading=self._attributes_read((LOADING, *of_loading)),
@@ -301,7 +301,7 @@ class _Names:
             )
         for function in functions_in(value):
             code = function.__code__
-            self.iterated |= iterated(code)
+            self._functions.setdefault(code, set()).update((code.co_name, variable.name))
             self.rewritten |= rewritten_attributes(code)
             self.rewritten |= kept_attributes(code) if code not in self._running else frozenset()
             if variable != LOADING and computes(code):

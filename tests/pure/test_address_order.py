@@ -54,6 +54,29 @@ ITERATED = {
             for view, strength in views:
                 model[0].weight.data.add_(strength * view(torch.randn(4, 4)))
         """,
+    "given is a set of parameters": f"""
+        given = {{*model.parameters()}}
+        def noise(those):
+            for each in those:
+                {NOISE}
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            noise(given)
+        """,
+    "passed is a set of modules": f"""
+        class Trainer:
+            def noise(self, *, modules):
+                for module in modules:
+                    for each in module.parameters(recurse=False):
+                        {NOISE}
+            def all(self, those):
+                self.noise(modules=those)
+        trainer, passed = Trainer(), set(model.children())
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            trainer.all(
+                passed)
+        """,
     "names is a set of functions": """
         names = {torch.relu, torch.tanh}
         for step in run_steps(model=model, optimizer=optimizer):
@@ -85,6 +108,27 @@ ITERATED = {
         """,
 }
 FINE = {
+    "given to a function that asks for its elements": """
+        frozen = {*model.parameters()}
+        def decay(those, but):
+            for p in those:
+                if p not in but:
+                    p.data.mul_(0.9)
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            decay(model.parameters(), frozen)
+        """,
+    "sorted where it is given": """
+        given = {*model.parameters()}
+        def decay(those):
+            for p in those:
+                p.data.mul_(0.9)
+        def in_order(those):
+            return [p for p in model.parameters() if p in those]
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            decay(in_order(given))
+        """,
     "asked for its elements": """
         frozen = set(model.parameters())
         for step in run_steps(model=model, optimizer=optimizer):
