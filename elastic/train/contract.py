@@ -21,6 +21,7 @@ from elastic.train import structure
 from elastic.train.forward_changes import ForwardChanges
 from elastic.train.left_behind import Leftovers
 from elastic.train.loose_gradients import LooseGradients
+from elastic.train.parameter_places import ParameterPlaces
 from elastic.train.state import State
 from elastic.train.state_mark import mark_of
 from elastic.train.structure import StateParts
@@ -46,7 +47,7 @@ class Contract:
         self._unsaved = Unsaved(state)
         self._unsaved.check_parameters(state.trained)
         self._unsaved.check_schedules()
-        self._unsaved.check_groups(0)
+        self._places = ParameterPlaces(state)
         self._hooks = (
             register_optimizer_step_pre_hook(_call_weakly(self._before)),
             register_optimizer_step_post_hook(_call_weakly(self._updated)),
@@ -104,12 +105,12 @@ class Contract:
         """After the step's body: no gradient that an update has used is left for the next one.
 
         Returns what to tell the user, each sentence once. Raises UsageError where the body has put
-        functions into a schedule, or taken parameters out of an optimizer, which no State saves, or
+        functions into a schedule, or changed groups of an optimizer, which no State saves, or
         into the State what is of one shard.
         """
         left = self.leftovers.end_step()
         self._unsaved.check_functions(self._unused.step)
-        self._unsaved.check_groups(self._unused.step)
+        self._places.check_groups(self._unused.step)
         self._loose.end_step()
         self._unused.drop_used(self._held)
         note, self._loose.note = self._loose.note, ""
@@ -117,6 +118,14 @@ class Contract:
             note = ""
         self._has_noted = self._has_noted or bool(note)
         return "\n".join(filter(None, (note, left)))
+
+    def check_kept(self) -> None:
+        """Before a state is kept. Raises UsageError for parameters that the body has moved."""
+        parts = self._state.parts()
+        trained, _ = self._state.trained_and_idle(parts)
+        if trained is not self._trained:
+            self._unsaved.check_parameters(trained)
+        self._places.check(self._unused.step, parts)
 
     def has_waiting_gradients(self) -> bool:
         """Whether the step has computed gradients, and the body made no update with them yet."""
@@ -142,6 +151,7 @@ class Contract:
         self._is_computing = True
         if self._trained is not before:  # or the modules have other parameters
             self._unsaved.check_parameters(self._trained)
+        self._places.check(self._unused.step, self._parts)
         self._held = self._state.held
         held = set(map(id, self._held))
         self._loose_ones = [

@@ -322,6 +322,8 @@ class Loop:
             ends = requests.drain or is_last
             takes_snapshot = ends or requests.snapshot or requests.save
             began_s = parts.clock.monotonic()
+            if takes_snapshot:
+                self._of_steps.contract.check_kept()
             if takes_snapshot and frame is not None:
                 self._memory.before_saving(step.number, frame)
             info = self._recorder.with_settings(info, self._memory.set_by_loop())

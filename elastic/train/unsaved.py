@@ -39,7 +39,6 @@ class Unsaved:
         # That were looked at, with the step in which one that nothing saves made its first update.
         self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._scaler: Scaler | None = None  # the last one that was
-        self._sizes: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # of their groups
         self._functions = [
             (name, each, list(each.lr_lambdas))
             for name, thing in state.objects.items()
@@ -82,24 +81,6 @@ class Unsaved:
                     "so that a resume would go on with those that the script builds: give the schedule one function that knows all phases, as "
                     "lambda n: 0.9**n if n < 100 else 0.5**n, with one for each group that will be there, or set the learning rate from step.number"
                 )
-
-    def check_groups(self, step: int) -> None:
-        """Raises UsageError where a group has gone whose parameters the optimizer has a state of.
-
-        Torch gives no state_dict of such an optimizer.
-        """
-        for optimizer in self._state.optimizers:
-            size = sum(len(group["params"]) for group in optimizer.param_groups)
-            if size < self._sizes.get(optimizer, 0):
-                grouped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-                for parameter in optimizer.state:
-                    if id(parameter) not in grouped:
-                        raise UsageError(
-                            f"step {step}: the loop has taken {self._state.name_of(parameter)} out of the groups of {type(optimizer).__name__}, which still has a state of it, so "
-                            "that nothing can save this optimizer (optimizer.state_dict() raises a KeyError). To train some parameters no longer, let their group stay and "
-                            "freeze them: for p in group['params']: p.requires_grad_(False)"
-                        )
-            self._sizes[optimizer] = size
 
     def check_scaler(self, scaler: Scaler | None) -> None:
         """Raises UsageError for a scaler that is in use and not saved."""

@@ -223,19 +223,3 @@ def test_an_optimizer_of_something_else_may_train_it_in_the_loop():
         of_probe.step()
 
     train(State(net=net, optimizer=optimizer), net, update)
-
-
-def test_a_group_that_the_loop_deletes_while_the_optimizer_has_a_state_of_it_is_refused():
-    """torch.optim's state_dict raises a bare KeyError then, in the middle of a save."""
-    net = net_of()
-    groups = [{"params": part.parameters()} for part in net]
-    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
-
-    def update():
-        optimizer.step()
-        del optimizer.param_groups[0]
-
-    with pytest.raises(
-        UsageError, match=r"step 1: the loop has taken net\.0\.weight out of the groups of SGD"
-    ):
-        train(State(net=net, optimizer=optimizer), net, update)
