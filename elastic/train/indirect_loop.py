@@ -1,69 +1,66 @@
-"""A loop that Python's own functions write holds values where no look can see them: it is refused.
+"""What takes the steps of a run is a `for` of Python code or `next(...)`, and no compiled function.
 
-`functools.reduce(f, run.steps(...), start)` keeps its accumulator in compiled code, and what the
-function given to `map` keeps is read by no variable of the loop's frame. The text of the expression
-that asked for the next step tells it; where there is no text, nothing is refused.
+`reduce(f, run.steps(...))` keeps its accumulator in compiled code, `islice(run.steps(...), 16)` its
+count, `zip` its place in the other iterable: no state has them, and no look can see them. The text
+of the instruction that asks tells the one kind. Objects that iterate over the steps, whoever made
+them, are found through the garbage collector: they refer to the iterator that run.steps returned.
+What hands steps on one by one, as enumerate and generators do (tqdm), is let through.
 """
 
 import ast
-import linecache
-from itertools import islice
-from types import FrameType
+import gc
+from collections.abc import Iterator
+from typing import Any
 
-from elastic.data.own_files import is_own_file
 from elastic.errors import UsageError
+from elastic.train.recipe_text import called
+from elastic.train.text_place import TextPlace
 
-_CALLS = frozenset({"reduce", "accumulate", "map", "filter", "starmap"})
+_REFUSED = zip, map, filter  # and all of itertools
+_ASKING = "next", "__next__", "send"
+_DEPTH = 6
 
 
-def check(frame: FrameType | None) -> None:
-    """frame: that which asks for the next step, or one that it called. Raises UsageError."""
-    while frame is not None and not is_own_file(frame.f_code.co_filename):
-        frame = frame.f_back  # this library's own generators are in between
-    if frame is not None and (name := _called(_asking(frame))):
+def check(place: TextPlace, iterator: Iterator[Any] | None) -> None:
+    """place: of the code that asks for the next step. iterator: over the steps.
+
+    Raises UsageError.
+    """
+    if name := _compiled(place) or holder(iterator):
         raise UsageError(
-            f"the steps of the run are given to {name}(...), which keeps between two steps what no process that restarts has: write the loop as "
-            "`for step in run.steps(data, state):`, and keep what it changes in elastic.Values(...), which goes into the State"
+            f"the steps of the run are given to {name}, which keeps between two steps what no process that restarts has, such as a count:"
+            " it would begin again at the step where the run goes on. Write the loop as `for step in run.steps(data, state):`. run.data(dataset, steps=...) says how long"
+            " the run is, run.stop(reason) ends it earlier; step.number, step.epoch and step.ends_epoch say where it is, and elastic.Values(...) in the State"
+            " keeps what the loop changes"
         )
 
 
-def _asking(frame: FrameType) -> str:
-    """The text of the expression that is computed, or that a `for` iterates over."""
-    positions = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
-    if positions is None or None in positions:
+def _compiled(place: TextPlace) -> str:
+    """The compiled function that asks; empty for a loop, a generator, and `next`."""
+    if place.iterates or not place.path or place.operation in ("SEND", "YIELD_VALUE"):
         return ""
-    first, last, begin, end = positions
-    lines = [
-        linecache.getline(frame.f_code.co_filename, number).encode()
-        for number in range(first or 0, (last or 0) + 1)
-    ]
-    lines[-1] = lines[-1][:end]
-    lines[0] = lines[0][begin:]
-    return b"".join(lines).decode(errors="replace")
+    asking = place.path[-1]
+    if not isinstance(asking, ast.Call):
+        return "a list, a comparison or an assignment to several names"
+    name = called(asking)
+    return "" if name in _ASKING else f"{name or 'a function'}(...)"
 
 
-def _called(text: str) -> str:
-    """Which of those functions is called with `.steps(...)` among its arguments; empty for none."""
-    for made in ast.walk(_iterated(text)):
-        if isinstance(made, ast.Call) and any(map(_is_steps, made.args)):
-            function = made.func
-            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-            if name in _CALLS:
-                return name
+def holder(iterator: Iterator[Any] | None) -> str:
+    """What takes the steps from this iterator by compiled code that counts, if anything does."""
+    level, seen = [iterator], set[int]()
+    for _ in range(_DEPTH):
+        if not level:
+            break
+        above = gc.get_referrers(*level)
+        for each in above:
+            if isinstance(each, _REFUSED) or type(each).__module__ == "itertools":
+                return f"{type(each).__name__.strip('_')}(...)"
+        level = [each for each in above if _hands_on(each) and id(each) not in seen]
+        seen |= {id(each) for each in level}
     return ""
 
 
-def _iterated(text: str) -> ast.AST:
-    """Of a whole `for`, which is what some versions of Python point at, what it iterates over."""
-    for form in (f"({text})", text):
-        try:
-            (made,) = ast.parse(form).body
-        except (SyntaxError, ValueError):
-            continue
-        return made.iter if isinstance(made, ast.For) else made
-    return ast.Pass()
-
-
-def _is_steps(node: ast.expr) -> bool:
-    function = node.func if isinstance(node, ast.Call) else None
-    return isinstance(function, ast.Attribute) and function.attr == "steps"
+def _hands_on(thing: Any) -> bool:
+    """Whether it may be an iterator, or what one consists of."""
+    return isinstance(thing, (tuple, dict)) or hasattr(type(thing), "__next__")

@@ -26,13 +26,14 @@ from elastic.errors import EXIT_COMPLETE, ElasticError, StoreFailed
 from elastic.events import RecipeEdited, Stopped
 from elastic.system.phase import Phase
 from elastic.system.raised_error import ErrorPlace
-from elastic.train import derived_weights, early_end, indirect_loop, refuse, step_requests, values
+from elastic.train import derived_weights, early_end, refuse, step_requests, values
 from elastic.train.agreement import Agreement
 from elastic.train.audit import Auditor
 from elastic.train.build_memory import loop_memory
 from elastic.train.first_step_notes import notes
 from elastic.train.flat_state import checksum_of
 from elastic.train.leaving import StepPlace, agree
+from elastic.train.loop_form import LoopForm
 from elastic.train.loop_parts import LoopParts
 from elastic.train.loop_progress import LoopProgress
 from elastic.train.process_groups import ProcessGroups
@@ -50,11 +51,12 @@ from elastic.train.whole_batch import FirstGradientCheck
 class Loop:
     """The training loop of one rank in one generation.
 
-    stopped: where the recipe ended the run early, if it did. digest: of the checkpoint of the last
-    step, once it is committed.
+    form: how the recipe takes the steps. stopped: where the recipe ended the run early, if it did.
+    digest: of the checkpoint of the last step, once it is committed.
     """
 
     def __init__(self, parts: LoopParts, stopped: StopRecord | None) -> None:
+        self.form = LoopForm()
         self.stopped = stopped
         self.digest = ""
         self._parts = parts
@@ -85,7 +87,7 @@ class Loop:
                 parts.frozen.look_at_loading(*memory.loading())
             return next(batches)
 
-        indirect_loop.check(sys._getframe().f_back)  # noqa: SLF001 - the recipe's is above
+        self.form.check(sys._getframe().f_back)  # noqa: SLF001 - the recipe's is above
         own_numbers = frozenset({os.getpid(), parts.groups.world_size, parts.groups.rank})
         parts.frozen.begin(first, sys._getframe().f_back, own_numbers)  # noqa: SLF001 - the recipe's is above
         for number in range(first, self.last_step + 1):
@@ -96,6 +98,7 @@ class Loop:
             memory.begin(number, begins_epoch=begins_epoch, is_audited=is_audited)
             with memory.files.watched():
                 yield step
+            self.form.check(sys._getframe().f_back)  # noqa: SLF001 - the recipe's is above
             self._check_body_end(number, first)
             if self._stop_reason is not None:
                 self.leave(self._stop_reason)

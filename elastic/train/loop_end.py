@@ -51,6 +51,11 @@ class LoopEnd:
         self._left_as: str | None = None  # checksum of the state when the iterator was dropped
 
     def steps(self) -> Iterator[Step]:
+        iterator = self._steps()
+        self._loop.form.begin(iterator, sys._getframe().f_back)  # noqa: SLF001 - the recipe's is above
+        return iterator
+
+    def _steps(self) -> Iterator[Step]:
         try:
             yield from self._loop.run()
         except GeneratorExit:

@@ -1,0 +1,436 @@
+"""The forms of a loop over the steps: those that may begin at any step, and those that may not."""
+
+import functools
+import itertools
+import statistics
+import sys
+
+import pytest
+
+from elastic.errors import UsageError
+from elastic.train.loop_end import LoopEnd
+from elastic.train.loop_form import LoopForm
+
+STEPS = 6
+
+
+class Loop:
+    """Asks as the library's does: from a generator of its own, below that of LoopEnd."""
+
+    is_in_step = False
+    did_nothing = False
+
+    def __init__(self):
+        self.form = LoopForm()
+
+    def run(self):
+        for number in range(1, STEPS + 1):
+            self.form.check(sys._getframe().f_back)
+            yield number
+
+
+class Run:
+    def steps(self):
+        return LoopEnd(Loop(), lambda: None).steps()
+
+
+run = Run()
+
+
+def reduced():
+    return functools.reduce(lambda scale, step: 0.9 * scale + step, run.steps(), 1.0)
+
+
+def mapped():
+    for loss in map(float, run.steps()):
+        print(loss)
+
+
+def listed():
+    return list(map(float, run.steps()))
+
+
+def accumulated():
+    for total in itertools.accumulate(
+        run.steps(),
+        lambda total, step: total + step,
+    ):
+        print(total)
+
+
+def sliced():
+    for step in itertools.islice(run.steps(), 4):
+        print(step)
+
+
+def take(number):
+    return itertools.islice(enumerate(run.steps()), number)
+
+
+def sliced_elsewhere():
+    for step in take(4):
+        print(step)
+
+
+class Limited:
+    def __init__(self, limit):
+        self.limit = limit
+
+    def __iter__(self):
+        for _, step in zip(range(self.limit), run.steps(), strict=False):
+            yield step
+
+
+def zipped():
+    for step in Limited(4):
+        print(step)
+
+
+class Handing:
+    def __init__(self, steps):
+        self.steps = steps
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.steps)
+
+
+def sliced_object():
+    for step in itertools.islice(Handing(run.steps()), 4):
+        print(step)
+
+
+def grouped():
+    for _, steps in itertools.groupby(run.steps(), key=lambda number: number // 2):
+        for step in steps:
+            print(step)
+
+
+def unpacked():
+    first, *others = run.steps()
+    return first, others
+
+
+GIVEN = {
+    "reduce": reduced,
+    "map": mapped,
+    "list": lambda: list(run.steps()),
+    "list of a map": listed,
+    "accumulate": accumulated,
+    "islice": sliced,
+    "islice of a function": sliced_elsewhere,
+    "islice of an object": sliced_object,
+    "zip": zipped,
+    "groupby": grouped,
+    "sorted": lambda: sorted(run.steps()),
+    "a list": unpacked,
+}
+
+
+@pytest.mark.parametrize("form", GIVEN)
+def test_a_loop_that_another_function_writes_is_refused_with_its_name(form):
+    """A worker that takes over counts its four steps from the one where it goes on."""
+    name = form.partition(" of ")[0]
+    with pytest.raises(UsageError, match=rf"given to {name}.*Write the loop as `for step in run\.steps"):
+        GIVEN[form]()
+
+
+def one(step):
+    return 1.0 / step
+
+
+COLLECTED = {
+    "list": lambda: [one(step) for step in run.steps()],
+    "dict": lambda: {step: one(step) for step in run.steps()},
+    "set": lambda: {one(step) for step in enumerate(run.steps())},
+    "sum": lambda: sum(one(step) for step in run.steps()),
+    "a library's function": lambda: statistics.mean(one(step) for step in run.steps()),
+}
+
+
+@pytest.mark.parametrize("form", COLLECTED)
+def test_a_comprehension_over_the_steps_is_refused(form):
+    """What it collects is of this process alone."""
+    with pytest.raises(UsageError, match=r"by a comprehension.*\(test_loop_form.py:\d+\).*elastic\.Values"):
+        COLLECTED[form]()
+
+
+def epochs():
+    steps = iter(run.steps())
+    for _epoch in range(3):
+        for step in steps:
+            if step % 2 == 0:
+                break
+
+
+def counted_by_next():
+    steps = run.steps()
+    for _ in range(3):
+        print(next(steps, None))
+
+
+def phases_by_next():
+    steps = run.steps()
+    for count in 2, 4:
+        for _ in range(count):
+            print(next(steps))
+
+
+def while_around():
+    steps, going = run.steps(), True
+    while going:
+        for step in steps:
+            if step % 2 == 0:
+                break
+        going = step < STEPS
+
+
+def train_epoch(steps):
+    for step in steps:
+        if step % 2 == 0:
+            break
+
+
+def epochs_by_function():
+    steps = run.steps()
+    for _epoch in range(3):
+        train_epoch(steps)
+
+
+def handed_on(steps):
+    yield from steps
+
+
+def epochs_of_generator():
+    steps = handed_on(handed_on(run.steps()))
+    for _epoch in range(3):
+        for step in steps:
+            if step % 2 == 0:
+                break
+
+
+def late():
+    yield from run.steps()
+
+
+def epochs_of_late_generator():
+    """run.steps is called within the first pass of the outer loop."""
+    steps = late()
+    for _epoch in range(3):
+        for step in steps:
+            if step % 2 == 0:
+                break
+
+
+def epochs_made_in_the_first():
+    steps = None
+    for epoch in range(3):
+        if epoch == 0:
+            steps = run.steps()
+        for step in steps:
+            if step % 2 == 0:
+                break
+
+
+def comprehension_around():
+    steps = run.steps()
+    return [train_epoch(steps) for _epoch in range(3)]
+
+
+AROUND = {
+    each.__name__: each
+    for each in (
+        epochs,
+        counted_by_next,
+        phases_by_next,
+        while_around,
+        epochs_by_function,
+        epochs_of_generator,
+        epochs_of_late_generator,
+        epochs_made_in_the_first,
+        comprehension_around,
+    )
+}
+
+
+@pytest.mark.parametrize("form", AROUND)
+def test_a_loop_around_the_loop_over_the_steps_is_refused(form):
+    """A worker that takes over begins the outer loop again, at whichever step it goes on."""
+    with pytest.raises(
+        UsageError, match=r"\(test_loop_form.py:\d+\) inside of a loop \(line \d+\).*step\.ends_epoch"
+    ):
+        AROUND[form]()
+
+
+def one_after_the_other():
+    steps = run.steps()
+    for step in steps:
+        if step == 2:
+            break
+    for step in steps:
+        print(step)
+
+
+def first_apart():
+    steps = run.steps()
+    first = next(steps)
+    for step in steps:
+        print(first, step)
+
+
+def first_apart_with_while():
+    steps = run.steps()
+    step = next(steps, None)
+    print("warm-up", step)
+    while step is not None:
+        step = next(steps, None)
+
+
+def two_in_a_body():
+    steps = run.steps()
+    while True:
+        print(next(steps))
+        print(next(steps))
+
+
+def fit(steps, depth):
+    step = next(steps, None)
+    return depth if step is None else fit(steps, depth + 1)
+
+
+def recursion():
+    return fit(run.steps(), 1)
+
+
+@pytest.mark.parametrize(
+    "loop", [one_after_the_other, first_apart, first_apart_with_while, two_in_a_body, recursion]
+)
+def test_steps_that_are_asked_for_in_two_places_are_refused(loop):
+    """A worker that takes over is in the first phase again, at a step of the second."""
+    with pytest.raises(UsageError, match=r"two places \(test_loop_form.py:\d+, test_loop_form.py:\d+\)"):
+        loop()
+
+
+def plain():
+    return sum_of(run.steps())
+
+
+def sum_of(steps):
+    total = 0
+    for step in steps:
+        total += step
+    return total
+
+
+def counted():
+    total = 0
+    for _, step in enumerate(run.steps()):
+        total += step
+    return total
+
+
+def generated():
+    total = 0
+    for step in handed_on(run.steps()):
+        total += step
+    return total
+
+
+def by_while():
+    steps, total = run.steps(), 0
+    while (step := next(steps, None)) is not None:
+        total += step
+    return total
+
+
+def by_endless_while():
+    steps, total = run.steps(), 0
+    while True:
+        try:
+            total += next(steps)
+        except StopIteration:
+            return total
+
+
+def by_function_and_while():
+    steps, total = run.steps(), 0
+
+    def following():
+        return next(steps, 0)
+
+    while step := following():
+        total += step
+    return total
+
+
+def by_the_same_line():
+    steps, total = run.steps(), 0
+    step = next(steps, None)
+    while step is not None:
+        total += step
+        step = next(steps, None)
+    return total
+
+
+def of_an_object():
+    total = 0
+    for step in Handing(run.steps()):
+        total += step
+    return total
+
+
+def of_one_fold():
+    """Its outer loop calls run.steps in its pass, and so does that of a worker that takes over."""
+    for fold in range(3):
+        if fold != 1:
+            continue
+        total = plain()
+    return total
+
+
+def of_one_fold_by_generator():
+    for fold in range(3):
+        total = 0
+        if fold == 1:
+            for step in late():
+                total += step
+            return total
+    return 0
+
+
+def with_loops_inside():
+    total = 0
+    for step in run.steps():
+        for _ in range(3):
+            total += step / 3
+    return round(total)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        plain,
+        counted,
+        generated,
+        by_while,
+        by_endless_while,
+        by_function_and_while,
+        by_the_same_line,
+        of_an_object,
+        of_one_fold,
+        of_one_fold_by_generator,
+        with_loops_inside,
+    ],
+)
+def test_a_loop_that_may_begin_at_any_step_is_left_alone(loop):
+    assert loop() == sum(range(1, STEPS + 1))
+
+
+def test_a_recipe_without_a_text_is_checked_as_far_as_objects_tell():
+    """It came from `exec`: nothing can be said of a loop around it."""
+    names = {"run": run, "islice": itertools.islice}
+    exec("for epoch in range(2):\n  steps = run.steps()\n  for step in steps: pass", names)
+    with pytest.raises(UsageError, match="islice"):
+        exec("for step in islice(run.steps(), 2): pass", names)
