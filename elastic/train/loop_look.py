@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from elastic.train import process_settings
-from elastic.train.object_marks import Kind, Mark
+from elastic.train.object_marks import ChosenTensor, Kind, Mark
 from elastic.train.saved_leaves import SavedLeaves, SavedNumbers, holds_values
 from elastic.train.words import plain_text
 
@@ -61,7 +61,7 @@ def is_added(path: str, mark: Mark, before: Look) -> bool:
 
     As in `if not hasattr(self, "first"): self.first = loss`.
     """
-    if mark.kind is not Kind.PLAIN or path in before.marks:
+    if mark.kind is not Kind.PLAIN or path in before.marks or isinstance(mark.value, ChosenTensor):
         return False
     owner, dot, name = path.rpartition(".")
     return bool(dot and name.isidentifier() and owner in before.marks)

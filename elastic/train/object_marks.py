@@ -69,6 +69,28 @@ class Rules:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ChosenTensor:
+    """Which tensor of the State is in a place, as the value of its mark: what it holds is saved.
+
+    It is the same one while the object is, or its memory: `weight.data` makes an object each time.
+    """
+
+    tensor: ReferenceType[Tensor]
+    memory: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "ChosenTensor":
+        return cls(ref(tensor), (storage_of(tensor), tensor.storage_offset(), tuple(tensor.shape)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ChosenTensor):
+            return False
+        return self.memory == other.memory or (self.tensor() is not None and self.tensor() is other.tensor())
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
     """owner: what holds it, a word for the sentence. entry: of the State whose object holds it."""
@@ -89,6 +111,9 @@ class Mark:
             return self.rules.in_place
         if before is None and self.kind is Kind.PLAIN and self.owner == "namespace":
             return self.rules.plain  # the loop's code gives a class or a module another attribute
+        if isinstance(self.value, ChosenTensor) and before is not None and before.kind is Kind.TENSOR:
+            is_same = before.anchor is not None and before.anchor() is self.value.tensor()
+            return Weight.NONE if is_same else min(self.rules.plain, Weight.SAID)  # saved since then
         if before is None:  # made when it was first needed, perhaps
             return min(self.rules.rebound, Weight.SAID) if self.kind is not Kind.PLAIN else Weight.NONE
         if before.kind is not self.kind:

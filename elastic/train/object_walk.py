@@ -41,7 +41,7 @@ from elastic.train.iterator_places import passes_on
 from elastic.train.marked_tensor import LeftBehind
 from elastic.train.namespaces import is_own_namespace, own_classes
 from elastic.train.object_contents import opened
-from elastic.train.object_marks import Kind, Mark, Rules, Weight, mark_of, storage_of
+from elastic.train.object_marks import ChosenTensor, Kind, Mark, Rules, Weight, mark_of, storage_of
 from elastic.train.object_parts import (
     FREE,
     STRICT,
@@ -70,7 +70,7 @@ _OUTPUT = Rules(rebound=Weight.NONE, in_place=Weight.REFUSED, plain=Weight.SAID)
 _OF_LIBRARY = Rules(rebound=Weight.NONE, in_place=Weight.SAID, plain=Weight.NONE)
 
 _MODULE_NAMES = frozenset(vars(nn.Module()))
-_OPTIMIZER_NAMES = frozenset({"defaults", "state", "param_groups"})
+_OPTIMIZER_NAMES = frozenset({"state", "param_groups"})
 _CHOSEN = nn.Module, Optimizer, LRScheduler, type, ModuleType
 _SENTINELS = object, EllipsisType, NotImplementedType
 _CALLABLES = BuiltinFunctionType, MethodWrapperType, FunctionType, MethodType, functools.partial
@@ -118,13 +118,18 @@ class Walk:
             thing = thing.plain
         if id(thing) in self.left_out or depth < 0:
             return
-        mark = None if self._is_saved(thing) else mark_of(thing, rules, owner, entry)
+        is_saved = self._is_saved(thing)
+        mark = None if is_saved else mark_of(thing, rules, owner, entry)
         if mark is not None and mark.kind is Kind.PLAIN:
             self.marks.setdefault(path, mark)
             return
         place = Place(path=path, rules=rules, owner=owner, entry=entry, depth=depth - 1)
         if isinstance(thing, _CHOSEN) or type(thing) in _SENTINELS:
             self._note_choice(path, thing, place)
+        elif is_saved and isinstance(thing, Tensor) and not entry:
+            self.marks.setdefault(
+                path, Mark(kind=Kind.PLAIN, value=ChosenTensor.of(thing), rules=rules, owner=owner)
+            )
         if id(thing) in self._seen or self._objects > MANY_OBJECTS:
             return
         self._seen.add(id(thing))
@@ -167,7 +172,7 @@ class Walk:
         entry: of one that has a state_dict of its own, which may leave out its state as well.
         """
         self._seen.add(id(thing))
-        owner, kept_by_torch = "optimizer", {"param_groups", "defaults"} if entry else _OPTIMIZER_NAMES
+        owner, kept_by_torch = "optimizer", {"param_groups"} if entry else _OPTIMIZER_NAMES
         if isinstance(thing, LRScheduler):
             owner, kept_by_torch = "schedule", {"optimizer"}
         notes_of_torch = _notes_of_torch(type(thing).__mro__)

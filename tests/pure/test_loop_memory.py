@@ -562,6 +562,60 @@ SAID = {
         for step in run_steps(model=model, optimizer=optimizer):
             train()
         """,
+    "weight": """
+        weight = model[0].weight
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            weight.square().sum()
+            if step.number == 5:
+                weight = model[2].weight
+        """,
+    "keep": """
+        keep = {"w": model[0].weight, "b": model[0].bias}
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            keep["w"].square().sum()
+            if step.number == 5:
+                keep["w"] = model[2].weight
+        """,
+    "pair": """
+        pair = [model[0].weight, model[2].weight]
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            pair[0].square().sum()
+            if step.number == 5:
+                pair[0], pair[1] = pair[1], pair[0]
+        """,
+    "trainer.weight": """
+        class Trainer:
+            pass
+        trainer = Trainer()
+        trainer.weight = model[0].weight
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            trainer.weight.square().sum()
+            if step.number == 5:
+                trainer.weight = model[2].weight
+        """,
+    "moment": """
+        moment = None
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            if step.number == 3:
+                moment = optimizer.state[model[0].weight]["momentum_buffer"]
+            if moment is not None:
+                optimizer.param_groups[0]["lr"] = 0.1 / (1 + float(moment.norm()))
+        """,
+    "optimizer.defaults": """
+        extra = nn.Parameter(torch.ones(1))
+        model.register_parameter("extra", extra)
+        for step in run_steps(model=model, optimizer=optimizer):
+            if step.number == 8:
+                optimizer.add_param_group({"params": [extra]})
+            update()
+            if step.number == 5:
+                optimizer.defaults["lr"] = 0.5
+        """,
     "meter.total meter.seen": """
         class Meter:
             total, seen = 0.0, 0
@@ -582,6 +636,39 @@ def test_numbers_that_the_loop_keeps_are_named_once(names):
 
 
 HARMLESS = {
+    "names for parameters, each pass anew or as they were": """
+        class Trainer:
+            def __init__(self):
+                self.weights = list(model.parameters())
+            def first(self):
+                if not hasattr(self, "head"):
+                    self.head = model[2].weight
+        trainer, data, group = Trainer(), model[0].weight.data, optimizer.param_groups[0]["params"]
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            trainer.first()
+            data = model[0].weight.data
+            for parameter in group:
+                parameter.square().sum()
+            weight = trainer.weights[step.number % 2]
+            weight.square().sum()
+        """,
+    "averages that an object of the State makes anew in each step": """
+        class Average:
+            def __init__(self, module):
+                self.shadow = {name: each.detach().clone() for name, each in module.named_parameters()}
+            def update(self, module):
+                for name, each in module.named_parameters():
+                    self.shadow[name] = 0.9 * self.shadow[name] + 0.1 * each.detach()
+            def state_dict(self):
+                return dict(self.shadow)
+            def load_state_dict(self, saved):
+                self.shadow = dict(saved)
+        average = Average(model)
+        for step in run_steps(model=model, optimizer=optimizer, average=average):
+            update()
+            average.update(model)
+        """,
     "an array that shares the memory of a tensor of the state": """
         values = elastic.Values(scale=torch.ones(3))
         whole = values.scale.numpy()
