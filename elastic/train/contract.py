@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from elastic.errors import UsageError
-from elastic.train import structure
+from elastic.train import cached_weights, structure
 from elastic.train.forward_changes import ForwardChanges
 from elastic.train.left_behind import Leftovers
 from elastic.train.loose_gradients import LooseGradients
@@ -94,6 +94,7 @@ class Contract:
         """before_update: called before each update by an optimizer of the state."""
         self._mark = mark_of(self._trained, self._state.objects.values())
         self._before_update = before_update
+        cached_weights.drop()
         self.leftovers.begin_step(number)
         self._unused.step = number
         if self._first_step is None:
@@ -200,9 +201,11 @@ class Contract:
     def function(self) -> Iterator[None]:
         """Around a call of the function that the recipe gave. Raises UsageError for a backward."""
         self._is_in_function = True
+        cached_weights.drop()
         try:
             yield
         finally:
+            cached_weights.drop()
             self._is_in_function = False
 
     def accumulated_outside(self, parameter: nn.Parameter) -> None:
@@ -226,6 +229,7 @@ class Contract:
             self._before_update()
 
     def _updated(self, optimizer: Optimizer) -> None:
+        cached_weights.drop()
         self._unused.updated(optimizer)
         step = self._unused.step
         self._unsaved.check_update(optimizer, step, self._first_step or step)

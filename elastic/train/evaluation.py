@@ -28,7 +28,7 @@ from elastic.errors import RecipeNotExact, UsageError
 from elastic.reduce.exchange import Exchange
 from elastic.reduce.tree import Block, Stack, span
 from elastic.system.phase import Phase
-from elastic.train import structure
+from elastic.train import cached_weights, structure
 from elastic.train.evaluated_function import FirstBlock
 from elastic.train.modes import Modes
 from elastic.train.process_groups import ProcessGroups
@@ -132,7 +132,9 @@ class Evaluation:
 
     def _call(self, function: Callable[[Batch], Any], batch: Batch, buffers: "_KeptBuffers") -> Any:
         random_streams.enter(self.loader.seed, "block", batch.shard)
+        cached_weights.drop()
         value = function(batch)
+        cached_weights.drop()
         buffers.put_back()
         return value
 
