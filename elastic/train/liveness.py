@@ -44,6 +44,7 @@ class _Access(NamedTuple):
 
 # What stands for all code that loads samples, and names that a step loads them under.
 LOADING = Variable("*", "loading")
+IMPORTS = "import"  # stands for a module whose variables are the modules that code imports
 _COMPUTING = frozenset({"mean_loss", "sum"})
 
 # The variables that a read of a variable may read as well: those of a function that it names.
@@ -161,15 +162,36 @@ def computes(code: CodeType) -> bool:
 
 
 @cache
+def imported(code: CodeType) -> frozenset[str]:
+    """The modules that a function, or one inside it, imports where it runs, also by their names."""
+    inside = (imported(each) for each in code.co_consts if isinstance(each, CodeType))
+    names = (each.argval for each in instructions(code) if _imports(each, code))
+    return frozenset(names).union(*inside)
+
+
+def _imports(instruction: dis.Instruction, code: CodeType) -> bool:
+    """Any text may be the name of a module where the code imports one by its name."""
+    if instruction.opname == "IMPORT_NAME":
+        return True
+    is_by_name = not {"import_module", "__import__"}.isdisjoint(code.co_names)
+    return is_by_name and instruction.opname == "LOAD_CONST" and isinstance(instruction.argval, str)
+
+
+@cache
 def _accesses(code: CodeType, module: str) -> tuple[tuple[_Access, ...], ...]:
     """What each instruction reads and writes itself, in its order."""
-    return tuple(tuple(_accesses_of(each, module)) for each in instructions(code))
+    return tuple(tuple(_accesses_of(each, module, code)) for each in instructions(code))
 
 
-def _accesses_of(instruction: dis.Instruction, module: str) -> Iterator[_Access]:
+def _accesses_of(instruction: dis.Instruction, module: str, code: CodeType) -> Iterator[_Access]:
+    if _imports(instruction, code):
+        yield _Access(Variable(IMPORTS, instruction.argval), is_read=True)
+        return
     if isinstance(instruction.argval, CodeType):  # a function is made, which reads when it is called
         for name in globals_needed(instruction.argval):
             yield _Access(Variable(module, name), is_read=True)
+        for name in imported(instruction.argval):
+            yield _Access(Variable(IMPORTS, name), is_read=True)
         if computes(instruction.argval):
             yield _Access(LOADING, is_read=True)
         return

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.data.own_files import is_own_class, is_own_file
 from elastic.errors import UsageError
@@ -29,11 +30,13 @@ from elastic.train.address_order import handed_on, iterated
 from elastic.train.callables import bound_by, is_wrapper, unwrapped, wrapped_by
 from elastic.train.kept_attributes import carried_attributes, kept_attributes
 from elastic.train.liveness import (
+    IMPORTS,
     LOADING,
     Live,
     Variable,
     computes,
     globals_needed,
+    imported,
     live_after,
     names_in_loop,
 )
@@ -42,6 +45,7 @@ from elastic.train.namespaces import functions_of, is_own_namespace
 from elastic.train.own_code import attributes, attributes_of, rewritten_attributes
 from elastic.train.patched import Patch, Target, patches, targets
 from elastic.train.set_first import read_after_loop, set_first
+from elastic.train.torch_calls import functions_called_by
 
 MANY_OBJECTS = 5_000
 MANY_ITEMS = 1000  # of one container
@@ -216,7 +220,7 @@ class _Names:
                 raise UsageError(_of_locals(name, frame.f_code.co_name))
             if _KEEPS_A_COPY and not is_recipes:
                 seen.clear()  # lest the frame keep alive what its variables no longer name
-        self.spaces = {self.module: frame.f_globals, "": self.own}
+        self.spaces = {self.module: frame.f_globals, "": self.own, IMPORTS: sys.modules}
         self._mentioned: dict[Variable, tuple[Variable, ...]] = {}
         self._reads: dict[Variable, tuple[Variable, ...]] = {}
         self._unset: set[Variable] = set()
@@ -254,6 +258,8 @@ class _Names:
         found = []
         for each in sorted(variables):
             space = self.spaces.get(each.module, {})
+            if each.module == IMPORTS and not is_own_namespace(space.get(each.name)):
+                continue
             if each.name in space and not each.name.startswith("__"):
                 is_here = each.module in ("", self.module)
                 found.append((each.name if is_here else f"{each.module}.{each.name}", space[each.name]))
@@ -316,6 +322,7 @@ class _Names:
                     self._unset.add(Variable(module, name))
                 if name in space and _counts(space[name]):
                     yield Variable(module, name)
+            yield from (Variable(IMPORTS, name) for name in imported(code))
             for name in function.__code__.co_freevars:
                 if name in self.own:
                     yield Variable("", name)
@@ -381,8 +388,9 @@ def _parts(thing: Any) -> Iterator[Any]:
     for module in modules:
         space = vars(module)
         yield from (space[name] for name in _HOOKS_OF_MODULES if space.get(name))
-    if isinstance(thing, Optimizer):
-        yield from (hooks for name, hooks in vars(thing).items() if name.endswith("_hooks") and hooks)
+        yield from functions_called_by(module)
+    if isinstance(thing, (Optimizer, LRScheduler)):
+        yield from functions_called_by(thing)
     elif not modules and is_own_class(type(thing)):
         yield from (held for _, held in attributes_of(thing))
     kinds = set(map(type, modules or [thing]))

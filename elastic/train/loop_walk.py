@@ -99,9 +99,12 @@ def _enter(walk: Walk, name: str, thing: Any, of_state: SavedLeaves) -> SavedNum
         return SavedNumbers(is_module=True, numbers=frozenset())
     if isinstance(thing, Optimizer) and type(thing).state_dict is Optimizer.state_dict:
         walk.optimizer_of_state(name, thing)
+        walk.functions_of_torch(name, thing)
         return None
     if isinstance(thing, _SAVES_ALL) and not _has_own_state_dict(thing):
         walk.left_out.add(id(thing))
+        if isinstance(thing, LRScheduler):
+            walk.functions_of_torch(name, thing)
         if isinstance(thing, Values):  # a load fills what a name of the loop may hold
             walk.left_out |= {id(each) for each in containers(list(vars(thing).values()))}
         return None

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from elastic.data.attributes import space_of
+from elastic.data.attributes import dict_of, space_of
 from elastic.data.own_files import is_own_class
 from elastic.train.address_hash import kind_of
 from elastic.train.callables import is_wrapper, unwrapped, wrapped_by
@@ -59,12 +59,13 @@ from elastic.train.object_parts import (
 from elastic.train.own_code import attributes_of, updated_attributes
 from elastic.train.patched import Patch
 from elastic.train.structure import named_submodules
+from elastic.train.torch_calls import functions_called_by
 from elastic.train.values import Values
-from elastic.train.words import PLAIN, hash_of_key
+from elastic.train.words import MANY_ITEMS, PLAIN, hash_of_key, hash_of_many
 
 MANY_OBJECTS = 50_000
-MANY_ITEMS = 1000  # of one container
-DEPTH = 8
+DEPTH = 32
+_DEPTH_OF_MODULES = 4
 
 _OUTPUT = Rules(rebound=Weight.NONE, in_place=Weight.REFUSED, plain=Weight.SAID)
 _OF_LIBRARY = Rules(rebound=Weight.NONE, in_place=Weight.SAID, plain=Weight.NONE)
@@ -73,6 +74,7 @@ _MODULE_NAMES = frozenset(vars(nn.Module()))
 _OPTIMIZER_NAMES = frozenset({"state", "param_groups"})
 _CHOSEN = nn.Module, Optimizer, LRScheduler, type, ModuleType
 _SENTINELS = object, EllipsisType, NotImplementedType
+_BUILT_IN = str, bytes, int, float, dict, list, tuple, deque, set, frozenset, np.ndarray
 _CALLABLES = BuiltinFunctionType, MethodWrapperType, FunctionType, MethodType, functools.partial
 _ITERATORS_OF_TORCH = torch.utils.data.dataloader._BaseDataLoaderIter  # noqa: SLF001
 
@@ -118,6 +120,8 @@ class Walk:
             thing = thing.plain
         if id(thing) in self.left_out or depth < 0:
             return
+        if is_step(thing):  # its number tells one from another
+            thing = dict_of(thing).get("number")
         is_saved = self._is_saved(thing)
         mark = None if is_saved else mark_of(thing, rules, owner, entry)
         if mark is not None and mark.kind is Kind.PLAIN:
@@ -181,12 +185,34 @@ class Walk:
                 its = replace(rules, plain=Weight.NONE) if name in notes_of_torch else rules
                 self.enter(f"{path}.{name}", value, its, owner=owner, entry=entry)
 
+    def functions_of_torch(self, path: str, thing: Optimizer | LRScheduler) -> None:
+        """What functions hold that a schedule or an optimizer calls: no state_dict has it.
+
+        Of an object that is called torch saves the attributes.
+        """
+        for each in functions_called_by(thing):
+            if isinstance(each, _CALLABLES):
+                self.enter(f"{path}.{getattr(each, '__name__', type(each).__name__)}", each, FREE)
+            for kind in own_classes(each):
+                self.enter(kind.__name__, kind, FREE)
+
     def _is_saved(self, thing: Any) -> bool:
         while isinstance(thing, np.ndarray):  # one that a tensor has given has that tensor's memory
             thing = thing.base
         return isinstance(thing, Tensor) and storage_of(thing) in self.saved()
 
     def _parts(self, thing: Any, place: Place) -> Iterable[Part]:
+        if isinstance(thing, _BUILT_IN) and is_own_class(type(thing)):
+            return self._of_subclass(thing, place)
+        return self._of_plain(thing, place)
+
+    def _of_subclass(self, thing: Any, place: Place) -> Iterator[Part]:
+        """Of a class of the recipe's that inherits from one of Python's: it may have attributes."""
+        yield from self._of_plain(thing, place)
+        self._note_choice(place.path, type(thing), place)
+        yield from of_own(thing, place, self.rewritten)
+
+    def _of_plain(self, thing: Any, place: Place) -> Iterable[Part]:
         if isinstance(thing, (str, bytes, int, float, CodeType, FrameType)):
             return ()
         if isinstance(thing, Tensor):
@@ -270,7 +296,7 @@ class Walk:
         if id(thing) in self.outputs:
             rules = replace(_OUTPUT, plain=Weight.NONE)
         is_sequence = not isinstance(thing, (dict, set, frozenset))
-        numbers, has_contents = list[Any](), False
+        numbers, has_contents, are_plain = list[Any](), False, True
         has_keys = isinstance(thing, dict) and not place.entry
         for count, (name, item) in enumerate(items):
             if count >= MANY_ITEMS:
@@ -280,8 +306,9 @@ class Walk:
             if type(item) in (bool, int, float, str, type(None)):
                 numbers.append(hash(item) if type(item) is str else item)
                 continue
-            has_contents = has_contents or holds_tensors(item)
+            has_contents, are_plain = has_contents or holds_tensors(item), False
             yield replace(place, rules=rules).part(form, place.path, item, name)
+        numbers += hash_of_many(thing) if are_plain else ()
         plain = rules.rebound if has_contents and is_sequence else rules.plain
         mark = Mark(
             kind=Kind.PLAIN,
@@ -364,7 +391,15 @@ class Walk:
                 is_assigned = name in self.assigned and rules is _OUTPUT
                 its = replace(rules, rebound=Weight.SAID) if is_assigned else rules
                 its = replace(its, plain=Weight.SAID)  # a loss's beta, a list that the loop appends to
-                self.enter(f"{path}.{name}", value, its, owner="attribute", entry=entry, depth=DEPTH // 2)
+                self.enter(
+                    f"{path}.{name}", value, its, owner="attribute", entry=entry, depth=_DEPTH_OF_MODULES
+                )
+
+
+def is_step(thing: Any) -> bool:
+    """Whether it is a step of the run."""
+    kind = type(thing)
+    return kind.__name__ == "Step" and kind.__module__ == "elastic.train.step"
 
 
 def _is_plain(thing: Any) -> bool:

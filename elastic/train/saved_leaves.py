@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from elastic.snapshot.image import tensor_bytes
 from elastic.train.flat_state import tensor_sums
 from elastic.train.object_marks import array_checksum, leaves, storage_of
-from elastic.train.words import plain_text
+from elastic.train.words import MANY_ITEMS, hash_of_many, plain_text
 
-MANY_NUMBERS = 1000
+MANY_NUMBERS = MANY_ITEMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,9 @@ def _container_marks(value: Any) -> Iterator[tuple[int, tuple[Any, ...]]]:
     items = list(islice(value.values(), MANY_NUMBERS)) if isinstance(value, dict) else value[::every]
     plain = [each for each in items if type(each) in (bool, int, float, str, type(None))]
     if plain:
-        yield len(value), tuple(hash(each) if type(each) is str else each for each in plain)
+        marks = [hash(each) if type(each) is str else each for each in plain]
+        whole = hash_of_many(value) if len(plain) == len(items) else ()
+        yield len(value), (*marks, *whole)
     for each in items if len(plain) < len(items) else ():
         yield from _container_marks(each)
 

@@ -1,0 +1,207 @@
+"""What a loop reaches by ways that its own lines do not show: functions that only torch calls,
+attributes of containers, long lists, deep objects, modules that are imported late.
+
+Each loop changes something there in every step, and a process that restarts has it as the script
+makes it.
+"""
+
+import sys
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.train.words import MANY_PLAIN, hash_of_plain
+from tests.pure import test_loop_memory as loops
+
+COUNTING = """
+def make():
+    it = 0
+    def count(*given):
+        nonlocal it
+        it += 1
+        return 1 / it
+    return count
+"""
+LISTING = """
+it = [0]
+def count(*given):
+    it[0] += 1
+    return 1 / it[0]
+"""
+WARMUP = """
+class Warmup:
+    it = 0
+    def factor(self, epoch):
+        self.it += 1
+        return 1 / self.it
+    @classmethod
+    def of_class(cls, epoch):
+        cls.it += 1
+        return 1 / cls.it
+    def __call__(self, epoch):
+        Warmup.it += 1
+        return 1 / Warmup.it
+"""
+# What the loop steps, in the State: the script.
+CALLED_BY_TORCH = {
+    "a list, by LambdaLR": f"{LISTING}it_is = torch.optim.lr_scheduler.LambdaLR(optimizer, count)",
+    "a closure, by LambdaLR": f"{COUNTING}it_is = torch.optim.lr_scheduler.LambdaLR(optimizer, make())",
+    "one in a list": f"{COUNTING}it_is = torch.optim.lr_scheduler.LambdaLR(optimizer, [make()])",
+    "a method": f"{WARMUP}it_is = torch.optim.lr_scheduler.LambdaLR(optimizer, Warmup().factor)",
+    "a class's method": f"{WARMUP}it_is = torch.optim.lr_scheduler.LambdaLR(optimizer, Warmup.of_class)",
+    "an object that counts for its class": f"{WARMUP}it_is = torch.optim.lr_scheduler.LambdaLR(optimizer, Warmup())",
+    "a partial": f"{LISTING}it_is = torch.optim.lr_scheduler.LambdaLR(optimizer, functools.partial(count, 1))",
+    "by MultiplicativeLR": f"{LISTING}it_is = torch.optim.lr_scheduler.MultiplicativeLR(optimizer, count)",
+    "by CyclicLR": f"{LISTING}it_is = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.1, 0.2, scale_fn=count)",
+    "a closure, by CyclicLR": f"{COUNTING}it_is = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.1, 0.2, scale_fn=make())",
+    "below SequentialLR": f"{COUNTING}S = torch.optim.lr_scheduler\nit_is = S.SequentialLR(optimizer, [S.LambdaLR(optimizer, make()), S.StepLR(optimizer, 2)], [9])",
+    "below ChainedScheduler": f"{LISTING}S = torch.optim.lr_scheduler\nit_is = S.ChainedScheduler([S.LambdaLR(optimizer, count)])",
+}
+HOOKS = {
+    "of an optimizer": "handle = optimizer.register_step_post_hook({})",
+    "of all optimizers": "from torch.optim.optimizer import register_optimizer_step_pre_hook as register; handle = register({})",
+    "of all optimizers, afterwards": "from torch.optim.optimizer import register_optimizer_step_post_hook as register; handle = register({})",
+}
+IN_STEP = {
+    "a dict": ("class D(dict):\n    n = 0.0\nit = D()", "it.n += 1"),
+    "a dict that lacks a key": (
+        "class D(dict):\n    n = 0\n    def __missing__(self, key):\n        self.n += 1\n        return self.n\nit = D()",
+        "it[step.number]",
+    ),
+    "a list": (
+        "class L(list):\n    def __init__(self):\n        self.best = 9.0\nit = L()",
+        "it.best *= 0.9",
+    ),
+    "an array": ("class A(np.ndarray): pass\nit = np.zeros(2).view(A)\nit.n = 0", "it.n += 1"),
+    "a text": ("class T(str):\n    n = 0\nit = T('a')", "it.n += 1"),
+    "a number": ("class N(float):\n    n = 0\nit = N(0.5)", "it.n += 1"),
+    "a class of a dict": ("class it(dict):\n    n = 0\nheld = it()", "type(held).n += 1"),
+    "the step before": ("it = None", "last = it and it.number; it = step"),
+    "the step before, in a list": ("it = [None]", "it[0] = step"),
+    "a long list": ("it = [0.0] * 4000", "it[777] += 1"),
+    "a longer list": ("it = [0.0] * 100_000", "it[-2] -= 1"),
+    "a large dict": ("it = dict.fromkeys(range(20_000), 0.0)", "it[7777] += 1"),
+    "a long list of words": ("it = ['a'] * 4000", "it[777] += 'a'"),
+    "a large set": ("it = set(range(4000))", "it.remove(max(it)); it.add(9000 + step.number)"),
+    "a deep object": (
+        "class O: pass\nit = last = O()\nfor _ in range(20):\n    last.n = O(); last = last.n\nlast.k = 0\ndel last\ndef deepest():\n    each = it\n    while hasattr(each, 'n'):\n        each = each.n\n    return each",
+        "deepest().k += 1",
+    ),
+}
+
+
+def outcome_of(before, in_step="", objects="", count=6):
+    recipe = f"{before}\nfor step in run_steps(model=model, optimizer=optimizer{objects}):\n    update()\n    {in_step}\n"
+    return loops.outcome(recipe, count=count)
+
+
+@pytest.mark.parametrize("habit", CALLED_BY_TORCH)
+def test_a_number_of_a_function_that_only_a_scheduler_calls_is_named(habit):
+    """The loop calls `step()` of the schedule, and none of its lines names the function."""
+    refused, changing, _ = outcome_of(CALLED_BY_TORCH[habit], "it_is.step()", ", schedule=it_is")
+    assert not refused
+    assert any(name == "it" or name.endswith(".it") for name in changing)
+
+
+def test_a_tensor_that_only_a_scheduler_changes_is_refused():
+    recipe = "it = torch.ones(1)\ndef factor(epoch):\n    it.mul_(0.9)\n    return float(it)\nschedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)"
+    refused, _, _ = outcome_of(recipe, "schedule.step()", ", schedule=schedule")
+    assert refused.startswith("it was changed between step ")
+
+
+def test_what_a_scheduler_saves_of_its_functions_is_left_alone():
+    """torch's state_dict has the attributes of an object that is called, and its own numbers."""
+    recipe = (
+        "class Warmup:\n    def __init__(self):\n        self.i = 0\n    def __call__(self, epoch):\n        self.i += 1\n        return 1 / self.i\n"
+        "schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, Warmup())"
+    )
+    assert outcome_of(recipe, "schedule.step()", ", schedule=schedule") == ("", set(), set())
+    recipe = "schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9 ** epoch)"
+    assert outcome_of(recipe, "schedule.step()", ", schedule=schedule") == ("", set(), set())
+
+
+@pytest.mark.parametrize("made", [LISTING, f"{COUNTING}count = make()"], ids=["a list", "a closure"])
+@pytest.mark.parametrize("habit", HOOKS)
+def test_a_number_of_a_hook_of_an_optimizer_is_named(habit, made):
+    lines = f"{made}\n{HOOKS[habit].format('lambda *given: count() and None')}"
+    refused, changing, _ = loops.outcome(
+        f"{lines}\nfor step in run_steps(model=model, optimizer=optimizer):\n    update()\nhandle.remove()"
+    )
+    assert not refused
+    assert changing == {"it"}
+
+
+@pytest.mark.parametrize("made", [LISTING, f"{COUNTING}count = make()"], ids=["a list", "a closure"])
+def test_a_number_of_the_function_of_an_averaged_model_is_named(made):
+    recipe = f"{made}\nmean = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda a, p, n: a + (p - a) * count())"
+    refused, changing, _ = outcome_of(recipe, "mean.update_parameters(model)", ", mean=mean")
+    assert not refused
+    assert changing == {"it"}
+
+
+@pytest.mark.parametrize("habit", IN_STEP)
+def test_what_a_step_leaves_in_this_is_named(habit):
+    refused, changing, _ = outcome_of(*IN_STEP[habit])
+    assert not refused
+    assert any(name == "it" or name.startswith(("it.", "it[")) for name in changing)
+
+
+def test_weights_in_an_attribute_of_a_dict_are_refused():
+    recipe = "class Tracker(dict):\n    def __init__(self):\n        self.best = None\nit = Tracker()"
+    in_step = "if step.number == 3: it.best = [p.detach().clone() for p in model.parameters()]"
+    assert outcome_of(recipe, in_step)[0].startswith("it.best")
+
+
+def test_a_step_in_a_variable_that_each_pass_sets_first_is_left_alone():
+    assert outcome_of("", "now = step; print(now.number, end='\\r')") == ("", set(), set())
+
+
+IMPORTED = {
+    "in a function": (
+        "def rate():\n    import late_settings\n    late_settings.k += 1\n    return late_settings.k",
+        "rate()",
+    ),
+    "of a package, in a function": (
+        "def rate():\n    from late_settings import add\n    return add()",
+        "rate()",
+    ),
+    "in the body": ("", "import late_settings; late_settings.k += 1"),
+    "by its name": ("import importlib", "c = importlib.import_module('late_settings'); c.k += 1"),
+    "by its name, in a function": (
+        "import importlib\ndef rate():\n    c = importlib.import_module('late_settings')\n    c.k += 1",
+        "rate()",
+    ),
+}
+
+
+@pytest.mark.parametrize("habit", IMPORTED)
+def test_a_number_of_an_own_module_that_the_loop_imports_is_named(habit, monkeypatch):
+    """No variable of the script names the module where a pass begins."""
+    module = types.ModuleType("late_settings")
+    module.__file__ = "/recipes/late_settings.py"
+    text = "k = 0\ndef add():\n    global k\n    k += 1\n    return k"
+    exec(compile(text, module.__file__, "exec"), vars(module))
+    monkeypatch.setitem(sys.modules, "late_settings", module)
+    refused, changing, _ = outcome_of(*IMPORTED[habit])
+    assert not refused
+    assert changing == {"late_settings.k"}
+
+
+PLAIN = st.integers(-3, 3) | st.integers() | st.floats(allow_nan=False) | st.text() | st.none() | st.binary()
+
+
+@given(st.lists(PLAIN), st.lists(PLAIN))
+def test_lists_of_numbers_and_words_have_the_same_mark_only_where_they_are_equal(one, other):
+    def kinds(values):
+        return [(type(each), repr(each)) for each in values]
+
+    is_same = kinds(one) == kinds(other)
+    assert (hash_of_plain(one) == hash_of_plain(other)) == is_same
+    assert hash_of_plain([*one, object()]) is None
+
+
+def test_a_list_above_the_limit_has_no_mark_of_all():
+    assert hash_of_plain([0] * MANY_PLAIN) is not None
+    assert hash_of_plain([0] * (MANY_PLAIN + 1)) is None
