@@ -32,6 +32,11 @@ from elastic.system.trace_line import FirstGradient, TraceLine
 
 Tell = Callable[[Proof], None]
 
+_OTHER_END = (
+    "what ends the loop is of one process alone, such as a counter or a clock: decide by step.number, the loss that step.mean_loss returns, "
+    "run.evaluate or elastic.Values, or give run.data(steps=...)"
+)
+
 
 class RecipeFailed(ElasticError):  # noqa: N818
     """The calm run did not come through: there is nothing to compare."""
@@ -77,7 +82,8 @@ def _prove(options: CheckOptions, runs: Runs, tell: Tell, calm: Ended) -> Checke
     steps, shards, ends = max(expected), calm.lines[-1].shards, _epoch_ends(calm.lines)
     chains = {str(number): chain for number, chain in enumerate(launches(steps, shards, ends))}
     for name, chain in chains.items():
-        runs.begin(name, chain, steps)
+        # One step more shows whether the recipe ends the other runs where it ended the calm one.
+        runs.begin(name, chain, steps if calm.stopped is None else steps + 1)
     proofs: list[Proof] = []
 
     def add(proof: Proof) -> None:
@@ -93,7 +99,7 @@ def _prove(options: CheckOptions, runs: Runs, tell: Tell, calm: Ended) -> Checke
         if launch.proof == AGAIN:
             ignored = unsteady_values(expected, ended.lines)
         difference = first_difference(expected, ended.lines, ignored)
-        add(_proof(launch, ended, difference))
+        add(_proof(launch, ended, difference, _other_end(calm, launch, ended)))
         if usual is None and difference is not None:
             usual = cause(launch.proof, difference)
     missing = left_out(steps, shards)
@@ -132,15 +138,34 @@ def _verdict(first_bad: Proof | None, *, is_whole: bool) -> Verdict:
     return Verdict.EXACT if is_whole else Verdict.UNPROVED
 
 
-def _proof(launch: Launch, ended: Ended, difference: FirstDifference | None) -> Proof:
+def _proof(launch: Launch, ended: Ended, difference: FirstDifference | None, other_end: str | None) -> Proof:
+    """other_end: where it ended, if the calm run ended elsewhere."""
     found = Proof(proof=launch.proof, workers=launch.workers, result=Result.EXACT, seconds=ended.seconds)
     if ended.code not in launch.ends:
         expected = f"{_ending(ended)} instead of exit code {launch.ends[0]}"
         words = ended.words or "it said nothing"
         found = replace(found, result=Result.FAILED, ended=expected, failure=words)
+    elif other_end is not None:
+        found = replace(found, result=Result.FAILED, ended=other_end, failure=_OTHER_END)
     if difference is not None:
         found = replace(found, result=Result.DIFFERS, step=difference.step, entry=difference.entry)
     return found
+
+
+def _other_end(calm: Ended, launch: Launch, ended: Ended) -> str | None:
+    """The end of a run that the recipe ended elsewhere than the calm one, or did not end."""
+    if ended.code not in launch.ends or ended.code != EXIT_COMPLETE or not ended.lines:
+        return None
+    of_calm, found = (max(line.step for line in each.lines) for each in (calm, ended))
+    # A run that is only cut short for the check may have trained a step more.
+    is_same = found == of_calm if calm.stopped is not None else found >= of_calm
+    if is_same and (calm.stopped is None) == (ended.stopped is None):
+        return None
+    both = ((step, each.stopped is not None) for step, each in ((found, ended), (of_calm, calm)))
+    here, there = (
+        f"{'ended by the recipe' if is_ended else 'not ended'} after step {step}" for step, is_ended in both
+    )
+    return f"another end ({here}, the calm run {there})"
 
 
 def _not_run(launch: Launch, reason: str) -> Proof:

@@ -61,8 +61,10 @@ def checks(monkeypatch):
             def __exit__(self, *_):
                 pass
 
-            def begin(self, name, chain, *_):
+            def begin(self, name, chain, steps, *_):
                 self.chains[name] = chain
+                if name != plan.CALM:
+                    checked.steps[name] = steps
 
             def end_of(self, name, number):
                 launch = self.chains[name][number]
@@ -72,7 +74,7 @@ def checks(monkeypatch):
                 return others.get(launch.proof, usual)
 
         monkeypatch.setattr(module, "Runs", Scripted)
-        rows = []
+        rows, checked.steps = [], {}
         return check(OPTIONS, rows.append, SimpleQueue()), rows
 
     return checked
@@ -123,6 +125,32 @@ def test_a_recipe_that_ends_itself_has_no_steps_after_that(checks):
     assert (found.result, found.steps, found.steps_of_run) == (Verdict.EXACT, 8, 8)
     assert rows[0].note.startswith("all 8 steps, after which the recipe ends the run")
     assert not any("the steps after" in part for part in found.not_compared)
+
+
+@pytest.mark.parametrize(
+    ("others", "calm", "says"),
+    [
+        (ended(0, 9), "enough", "not ended after step 9, the calm run ended by the recipe after step 8"),
+        (ended(0, 5, stopped="enough"), "enough", "ended by the recipe after step 5, the calm run ended"),
+        (ended(0, 8, stopped="enough"), None, "ended by the recipe after step 8, the calm run not ended"),
+        (ended(0, 5), None, "not ended after step 5, the calm run not ended after step 8"),
+    ],
+)
+def test_a_run_that_ends_elsewhere_than_the_calm_one_fails(checks, others, calm, says):
+    """A counter of its own begins again in a restarted process; all common steps are alike."""
+    found, rows = checks({plan.KILLED: others}, stopped=calm)
+
+    killed = next(each for each in rows if each.proof == plan.KILLED)
+    assert says in killed.ended
+    assert "step.number" in killed.failure
+    assert (found.result, found.exit_code) == (Verdict.FAILED, 1)
+
+
+def test_the_runs_of_a_recipe_that_ends_itself_may_train_one_step_more(checks):
+    """Else a run that does not end itself would be cut off at the step where the calm one ended."""
+    for stopped, steps in (("enough", 9), (None, 8)):
+        checks({}, stopped=stopped)
+        assert set(checks.steps.values()) == {steps}
 
 
 @pytest.mark.parametrize(
