@@ -135,6 +135,7 @@ class Loop:
 
     def _check_body_end(self, number: int, first: int) -> None:
         refuse.use_in_forked_child()
+        refuse.own_signal_handlers()
         self.raise_caught()
         values.check_all(self._parts.state.objects.values(), number - first)
         if number == first:  # from here on an optimizer has state

@@ -4,7 +4,9 @@ Each check raises UsageError, which says what was expected, what was found and w
 shows in a step is checked there (contract.py).
 """
 
+import signal
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -12,9 +14,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from elastic.data.own_files import is_own_file
 from elastic.errors import UsageError
 from elastic.system import forked_child
 from elastic.system.global_random import RECIPE_SEEDS, was_drawn_from
+from elastic.train.callables import unwrapped
 from elastic.train.state import State
 
 _EMBEDDINGS = nn.Embedding, nn.EmbeddingBag
@@ -23,7 +27,10 @@ _EXCHANGES = (
     "as it is: this library sums the gradients of all shards"
 )
 
+_END_SIGNALS = signal.SIGTERM, signal.SIGINT
+
 _started: list[bool] = []
+_allowed: dict[signal.Signals, Any] = {}  # handlers that were looked at
 
 
 def second_start() -> None:
@@ -53,6 +60,34 @@ def use_in_forked_child() -> None:
             "a process that the recipe forked went on with the run: expected that a child ends where it was forked, with os._exit, "
             "or with the function that multiprocessing runs; the loop, sums and evaluations are those of the process that called elastic.start"
         )
+
+
+def own_signal_handlers() -> None:
+    """Of the signals that ask for the end of a run. A library may have one for itself."""
+    for number in _END_SIGNALS:
+        handler = signal.getsignal(number)
+        if handler is not _allowed.get(number) and _is_of_recipe(handler):
+            raise UsageError(
+                f"the recipe handles {number.name} itself ({_described_handler(handler)}): a loop that it leaves then would count as ended by the recipe, and the same command would train"
+                " nothing more. Leave the handler out: told to stop, all ranks finish the same step, its state is saved, and the same command"
+                " goes on from there (exit code 75)"
+            )
+        _allowed[number] = handler
+
+
+def _is_of_recipe(handler: Any) -> bool:
+    if not callable(handler) or isinstance(handler, signal.Handlers) or handler is signal.default_int_handler:
+        return False
+    functions = unwrapped(handler)
+    return not functions or any(is_own_file(each.__code__.co_filename) for each in functions)
+
+
+def _described_handler(handler: Any) -> str:
+    functions = unwrapped(handler)
+    if not functions:
+        return repr(handler)
+    code = functions[-1].__code__
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno} {code.co_name}"
 
 
 def own_group() -> None:

@@ -168,6 +168,7 @@ class Run:
                 + ("; elastic.State(**that_dict) makes one of it" if isinstance(state, dict) else "")
             )
         refuse.threads(self._identity.threads)
+        refuse.own_signal_handlers()
         if self._loop_end is not None:
             raise UsageError(_SECOND_LOOP.format(new_run=new_run_from(self._dir.url, "SECOND_RECIPE")))
         if self._error is not None:

@@ -1,5 +1,9 @@
 """What cannot be exact is refused before the first step, with what to write instead."""
 
+import logging
+import signal
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -140,3 +144,36 @@ def test_a_seed_that_the_recipe_set_before_it_imported_the_library_is_kept(gener
     global_random._seed_torch(torch)
     with pytest.raises(UsageError, match=r"torch\.manual_seed"):
         refuse.early_draws()
+
+
+class Flag:
+    def __call__(self, number, frame):
+        """Sets nothing."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("handler", [lambda *_: None, Flag(), [].append, partial(print, "stop")])
+def test_a_recipe_that_handles_the_signals_of_a_stop_itself_is_refused(number, handler):
+    """A service manager signals all processes at once: the flag would be set in each, and the run
+    be over for good.
+    """
+    before = signal.getsignal(number)
+    refuse.own_signal_handlers()
+    try:
+        signal.signal(number, handler)
+        with pytest.raises(UsageError, match=rf"handles {number.name} itself .*exit code 75"):
+            refuse.own_signal_handlers()
+    finally:
+        signal.signal(number, before)
+    refuse.own_signal_handlers()
+
+
+@pytest.mark.parametrize(
+    "handler", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler, logging.shutdown]
+)
+def test_handlers_of_libraries_and_those_without_code_are_left_alone(handler):
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        refuse.own_signal_handlers()
+    finally:
+        signal.signal(signal.SIGINT, before)
