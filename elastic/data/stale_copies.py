@@ -13,6 +13,7 @@ changes inside arrays, nor in objects of libraries.
 
 from collections import deque
 from collections.abc import Iterator
+from enum import Enum
 from functools import cache, partial
 from multiprocessing.sharedctypes import SynchronizedBase
 from types import FunctionType, MethodType
@@ -30,9 +31,9 @@ from elastic.errors import UsageError
 _DEPTH = 4
 _FEW = 64  # datasets or transforms in a list
 _PLAIN = bool, int, float, str, type(None)
-_DATA = *_PLAIN, list, tuple, dict, set, Tensor, np.ndarray
+_DATA = *_PLAIN, Enum, list, tuple, dict, set, Tensor, np.ndarray
 SHARED = SynchronizedBase  # a value that multiprocessing keeps in memory of several processes
-_OF_CLASS = *_PLAIN, list, dict, set, Tensor, np.ndarray, SHARED
+_OF_CLASS = *_PLAIN, Enum, list, dict, set, Tensor, np.ndarray, SHARED
 _OF_RECORDS = {"__init__", "__post_init__", "__repr__", "__eq__", "__hash__", "__replace__"} | {
     "__getstate__",  # of a dataclass with slots
     "__setstate__",

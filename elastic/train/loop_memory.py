@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -35,7 +36,7 @@ from elastic.train.loop_variables import Analyses, Loading, LoopVariables, funct
 from elastic.train.loop_walk import take_look
 from elastic.train.module_settings import ModuleSettings
 from elastic.train.object_marks import Kind, Weight
-from elastic.train.own_code import attributes
+from elastic.train.own_code import assigned_by_loop, attributes
 from elastic.train.state import State
 from elastic.train.unsaved_names import Standing, in_order, root_of, standing
 from elastic.train.unsaved_sentences import refusal
@@ -80,7 +81,7 @@ class LoopMemory:
         self._steps += 1
         self._note(step, self.body.begin(step, is_audited=is_audited))
         if self.body.is_read:
-            self._note(step, [name for name in self.modules.unclear() if name not in self._changing])
+            self._note_unclear(step, sys._getframe(1))  # noqa: SLF001 - the recipe's frame is above
         if self._is_due(step, begins_epoch=begins_epoch):
             self._analyses.clear()
             self.look(step - 1, sys._getframe(1))  # noqa: SLF001 - the recipe's frame is above
@@ -91,7 +92,7 @@ class LoopMemory:
         frame: that of the generator. Raises what `begin` does, for the changes up to here.
         """
         self._note(step, self.body.at_end(step))
-        self._note(step, [name for name in self.modules.unclear() if name not in self._changing])
+        self._note_unclear(step, frame)
         self.look(step, frame)
 
     def before_loading(self, step: int) -> None:
@@ -116,6 +117,10 @@ class LoopMemory:
         """What is to stand beside a state that is saved now: JSON by name."""
         self.body.read_body(with_contents=False)  # `before_saving` has read them
         return self.settings.changed() | self.modules.changed()
+
+    def _note_unclear(self, step: int, frame: FrameType | None) -> None:
+        names = self.modules.unclear(partial(assigned_by_loop, frame))
+        self._note(step, [name for name in names if name not in self._changing])
 
     def _note(self, step: int, names: list[str]) -> None:
         if names:

@@ -12,7 +12,7 @@ them. It does not keep objects, lists or tensors; torch's own parts of a module 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -84,11 +84,18 @@ class ModuleSettings:
         found = {name: value for name, value in self._differing() if self._is_the_loops(name)}
         return {PREFIX + name: json.dumps(value) for name, value in sorted(found.items())[:MANY]}
 
-    def unclear(self) -> list[str]:
-        """The names of what a forward may have set, or the loop: a resume leaves it alone."""
+    def unclear(self, of_loop: Callable[[], frozenset[str]] = frozenset) -> list[str]:
+        """The names of what a forward may have set, or the loop: a resume leaves it alone.
+
+        of_loop: gives the attributes that code of the loop itself assigns. A forward that the body
+        calls, as in an evaluation, sets in the body what it keeps for itself.
+        """
         differing = list(self._differing())
         kept = [name for name, _ in differing if self._is_the_loops(name)]
         unclear = [name for name, _ in differing if name not in self.of_forward and name not in kept]
+        if both := [name for name, _ in differing if name in self.of_forward & self.of_body]:
+            assigned_there = of_loop()
+            unclear += [name for name in both if name.rpartition(".")[2] in assigned_there]
         return unclear + sorted(kept)[MANY:]
 
     def _is_the_loops(self, name: str) -> bool:

@@ -4,7 +4,7 @@ import dis
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from inspect import CO_OPTIMIZED
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -71,6 +71,19 @@ def attributes(code: CodeType, *, is_whole: bool = True) -> tuple[frozenset[str]
             read |= inner_read
             assigned |= inner_assigned
     return frozenset(read), frozenset(assigned)
+
+
+def assigned_by_loop(frame: FrameType | None) -> frozenset[str]:
+    """The attributes that the loops of these frames assign, and functions that they name."""
+    found = frozenset[str]()
+    while frame is not None:
+        code, space = frame.f_code, frame.f_globals
+        if is_own_file(code.co_filename):
+            named = [space[name] for name in code.co_names if isinstance(space.get(name), FunctionType)]
+            called = [each.__code__ for each in named if is_own_file(each.__code__.co_filename)]
+            found = found.union(*(attributes(each)[1] for each in (code, *called)))
+        frame = frame.f_back
+    return found
 
 
 def attributes_of(thing: Any) -> Iterator[tuple[str, Any]]:

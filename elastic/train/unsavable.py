@@ -93,7 +93,20 @@ def advice_for_entry(name: str, thing: Any) -> str:
 
 
 def check_built(name: str, thing: Any) -> None:
-    """Raises UsageError for an optimizer whose own `__init__` has not called torch's."""
+    """Raises UsageError for an optimizer whose own `__init__` has not called torch's, and for a
+    module of TorchScript.
+    """
+    if isinstance(thing, torch.nn.Module):
+        paths = (
+            path
+            for path, each in thing.named_modules(prefix=name)
+            if isinstance(each, torch.jit.ScriptModule)
+        )
+        if (path := next(paths, None)) is not None:
+            raise UsageError(
+                f"expected modules of Python in the State, found a module of TorchScript (torch.jit.script, torch.jit.trace) at {path}, whose parameters, buffers and "
+                "modes cannot be followed: give the module as it is, and for speed compile it, model.compile(); one that no step changes stays outside of the State"
+            )
     is_of_torch = isinstance(thing, Optimizer) and type(thing).state_dict is Optimizer.state_dict
     if is_of_torch and not hasattr(thing, "_optimizer_state_dict_pre_hooks"):
         kind = type(thing).__name__

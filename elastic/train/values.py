@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from elastic.errors import UsageError
+from elastic.snapshot.image import DTYPES
 from elastic.train.misuse import public
 
 _KINDS = (bool, int, float, str, type(None))
@@ -42,7 +43,7 @@ _INSTEAD: tuple[tuple[Any, str], ...] = (
     (complex, "(x.real, x.imag)"),
     (bytes | bytearray | deque | range, "list(x)"),
     (Decimal | Fraction, "str(x)"),
-    (int, "int(x)"),
+    (int | np.unsignedinteger, "int(x)"),
     (str, "str(x)"),
     (tuple, "tuple(x)"),
     (dict, "dict(x)"),
@@ -165,6 +166,8 @@ def _kept(value: Any, level: int = 0) -> Any:
     if type(value) in _KINDS:
         return value
     if isinstance(value, Tensor):
+        if value.dtype not in DTYPES:
+            raise _Unkept(_of_unknown_dtype(value))
         return value.detach().clone()
     if (type(value) is np.ndarray or isinstance(value, np.generic)) and _is_number(value.dtype):
         return value.copy() if value.ndim else np.asarray(value)[()]  # the number, also of an array
@@ -177,15 +180,23 @@ def _kept(value: Any, level: int = 0) -> Any:
     return {key: _kept(item, level + 1) for key, item in value.items()}
 
 
+def _of_unknown_dtype(value: Tensor) -> str:
+    return f"a tensor of {value.dtype}: keep x.to(...) of another dtype (x stands for it), such as torch.int64 or torch.float32"
+
+
 def _described(value: Any) -> str:
     kind = type(value)
     found = f"an array of {value.dtype}" if kind is np.ndarray else kind.__name__
+    if kind is np.ndarray and value.dtype.kind == "u":
+        return f"{found}: keep x.astype(np.int64) (x stands for it)"
     instead = next((words for known, words in _INSTEAD if isinstance(value, known)), "")
     return f"{found}: keep {instead} (x stands for it)" if instead else found
 
 
 def _is_number(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in "biufc" and dtype.isnative and dtype.itemsize <= 8
+    """That a state can keep: of the whole ones without a sign only single bytes."""
+    is_wide = dtype.kind == "u" and dtype.itemsize > 1
+    return dtype.kind in "biufc" and dtype.isnative and dtype.itemsize <= 8 and not is_wide
 
 
 def _check_item(value: Any, place: str, places: dict[int, str], most: int | None) -> None:
@@ -221,6 +232,8 @@ def _check_item(value: Any, place: str, places: dict[int, str], most: int | None
 def _problem(value: Any) -> str:
     """Of what is no list, tuple or dict; empty for what a state can keep."""
     if isinstance(value, Tensor):
+        if value.dtype not in DTYPES:
+            return _of_unknown_dtype(value)
         if value.grad_fn is None:
             return ""
         return "a tensor that is part of a graph: keep x.detach() (x stands for it)"

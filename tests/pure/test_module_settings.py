@@ -132,3 +132,16 @@ def test_a_number_that_a_method_sets_between_two_readings_is_named(moment):
 def test_an_attribute_that_has_no_place_any_more_is_refused(place):
     with pytest.raises(UsageError, match=r"the loop had set .* to 0\.3 when the state was saved"):
         play({}, saved={place: "0.3"})
+
+
+@pytest.mark.parametrize(("assigned", "named"), [({"temperature"}, ["net.inner.temperature"]), (set(), [])])
+def test_a_number_that_the_loop_and_a_forward_set_is_named(assigned, named):
+    """As `if self.temperature < 0.5: self.temperature = 0.5` in a forward does: a resume can put
+    back neither one. What a forward sets that the body calls is the forward's alone."""
+    net = Outer()
+    settings = ModuleSettings(state=elastic.State(net=net))
+    settings.of_body.add("net.inner.temperature")
+    settings.of_forward.add("net.inner.temperature")
+    net.inner.temperature = 0.5
+    assert settings.changed() == {}
+    assert settings.unclear(lambda: frozenset(assigned)) == named

@@ -1,5 +1,7 @@
 """A loop that changes a dataset of which data-loading processes have copies is told so."""
 
+from enum import Enum
+
 import pytest
 import torch
 from audited import ALONE, CLASSES, SAMPLES, Training, tensors
@@ -9,6 +11,10 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from elastic.data import stale_copies
 from elastic.errors import UsageError
+
+
+class Mode(Enum):
+    CLEAN, NOISY = 1, 2
 
 
 class Noise:
@@ -124,3 +130,19 @@ def test_datasets_inside_others_are_looked_at():
         "dataset.datasets[0].dataset.epoch",
         "dataset.datasets[1].transform.strength",
     ]
+
+
+@pytest.mark.parametrize("before", [None, Mode.CLEAN])
+@pytest.mark.parametrize("is_of_class", [False, True])
+def test_a_member_of_an_enum_is_a_word_of_the_dataset(before, is_of_class):
+    """It was taken for an object with contents, whose first private list was named."""
+
+    class Samples(Dataset):
+        mode = before
+
+    dataset = Samples()
+    if not is_of_class:
+        dataset.mode = before
+    read = stale_copies.attributes_of(dataset)
+    dataset.mode = Mode.NOISY
+    assert stale_copies.changed(read, stale_copies.attributes_of(dataset)) == ["dataset.mode"]

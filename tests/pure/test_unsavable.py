@@ -180,3 +180,11 @@ def test_an_optimizer_that_torch_has_not_built_is_refused_with_what_to_call():
     ):
         State(base=base, look=Lookahead(base))
     assert State(base=base, look=Saved(base)).flatten()
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, lambda net: torch.jit.trace(net, torch.ones(1, 2))])
+def test_a_module_of_torchscript_is_refused_with_what_to_write_instead(make):
+    """Its dicts of parameters are none of Python's, which was a bare TypeError."""
+    net = nn.Sequential(make(nn.Linear(2, 2)), nn.Linear(2, 2))
+    with pytest.raises(UsageError, match=r"found a module of TorchScript .* at net\.0.*model\.compile\(\)"):
+        State(net=net)

@@ -278,3 +278,21 @@ def test_a_list_that_is_put_into_itself_is_refused():
     values.ring.append(values.ring)
     with pytest.raises(UsageError, match=r"ring\[0\], found the one at ring"):
         values.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("value", "instead"),
+    [
+        (np.uint64(3), r"uint64: keep int\(x\)"),
+        (np.ones(2, np.uint16), r"an array of uint16: keep x\.astype\(np\.int64\)"),
+        (torch.ones(2).to(torch.uint32), r"a tensor of torch\.uint32: keep x\.to\("),
+    ],
+)
+def test_a_number_of_a_type_that_no_state_can_keep_is_refused_where_it_is_set(value, instead):
+    """It was refused where the state was saved, by the name of a file's entry."""
+    values = elastic.Values(seen=0, items=[])
+    with pytest.raises(UsageError, match=f"'seen', found {instead}"):
+        values.seen = value
+    values.items.append(value)
+    with pytest.raises(UsageError, match=instead):
+        values.state_dict()
