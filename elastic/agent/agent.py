@@ -247,7 +247,7 @@ class NodeAgent(LocalElasticAgent):
         self._wrong_steps.append(known.step)
         if len(self._wrong_steps) < WRONG_TIMES_TO_LEAVE:
             parts.console.print_line(
-                f"this node was wrong at step {known.step}; if it is once more, it leaves the group for good"
+                f"this node computed something else at step {known.step}; if it does once more, it leaves the group for good"
             )
             return
         steps = " and ".join(map(str, self._wrong_steps))

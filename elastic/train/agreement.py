@@ -144,7 +144,10 @@ class Agreement:
             self._settle(self.known, vote if step == self.known.step else None)
 
     def _settle(self, known: Divergence, redo: int | None) -> None:
-        """The steps were done again and the ranks agree: a machine was wrong."""
+        """The steps were done again and the ranks agree: a machine was wrong, it seems.
+
+        What a recipe read of the world may have changed in between as well.
+        """
         nodes, comparison = nodes_at_fault(known, redo), self.comparison
         self.known = None
         if comparison.log is not None:
@@ -152,8 +155,9 @@ class Agreement:
                 DivergenceJudged(step=known.step, entry=known.entry, nodes=list(nodes), verdict="machine")
             )
             print(
-                f"the ranks differed in step {known.step} and agree now that it was done again: a machine was wrong "
-                f"({' or '.join(nodes) or 'which one is not known'}). The result is as if nothing had happened"
+                f"the ranks differed in step {known.step} and agree now that it was done again: a machine computed something else "
+                f"({' or '.join(nodes) or 'which one is not known'}), or the recipe read there what another process changed (a file, a clock). Where it was a machine, the result"
+                " is as if nothing had happened; else it depends on when that was read"
             )
         if comparison.groups.local_rank == 0:
             self.page.settled = Settled.HERE if comparison.node in nodes else Settled.ELSEWHERE

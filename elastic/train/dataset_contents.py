@@ -15,6 +15,7 @@ had at first. None of the recipe's code runs.
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -89,6 +90,8 @@ class _Budget:
             return self._of_array(value)
         if isinstance(value, SHARED):  # what multiprocessing shares, below its lock
             return self.contents(vars(value)["_obj"], depth)
+        if depth < _DEPTH and isinstance(value, partial):
+            return tuple(self.contents(each, depth + 1) for each in (value.args, value.keywords))
         if isinstance(value, _BUFFERS):
             return self._of_array(np.frombuffer(value, np.uint8))
         if depth < _DEPTH and isinstance(value, list | tuple | deque):
@@ -186,7 +189,7 @@ class _Sums:
 
 def _counts(value: Any) -> bool:
     """Whether it can be written to and stay the same object, and holds data."""
-    is_data = isinstance(value, (Tensor, np.ndarray, list, tuple, dict, set, deque, *_BUFFERS))
+    is_data = isinstance(value, (Tensor, np.ndarray, list, tuple, dict, set, deque, partial, *_BUFFERS))
     return is_data or isinstance(value, SHARED) or is_record(value)
 
 

@@ -42,6 +42,7 @@ class DatasetSettings:
     collate: Any = None
     _built: Attributes = field(init=False)
     _before: Attributes = field(init=False)
+    _own: dict[str, Any] = field(init=False)  # by the names of what no class of theirs has, the objects
     of_loading: set[str] = field(default_factory=set)
     counted: set[str] = field(default_factory=set)
     _has_loaded: bool = False
@@ -53,6 +54,9 @@ class DatasetSettings:
 
     def __post_init__(self) -> None:
         self._built = self._before = self._read()
+        held = _held(self._roots, self._built)
+        holders = ((name, held[_holder(name)]) for name, each in self._built.items() if is_kept(each.value))
+        self._own = {name: each for name, each in holders if name.rpartition(".")[2] in space_of(each)}
 
     def put_back(self, saved: Mapping[str, str], new_run: str) -> None:
         """saved: what `changed` gave. new_run: the command that begins one from the state.
@@ -100,8 +104,21 @@ class DatasetSettings:
             for name in stale_copies.changed(self._built, now)
             if name in now and name not in self.of_loading and is_kept(now[name].value)
         ]
+        if now is not self._built:
+            self._check_removed(now)
         held = _held(self._roots, now) if names else {}
         return {_place(name, held): json.dumps(now[name].value) for name in sorted(names)[:MANY]}
+
+    def _check_removed(self, now: Attributes) -> None:
+        """Raises UsageError for a number or a word that an object had and has no longer."""
+        held = _held(self._roots, now)
+        for name, holder in self._own.items():
+            is_there = name in self.of_loading or held.get(_holder(name)) is not holder
+            if not is_there and name.rpartition(".")[2] not in space_of(holder):
+                raise UsageError(
+                    f"the loop removed {name}, and a process that restarts builds it again: set it to another value in place of `del`, as None; the numbers, words and None that"
+                    " the loop sets in what run.data was given are saved with each state"
+                )
 
     def built(self, names: Container[str]) -> dict[str, Any]:
         """The attributes of these names, as the script made them."""

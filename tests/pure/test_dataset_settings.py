@@ -230,3 +230,19 @@ def test_a_number_that_loading_changes_after_the_first_step_is_found():
     dataset[0]
     settings.after_loading()
     assert settings.counted == {"dataset.epoch"}
+
+
+class Cleaned(torch.utils.data.Dataset):
+    clean = 0
+
+    def __init__(self):
+        self.clean = 1
+
+
+def test_a_number_that_the_loop_removes_is_refused():
+    """Below it lies the class's own, so that samples are loaded otherwise from there on."""
+    dataset = Cleaned()
+    settings = DatasetSettings(dataset=dataset)
+    del dataset.clean
+    with pytest.raises(UsageError, match=r"the loop removed dataset\.clean, and a process that restarts"):
+        settings.changed()

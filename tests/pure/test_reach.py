@@ -5,6 +5,7 @@ Each loop changes something there in every step, and a process that restarts has
 makes it.
 """
 
+import functools
 import sys
 import types
 
@@ -12,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic.data.stale_copies import Attribute
+from elastic.train.dataset_contents import DatasetContents
 from elastic.train.words import MANY_PLAIN, hash_of_plain
 from tests.pure import test_loop_memory as loops
 
@@ -205,3 +208,14 @@ def test_lists_of_numbers_and_words_have_the_same_mark_only_where_they_are_equal
 def test_a_list_above_the_limit_has_no_mark_of_all():
     assert hash_of_plain([0] * MANY_PLAIN) is not None
     assert hash_of_plain([0] * (MANY_PLAIN + 1)) is None
+
+
+def test_what_the_loop_writes_into_a_partial_of_the_dataset_is_found():
+    """`dataset.transform.keywords["sigma"] = 0.1` leaves the partial the same object."""
+    made = functools.partial(max, 1.0, key=None)
+    attributes = {"dataset.transform": Attribute(made, 0)}
+    contents = DatasetContents()
+    assert contents.read(attributes) == []
+    made.keywords["key"] = abs
+    assert contents.read(attributes) == ["dataset.transform"]
+    assert contents.read(attributes) == []
