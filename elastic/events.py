@@ -200,6 +200,16 @@ class OrderedByAddress(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnWithoutSeed(Event):
+    """The recipe's text draws from the operating system or the clock, as by `default_rng()`.
+
+    `places`: each with file, line and words.
+    """
+
+    places: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedByRank(Event):
     """By `step` ranks have logged other numbers under these names; the metrics have rank 0's."""
 

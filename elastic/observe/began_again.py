@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from elastic.events import (
+    DrawnWithoutSeed,
     LoggedByRank,
     OrderedByAddress,
     ReplayDiffered,
@@ -78,6 +79,8 @@ def told_at_the_end(events: Events, steps: int) -> str:
         )
     if places := ordered_by_address(events):
         replays += f"; the recipe orders or computes by addresses in memory at {shown(places)}: another process gives this result only where it does not depend on that"
+    if (drawn := last(events, DrawnWithoutSeed)) is not None and drawn.event.places:
+        replays += f"; the recipe draws without a seed at {shown(drawn.event.places)}: another process gives this result only where it does not depend on that"
     return replays
 
 

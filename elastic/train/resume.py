@@ -21,6 +21,7 @@ from elastic.data.record import (
 )
 from elastic.errors import StoreFailed
 from elastic.events import (
+    DrawnWithoutSeed,
     OrderedByAddress,
     RecipeEdited,
     Restored,
@@ -32,7 +33,15 @@ from elastic.observe.began_again import shown
 from elastic.observe.metrics import Metrics, Rewound
 from elastic.storage.store import create_or_read
 from elastic.system.clock import Clock
-from elastic.train import address_order, as_built, refuse, restore_reasons, set_order, world_size_reads
+from elastic.train import (
+    address_order,
+    as_built,
+    refuse,
+    restore_reasons,
+    set_order,
+    unseeded,
+    world_size_reads,
+)
 from elastic.train.loop_parts import LoopParts, Rank0Output
 from elastic.train.recipe_text import places_by_names, places_in_recipe
 from elastic.train.replay import Replay
@@ -50,6 +59,11 @@ _ADDRESSES = (
     "note: the recipe orders or computes by addresses in memory at {places}: they are others in each process, so that a restart or another worker may have"
     " another order. A set has such an order where its elements have no hash of their own, or are or hold functions, classes or (before Python 3.12) None."
     " Sort by a name or a number of the thing, or keep the order in which the things were made, in a list or by dict.fromkeys(...)"
+)
+_UNSEEDED = (
+    "note: the recipe draws without a seed at {places}: such a number is another one in each process, and where a step is done again, so that the result is another"
+    " one where it depends on it. Draw from the global generators of torch, NumPy or Python, which every step sets, or give a seed made from step.number; what only"
+    " names a file or a run may stay"
 )
 BEGINNING = "data.json"  # in the run directory: the data that the run began with, at step 0
 
@@ -138,6 +152,10 @@ def _report_text(output: Rank0Output, point: ResumePoint, recipe: str) -> None:
     output.log.record(OrderedByAddress(places=orders))
     if orders:
         print(_ADDRESSES.format(places=shown(orders)), flush=True)
+    drawn = places_in_recipe(unseeded.unseeded_in)
+    output.log.record(DrawnWithoutSeed(places=drawn))
+    if drawn:
+        print(_UNSEEDED.format(places=shown(drawn)), flush=True)
 
 
 def _report_ignored(parts: LoopParts, output: Rank0Output, step: int) -> None:
