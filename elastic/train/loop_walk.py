@@ -100,6 +100,8 @@ def _enter(walk: Walk, name: str, thing: Any, of_state: SavedLeaves) -> SavedNum
     if isinstance(thing, Optimizer) and type(thing).state_dict is Optimizer.state_dict:
         walk.optimizer_of_state(name, thing)
         walk.functions_of_torch(name, thing)
+        # One that wraps it may have them as its own.
+        walk.left_out |= {id(each) for each in (thing.state, thing.param_groups, *thing.param_groups)}
         return None
     if isinstance(thing, _SAVES_ALL) and not _has_own_state_dict(thing):
         walk.left_out.add(id(thing))

@@ -16,6 +16,7 @@ from fractions import Fraction
 from itertools import islice
 from pathlib import PurePath
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -55,6 +56,10 @@ class UnknownValue(UsageError, AttributeError):  # noqa: N818
     """A name that the recipe did not give when it made its Values: a slip of the pen, perhaps."""
 
 
+# That each of them was given; a copy of Values has none here.
+_names: "WeakKeyDictionary[Values, frozenset[str]]" = WeakKeyDictionary()
+
+
 class Values:
     """Numbers, strings, tensors, arrays, and lists and dicts of them, by name.
 
@@ -78,6 +83,7 @@ class Values:
             if name.startswith("_") or hasattr(type(self), name):
                 raise UsageError(f"Values({name}=...): expected another name, this one is taken")
         vars(self).update(_kept_all(values))
+        _names[self] = frozenset(values)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in vars(self):
@@ -131,6 +137,11 @@ def check_all(objects: Iterable[object], steps: int) -> None:
 
 
 def _check(values: Values, most: int | None) -> None:
+    if other := vars(values).keys() ^ _names.get(values, vars(values).keys()):
+        raise UsageError(
+            f"Values: expected the names that were given at first, found that {min(other, key=str)!r} came or went in vars(values), which no load can give back; "
+            "name all where the Values are made, and for names that come later keep a dict, Values(others={})"
+        )
     places: dict[int, str] = {}
     for name, value in vars(values).items():
         _check_item(value, name, places, most)

@@ -636,6 +636,19 @@ def test_numbers_that_the_loop_keeps_are_named_once(names):
 
 
 HARMLESS = {
+    "a wrapper that has the state and the groups of an optimizer of the State": """
+        class Wrap(torch.optim.Optimizer):
+            def __init__(self, base):
+                self.base, self.param_groups, self.state, self.defaults = base, base.param_groups, base.state, {}
+                self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = {}, {}
+            def step(self, closure=None):
+                self.base.step()
+        wrap = Wrap(optimizer)
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            wrap.step()
+            wrap.param_groups[0]["lr"] *= 0.9
+        """,
     "names for parameters, each pass anew or as they were": """
         class Trainer:
             def __init__(self):

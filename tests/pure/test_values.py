@@ -296,3 +296,13 @@ def test_a_number_of_a_type_that_no_state_can_keep_is_refused_where_it_is_set(va
     values.items.append(value)
     with pytest.raises(UsageError, match=instead):
         values.state_dict()
+
+
+@pytest.mark.parametrize("names", [{"seen", "k"}, set()])
+def test_a_name_that_comes_or_goes_past_the_values_is_refused_in_that_step(names):
+    """A load refused the state that had it, after the fault."""
+    values = elastic.Values(seen=0)
+    vars(values).clear()
+    vars(values).update(dict.fromkeys(names, 0))
+    with pytest.raises(UsageError, match=r"found that '(k|seen)' came or went in vars\(values\)"):
+        check_all([values], 5)
