@@ -24,7 +24,7 @@ from elastic.train.loop_variables import LoopVariables
 from elastic.train.namespaces import is_own_namespace, own_classes
 from elastic.train.object_marks import Kind, Rules, Weight, containers
 from elastic.train.object_parts import FREE
-from elastic.train.object_walk import Walk
+from elastic.train.object_walk import Walk, is_step
 from elastic.train.own_code import filled_by_hooks
 from elastic.train.saved_leaves import SavedLeaves, SavedNumbers
 from elastic.train.saved_leaves import left_out as left_out_of
@@ -65,7 +65,8 @@ def take_look(
         if isinstance(value, nn.Module) or of_state.has_keys_of(value):
             walk.enter(name, value, replace(FREE, plain=Weight.NONE), owner=_owner(value))
     for name, value in variables.targets:
-        walk.enter(name, value, FREE, owner="iterator")
+        if not is_step(value):
+            walk.enter(name, value, FREE, owner="iterator")
     for patch in variables.patches:
         walk.note_patch(patch)
     for name, value in variables.on_errors:

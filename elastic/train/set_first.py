@@ -103,15 +103,15 @@ def _settings(code: CodeType, offset: int) -> tuple[_Setting, ...]:
 
 
 def _is_number(variable: str, attribute: str, names: Mapping[str, Any], written: frozenset[str]) -> bool:
-    """Whether this surely reads a number, or a function of numbers, without code of the recipe's.
+    """Whether this surely reads a number, a step or a function of numbers, and runs no own code.
 
     written: variables that the pass has written before.
     """
     thing = names.get(variable, getattr(builtins, variable, None))
+    if (type(thing).__module__, type(thing).__qualname__) == _STEP:
+        return not attribute or attribute in _OF_STEP
     if not attribute:
         return type(thing) in _NUMBERS or (variable not in written and _is_among(thing, _CALLED))
-    if (type(thing).__module__, type(thing).__qualname__) == _STEP:
-        return attribute in _OF_STEP
     if variable in written:
         return False
     return thing is math or (type(thing) is Values and type(vars(thing).get(attribute)) in _NUMBERS)

@@ -157,8 +157,34 @@ def test_weights_in_an_attribute_of_a_dict_are_refused():
     assert outcome_of(recipe, in_step)[0].startswith("it.best")
 
 
-def test_a_step_in_a_variable_that_each_pass_sets_first_is_left_alone():
-    assert outcome_of("", "now = step; print(now.number, end='\\r')") == ("", set(), set())
+@pytest.mark.parametrize(
+    ("before", "in_step"),
+    [
+        ("", "now = step; print(now.number, end='\\r')"),
+        ("def last():\n    return step.number", "last()"),
+    ],
+)
+def test_a_step_that_each_pass_sets_first_is_left_alone(before, in_step):
+    assert outcome_of(before, in_step) == ("", set(), set())
+
+
+def test_a_step_that_the_first_line_of_the_body_gives_an_object_is_left_alone():
+    recipe = """
+        class Trainer:
+            def now(self):
+                return self.step.number
+        it = Trainer()
+        for step in run_steps(model=model, optimizer=optimizer):
+            it.step = step
+            update()
+            it.now()
+        """
+    assert loops.outcome(recipe, count=6) == ("", set(), set())
+
+
+def test_the_step_of_a_loop_with_two_targets_is_left_alone():
+    recipe = "for number, step in enumerate(run_steps(model=model, optimizer=optimizer)):\n    update(); print(step.number, number)"
+    assert loops.outcome(recipe, count=6)[1] == {"number"}
 
 
 IMPORTED = {
