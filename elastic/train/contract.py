@@ -21,6 +21,7 @@ from elastic.train import cached_weights, structure
 from elastic.train.forward_changes import ForwardChanges
 from elastic.train.left_behind import Leftovers
 from elastic.train.loose_gradients import LooseGradients
+from elastic.train.parameter_marks import marks_of
 from elastic.train.parameter_places import ParameterPlaces
 from elastic.train.state import State
 from elastic.train.state_mark import mark_of
@@ -126,7 +127,7 @@ class Contract:
         trained, _ = self._state.trained_and_idle(parts)
         if trained is not self._trained:
             self._unsaved.check_parameters(trained)
-        self._places.check(self._unused.step, parts)
+        self._places.check(self._unused.step, parts, marks_of(list(parts.owned.values())))
 
     def has_waiting_gradients(self) -> bool:
         """Whether the step has computed gradients, and the body made no update with them yet."""
@@ -152,7 +153,6 @@ class Contract:
         self._is_computing = True
         if self._trained is not before:  # or the modules have other parameters
             self._unsaved.check_parameters(self._trained)
-        self._places.check(self._unused.step, self._parts)
         self._held = self._state.held
         held = set(map(id, self._held))
         self._loose_ones = [
@@ -190,10 +190,14 @@ class Contract:
 
     @contextmanager
     def forward(self, parts: StateParts | None = None) -> Iterator[None]:
-        """Around the shards of a pass. Raises UsageError for a forward that changes parameters."""
+        """Around the shards of a pass.
+
+        Raises UsageError for a forward that changes parameters, or a body that has moved some.
+        """
         is_first_step = self._unused.step == self._first_step
         parts = parts or self.parts()
         changes = self._forward = ForwardChanges(self._state, parts, compares_contents=is_first_step)
+        self._places.check(self._unused.step, parts, changes.marks)
         yield
         changes.check()
 

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from elastic.errors import UsageError
 from elastic.train import structure
 from elastic.train.object_marks import storage_of
+from elastic.train.parameter_marks import ParameterMarks
 from elastic.train.state import State
 from elastic.train.structure import StateParts
 
@@ -65,13 +66,12 @@ class ParameterPlaces:
                 self._check(step)
                 return
 
-    def check(self, step: int, parts: StateParts) -> None:
+    def check(self, step: int, parts: StateParts, marks: ParameterMarks) -> None:
         """Raises UsageError where parameters have changed places in the modules or in memory.
 
-        parts: of the state, now.
+        parts, marks: of the state and of the parameters that it owns, now.
         """
-        addresses = list(map(Tensor.data_ptr, parts.owned.values()))
-        if parts.owned is not self._places.owned or addresses != self._places.addresses:
+        if parts.owned is not self._places.owned or marks.addresses != self._places.addresses:
             self._check(step)
 
     def _check(self, step: int) -> None:

@@ -17,6 +17,10 @@ from elastic.train.callables import is_wrapper
 
 _OF_ALL_OPTIMIZERS = optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks  # noqa: SLF001
 
+# A model of 150 modules has 4000 attributes, of which almost all are one of these.
+_OF_TORCH = frozenset(vars(nn.Module()))
+_NO_FUNCTIONS = frozenset({bool, int, float, str, tuple, type(None)})
+
 
 def functions_called_by(thing: Any) -> Iterator[Any]:
     """Functions, methods and objects that a schedule, an optimizer or a module calls."""
@@ -27,7 +31,9 @@ def functions_called_by(thing: Any) -> Iterator[Any]:
         for hooks in (*held, *_OF_ALL_OPTIMIZERS):
             yield from list(hooks.values())
     elif isinstance(thing, nn.Module):
-        yield from (value for value in vars(thing).values() if is_wrapper(value))
+        for name, value in vars(thing).items():
+            if name not in _OF_TORCH and type(value) not in _NO_FUNCTIONS and is_wrapper(value):
+                yield value
 
 
 def _of_schedule(held: Iterable[Any]) -> Iterator[Any]:
