@@ -7,8 +7,14 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from elastic.errors import UsageError
+from elastic.train.parameter_marks import marks_of
 from elastic.train.parameter_places import ParameterPlaces
 from elastic.train.state import State
+
+
+def check_places(places, state, step):
+    parts = state.parts()
+    places.check(step, parts, marks_of(list(parts.owned.values())))
 
 
 def net_of():
@@ -89,10 +95,10 @@ def test_what_is_moved_at_the_end_of_a_step_is_refused_before_its_state_is_kept(
     net = net_of()
     state = State(net=net, optimizer=torch.optim.AdamW(net.parameters()))
     places = ParameterPlaces(state)
-    places.check(5, state.parts())
+    check_places(places, state, 5)
     swap_modules(net, None)
     with pytest.raises(UsageError, match=r"step 5: net\.1\.weight stands at"):
-        places.check(5, state.parts())
+        check_places(places, state, 5)
 
 
 def test_a_group_that_gets_more_parameters_is_refused_with_how_to_add_a_group():
@@ -144,7 +150,7 @@ def test_weights_that_the_loop_ties_are_refused(tie):
     places = ParameterPlaces(state)
     tie(net)
     with pytest.raises(UsageError, match=r"step 2: net\.[12]\.weight shares the memory of net\.0\.weight"):
-        places.check(2, state.parts())
+        check_places(places, state, 2)
 
 
 def test_weights_that_the_loop_unties_are_refused():
@@ -157,7 +163,7 @@ def test_weights_that_the_loop_unties_are_refused():
     with pytest.raises(
         UsageError, match=r"step 2: net\.1\.weight no longer shares the memory of net\.0\.weig"
     ):
-        places.check(2, state.parts())
+        check_places(places, state, 2)
 
 
 def test_what_a_loop_may_do_with_groups_and_parameters():
@@ -170,7 +176,7 @@ def test_what_a_loop_may_do_with_groups_and_parameters():
 
     def check():
         places.check_groups(4)
-        places.check(4, state.parts())
+        check_places(places, state, 4)
 
     extra = nn.Parameter(torch.ones(1))
     net.register_parameter("extra", extra)
