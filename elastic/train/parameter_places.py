@@ -12,6 +12,7 @@ It does not see buffers, and memory that other tensors than parameters share.
 from itertools import chain
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -35,13 +36,20 @@ class _Groups(NamedTuple):
     keys: list[str | int]
 
 
+class _Range(NamedTuple):
+    """The bytes in memory from the first to the last element, the end excluded."""
+
+    start: int
+    end: int
+
+
 class _Places(NamedTuple):
     """names: in the modules, by id. memory: by name, a tied one's under each of its names."""
 
     owned: dict[int, nn.Parameter]
     addresses: list[int]
     names: dict[int, str]
-    memory: dict[str, int]
+    memory: dict[str, _Range]
     groups: dict[Optimizer, _Groups]
 
 
@@ -127,12 +135,12 @@ def _places_of(state: State) -> _Places:
     """As they are now."""
     owned = state.parts().owned
     names: dict[int, str] = {}
-    memory: dict[str, int] = {}
+    memory: dict[str, _Range] = {}
     for path, module in state.named_modules():
         for name, parameter in module._parameters.items():  # noqa: SLF001 - with those that are tied
             if parameter is not None:
                 names.setdefault(id(parameter), f"{path}.{name}")
-                memory[f"{path}.{name}"] = storage_of(parameter)
+                memory[f"{path}.{name}"] = _range_of(parameter)
     addresses = list(map(Tensor.data_ptr, owned.values()))
     groups = {each: _groups_of(each, names) for each in state.optimizers}
     return _Places(owned, addresses, names, memory, groups)
@@ -144,7 +152,7 @@ def _groups_of(optimizer: Optimizer, names: dict[int, str]) -> _Groups:
     return _Groups(list(map(len, groups)), parameters, [names.get(id(p), id(p)) for p in parameters])
 
 
-def _check_memory(step: int, before: dict[str, int], memory: dict[str, int]) -> None:
+def _check_memory(step: int, before: dict[str, _Range], memory: dict[str, _Range]) -> None:
     both = [name for name in memory if name in before]
     was, now = (_first_names(each, both) for each in (before, memory))
     for name in both:
@@ -172,7 +180,28 @@ def _place_in(sizes: list[int], place: int) -> tuple[int, int]:
     return len(sizes), place
 
 
-def _first_names(memory: dict[str, int], names: list[str]) -> dict[str, str]:
-    """Of each of these names the first one that has the same memory."""
-    first: dict[int, str] = {}
-    return {name: first.setdefault(memory[name], name) if memory[name] else name for name in names}
+def _range_of(parameter: Tensor) -> _Range:
+    """Empty where it has none that can be told, as on the meta device."""
+    if parameter.layout is not torch.strided or not parameter.numel() or not storage_of(parameter):
+        return _Range(0, 0)
+    pairs = zip(parameter.shape, parameter.stride(), strict=True)
+    elements = 1 + sum((size - 1) * stride for size, stride in pairs)
+    start = parameter.data_ptr()
+    return _Range(start, start + elements * parameter.element_size())
+
+
+def _first_names(memory: dict[str, _Range], names: list[str]) -> dict[str, str]:
+    """Of each of these names the first one among those with which it shares memory.
+
+    Parts of one vector that do not overlap share none, as `vector_to_parameters` makes them.
+    """
+    order = {name: number for number, name in enumerate(names)}
+    firsts, end, of_one = dict[str, str](), 0, list[str]()
+    for name in sorted(names, key=lambda each: memory[each]):
+        if memory[name].start >= end:
+            of_one = []
+        of_one.append(name)
+        end = max(end, memory[name].end)
+        first = min(of_one, key=order.__getitem__)
+        firsts |= dict.fromkeys(of_one, first)
+    return firsts

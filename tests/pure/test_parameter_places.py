@@ -167,8 +167,9 @@ def test_weights_that_the_loop_unties_are_refused():
 
 
 def test_what_a_loop_may_do_with_groups_and_parameters():
-    """New groups, a new module with its parameters in the old places, memory that is replaced, and
-    weights of an average that change places with those of the model for a while."""
+    """New groups, a new module with its parameters in the old places, memory that is replaced, also
+    by parts of one vector, and weights of an average that change places with those of the model for
+    a while."""
     net, average = net_of(), net_of()
     optimizer = in_two_groups(net)
     state = State(net=net, average=average, optimizer=optimizer)
@@ -191,4 +192,6 @@ def test_what_a_loop_may_do_with_groups_and_parameters():
     average[0], average[1] = average[1], average[0]  # no optimizer has them
     check()
     optimizer.param_groups = [dict(group) for group in optimizer.param_groups]
+    check()
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(net.parameters()), net.parameters())
     check()
