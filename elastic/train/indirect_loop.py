@@ -48,6 +48,8 @@ def _compiled(place: TextPlace) -> str:
 
 def holder(iterator: Iterator[Any] | None) -> str:
     """What takes the steps from this iterator by compiled code that counts, if anything does."""
+    if iterator is None:  # all objects refer to that
+        return ""
     level, seen = [iterator], set[int]()
     for _ in range(_DEPTH):
         if not level:
