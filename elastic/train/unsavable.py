@@ -100,7 +100,7 @@ def check_built(name: str, thing: Any) -> None:
         paths = (
             path
             for path, each in thing.named_modules(prefix=name)
-            if isinstance(each, torch.jit.ScriptModule)
+            if any(kind.__module__.startswith("torch.jit.") for kind in type(each).__mro__)
         )
         if (path := next(paths, None)) is not None:
             raise UsageError(

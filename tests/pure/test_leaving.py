@@ -10,6 +10,7 @@ from elastic.errors import PeerLost, UsageError
 from elastic.train import loop_end as loop_end_module
 from elastic.train.leaving import StepPlace, agree, explain_loss
 from elastic.train.loop_end import LEFT, LoopEnd
+from elastic.train.loop_form import LoopForm
 from elastic.train.process_groups import ProcessGroups
 
 END = 6
@@ -23,6 +24,7 @@ class Loop:
         self.left = None
         self.weight = 0
         self.said = []
+        self.form = LoopForm()
         self.caught = None
         self.place = StepPlace(step=1, passes=0, computed=False)
         self.groups = ProcessGroups(rank=0, world_size=1, local_rank=0, device=None)
