@@ -115,6 +115,23 @@ def test_modes_are_put_back_for_each_module_alone():
     assert [module.training for module in net.modules()] == [True, False, True, True]
 
 
+def test_a_mode_that_a_class_computes_is_put_back_by_its_property():
+    class Computed(nn.Module):
+        @property
+        def training(self):
+            return self.mode
+
+        @training.setter
+        def training(self, mode):
+            object.__setattr__(self, "mode", mode)
+
+    module = Computed()
+    modes = Modes.of([module])
+    module.training = False
+    modes.load()
+    assert module.training
+
+
 def left_by_labels(net, form):
     def loss(batch):
         inputs, labels = batch.data
