@@ -11,7 +11,7 @@ from torch.utils import data
 
 from elastic.errors import UsageError
 
-# Of torch 2.11 to 2.15, in this process and in a data-loading one, which cannot enlarge a batch.
+# Of torch 2.15, in this process and in a data-loading one, which cannot enlarge a batch.
 _OF_SAMPLES = re.compile(
     r"equal size|resize storage that is not resizable|by the default collate_fn|support automatic differentiation"
 )

@@ -1,4 +1,4 @@
-"""What torch makes of a weight and keeps for a block of code is made anew for each call of a shard.
+"""Casts of weights that torch keeps for a block of code are made again for each call of a shard.
 
 `torch.autocast` and `parametrize.cached` keep casts and parametrized weights until their block
 ends. Around the loop that would be its end: each step would compute with the weights of the first

@@ -4,7 +4,7 @@ A loop around it (`for epoch in range(8):` with `for step in steps:` and a break
 again in such a process, and so does what a second loop over the same iterator does. A comprehension
 collects the steps of one process alone. The frames that ask for each step are compared with those
 that asked for the first one, and the text of these with that of the call of run.steps: a loop in
-whose every pass run.steps is called anew is no loop around the steps.
+whose every pass run.steps is called again is no loop around the steps.
 
 It does not see what a recipe counts by itself; that is a variable of the loop (loop_memory.py).
 """
@@ -99,7 +99,7 @@ class LoopForm:
         return called(iterated) == "steps" and self._made[id(asking)].path[-1:] == (iterated,)
 
     def _is_made_in(self, loop: ast.AST, frame: FrameType, asked: TextPlace) -> bool:
-        """Whether each pass of the loop makes the iterator over the steps anew."""
+        """Whether each pass of the loop makes an iterator over the steps of its own."""
         made = self._made.get(id(frame))
         if made is not None and made.code is asked.code and loop in made.loops():
             conditions = made.path[made.path.index(loop) :]

@@ -1,10 +1,10 @@
 """Attributes that each pass of a loop sets before anything else can read them.
 
-`agent.eps = max(0.05, 1 - step.number / 100)` at the top of the body is computed anew in each step,
-also by a process that resumes: what the attribute was before does not count. Of the body only the
-first instructions are looked at, up to a branch or to one that may run code of the recipe's own.
-What they read are constants, `step`, numbers in `elastic.Values` and in other variables, and
-`math`; they call nothing but functions of numbers. So nothing can have read the attribute.
+`agent.eps = max(0.05, 1 - step.number / 100)` at the top of the body is computed in each step, also
+by a process that resumes: what the attribute was before does not count. Of the body only the first
+instructions are looked at, up to a branch or to one that may run code of the recipe's own. What
+they read are constants, `step`, numbers in `elastic.Values` and in other variables, and `math`;
+they call nothing but functions of numbers. So nothing can have read the attribute.
 """
 
 import builtins
