@@ -75,10 +75,15 @@ News = SimpleQueue[tuple[str, Ended | None] | BaseException]
 
 @contextmanager
 def signals_as_news() -> Iterator[News]:
-    """Within it, signals that would end this process end the check in order."""
+    """Within it, signals that would end this process end the check in order.
+
+    One that is ignored, as `nohup` does with SIGHUP, stays ignored.
+    """
     news: News = SimpleQueue()  # which a signal handler may put into
     before = {
-        number: signal.signal(number, lambda number, _: news.put(CheckStopped(number))) for number in SIGNALS
+        number: signal.signal(number, lambda number, _: news.put(CheckStopped(number)))
+        for number in SIGNALS
+        if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         yield news

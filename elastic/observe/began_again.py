@@ -79,8 +79,8 @@ def told_at_the_end(events: Events, steps: int) -> str:
         )
     if places := ordered_by_address(events):
         replays += f"; the recipe orders or computes by addresses in memory at {shown(places)}: another process gives this result only where it does not depend on that"
-    if (drawn := last(events, DrawnWithoutSeed)) is not None and drawn.event.places:
-        replays += f"; the recipe draws without a seed at {shown(drawn.event.places)}: another process gives this result only where it does not depend on that"
+    if places := drawn_without_seed(events):
+        replays += f"; the recipe draws without a seed at {shown(places)}: another process gives this result only where it does not depend on that"
     return replays
 
 
@@ -93,6 +93,12 @@ def asked_for_workers(events: Events) -> list[str]:
 def ordered_by_address(events: Events) -> list[str]:
     """Places in the recipe's text, as it was read last."""
     found = last(events, OrderedByAddress)
+    return [] if found is None else found.event.places
+
+
+def drawn_without_seed(events: Events) -> list[str]:
+    """Places in the recipe's text, as it was read last."""
+    found = last(events, DrawnWithoutSeed)
     return [] if found is None else found.event.places
 
 

@@ -33,6 +33,7 @@ from elastic.observe.began_again import (
     Unsaved,
     asked_for_workers,
     began_again,
+    drawn_without_seed,
     logged_by_rank,
     ordered_by_address,
     unsaved,
@@ -131,6 +132,7 @@ class Report:
     replays: steps that gave another result when they were done again. edits: where a process with
     another recipe, or other numbers that it reads, went on. world_size_reads: where the
     recipe's text asks for the number of workers. ordered_by_address: where it orders by addresses.
+    drawn_without_seed: where it draws from the operating system or the clock.
     logged_by_rank: names in the metrics whose numbers are those of rank 0 alone.
     """
 
@@ -156,6 +158,7 @@ class Report:
     edits: list[kinds.RecipeEdited]
     world_size_reads: list[str]
     ordered_by_address: list[str]
+    drawn_without_seed: list[str]
     logged_by_rank: list[str]
 
 
@@ -197,6 +200,7 @@ def summarise(events: Events, lines: Sequence[StepLine], parent: Parent | None =
         edits=[each.event for each in of_kind(events, kinds.RecipeEdited)],
         world_size_reads=asked_for_workers(events),
         ordered_by_address=ordered_by_address(events),
+        drawn_without_seed=drawn_without_seed(events),
         logged_by_rank=logged_by_rank(events),
     )
 

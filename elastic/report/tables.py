@@ -108,6 +108,7 @@ def _report_facts(report: Report) -> dict[str, str]:
         | _edits(report.edits)
         | _named("asks for workers or ranks", report.world_size_reads)
         | _named("orders by addresses", report.ordered_by_address)
+        | _named("draws without a seed", report.drawn_without_seed)
         | _named("logged, of rank 0 alone", report.logged_by_rank)
     )
 

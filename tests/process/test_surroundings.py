@@ -104,7 +104,7 @@ def test_a_wrapper_that_exchanges_gradients_is_refused_and_not_waited_for(drill,
 
 
 SCALED = """
-import time, elastic, torch
+import random, time, elastic, torch
 from torch.utils.data import TensorDataset
 
 run = elastic.start(seed=3, global_batch=8, shards=4)
@@ -115,6 +115,7 @@ state = elastic.State(model=model, optimizer=optimizer)
 torch.manual_seed(0 * run.rank)
 layers = sorted(model.parameters(), key=id)
 seen = {}
+seen["chance"] = random.Random().random()
 
 def loss_of(batch):
     seen["first"] = batch.data[0][0, 0].item()
@@ -130,7 +131,8 @@ for step in run.steps(run.data(TensorDataset(torch.randn(16, 4)), epochs=2), sta
 def test_a_rate_that_grows_with_the_workers_is_named_with_its_line(drill, tmp_path):
     """Scripts for DistributedDataParallel write it. One and two workers end with other weights. The
     process after a killed worker does not say it once more. A seed that is computed from a rank,
-    an order by addresses, and a metric of a rank's own shards are named as well; a time is not.
+    an order by addresses, a number that is drawn without a seed, and a metric of a rank's own shards
+    are named as well; a time is not.
     """
     (tmp_path / "scaled.py").write_text(SCALED)
     kill = ("--snapshot-every", "1", "--faults", "step 3 rank 0 backward: kill")
@@ -154,3 +156,6 @@ def test_a_rate_that_grows_with_the_workers_is_named_with_its_line(drill, tmp_pa
     ]
     assert report["logged_by_rank"] == ["part"]
     assert report["ordered_by_address"] == ["scaled.py:11 (sorted(key=id))"]
+    drawn = "the recipe draws without a seed at scaled.py:13 (random.Random())"
+    assert agent.output.count(drawn) == 2  # the note, and the last line
+    assert report["drawn_without_seed"] == ["scaled.py:13 (random.Random())"]

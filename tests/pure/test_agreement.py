@@ -5,6 +5,7 @@ from steps import groups_of
 
 from elastic.divergence import Divergence, vote_of
 from elastic.errors import StatesDiffer
+from elastic.observe.log import EventLog, read_events
 from elastic.snapshot.copy_to_slot import HostCopy
 from elastic.snapshot.slots import SnapshotInfo, SnapshotSlots
 from elastic.system.control_page import ControlPage, Settled
@@ -21,7 +22,7 @@ ALONE = Member(rank=0, world_size=1, group=None)
 class Node:
     """One worker of a node of its own: its slots, its page, and a state of one tensor."""
 
-    def __init__(self, member, known=None):
+    def __init__(self, member, known=None, log=None):
         self.member = member
         self.slots = SnapshotSlots.create(1 << 16, 3)
         self.snapshotting = Snapshotting(lambda _size: self.slots, HostCopy(), FakeClock())
@@ -29,7 +30,7 @@ class Node:
         self.value = torch.zeros(4)
         self.agreement = Agreement(
             comparison=Comparison(
-                groups=groups_of(member), node=f"node{member.rank}", generation=2, log=None
+                groups=groups_of(member), node=f"node{member.rank}", generation=2, log=log
             ),
             page=self.page,
             snapshotting=self.snapshotting,
@@ -154,6 +155,21 @@ def test_the_redo_shows_which_node_was_wrong(ranks):
         answers = ranks.run(2, judged, votes, 2)
         assert [wanted for wanted, *_ in answers] == [[True, True, False]] * 2
         assert [settled for _, settled, _ in answers] == expected
+
+
+def test_the_line_blames_a_machine_or_what_the_recipe_read_of_the_world(tmp_path, capsys):
+    """The two cannot be told apart the first time, and only the recipe's author knows."""
+    log = EventLog(tmp_path / "u.jsonl", node="node0", clock=FakeClock())
+    known = Divergence(
+        generation=1, step=2, agreed=1, entry="m.w", votes=(1, 5, 1), nodes=("node0", "node1", "node2")
+    )
+    node = Node(ALONE, known, log)
+    node.agreement.step = 2
+    node.agreement.begin()
+    said = capsys.readouterr().out
+    assert "a machine computed something else (node1), or the recipe read there" in said
+    (event,) = read_events(tmp_path)
+    assert (event.event.nodes, event.event.verdict) == (["node1"], "machine")
 
 
 def test_a_difference_is_not_settled_before_its_step_was_done_again(ranks):

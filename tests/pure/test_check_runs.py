@@ -13,7 +13,7 @@ from elastic.check import command, plan
 from elastic.check.check import RecipeFailed, check
 from elastic.check.plan import Launch
 from elastic.check.proof import Result, Verdict
-from elastic.check.runs import CheckStopped, Ended, Runs
+from elastic.check.runs import CheckStopped, Ended, Runs, signals_as_news
 from elastic.config.options import CheckOptions
 from elastic.errors import UsageError
 from elastic.system.trace_line import FirstGradient, TraceLine
@@ -215,3 +215,16 @@ def test_a_signal_ends_a_check_in_order_from_its_first_line_on(tmp_path, monkeyp
     assert "trained again and again" in capsys.readouterr().out
     assert list(folders.iterdir()) == []
     assert signal.getsignal(number) is before
+
+
+def test_a_check_under_nohup_outlives_its_terminal():
+    """nohup has SIGHUP ignored, and a handler would undo that."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals_as_news() as news:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert news.empty()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -255,6 +255,7 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "edits": [],
         "world_size_reads": [],
         "ordered_by_address": [],
+        "drawn_without_seed": [],
         "logged_by_rank": [],
     }
 
