@@ -122,6 +122,8 @@ def of_namespace(
     if isinstance(space, type):
         for base in space.__bases__:
             yield place.part("{}", base.__name__, base)
+        for meta in own_classes(space):  # `CFG.n += 1` may set what a metaclass keeps
+            yield place.part("{}", meta.__name__, meta)
 
 
 def of_own(thing: Any, place: Place, rewritten: frozenset[str]) -> Iterator[Part]:

@@ -11,6 +11,7 @@ import queue
 import re
 from array import array
 from collections.abc import Collection
+from contextlib import suppress
 from decimal import Context, Decimal
 from enum import Enum
 from fractions import Fraction
@@ -42,8 +43,10 @@ def word_text(thing: Any) -> str | None:
     module = kind.__module__.partition(".")[0]
     if kind in _WORDS or isinstance(thing, (np.generic, Enum)):
         return plain_text(thing)
-    if kind in (io.BytesIO, io.StringIO):
-        return f"{thing.tell()} {hash(thing.getvalue())}"
+    for held in (io.BytesIO, io.StringIO):
+        if isinstance(thing, held):  # a subclass may have methods of the recipe's
+            with suppress(ValueError):  # it is closed
+                return f"{held.tell(thing)} {hash(held.getvalue(thing))}"
     if module in _HASHES and hasattr(thing, "digest"):
         size = () if thing.digest_size else (16,)  # of shake_128, as long as is asked for
         return f"{kind.__name__} {thing.digest(*size).hex()}"

@@ -85,6 +85,15 @@ IN_STEP = {
     "the step before, in a list": ("it = [None]", "it[0] = step"),
     "a long list": ("it = [0.0] * 4000", "it[777] += 1"),
     "a longer list": ("it = [0.0] * 100_000", "it[-2] -= 1"),
+    "a file in memory of a class of its own": (
+        "import io\nclass F(io.StringIO):\n    def tell(self): raise RuntimeError\nit = F()",
+        "it.write('a')",
+    ),
+    "what a metaclass keeps": (
+        "class it(type):\n    kept = {}\n    def __getattr__(cls, name): return it.kept.get(name, 0)\n"
+        "    def __setattr__(cls, name, value): it.kept[name] = value\nclass C(metaclass=it): pass",
+        "C.n = C.n + 1",
+    ),
     "a large dict": ("it = dict.fromkeys(range(20_000), 0.0)", "it[7777] += 1"),
     "a long list of words": ("it = ['a'] * 4000", "it[777] += 'a'"),
     "a large set": ("it = set(range(4000))", "it.remove(max(it)); it.add(9000 + step.number)"),
