@@ -1,4 +1,5 @@
-"""Where a recipe draws from the operating system or the clock: found in its text.
+"""Where a recipe draws from the operating system, a process's number or the clock: found in its
+text.
 
 Such numbers are others in each process and in each step that is done again. Nothing here knows what
 becomes of one (it may name a folder), so it is named and not refused; what is only shown is left
@@ -11,9 +12,11 @@ import re
 from elastic.train.recipe_text import called, computing, parsed
 
 _WITHOUT_SEED = {"default_rng", "RandomState", "SeedSequence", "PCG64", "MT19937", "Philox", "Random", "seed"}
-_ALWAYS = {"uuid1", "uuid4", "urandom", "getrandom", "SystemRandom", "token_bytes", "token_hex", "randbits"}
+_RANDOM = {"uuid1", "uuid4", "urandom", "getrandom", "SystemRandom", "token_bytes", "token_hex", "randbits"}
+_ALWAYS = _RANDOM | {"getpid", "getppid", "get_ident", "get_native_id"}
+_CLOCKS = {"time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "now", "utcnow"}
 # A file without any of these words is not parsed: a recovery waits for this.
-_WORDS = re.compile("|".join(sorted(_WITHOUT_SEED | _ALWAYS)).encode())
+_WORDS = re.compile("|".join(["SEED", *sorted(_WITHOUT_SEED | _ALWAYS)]).encode())
 
 
 def unseeded_in(text: bytes) -> list[tuple[int, str]]:
@@ -25,6 +28,8 @@ def unseeded_in(text: bytes) -> list[tuple[int, str]]:
     for node in computing(tree):
         if isinstance(node, ast.Call) and called(node) not in own and _is_unseeded(node):
             found.setdefault(node.lineno, ast.unparse(node))
+        if isinstance(node, ast.Call | ast.Assign) and _seeds_by_clock(node):
+            found.setdefault(node.lineno, ast.unparse(node))
     return sorted(found.items())
 
 
@@ -32,3 +37,20 @@ def _is_unseeded(call: ast.Call) -> bool:
     name, given = called(call), [*call.args, *(each.value for each in call.keywords)]
     has_seed = any(not (isinstance(each, ast.Constant) and each.value is None) for each in given)
     return name in _ALWAYS or (name in _WITHOUT_SEED and not has_seed)
+
+
+def _seeds_by_clock(node: ast.Call | ast.Assign) -> bool:
+    """Whether it is a call, an option or an assignment that speaks of a seed, with a time in it."""
+    match node:
+        case ast.Call():
+            values = [*node.args, *(each.value for each in node.keywords)]
+            words = (each.value for each in values if isinstance(each, ast.Constant))
+            name = " ".join([called(node), *map(str, words)])
+        case ast.Assign(targets=[ast.Name(id=name) | ast.Attribute(attr=name)], value=value):
+            values = [value]
+        case _:
+            return False
+    if "seed" not in name.lower() and name not in _WITHOUT_SEED:
+        return False
+    inside = (each for value in values for each in ast.walk(value))
+    return any(isinstance(each, ast.Call) and called(each) in _CLOCKS for each in inside)

@@ -43,10 +43,11 @@ def word_text(thing: Any) -> str | None:
     module = kind.__module__.partition(".")[0]
     if kind in _WORDS or isinstance(thing, (np.generic, Enum)):
         return plain_text(thing)
-    for held in (io.BytesIO, io.StringIO):
-        if isinstance(thing, held):  # a subclass may have methods of the recipe's
-            with suppress(ValueError):  # it is closed
-                return f"{held.tell(thing)} {hash(held.getvalue(thing))}"
+    with suppress(ValueError):  # it is closed; a subclass may have methods of the recipe's
+        if isinstance(thing, io.BytesIO):
+            return f"{io.BytesIO.tell(thing)} {hash(io.BytesIO.getvalue(thing))}"
+        if isinstance(thing, io.StringIO):
+            return f"{io.StringIO.tell(thing)} {hash(io.StringIO.getvalue(thing))}"
     if module in _HASHES and hasattr(thing, "digest"):
         size = () if thing.digest_size else (16,)  # of shake_128, as long as is asked for
         return f"{kind.__name__} {thing.digest(*size).hex()}"

@@ -131,8 +131,8 @@ for step in run.steps(run.data(TensorDataset(torch.randn(16, 4)), epochs=2), sta
 def test_a_rate_that_grows_with_the_workers_is_named_with_its_line(drill, tmp_path):
     """Scripts for DistributedDataParallel write it. One and two workers end with other weights. The
     process after a killed worker does not say it once more. A seed that is computed from a rank,
-    an order by addresses, a number that is drawn without a seed, and a metric of a rank's own shards
-    are named as well; a time is not.
+    an order by addresses, a number drawn without a seed, and a metric of a rank's own shards are
+    named as well; a time is not.
     """
     (tmp_path / "scaled.py").write_text(SCALED)
     kill = ("--snapshot-every", "1", "--faults", "step 3 rank 0 backward: kill")

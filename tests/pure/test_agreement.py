@@ -29,9 +29,7 @@ class Node:
         self.page = ControlPage.create()
         self.value = torch.zeros(4)
         self.agreement = Agreement(
-            comparison=Comparison(
-                groups=groups_of(member), node=f"node{member.rank}", generation=2, log=log
-            ),
+            comparison=Comparison(groups=groups_of(member), node=f"node{member.rank}", generation=2, log=log),
             page=self.page,
             snapshotting=self.snapshotting,
             flatten=self.flatten,

@@ -90,8 +90,10 @@ IN_STEP = {
         "it.write('a')",
     ),
     "what a metaclass keeps": (
-        "class it(type):\n    kept = {}\n    def __getattr__(cls, name): return it.kept.get(name, 0)\n"
-        "    def __setattr__(cls, name, value): it.kept[name] = value\nclass C(metaclass=it): pass",
+        (
+            "class it(type):\n    kept = {}\n    def __getattr__(cls, name): return it.kept.get(name, 0)\n"
+            "    def __setattr__(cls, name, value): it.kept[name] = value\nclass C(metaclass=it): pass"
+        ),
         "C.n = C.n + 1",
     ),
     "a large dict": ("it = dict.fromkeys(range(20_000), 0.0)", "it[7777] += 1"),

@@ -17,6 +17,11 @@ FOUND = [
     "os.urandom(4)",
     "secrets.token_bytes(4)",
     "random.SystemRandom()",
+    "parser.add_argument('--seed', default=int(time.time()))",
+    "os.getpid()",
+    "random.seed(time.time())",
+    "torch.manual_seed(int(time.time()))",
+    "np.random.default_rng(time.time_ns() % 1000)",
 ]
 LEFT_ALONE = [
     "x = np.random.default_rng((seed, step.number))",
@@ -28,12 +33,21 @@ LEFT_ALONE = [
     "x = f'{uuid.uuid4()}'",
     "def seed(): pass\nseed()",
     "x = seed",
+    "began = time.time()",
+    "print('of', os.getpid(), time.time())",
+    "seed = 3; began = time.time()",
 ]
 
 
 @pytest.mark.parametrize("drawn", FOUND)
 def test_what_draws_without_a_seed_is_found_with_its_line(drawn):
     assert unseeded_in(f"import elastic\nx = {drawn}\n".encode()) == [(2, drawn)]
+
+
+@pytest.mark.parametrize("line", ["SEED = int(time.time())", "args.seed = datetime.now().microsecond"])
+def test_a_seed_by_the_clock_is_found_where_it_gets_its_name(line):
+    """It is used elsewhere, perhaps in another file."""
+    assert unseeded_in(f"import elastic\n{line}\n".encode()) == [(2, line)]
 
 
 @pytest.mark.parametrize("line", LEFT_ALONE)
