@@ -39,7 +39,10 @@ class KeyedBatches(Dataset[Any]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OrErrors(Dataset[Any]):
-    """An error is handed on as a value: torch would make another one of it, with its own words."""
+    """An error is handed on as a value: torch would make another one of it, with its own words.
+
+    It makes one by the class and one argument, so that some classes raise an error of their own.
+    """
 
     batches: KeyedBatches
 
@@ -47,9 +50,7 @@ class _OrErrors(Dataset[Any]):
         try:
             return self.batches[request]
         except Exception as error:
-            if (handed_on := RemoteError.of(error)) is None:
-                raise
-            return handed_on
+            return RemoteError.of(error)
 
 
 def load_in_processes(batches: KeyedBatches, requests: Iterator[Request], count: int) -> Iterator[Any]:

@@ -4,6 +4,7 @@ where loading began.
 
 import gc
 import inspect
+import pickle
 import random
 import resource
 import signal
@@ -19,7 +20,6 @@ from torch.utils.data import Dataset, TensorDataset
 
 from elastic.data import random_streams
 from elastic.data.loader import Batch, Loader, to_device
-from elastic.data.loading_processes import KeyedBatches, _OrErrors
 from elastic.data.order import SampleOrder, Tail
 from elastic.data.sampling import Sampling
 from elastic.errors import UsageError
@@ -329,17 +329,38 @@ def test_an_error_of_a_data_loading_process_is_what_it_is_in_this_one(error, wor
     assert is_own is (type(error) in (ValueError, KeyError))
 
 
-def test_an_error_that_a_pipe_cannot_carry_is_said_in_torchs_words():
-    """A class of a function cannot be found by another process; an argument may be anything."""
+def test_an_error_that_a_pipe_cannot_carry_is_a_runtime_error_with_its_whole_traceback():
+    """A class of a function cannot be found by another process; an argument may be anything.
+
+    Torch would raise a TypeError for a group of errors, without a word of what went wrong.
+    """
 
     class Local(Exception):  # noqa: N818
         pass
 
-    for error in (Local("sample 3"), ValueError(object())):
-        assert RemoteError.of(error) is None
-    loading = _OrErrors(batches=KeyedBatches(dataset=Unreadable(Local), seed=0, collate=list))
-    with pytest.raises(Local):
-        loading[[(0, 0, 0)]]
+    group = ExceptionGroup("two files", [OSError("disk is full"), ValueError("no image")])
+    for error in (Local("sample 3"), ValueError("sample", object()), group):
+        with pytest.raises(RuntimeError) as caught:
+            batches_of(Unreadable(lambda error=error: error), workers=1)
+        assert type(caught.value) is RuntimeError
+        assert traceback.extract_tb(caught.value.__traceback__)[-1][:3] == (__file__, LINE, "__getitem__")
+        for each in (error, *getattr(error, "exceptions", ()), KeyError("file")):
+            assert f"{type(each).__name__}: {each}" in str(caught.value)
+        assert caught.value.__cause__ is None  # the text has it
+
+
+def test_an_error_keeps_what_the_recipe_wrote_to_it_where_that_is_plain():
+    """Its class does not set it: `error.sample = 3`. ImportError has its name by a keyword."""
+    error = ImportError("no such file", name="labels")
+    error.sample, error.files, error.tensor = 3, ["a.png", {"b": None}], torch.zeros(2)
+    error.__cause__ = ExceptionGroup("two", [OSError("disk is full")])
+
+    again = pickle.loads(pickle.dumps(RemoteError.of(error))).again()
+
+    assert (type(again), str(again), again.name) == (ImportError, "no such file", "labels")
+    assert vars(again) == {"sample": 3, "files": ["a.png", {"b": None}]}
+    assert type(again.__cause__) is RuntimeError
+    assert "OSError: disk is full" in str(again.__cause__)
 
 
 def test_draws_of_a_batch_belong_to_its_samples():
