@@ -7,6 +7,7 @@ leaves so, a process that restarts does not have. It does not see what only a li
 import decimal
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -47,9 +48,28 @@ _HOOKS = (
 _ENVIRONMENT = "os.environ"
 _FOLDER = "the working directory"
 _SMALLEST = sys.float_info.min  # a normal number, whose half is none
-_OF_TORCH = b"CUDA_MODULE_LOADING"  # it sets that variable when a GPU is first used
+# The first one torch sets when a GPU is first used. The other one is fixed for all processes of a
+# run; a set_seed() of the recipe's may still set it.
+_WITHOUT_EFFECT = b"CUDA_MODULE_LOADING", b"PYTHONHASHSEED"
 _MANY = 2  # in a sentence
 _SHOWN = 40  # characters of a value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenHooks:
+    """The innermost pair that is open: in this thread, for what autograd saves in a forward."""
+
+    pack: Any
+    unpack: Any
+
+    def __str__(self) -> str:
+        names = (getattr(each, "__name__", type(each).__name__) for each in (self.pack, self.unpack))
+        return f"open with {' and '.join(names)}"
+
+
+def _saved_tensors_hooks() -> _OpenHooks | None:
+    found = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001 - no public name
+    return None if found is None else _OpenHooks(pack=found[0], unpack=found[1])
 
 
 def _reader(path: str) -> Callable[[], Any] | None:
@@ -76,6 +96,11 @@ _READERS: dict[str, Callable[[], Any]] = {
         for mode, name in _MODES.items()
         if hasattr(torch._C, name)  # noqa: SLF001
     },
+    **(
+        {"torch.autograd.graph.saved_tensors_hooks": _saved_tensors_hooks}
+        if hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")  # noqa: SLF001
+        else {}
+    ),
     # It has no getter. The processor's mode holds for each arithmetic of the thread, also Python's.
     "torch.set_flush_denormal(...)": lambda: _SMALLEST / 2 == 0,
     "np.geterr()": np.geterr,
@@ -108,7 +133,9 @@ def changed(before: Settings, now: Settings) -> tuple[list[str], list[str]]:
     names = [name for name in now if before[name] != now[name] and name != _ENVIRONMENT]
     arithmetic = [name for name in names if name in _READERS]
     was, is_ = before[_ENVIRONMENT], now[_ENVIRONMENT]
-    variables = [name for name in sorted({*was, *is_} - {_OF_TORCH}) if was.get(name) != is_.get(name)]
+    variables = [
+        name for name in sorted({*was, *is_}.difference(_WITHOUT_EFFECT)) if was.get(name) != is_.get(name)
+    ]
     return (
         [f"{name} was {before[name]!s:.{_SHOWN}} and is {now[name]!s:.{_SHOWN}}" for name in arithmetic],
         [name for name in names if name not in arithmetic]
