@@ -201,12 +201,14 @@ class OrderedByAddress(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnWithoutSeed(Event):
-    """The recipe's text draws from the operating system or the clock, as by `default_rng()`.
+    """The recipe draws from the operating system or the clock, as by `default_rng()`.
 
-    `places`: each with file, line and words.
+    `places`: each with file, line and words, as the text or a call showed them. `is_more`: a call
+    in a process that has gone on, or in a step, beside the places before.
     """
 
     places: list[str]
+    is_more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

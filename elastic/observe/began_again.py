@@ -97,9 +97,12 @@ def ordered_by_address(events: Events) -> list[str]:
 
 
 def drawn_without_seed(events: Events) -> list[str]:
-    """Places in the recipe's text, as it was read last."""
-    found = last(events, DrawnWithoutSeed)
-    return [] if found is None else found.event.places
+    """Places in the recipe's text, as it was read last, and in calls since then."""
+    found: dict[str, str] = {}  # by file and line
+    for each in of_kind(events, DrawnWithoutSeed):
+        known = found if each.event.is_more else {}
+        found = known | {place.partition(" ")[0]: place for place in each.event.places}
+    return [*found.values()]
 
 
 def logged_by_rank(events: Events) -> list[str]:

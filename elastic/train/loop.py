@@ -38,7 +38,7 @@ from elastic.train.loop_parts import LoopParts
 from elastic.train.loop_progress import LoopProgress
 from elastic.train.process_groups import ProcessGroups
 from elastic.train.restore import ResumePoint
-from elastic.train.resume import resume
+from elastic.train.resume import report_drawn, resume
 from elastic.train.saving import SavedState, Saving
 from elastic.train.side_effects import SideEffects
 from elastic.train.step import Step
@@ -319,6 +319,8 @@ class Loop:
         saving.finish_copy()
         if step.number == 1:
             self._say_notes(step)
+        if parts.output is not None:
+            report_drawn(parts.output)
         info = self._recorder.record(step, outcome, parts.groups)
         requests, is_last, published = outcome.requests, step.number == self.last_step, None
         if is_last or any(requests._replace(audit=False)):

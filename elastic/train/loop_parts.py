@@ -3,7 +3,7 @@
 The parts stay the same for the whole generation; build_loop.py puts them together.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastic.data.loader import Loader
@@ -17,6 +17,7 @@ from elastic.system.control_page import ControlPage
 from elastic.train.audit_schedule import AuditSchedule
 from elastic.train.checkpointing import Checkpointing
 from elastic.train.consistency import Comparison
+from elastic.train.drawn_places import DrawnPlaces
 from elastic.train.evaluated_data import EvaluatedData
 from elastic.train.frozen_inputs import FrozenInputs
 from elastic.train.process_groups import ProcessGroups
@@ -42,6 +43,7 @@ class Rank0Output:
     schedule: SnapshotSchedule
     audits: AuditSchedule
     comparing: ComparisonSchedule
+    drawn: DrawnPlaces = field(default_factory=DrawnPlaces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

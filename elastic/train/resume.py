@@ -142,6 +142,7 @@ def _report_text(output: Rank0Output, point: ResumePoint, recipe: str) -> None:
         output.log.record(RecipeEdited(step=point.step, text=True))
         print(_EDITED.format(step=point.step), flush=True)
     if point.step and not is_edited:
+        report_drawn(output, is_said=False)
         return
     places = places_in_recipe(world_size_reads.reads_of)
     output.log.record(WorldSizeRead(places=places))
@@ -152,10 +153,18 @@ def _report_text(output: Rank0Output, point: ResumePoint, recipe: str) -> None:
     output.log.record(OrderedByAddress(places=orders))
     if orders:
         print(_ADDRESSES.format(places=shown(orders)), flush=True)
-    drawn = places_in_recipe(unseeded.unseeded_in)
+    drawn = output.drawn.new(places_in_recipe(unseeded.unseeded_in))
     output.log.record(DrawnWithoutSeed(places=drawn))
     if drawn:
         print(_UNSEEDED.format(places=shown(drawn)), flush=True)
+
+
+def report_drawn(output: Rank0Output, *, is_said: bool = True) -> None:
+    """What this process has drawn without a seed since the last look."""
+    if output.drawn.has_new() and (places := output.drawn.new()):
+        output.log.record(DrawnWithoutSeed(places=places, is_more=True))
+        if is_said:
+            print(_UNSEEDED.format(places=shown(places)), flush=True)
 
 
 def _report_ignored(parts: LoopParts, output: Rank0Output, step: int) -> None:

@@ -3,7 +3,7 @@ text.
 
 Such numbers are others in each process and in each step that is done again. Nothing here knows what
 becomes of one (it may name a folder), so it is named and not refused; what is only shown is left
-out.
+out. A seed whose value is None is seen where it is used (drawn_places.py).
 """
 
 import ast
@@ -23,18 +23,22 @@ def unseeded_in(text: bytes) -> list[tuple[int, str]]:
     """The lines, and what stands there, in order; each line once."""
     if _WORDS.search(text) is None or (tree := parsed(text)) is None:
         return []
+    imports = (each for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for each in node.names)
+    first = {each.asname: each.name for each in imports if each.asname is not None}
     own = {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.ClassDef)}
     found: dict[int, str] = {}
     for node in computing(tree):
-        if isinstance(node, ast.Call) and called(node) not in own and _is_unseeded(node):
+        name = called(node) if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Call) and name not in own and _is_unseeded(node, first.get(name, name)):
             found.setdefault(node.lineno, ast.unparse(node))
         if isinstance(node, ast.Call | ast.Assign) and _seeds_by_clock(node):
             found.setdefault(node.lineno, ast.unparse(node))
     return sorted(found.items())
 
 
-def _is_unseeded(call: ast.Call) -> bool:
-    name, given = called(call), [*call.args, *(each.value for each in call.keywords)]
+def _is_unseeded(call: ast.Call, name: str) -> bool:
+    """name: of the function, before an import gave it another one."""
+    given = [*call.args, *(each.value for each in call.keywords)]
     has_seed = any(not (isinstance(each, ast.Constant) and each.value is None) for each in given)
     return name in _ALWAYS or (name in _WITHOUT_SEED and not has_seed)
 

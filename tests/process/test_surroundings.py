@@ -116,9 +116,10 @@ torch.manual_seed(0 * run.rank)
 layers = sorted(model.parameters(), key=id)
 seen = {}
 seen["chance"] = random.Random().random()
+seed = None
 
 def loss_of(batch):
-    seen["first"] = batch.data[0][0, 0].item()
+    seen["first"] = batch.data[0][0, 0].item() + random.Random(seed).random() * 0
     return (model(batch.data[0]) - batch.data[0]).pow(2).mean()
 
 for step in run.steps(run.data(TensorDataset(torch.randn(16, 4)), epochs=2), state):
@@ -131,7 +132,7 @@ for step in run.steps(run.data(TensorDataset(torch.randn(16, 4)), epochs=2), sta
 def test_a_rate_that_grows_with_the_workers_is_named_with_its_line(drill, tmp_path):
     """Scripts for DistributedDataParallel write it. One and two workers end with other weights. The
     process after a killed worker does not say it once more. A seed that is computed from a rank,
-    an order by addresses, a number drawn without a seed, and a metric of a rank's own shards are
+    an order by addresses, numbers drawn without a seed, and a metric of a rank's own shards are
     named as well; a time is not.
     """
     (tmp_path / "scaled.py").write_text(SCALED)
@@ -158,4 +159,7 @@ def test_a_rate_that_grows_with_the_workers_is_named_with_its_line(drill, tmp_pa
     assert report["ordered_by_address"] == ["scaled.py:11 (sorted(key=id))"]
     drawn = "the recipe draws without a seed at scaled.py:13 (random.Random())"
     assert agent.output.count(drawn) == 2  # the note, and the last line
-    assert report["drawn_without_seed"] == ["scaled.py:13 (random.Random())"]
+    later = "scaled.py:17 (random.Random(seed))"  # whose seed is None, as a step shows
+    assert agent.output.count(f"the recipe draws without a seed at {later}") == 2  # by each process
+    assert f"{drawn}, {later}: another process gives" in last
+    assert report["drawn_without_seed"] == ["scaled.py:13 (random.Random())", later]

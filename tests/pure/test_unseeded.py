@@ -50,6 +50,11 @@ def test_a_seed_by_the_clock_is_found_where_it_gets_its_name(line):
     assert unseeded_in(f"import elastic\n{line}\n".encode()) == [(2, line)]
 
 
+def test_a_function_that_an_import_names_otherwise_is_found():
+    text = b"from numpy.random import default_rng as made\nfrom os import urandom as entropy\nmade()\nentropy(4)\nmade(3)\n"
+    assert unseeded_in(text) == [(3, "made()"), (4, "entropy(4)")]
+
+
 @pytest.mark.parametrize("line", LEFT_ALONE)
 def test_what_has_a_seed_or_is_only_shown_is_left_alone(line):
     assert unseeded_in(f"import elastic\n{line}\n".encode()) == []
