@@ -169,7 +169,8 @@ class UnsavedVariables(Event):
     `changing`: numbers, strings and lists that begin again in each generation. `after_loop`:
     variables that the loop sets and the code after it reads. `files`: those that a step read and an
     earlier one had written. `by_loading`: numbers of the dataset or of collate that loading samples
-    changes. `step`: at which it was seen.
+    changes. `unreadable`: what could not be looked at, each with the error. `step`: at which it was
+    seen.
     """
 
     step: int
@@ -177,6 +178,7 @@ class UnsavedVariables(Event):
     after_loop: list[str]
     files: list[str] = field(default_factory=list)
     by_loading: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

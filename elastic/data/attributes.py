@@ -75,13 +75,13 @@ def dict_of(thing: Any) -> dict[str, Any]:
 
 @cache
 def _slots(kind: type) -> MappingProxyType[str, MemberDescriptorType]:
-    """By their names as attributes: a private one has that of its class in front."""
-    return MappingProxyType(
-        {
-            name: member
-            for base in reversed(kind.__mro__)
-            if "__slots__" in vars(base)
-            for name, member in vars(base).items()
-            if isinstance(member, MemberDescriptorType)
-        }
-    )
+    """By their names as attributes: a private one has that of its class in front.
+
+    One that an attribute of a subclass hides is none: no code of the object's can reach it.
+    """
+    found: dict[str, Any] = {}
+    for base in kind.__mro__:
+        for name, member in vars(base).items():
+            found.setdefault(name, member if "__slots__" in vars(base) else None)
+    slots = {name: each for name, each in found.items() if isinstance(each, MemberDescriptorType)}
+    return MappingProxyType(dict(reversed(slots.items())))

@@ -22,13 +22,14 @@ class Unsaved:
 
     changing: the loop changes them. after_loop: the loop sets them, and the script reads them after
     it. files: a step read them, and an earlier one had written them. by_loading: numbers of the
-    dataset or of collate; each process has its own.
+    dataset or of collate; each process has its own. unreadable: what could not be looked at.
     """
 
     changing: list[str]
     after_loop: list[str]
     files: list[str]
     by_loading: list[str]
+    unreadable: list[str]
 
 
 def unsaved(events: Events) -> Unsaved:
@@ -38,6 +39,7 @@ def unsaved(events: Events) -> Unsaved:
         after_loop=list(dict.fromkeys(name for each in found for name in each.after_loop)),
         files=list(dict.fromkeys(name for each in found for name in each.files)),
         by_loading=list(dict.fromkeys(name for each in found for name in each.by_loading)),
+        unreadable=list(dict.fromkeys(name for each in found for name in each.unreadable)),
     )
 
 

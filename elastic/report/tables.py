@@ -119,12 +119,13 @@ def _began_again(names: list[str]) -> dict[str, str]:
 
 
 def _unsaved(found: Unsaved) -> dict[str, str]:
-    """Up to four lines: names alone, which may be many."""
+    """Up to five lines: names alone, which may be many."""
     lines = {
         "changed, not saved": found.changing,
         "read after the loop": found.after_loop,
         "files of earlier steps": found.files,
         "changed by loading": found.by_loading,
+        "not looked at": found.unreadable,
     }
     return {label: ", ".join(names) for label, names in lines.items() if names}
 

@@ -120,11 +120,20 @@ class BodyChanges:
         again = [name for name in self._written if self._set_in.get(name, 0) > 1]
         return self._new(step, in_some + again)
 
-    def after_gradients(self) -> None:
-        if self.is_read:
-            names = self._changed()
-            self._left.update(names)
-            self.settings.of_forward.update(names)
+    def after_gradients(self) -> list[str]:
+        """The names of numbers and words of modules that a function of the step sets now and then.
+
+        A first call may make something, and a forward may keep something for itself; the others are
+        settings, as `if step.number == 9: model.drop.p = 0.1`.
+        """
+        if not self.is_read:
+            return []
+        names = self._changed()
+        late = [name for name in names if self._read_steps > 1 and name not in self._left]
+        self._left.update(names)
+        self.settings.of_forward.update(names)
+        plain = [name for name in late if self._is_of_module(name) and is_kept(self._value(name))]
+        return [name for name in plain if not self.settings.is_of_forward(name)]
 
     def read_body(self, *, with_contents: bool = True) -> None:
         """Before an evaluation, and before a state is saved: what the body has set so far."""
@@ -234,10 +243,13 @@ class BodyChanges:
         module: nn.Module = self._modules.now[name.rpartition(".")[0]].value
         return module
 
+    def _is_of_module(self, name: str) -> bool:
+        return name.rpartition(".")[0] in self._modules.now
+
     def _is_the_loops(self, name: str) -> bool:
         """Whether no forward sets this attribute: no method of its module assigns it."""
-        path, _, attribute = name.rpartition(".")
-        if path not in self._modules.now:
+        attribute = name.rpartition(".")[2]
+        if not self._is_of_module(name):
             return False
         kind: type = type(self._holder(name))
         return attribute not in assigned(kind)

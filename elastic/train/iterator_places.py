@@ -13,6 +13,7 @@ import itertools
 import operator
 import re
 from collections import OrderedDict, deque
+from contextlib import suppress
 from struct import iter_unpack
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from elastic.data.own_files import is_own_class
-from elastic.train.words import plain_text
+from elastic.train.words import PLAIN, plain_text
 
 _COUNTED: tuple[Any, ...] = (
     *([], (), {}, {}.values(), {}.items(), set(), range(0), range(2**70), "", b"", bytearray(), deque()),
@@ -66,10 +67,16 @@ _CHAINS: tuple[Any, ...] = (
 def place_of(thing: Any) -> tuple[Any] | None:
     """The value, in a tuple of its own; None for what is no iterator of Python's or NumPy's."""
     if isinstance(thing, _COUNTED_ITERATORS):
-        return (operator.length_hint(thing),)
+        with suppress(OverflowError):  # of iter(range(2**70))
+            return (operator.length_hint(thing),)
+        return (repr(thing.__reduce__()),)
     if isinstance(thing, _POOLED):  # they hold what they gave last
         given = [each for each in gc.get_referents(thing) if type(each) is tuple]
-        return (repr([[plain_text(item) for item in each] for each in given]),)
+        return (
+            repr(
+                [[plain_text(item) if type(item) in PLAIN else id(item) for item in each] for each in given]
+            ),
+        )
     if isinstance(thing, (*_NUMBERED_ITERATORS, _ORDERED, _TEE)):
         return (_reduced(thing),)
     if isinstance(thing, _FRAMED):

@@ -17,7 +17,7 @@ from elastic.train.words import plain_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """passed: the number of steps that were done when it was taken."""
+    """passed: the number of steps that were done when it was taken. unreadable: see Walk."""
 
     passed: int
     marks: dict[str, Mark]
@@ -28,6 +28,7 @@ class Look:
     after_loop: list[str]
     read_by_loading: set[str] = field(default_factory=set)
     set_first: set[str] = field(default_factory=set)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
 
 def is_read(path: str, names: set[str]) -> bool:

@@ -13,11 +13,11 @@ not see what lies in files, or in objects of other libraries that have no state_
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType, FunctionType, MethodType
+from types import FrameType, FunctionType, MappingProxyType, MethodType
 from typing import Any
 
 from elastic.data import stale_copies
@@ -43,6 +43,7 @@ from elastic.train.unsaved_sentences import refusal
 
 FIRST_LOOKS = 4
 MANY_SAID = 36
+NO_ERRORS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,7 +103,7 @@ class LoopMemory:
 
     def after_gradients(self) -> None:
         self.settings.after_loading()
-        self.body.after_gradients()
+        self._changing.update(dict.fromkeys(self.body.after_gradients(), Standing.NUMBER))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -154,7 +155,7 @@ class LoopMemory:
         now.leaves.clear()
         step = min(passed + 1, self.last_step)
         if self._looks >= FIRST_LOOKS or step == self.last_step:
-            self._say(step, now.after_loop)
+            self._say(step, now.after_loop, now.unreadable)
 
     def loading(self) -> tuple[list[FunctionType], dict[str, Any]]:
         """The functions that load samples; and what the dataset and collate were built with, as far
@@ -230,15 +231,21 @@ class LoopMemory:
         is_end = look.passed == self.last_step
         return f"the end of step {look.passed}" if is_end else f"step {look.passed + 1}"
 
-    def _say(self, step: int, after_loop: list[str]) -> None:
+    def _say(self, step: int, after_loop: list[str], errors: Mapping[str, str] = NO_ERRORS) -> None:
         changing = [name for name in in_order(self._changing) if name not in self._said]
         late = [name for name in after_loop if name not in self._said]
         counted = sorted(self.settings.counted - self._said)
         files = self.files.new()
-        if (changing or late or files or counted) and len(self._said) < MANY_SAID:
-            self._said |= {*changing, *late, *counted}
+        unreadable = [name for name in errors if name not in self._said]
+        if (changing or late or files or counted or unreadable) and len(self._said) < MANY_SAID:
+            self._said |= {*changing, *late, *counted, *unreadable}
             self.report(
                 UnsavedVariables(
-                    step=step, changing=changing, after_loop=late, files=files, by_loading=counted
+                    step=step,
+                    changing=changing,
+                    after_loop=late,
+                    files=files,
+                    by_loading=counted,
+                    unreadable=[f"{name} ({errors[name]})" for name in unreadable],
                 )
             )

@@ -12,11 +12,13 @@ import builtins
 import sys
 from collections import ChainMap, Counter, deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from inspect import CO_OPTIMIZED
 from itertools import chain, islice
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
+from weakref import ProxyTypes
 
 import numpy as np
 from torch import Tensor, nn
@@ -46,6 +48,7 @@ from elastic.train.own_code import attributes, attributes_of, rewritten_attribut
 from elastic.train.patched import Patch, Target, patches, targets
 from elastic.train.set_first import read_after_loop, set_first
 from elastic.train.torch_calls import functions_called_by
+from elastic.train.words import as_built_in
 
 MANY_OBJECTS = 5_000
 MANY_ITEMS = 1000  # of one container
@@ -252,7 +255,9 @@ class _Names:
     def _value(self, variable: Variable) -> Any:
         if variable == LOADING:
             return self._loading.called
-        return self.spaces.get(variable.module, {}).get(variable.name)
+        found = self.spaces.get(variable.module, {}).get(variable.name)
+        # What stands behind a proxy cannot be looked at, and one of nothing raises an error.
+        return None if issubclass(type(found), ProxyTypes) else found
 
     def values(self, variables: Iterable[Variable]) -> Named:
         found = []
@@ -260,7 +265,8 @@ class _Names:
             space = self.spaces.get(each.module, {})
             if each.module == IMPORTS and not is_own_namespace(space.get(each.name)):
                 continue
-            if each.name in space and not each.name.startswith("__"):
+            is_proxy = issubclass(type(space.get(each.name)), ProxyTypes)
+            if each.name in space and not each.name.startswith("__") and not is_proxy:
                 is_here = each.module in ("", self.module)
                 found.append((each.name if is_here else f"{each.module}.{each.name}", space[each.name]))
         return found
@@ -330,14 +336,14 @@ class _Names:
 
 def _token(value: Any, depth: int) -> object:
     """None for what can hold no functions. Functions of the same code and contents are the same."""
-    if isinstance(value, _NO_FUNCTIONS):
+    if issubclass(type(value), (*_NO_FUNCTIONS, *ProxyTypes)):  # `isinstance` asks some objects
         return None
     head: object = id(value)
     held: Iterable[Any] = ()
-    if isinstance(value, dict):
-        head, held = dict, value.values()
-    elif isinstance(value, (list, tuple, deque)):
-        head, held = list, value
+    if issubclass(type(value), dict):
+        head, held = dict, dict.values(value)
+    elif issubclass(type(value), (list, tuple, deque)):
+        head, held = list, as_built_in(value)
     elif isinstance(value, FunctionType):
         head, held = value.__code__, (each for _, each in bound_by(value))
     elif is_wrapper(value):
@@ -358,23 +364,26 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
     waiting = deque([(value, DEPTH)])
     while waiting and len(seen) < MANY_OBJECTS:
         thing, depth = waiting.popleft()
-        if id(thing) in seen or isinstance(thing, _NO_FUNCTIONS):
+        kind = type(thing)  # `isinstance` asks an object of a class that has a `__class__`
+        if id(thing) in seen or issubclass(kind, (*_NO_FUNCTIONS, *ProxyTypes)):
             continue
         seen[id(thing)] = thing
-        if isinstance(thing, FunctionType) and _is_own(thing):
+        if kind is FunctionType and _is_own(thing):
             yield thing
         if depth:
-            waiting.extend((part, depth - 1) for part in _parts(thing))
+            # What raises an error where it is asked is named by the look at it.
+            with suppress(Exception):
+                waiting.extend((part, depth - 1) for part in _parts(thing))
 
 
 def _parts(thing: Any) -> Iterator[Any]:
     """What may be, or hold, functions that a use of this runs."""
     if isinstance(thing, dict):
-        if "__builtins__" not in thing:  # else it is what globals() gives
-            yield from islice(thing.values(), MANY_ITEMS)
+        if not dict.__contains__(thing, "__builtins__"):  # else it is what globals() gives
+            yield from islice(dict.values(thing), MANY_ITEMS)
         return
     if isinstance(thing, (list, tuple, set, frozenset, deque)):
-        yield from islice(thing, MANY_ITEMS)
+        yield from islice(as_built_in(thing), MANY_ITEMS)
         return
     if isinstance(thing, (type, ModuleType)):
         yield from functions_of(thing) if is_own_namespace(thing) else ()
@@ -393,8 +402,8 @@ def _parts(thing: Any) -> Iterator[Any]:
         yield from functions_called_by(thing)
     elif not modules and is_own_class(type(thing)):
         yield from (held for _, held in attributes_of(thing))
-    kinds = set(map(type, modules or [thing]))
-    for each in {each for kind in kinds for each in kind.__mro__ if is_own_class(each)}:
+    kinds = {id(each): each for held in modules or [thing] for each in type(held).__mro__}
+    for each in filter(is_own_class, kinds.values()):
         yield from (made for made in vars(each).values() if is_wrapper(made))
 
 

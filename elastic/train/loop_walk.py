@@ -88,6 +88,7 @@ def take_look(
         process=process_settings.read_settings(),
         after_loop=variables.after_loop,
         set_first=variables.set_first,
+        unreadable=walk.unreadable,
     )
 
 

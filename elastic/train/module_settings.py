@@ -5,8 +5,9 @@ in some steps alone. So what the modules hold otherwise than the script built it
 saved state. A process that resumes puts it there before its first step.
 
 What a forward changes (the length that its cache has reached) belongs to a process. So an attribute
-is kept only where no method of its class assigns it, or where it was seen to change while the
-loop's body ran, and never while a forward did. The others are named (`unclear`). Modules that the
+is kept only where no method of its class assigns it that a forward may call, or where it was seen
+to change while the loop's body ran, and never while a forward did. The others are named
+(`unclear`). Modules that the
 loop has put into the place of those that the script built are left alone: body_changes.py names
 them. It does not keep objects, lists or tensors; torch's own parts of a module are saved elsewhere.
 """
@@ -50,11 +51,14 @@ class ModuleSettings:
     # Modules, and classes of the recipe's that they have, by path, as the script had built them.
     _holders: dict[str, ReferenceType[Any]] = field(init=False)
     _built: dict[str, "_Built"] = field(init=False)
+    _called: frozenset[str] = field(init=False)  # names of what forwards may call
 
     def __post_init__(self) -> None:
         found = dict(_holders(self.state))
         self._holders = {path: ref(thing) for path, thing in found.items()}
         self._built = {path: _Built.of(thing) for path, thing in found.items()}
+        kinds = frozenset(thing if isinstance(thing, type) else type(thing) for thing in found.values())
+        self._called = _called_by_forwards(kinds)
 
     def put_back(self, saved: Mapping[str, str], new_run: str) -> None:
         """saved: what `changed` gave. new_run: the command that begins one from the state.
@@ -101,9 +105,16 @@ class ModuleSettings:
     def _is_the_loops(self, name: str) -> bool:
         if name in self.of_forward or name in self.of_body:
             return name not in self.of_forward
+        return not self.is_of_forward(name)
+
+    def is_of_forward(self, name: str) -> bool:
+        """Whether a forward may assign this attribute, by itself or by a method that it calls."""
         path, _, attribute = name.rpartition(".")
-        thing = self._holders[path]()
-        return attribute not in assigned(thing if isinstance(thing, type) else type(thing))
+        held = self._holders.get(path)
+        thing = None if held is None else held()
+        return thing is None or attribute in assigned(
+            thing if isinstance(thing, type) else type(thing), self._called
+        )
 
     def _differing(self) -> Iterator[tuple[str, Any]]:
         """Numbers and words that are not what they were when the script had built all."""
@@ -154,12 +165,42 @@ def _plain(thing: Any) -> dict[str, Any]:
 
 
 @cache
-def assigned(kind: type) -> frozenset[str]:
-    """The attributes that a method of the class assigns, when it is no longer built."""
-    found = set[str]()
+def assigned(kind: type, called: frozenset[str] | None = None) -> frozenset[str]:
+    """The attributes that a method of the class assigns, when it is no longer built.
+
+    called: the names of the methods that count; None for all.
+    """
+    return frozenset().union(
+        *(
+            attributes(function.__code__)[1]
+            for name, function in _methods(kind)
+            if called is None or name in called
+        )
+    )
+
+
+@cache
+def _called_by_forwards(kinds: frozenset[type]) -> frozenset[str]:
+    """The names of methods of any of the classes that a forward of any of them may call.
+
+    A method counts by its name alone. Those with two underscores are called by Python.
+    """
+    methods = [each for kind in kinds for each in _methods(kind)]
+    called = {"forward"} | {name for name, _ in methods if name.startswith("__")}
+    size = 0
+    while len(called) > size:
+        size = len(called)
+        for name, function in methods:
+            if name in called:
+                called |= attributes(function.__code__)[0]
+    return frozenset(called)
+
+
+def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
     for each in kind.__mro__:
         if each not in (nn.Module, object):
-            for function in vars(each).values():
-                if isinstance(function, FunctionType) and function.__name__ != "__init__":
-                    found |= attributes(function.__code__)[1]
-    return frozenset(found)
+            for name, made in vars(each).items():
+                parts = (made.fget, made.fset) if isinstance(made, property) else (made,)
+                for function in parts:
+                    if isinstance(function, FunctionType) and name != "__init__":
+                        yield name, function

@@ -195,7 +195,7 @@ def buffer_checksum(thing: Any) -> tuple[int, int]:
         view = memoryview(thing)
     except ValueError:
         return 0, 0
-    if view.c_contiguous:
+    if view.nbytes and view.c_contiguous:
         return view.nbytes, zlib.crc32(view.cast("B")[:ARRAY_BYTES])
     return view.nbytes, zlib.crc32(view.tobytes()[:ARRAY_BYTES])
 
@@ -227,11 +227,18 @@ def tensor_checksum(tensor: Tensor) -> int:
 
 def storage_of(tensor: Tensor) -> int:
     """The address of a tensor's memory; 0 where it has none that can be compared."""
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or not tensor.numel():
-        return 0
+    if type(tensor) in (Tensor, torch.nn.Parameter):
+        return _storage_of(tensor)
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - no code of the recipe's
+        return _storage_of(tensor)
+
+
+def _storage_of(tensor: Tensor) -> int:
     try:
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta or not tensor.numel():
+            return 0
         return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # a subclass without memory of its own
+    except (RuntimeError, NotImplementedError, ValueError):  # a subclass without memory; a lazy parameter
         return 0
 
 

@@ -34,6 +34,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.data.attributes import dict_of, space_of
 from elastic.data.own_files import is_own_class
+from elastic.errors import ElasticError
 from elastic.train.address_hash import kind_of
 from elastic.train.callables import is_wrapper, unwrapped, wrapped_by
 from elastic.train.dataset_settings import is_kept
@@ -61,7 +62,7 @@ from elastic.train.patched import Patch
 from elastic.train.structure import named_submodules
 from elastic.train.torch_calls import functions_called_by
 from elastic.train.values import Values
-from elastic.train.words import MANY_ITEMS, PLAIN, hash_of_key, hash_of_many
+from elastic.train.words import MANY_ITEMS, PLAIN, as_built_in, hash_of_key, hash_of_many
 
 MANY_OBJECTS = 50_000
 DEPTH = 32
@@ -97,7 +98,7 @@ class Walk:
     carry by themselves. rewritten: attributes that functions of the loop make from what they
     were, or assign on some of their ways alone. kept: ids of objects and classes whose numbers and
     words are saved with each state. sets: found on the way, those that have no order, with what
-    they hold.
+    they hold. unreadable: what an error ended the look at, with the error's name.
     """
 
     saved: Callable[[], set[int]]
@@ -109,6 +110,7 @@ class Walk:
     kept: frozenset[int] = frozenset()
     marks: dict[str, Mark] = field(default_factory=dict)
     sets: dict[str, str] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
     _seen: set[int] = field(default_factory=set)
     _objects: int = 0
 
@@ -116,34 +118,39 @@ class Walk:
         self, path: str, thing: Any, rules: Rules, *, owner: str = "", entry: str = "", depth: int = DEPTH
     ) -> None:
         """Mark an object, or what it holds, under this path."""
-        if isinstance(thing, LeftBehind):
-            thing = thing.plain
-        if id(thing) in self.left_out or depth < 0:
-            return
-        if is_step(thing):  # its number tells one from another
-            thing = dict_of(thing).get("number")
-        is_saved = self._is_saved(thing)
-        mark = None if is_saved else mark_of(thing, rules, owner, entry)
-        if mark is not None and mark.kind is Kind.PLAIN:
-            self.marks.setdefault(path, mark)
-            return
-        place = Place(path=path, rules=rules, owner=owner, entry=entry, depth=depth - 1)
-        if isinstance(thing, _CHOSEN) or type(thing) in _SENTINELS:
-            self._note_choice(path, thing, place)
-        elif is_saved and isinstance(thing, Tensor) and not entry:
-            self.marks.setdefault(
-                path, Mark(kind=Kind.PLAIN, value=ChosenTensor.of(thing), rules=rules, owner=owner)
-            )
-        if id(thing) in self._seen or self._objects > MANY_OBJECTS:
-            return
-        self._seen.add(id(thing))
-        self._objects += 1
-        if mark is not None:
-            self.marks.setdefault(path, mark)
-        for part in self._parts(thing, place):
-            if id(thing) in self.kept and is_kept(part.thing) and "." in part.path:
-                continue
-            self.enter(part.path, part.thing, part.rules, owner=part.owner, entry=entry, depth=part.depth)
+        try:
+            if isinstance(thing, LeftBehind):
+                thing = thing.plain
+            if id(thing) in self.left_out or depth < 0:
+                return
+            if is_step(thing):  # its number tells one from another
+                thing = dict_of(thing).get("number")
+            is_saved = self._is_saved(thing)
+            mark = None if is_saved else mark_of(thing, rules, owner, entry)
+            if mark is not None and mark.kind is Kind.PLAIN:
+                self.marks.setdefault(path, mark)
+                return
+            place = Place(path=path, rules=rules, owner=owner, entry=entry, depth=depth - 1)
+            if isinstance(thing, _CHOSEN) or type(thing) in _SENTINELS:
+                self._note_choice(path, thing, place)
+            elif is_saved and isinstance(thing, Tensor) and not entry:
+                self.marks.setdefault(
+                    path, Mark(kind=Kind.PLAIN, value=ChosenTensor.of(thing), rules=rules, owner=owner)
+                )
+            if id(thing) in self._seen or self._objects > MANY_OBJECTS:
+                return
+            self._seen.add(id(thing))
+            self._objects += 1
+            if mark is not None:
+                self.marks.setdefault(path, mark)
+            for part in self._parts(thing, place):
+                if id(thing) in self.kept and is_kept(part.thing) and "." in part.path:
+                    continue
+                self.enter(part.path, part.thing, part.rules, owner=part.owner, entry=entry, depth=part.depth)
+        except ElasticError:
+            raise
+        except Exception as error:  # by code of an object's class that Python or torch asks on the way
+            self.unreadable.setdefault(path, type(error).__name__)
 
     def module_of_state(self, path: str, module: nn.Module) -> None:
         """What its state_dict leaves out: plain attributes, and buffers that are not persistent."""
@@ -272,6 +279,9 @@ class Walk:
                 return [place.part("{}", place.path, each) for each in wrapped_by(thing)]
 
     def _of_container(self, thing: Any, place: Place) -> Iterable[Part]:
+        if id(thing) in self.outputs:
+            place = replace(place, rules=replace(_OUTPUT, plain=Weight.NONE))
+        thing = as_built_in(thing)
         if isinstance(thing, dict):
             of_class = OrderedDict if isinstance(thing, OrderedDict) else dict  # whose order is its own
             return self._items(thing, place, of_class.items(thing), "{}[{!r}]")
@@ -293,8 +303,6 @@ class Walk:
         Of a large one a part. What is kept of an object of the State may have other keys there.
         """
         rules = place.rules
-        if id(thing) in self.outputs:
-            rules = replace(_OUTPUT, plain=Weight.NONE)
         is_sequence = not isinstance(thing, (dict, set, frozenset))
         numbers, has_contents, are_plain = list[Any](), False, True
         has_keys = isinstance(thing, dict) and not place.entry
@@ -307,7 +315,7 @@ class Walk:
                 numbers.append(hash(item) if type(item) is str else item)
                 continue
             has_contents, are_plain = has_contents or holds_tensors(item), False
-            yield replace(place, rules=rules).part(form, place.path, item, name)
+            yield place.part(form, place.path, item, name)
         numbers += hash_of_many(thing) if are_plain else ()
         plain = rules.rebound if has_contents and is_sequence else rules.plain
         mark = Mark(

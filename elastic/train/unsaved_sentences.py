@@ -65,6 +65,12 @@ def sentence(found: UnsavedVariables) -> str:
             f" on {it}, the result is another one then, and at another number of workers: let a sample depend on its index, and on elastic.Values, which the loop sets; what is"
             " only shown, or tells which file is open, may stay"
         )
+    if found.unreadable:
+        it = "it is" if len(found.unreadable) == 1 else "they are"
+        parts.append(
+            f"{_listed(found.unreadable)} cannot be looked at, because an error is raised where {it} asked: what the loop changes there, and no object of the State saves, is"
+            " neither refused nor named"
+        )
     return f"note: {'. And '.join(parts)}"
 
 

@@ -10,6 +10,7 @@ import io
 import queue
 import re
 from array import array
+from collections import OrderedDict, deque
 from collections.abc import Collection
 from contextlib import suppress
 from decimal import Context, Decimal
@@ -20,6 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from elastic.data.own_files import is_own_class
 
 TEXT = 200
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
@@ -37,6 +40,17 @@ MANY_ITEMS = 1000  # of one container, which are looked at one by one
 MANY_PLAIN = 2**17
 
 
+def as_built_in(thing: Any) -> Any:
+    """A container; of one of a class of the recipe's, what it holds without that class's code."""
+    if not is_own_class(type(thing)):
+        return thing
+    if isinstance(thing, dict):
+        of_class: Any = OrderedDict if isinstance(thing, OrderedDict) else dict
+        return of_class(of_class.items(thing))
+    kind: Any = next(each for each in (list, tuple, set, frozenset, deque) if isinstance(thing, each))
+    return kind(kind.__iter__(thing))
+
+
 def word_text(thing: Any) -> str | None:
     """None for what is no such value."""
     kind = type(thing)
@@ -51,13 +65,14 @@ def word_text(thing: Any) -> str | None:
     if module in _HASHES and hasattr(thing, "digest"):
         size = () if thing.digest_size else (16,)  # of shake_128, as long as is asked for
         return f"{kind.__name__} {thing.digest(*size).hex()}"
-    if kind is re.Match:
+    if kind is re.Match and type(thing.string) in (str, bytes):
         return f"Match {thing.span()} {hash(thing.string)}"
     if kind is queue.SimpleQueue:
         return f"SimpleQueue {thing.qsize()}"
     made: Any = kind.__hash__
     if module in _OF_VALUES and made is not None and made is not _BY_ADDRESS:
-        return f"{kind.__name__} {hash(thing)}"
+        with suppress(TypeError):  # some of pandas' have a hash that raises
+            return f"{kind.__name__} {hash(thing)}"
     return None
 
 
@@ -66,6 +81,8 @@ def plain_text(value: Any) -> str:
     name = type(value).__name__
     if isinstance(value, Enum):  # without a `__repr__` of the recipe's
         return f"{name}.{object.__getattribute__(value, '_name_')}"
+    if type(value) in (str, bytes) and len(value) > TEXT:  # its repr would be another one as long
+        return f"{name} {value[:TEXT]!r} {len(value)} {hash(value)}"
     if type(value) is int and value.bit_length() > _MOST_BITS:  # Python refuses to write long ones
         return f"{name} {value.bit_length()} bits {hash(value)}"
     if type(value) is Fraction and value.denominator.bit_length() + value.numerator.bit_length() > _MOST_BITS:

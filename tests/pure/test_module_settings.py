@@ -26,6 +26,15 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.drop, self.phase, self.temperature, self.length = nn.Dropout(0.1), "warm", 1.0, None
+        self.reached = 0
+
+    def forward(self, x):
+        if x > STEPS**STEPS:
+            self.reach(x)
+        return x
+
+    def reach(self, x):
+        self.reached = x
 
     def cool(self, value):
         self.temperature = value
@@ -45,7 +54,7 @@ def seen(net):
     return [inner.drop.p, inner.phase, inner.temperature, inner.scale, vars(net).get("new")]
 
 
-def play(actions, first=1, saved=None, steps=STEPS, notes=None):
+def play(actions, first=1, saved=None, steps=STEPS, notes=None, late=None):
     """{step: (what the forward sees, what is saved)}. actions: {(step, moment): {name: value}}."""
     Net.scale = 1.0
     net = Outer()
@@ -76,7 +85,11 @@ def play(actions, first=1, saved=None, steps=STEPS, notes=None):
         names += body.before_loading(step)
         there = seen(net)
         net.inner.call(step)
-        body.after_gradients()
+        act(step, "within")
+        set_within = body.after_gradients()
+        assert late is not None or not set_within
+        if late is not None:
+            late += set_within
         act(step, "tail")
         body.read_body()
         assert names == []
@@ -117,15 +130,29 @@ def test_what_a_class_of_the_recipe_holds_is_put_back_there():
 
 
 @pytest.mark.parametrize("moment", ["head", "tail"])
-def test_a_number_that_a_method_sets_between_two_readings_is_named(moment):
-    """A forward may call such a method too; what no method assigns is the loop's in any step."""
+def test_a_number_that_a_forward_may_set_is_named_where_it_changes_between_two_readings(moment):
+    """What no method assigns that a forward calls, as that of a growing network, is the loop's."""
     late = ALL_OF_FIRST + 2
-    actions = {(late, moment): {"temperature": 0.5, "p": 0.3}}
+    actions = {(late, moment): {"temperature": 0.5, "p": 0.3, "reached": 5}}
     notes = {}
     saved = play(actions, steps=late + 1, notes=notes)[late + 1][1]
-    assert saved == {"State.net.inner.drop.p": "0.3"}
-    assert notes[late + 1] == ["net.inner.temperature"]
+    assert saved == {"State.net.inner.drop.p": "0.3", "State.net.inner.temperature": "0.5"}
+    assert notes[late + 1] == ["net.inner.reached"]
     assert notes[late - 1] == []
+
+
+def test_a_setting_that_a_function_of_a_step_makes_now_and_then_is_named():
+    """`if step.number == 3: model.drop.p = 0.5` there. What its first call sets, a cache's length,
+    it may make when it is first needed; and what a forward keeps is that of a process.
+    """
+    actions = {
+        (1, "within"): {"phase": "hot"},
+        (3, "within"): {"p": 0.5, "reached": 2},
+        (4, "head"): {"new": 1},
+    }
+    late = []
+    play(actions, late=late)
+    assert late == ["net.inner.drop.p"]
 
 
 @pytest.mark.parametrize("place", ["State.gone.p", "State.net.inner.dropout.p"])

@@ -6,6 +6,7 @@ makes it.
 """
 
 import functools
+import random
 import sys
 import types
 
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 
 from elastic.data.stale_copies import Attribute
 from elastic.train.dataset_contents import DatasetContents
-from elastic.train.words import MANY_PLAIN, hash_of_plain
+from elastic.train.unsaved_sentences import sentence
+from elastic.train.words import MANY_PLAIN, TEXT, hash_of_plain, plain_text
 from tests.pure import test_loop_memory as loops
 
 COUNTING = """
@@ -230,6 +232,61 @@ def test_a_number_of_an_own_module_that_the_loop_imports_is_named(habit, monkeyp
 
 
 PLAIN = st.integers(-3, 3) | st.integers() | st.floats(allow_nan=False) | st.text() | st.none() | st.binary()
+
+
+# An object whose class raises an error, or draws, where Python asks it something.
+ASKED = {
+    "a list": "class it(list):\n    def __len__(self): raise KeyError\n    __iter__ = __getitem__ = __len__\nheld = it([1])",
+    "a dict": "class it(dict):\n    def __len__(self): raise KeyError\n    __iter__ = items = values = __len__\nheld = it(a=1)",
+    "a set": "class it(set):\n    def __len__(self): raise KeyError\n    __iter__ = __len__\nheld = it([1])",
+    "a list that draws": "import random\nclass it(list):\n    def __getitem__(self, at): return random.random()\nheld = it([1])",
+    "a list that counts": "class it(list):\n    n = 0\n    def __len__(self):\n        self.n += 1\n        return 1\nheld = it([1])",
+    "a hidden slot": "class A:\n    __slots__ = ('rate',)\nclass it(A):\n    rate = 0.2\nheld = it()",
+    "a closed buffer": "import io\nheld = io.BytesIO()\nheld.close()",
+    "a long range": "held = iter(range(2**70))",
+    "an empty view": "held = memoryview(np.zeros((0, 3)))",
+    "a lazy module": "held = nn.LazyLinear(3)",
+    "pairs of what has no text": "import itertools\nclass R:\n    def __repr__(self): raise KeyError\nheld = itertools.product([R(), R()], repeat=2)\nnext(held)",
+    "a proxy of nothing": "import weakref\nclass T: pass\nheld = weakref.proxy(T())",
+    "a tensor of its own class": "class W(torch.Tensor):\n    @classmethod\n    def __torch_function__(cls, *given, **more): raise KeyError\nheld = torch.zeros(2).as_subclass(W)",
+}
+HELD = "class Box: pass\nbox = Box()\nbox.held = held"
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_a_look_does_not_ask_an_object_that_has_code_of_its_own(kind):
+    """Nothing is refused or named that the loop leaves alone, and no random number is drawn."""
+    random.seed(0)
+    refused, changing, _ = outcome_of(f"{ASKED[kind]}\n{HELD}", "box.held")
+    assert (refused, changing) == ("", set())
+    assert random.random() == random.Random(0).random()
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize")
+def test_what_cannot_be_looked_at_is_named_and_the_rest_is_looked_at():
+    """torch raises an error where it is asked for the memory of such a tensor."""
+    found = []
+    recipe = """
+        class Box: pass
+        box = Box()
+        box.odd = torch.quantize_per_channel(torch.zeros(2, 2), torch.ones(2), torch.zeros(2), 0, torch.qint8)
+        box.count = 0
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            box.odd
+            box.count += 1
+        """
+    loops.outcome(recipe, found=found)
+    assert [name for each in found for name in each.unreadable] == ["box.odd (RuntimeError)"]
+    assert [name for each in found for name in each.changing] == ["box.count"]
+    assert "box.odd (RuntimeError) cannot be looked at, because" in sentence(found[0])
+
+
+@pytest.mark.parametrize("text", ["a" * 10**6, b"a" * 10**6])
+def test_a_long_text_is_not_written_out(text):
+    """A look would take as long as a copy of the whole corpus."""
+    assert len(plain_text(text)) < 3 * TEXT
+    assert plain_text(text) != plain_text(text[:-1] + text[:1].upper())
 
 
 @given(st.lists(PLAIN), st.lists(PLAIN))

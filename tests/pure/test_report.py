@@ -250,7 +250,7 @@ def test_the_report_of_a_run_without_events_has_every_key():
         "lineage": [],
         "divergences": [],
         "began_again": [],
-        "unsaved": {"changing": [], "after_loop": [], "files": [], "by_loading": []},
+        "unsaved": {"changing": [], "after_loop": [], "files": [], "by_loading": [], "unreadable": []},
         "replays": [],
         "edits": [],
         "world_size_reads": [],
@@ -262,19 +262,13 @@ def test_the_report_of_a_run_without_events_has_every_key():
 
 def test_all_variables_that_no_state_saves_are_listed_in_the_order_of_the_events():
     """Also where nothing began again; the console names few of them."""
+    nothing = {name: [] for name in ("changing", "after_loop", "files", "by_loading", "unreadable")}
+    several = {"changing": ["best", "z"], "after_loop": ["loss"], "files": ["best.pt"]}
+    of_looks = {"by_loading": ["dataset.epoch"], "unreadable": ["x (KeyError)"]}
     said = [
-        logged(
-            "unsaved_variables", 3.0, changing=["best", *"abcdefgh"], after_loop=[], files=[], by_loading=[]
-        ),
-        logged(
-            "unsaved_variables",
-            4.0,
-            changing=["best", "z"],
-            after_loop=["loss"],
-            files=["best.pt"],
-            by_loading=[],
-        ),
-        logged("unsaved_variables", 5.0, changing=[], after_loop=[], files=[], by_loading=["dataset.epoch"]),
+        logged("unsaved_variables", 3.0, **nothing | {"changing": ["best", *"abcdefgh"]}),
+        logged("unsaved_variables", 4.0, **nothing | several),
+        logged("unsaved_variables", 5.0, **nothing | of_looks),
     ]
     found = summarise(said, [])
     assert found["unsaved"] == {
@@ -282,6 +276,7 @@ def test_all_variables_that_no_state_saves_are_listed_in_the_order_of_the_events
         "after_loop": ["loss"],
         "files": ["best.pt"],
         "by_loading": ["dataset.epoch"],
+        "unreadable": ["x (KeyError)"],
     }
 
 
