@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from types import CodeType
 
-from elastic.train.control_flow import control_flow, loop_around
+from elastic.train.accesses import ATTRIBUTES, Access, Action, accesses
+from elastic.train.control_flow import control_flow, instructions, loop_around
 
-_READS = "LOAD_ATTR", "LOAD_METHOD"
 _MAKES = "__init__", "__new__", "__post_init__", "__setstate__", "load_state_dict"
 
 
@@ -27,14 +27,11 @@ def kept_attributes(code: CodeType) -> frozenset[str]:
     if code.co_name in _MAKES:
         return frozenset()
     flow = control_flow(code)
-    instructions, onward = flow.instructions, flow.onward
-    ends = {number for number, each in enumerate(instructions) if each.opname.startswith("RETURN_")}
-    ways = [_at_least_once(instructions, onward, number) for number in range(len(instructions))]
-    every = range(len(instructions))
-    in_some = {
-        name for name, places in _stored(instructions, every).items() if ends & _reachable([0], ways, places)
-    }
-    return frozenset(in_some | _made_by_items(instructions, every))
+    onward, every = flow.onward, range(len(flow.instructions))
+    ends = {number for number, each in enumerate(flow.instructions) if each.opname.startswith("RETURN_")}
+    ways = [_at_least_once(flow.instructions, onward, number) for number in every]
+    in_some = {name for name, places in _stored(code, every).items() if ends & _reachable([0], ways, places)}
+    return frozenset(in_some | _made_by_items(code, every))
 
 
 @cache
@@ -44,50 +41,54 @@ def carried_attributes(code: CodeType, offset: int) -> frozenset[str]:
     offset: of the instruction in which the frame stands.
     """
     flow = control_flow(code)
-    instructions, onward = flow.instructions, flow.onward
     loop = loop_around(code, offset)
-    start = [number for number in loop if instructions[number].offset == offset]
+    start = [number for number in loop if flow.instructions[number].offset == offset]
     found = set[str]()
-    for name, places in _stored(instructions, loop).items():
-        reached = _reachable(start, onward, places)
-        if any(instructions[each].opname in _READS and instructions[each].argval == name for each in reached):
+    for name, places in _stored(code, loop).items():
+        reached = _reachable(start, flow.onward, places)
+        if any(each.name == name for number in reached for each in _attributes(code, number, Action.READ)):
             found.add(name)
-    return frozenset(found | _made_by_items(instructions, loop))
+    return frozenset(found | _made_by_items(code, loop))
 
 
-def _made_by_items(instructions: tuple[dis.Instruction, ...], within: Iterable[int]) -> set[str]:
+def _attributes(code: CodeType, number: int, action: Action) -> list[Access]:
+    return [each for each in accesses(code)[number] if each.place in ATTRIBUTES and each.action is action]
+
+
+def _made_by_items(code: CodeType, within: Iterable[int]) -> set[str]:
     """Whose items these instructions assign, and read as well: `self.mean[k] = f(self.mean[k])`."""
     read: Counter[str] = Counter()
     by_line: dict[int | None, set[str]] = {}
     assigning = set[int | None]()
-    for each in (instructions[number] for number in within):
+    for number in within:
+        each = instructions(code)[number]
         line = each.positions.lineno if each.positions else None
-        if each.opname in _READS:
-            read[each.argval] += 1
-            by_line.setdefault(line, set()).add(each.argval)
-        elif each.opname == "STORE_SUBSCR":
+        for attribute in _attributes(code, number, Action.READ):
+            read[attribute.name] += 1
+            by_line.setdefault(line, set()).add(attribute.name)
+        if each.opname == "STORE_SUBSCR":
             assigning.add(line)
     return {name for line in assigning for name in by_line.get(line, ()) if read[name] > 1}
 
 
-def _stored(instructions: tuple[dis.Instruction, ...], within: Iterable[int]) -> dict[str, set[int]]:
+def _stored(code: CodeType, within: Iterable[int]) -> dict[str, set[int]]:
     """The attributes that these instructions assign, each with where."""
     found: dict[str, set[int]] = {}
     for number in within:
-        if instructions[number].opname == "STORE_ATTR":
-            found.setdefault(instructions[number].argval, set()).add(number)
+        for each in _attributes(code, number, Action.WRITE):
+            found.setdefault(each.name, set()).add(number)
     return found
 
 
 def _at_least_once(
-    instructions: tuple[dis.Instruction, ...], onward: tuple[tuple[int, ...], ...], number: int
+    of: tuple[dis.Instruction, ...], onward: tuple[tuple[int, ...], ...], number: int
 ) -> list[int]:
     """What comes next, where a `for` ends after a pass and not before the first."""
-    if instructions[number].opname == "FOR_ITER":
+    if of[number].opname == "FOR_ITER":
         return [number + 1]
     after = list(onward[number])
     for each in onward[number]:
-        if each < number and instructions[each].opname == "FOR_ITER":
+        if each < number and of[each].opname == "FOR_ITER":
             after += onward[each]
     return after
 

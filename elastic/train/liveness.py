@@ -2,12 +2,10 @@
 
 The analysis is the textbook's: a backward fixpoint over the instructions of one function, from
 their reads and writes of variables by name. It takes every branch for possible (control_flow.py),
-so it errs towards live. Whether an object changes that a variable names, it does not know. It
-misses a variable that a comprehension of Python 3.12 or newer hides behind one of the same name.
+so it errs towards live. Whether an object changes that a variable names, it does not know.
 """
 
 import dis
-import re
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, reduce
@@ -24,9 +22,9 @@ from operator import or_
 from types import CodeType
 from typing import NamedTuple
 
+from elastic.train.accesses import VARIABLES, Access, Action, Place, accesses
 from elastic.train.control_flow import control_flow, instructions, loop_around, reachable
 
-_ACCESS = re.compile(r"(LOAD|STORE|DELETE)_(FAST|DEREF|CLASSDEREF|CLOSURE|NAME|GLOBAL)")
 _GLOBAL = "*"
 
 
@@ -97,12 +95,13 @@ def live_after(code: CodeType, offset: int, module: str, mentions: Mentions) -> 
         return Live(carried=carried, on_errors=on_errors, after_loop=only_after, in_some=only_after)
     end = ways.index_of(instruction.argval)
     targets, body = flow.targets(onward)
+    read = plain.at(body) | flow.read(range(onward, body))
     return Live(
         carried=carried,
         on_errors=on_errors,
         in_some=only_after,
         after_loop=only_after | (plain.at(end) - carried) & flow.written(range(onward, end)) & before,
-        targets=tuple(each for each in targets if each in plain.at(body)) if len(targets) > 1 else (),
+        targets=tuple(each for each in targets if each in read) if len(targets) > 1 else (),
         at_end=plain.at(end),
     )
 
@@ -124,13 +123,13 @@ def names_in_loop(code: CodeType, offset: int) -> LoopNames:
 
     offset: as in `live_after`.
     """
-    loop, accesses = loop_around(code, offset), _accesses(code, "")
-    inside = [instructions(code)[number] for number in loop]
-    written = (each for number in loop for each in accesses[number] if not each.is_read)
+    loop, its = loop_around(code, offset), _accesses(code, "")
+    inside = [each for number in loop for each in accesses(code)[number]]
+    written = (each for number in loop for each in its[number] if not each.is_read)
     return LoopNames(
         written=frozenset(each.variable.name for each in written),
-        assigned=frozenset(each.argval for each in inside if each.opname == "STORE_ATTR"),
-        mentioned=frozenset(each.argval for each in inside if each.argval in code.co_names),
+        assigned=frozenset(each.name for each in inside if each[:2] == (Action.WRITE, Place.ATTRIBUTE)),
+        mentioned=frozenset(each.name for each in inside if each.name in code.co_names),
     )
 
 
@@ -141,15 +140,13 @@ def globals_needed(code: CodeType) -> frozenset[str]:
     Not those that it writes first on every way, as it does with a scratch variable. A generator,
     which goes on in the middle, needs all that it reads.
     """
-    writes = any(each.opname == "STORE_GLOBAL" for each in instructions(code))
+    of_module = [each for those in accesses(code) for each in those if each.place is Place.GLOBAL]
     is_generator = code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)
-    if writes and not is_generator:
+    if any(each.action is Action.WRITE for each in of_module) and not is_generator:
         at_entry = _Flow(code, _GLOBAL, lambda _: ()).fixpoint(has_errors=True).at(0)
         names = frozenset(each.name for each in at_entry if each.module == _GLOBAL)
     else:
-        names = frozenset(
-            each.argval for each in instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-        )
+        names = frozenset(each.name for each in of_module if each.action is Action.READ)
     return names.union(*(globals_needed(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
@@ -180,10 +177,14 @@ def _imports(instruction: dis.Instruction, code: CodeType) -> bool:
 @cache
 def _accesses(code: CodeType, module: str) -> tuple[tuple[_Access, ...], ...]:
     """What each instruction reads and writes itself, in its order."""
-    return tuple(tuple(_accesses_of(each, module, code)) for each in instructions(code))
+    both = zip(instructions(code), accesses(code), strict=True)
+    return tuple(tuple(_accesses_of(each, those, module, code)) for each, those in both)
 
 
-def _accesses_of(instruction: dis.Instruction, module: str, code: CodeType) -> Iterator[_Access]:
+def _accesses_of(
+    instruction: dis.Instruction, named: Iterable[Access], module: str, code: CodeType
+) -> Iterator[_Access]:
+    """named: what the instruction reads and writes by names."""
     if _imports(instruction, code):
         yield _Access(Variable(IMPORTS, instruction.argval), is_read=True)
         return
@@ -195,16 +196,12 @@ def _accesses_of(instruction: dis.Instruction, module: str, code: CodeType) -> I
         if computes(instruction.argval):
             yield _Access(LOADING, is_read=True)
         return
-    if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval in _COMPUTING:
-        yield _Access(LOADING, is_read=True)
-        return
-    if instruction.opname == "LOAD_FAST_AND_CLEAR":  # a comprehension puts its own variable there
-        return
-    kinds = _ACCESS.findall(instruction.opname)
-    names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-    for (action, place), name in zip(kinds, names, strict=False):
-        variable = Variable(module if place in ("NAME", "GLOBAL") else "", name)
-        yield _Access(variable, is_read=action == "LOAD")
+    for each in named:
+        if each.place in VARIABLES:
+            variable = Variable(module if each.place is Place.GLOBAL else "", each.name)
+            yield _Access(variable, is_read=each.action is Action.READ)
+        elif each.name in _COMPUTING and each.action is Action.READ:
+            yield _Access(LOADING, is_read=True)
 
 
 class _LiveBefore(NamedTuple):
@@ -276,6 +273,11 @@ class _Flow:
     def written(self, numbers: Iterable[int]) -> frozenset[Variable]:
         return frozenset(
             each.variable for number in numbers for each in self.accesses[number] if not each.is_read
+        )
+
+    def read(self, numbers: Iterable[int]) -> frozenset[Variable]:
+        return frozenset(
+            each.variable for number in numbers for each in self.accesses[number] if each.is_read
         )
 
     def written_before(self, loop: frozenset[int]) -> frozenset[Variable]:

@@ -4,9 +4,9 @@ Readings around a load tell which attributes of a dataset it changes, in the ste
 (body_changes.py). Of later steps the code of the dataset's class tells it. None of it runs.
 """
 
-import dis
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from elastic.data.attributes import has_space, space_of
 from elastic.data.stale_copies import is_of_own_class
+from elastic.train.accesses import ATTRIBUTES, Access, Action, Place, accesses
 from elastic.train.control_flow import instructions
 
 _DEPTH = 4
@@ -23,8 +24,7 @@ _WRITING = frozenset(
     | {"discard", "sort", "reverse", "fill", "put", "fill_", "copy_", "zero_", "index_fill_", "index_copy_"}
 )
 _STORES = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "STORE_SLICE"})
-_ATTRIBUTES = "LOAD_ATTR", "LOAD_METHOD"
-_VARIABLES = "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"
+_OUTER = Place.GLOBAL, Place.SHARED
 _LOADING = "__getitem__", "__getitems__"
 
 
@@ -84,23 +84,25 @@ def written_variables(code: CodeType) -> frozenset[str]:
     """`a` of `a[i] = x`, `a.b = x`, `a.append(x)`, and of `a = x` where it is no local one."""
     found = set[str]()
     for parts in _writes(code):
-        found |= {str(each.argval) for each in parts if each.opname in _VARIABLES}
-    for each in instructions(code):
-        if each.opname in ("STORE_GLOBAL", "STORE_DEREF"):
-            found.add(str(each.argval))
+        found |= {each.name for each in parts if each.place in _OUTER and each.action is Action.READ}
+    for each in chain.from_iterable(accesses(code)):
+        if each.place in _OUTER and each.action is Action.WRITE:
+            found.add(each.name)
     inner = (written_variables(each) for each in code.co_consts if isinstance(each, CodeType))
     return frozenset(found).union(*inner)
 
 
-def _writes(code: CodeType) -> Iterator[list[dis.Instruction]]:
-    """The instructions that begin where a target, or a call that may write, begins."""
-    by_start: dict[tuple[int | None, int | None], list[dis.Instruction]] = {}
-    for each in instructions(code):
+def _writes(code: CodeType) -> Iterator[list[Access]]:
+    """The accesses that begin where a target, or a call that may write, begins."""
+    named = accesses(code)
+    by_start: dict[tuple[int | None, int | None], list[int]] = {}
+    for number, each in enumerate(instructions(code)):
         if each.positions is not None:
-            by_start.setdefault((each.positions.lineno, each.positions.col_offset), []).append(each)
-    for parts in by_start.values():
-        names = {str(each.argval) for each in parts if each.opname in _ATTRIBUTES}
-        if _STORES & {each.opname for each in parts} or _WRITING & names:
+            by_start.setdefault((each.positions.lineno, each.positions.col_offset), []).append(number)
+    for numbers in by_start.values():
+        parts = [each for number in numbers for each in named[number]]
+        names = {each.name for each in parts if each.place in ATTRIBUTES and each.action is Action.READ}
+        if _STORES & {instructions(code)[number].opname for number in numbers} or _WRITING & names:
             yield parts
 
 
@@ -108,5 +110,5 @@ def _targets(code: CodeType) -> set[str]:
     """`a` of `self.a[i] = x`, `self.a.b = x`, `self.a += x` and `self.a.append(x)`."""
     found = set[str]()
     for parts in _writes(code):
-        found |= {str(each.argval) for each in parts if each.opname in (*_ATTRIBUTES, "STORE_ATTR")}
+        found |= {each.name for each in parts if each.place in ATTRIBUTES}
     return found.union(*(_targets(each) for each in code.co_consts if isinstance(each, CodeType)))

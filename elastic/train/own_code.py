@@ -4,6 +4,7 @@ import dis
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from inspect import CO_OPTIMIZED
+from itertools import chain
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from elastic.data.attributes import space_of
 from elastic.data.own_files import is_own_class, is_own_file
+from elastic.train.accesses import ATTRIBUTES, Access, Action, accesses
 from elastic.train.callables import bound_by, is_wrapper, layers, unwrapped
 from elastic.train.control_flow import instructions
 
@@ -38,14 +40,16 @@ def rewritten_attributes(code: CodeType) -> frozenset[str]:
 
     `CFG.mix *= 0.97`, `cls.shadow[name] = 0.9 * cls.shadow[name] + x`: surely no scratch space.
     """
-    by_line: dict[int, list[dis.Instruction]] = {}
-    for each in instructions(code):
-        if each.positions is not None and each.positions.lineno is not None:
-            by_line.setdefault(each.positions.lineno, []).append(each)
+    by_line: dict[int, list[tuple[dis.Instruction, tuple[Access, ...]]]] = {}
+    for both in zip(instructions(code), accesses(code), strict=True):
+        if both[0].positions is not None and both[0].positions.lineno is not None:
+            by_line.setdefault(both[0].positions.lineno, []).append(both)
     found = set[str]()
-    for line in by_line.values():
-        read = [each.argval for each in line if each.opname in ("LOAD_ATTR", "LOAD_METHOD")]
-        found |= {each.argval for each in line if each.opname == "STORE_ATTR" and each.argval in read}
+    for parts in by_line.values():
+        line = [each for each, _ in parts]
+        named = [each for _, those in parts for each in those if each.place in ATTRIBUTES]
+        read = [each.name for each in named if each.action is Action.READ]
+        found |= {each.name for each in named if each.action is Action.WRITE and each.name in read}
         if any(each.opname == "STORE_SUBSCR" for each in line):
             is_in_place = any(each.opname == "BINARY_OP" and each.argrepr.endswith("=") for each in line)
             found |= {name for name in read if is_in_place or read.count(name) > 1}
@@ -60,14 +64,12 @@ def attributes(code: CodeType, *, is_whole: bool = True) -> tuple[frozenset[str]
     is_whole: with the functions that are made inside it, and not the classes.
     """
     read, assigned = set[str](), set[str]()
-    for instruction in instructions(code):
-        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            read.add(instruction.argval)
-        elif instruction.opname == "STORE_ATTR":
-            assigned.add(instruction.argval)
-    for each in code.co_consts if is_whole else ():
-        if isinstance(each, CodeType) and each.co_flags & CO_OPTIMIZED:
-            inner_read, inner_assigned = attributes(each)
+    for each in chain.from_iterable(accesses(code)):
+        if each.place in ATTRIBUTES and each.action is not Action.DELETE:
+            (read if each.action is Action.READ else assigned).add(each.name)
+    for inner in code.co_consts if is_whole else ():
+        if isinstance(inner, CodeType) and inner.co_flags & CO_OPTIMIZED:
+            inner_read, inner_assigned = attributes(inner)
             read |= inner_read
             assigned |= inner_assigned
     return frozenset(read), frozenset(assigned)

@@ -11,11 +11,10 @@ from functools import cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
+from elastic.train.accesses import VARIABLES, Action, Place, accesses
 from elastic.train.callables import is_wrapper
 from elastic.train.control_flow import instructions
 from elastic.train.namespaces import is_own_namespace
-
-_ROOTS = "LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF"
 
 
 class Target(NamedTuple):
@@ -47,18 +46,19 @@ def targets(code: CodeType) -> frozenset[Target]:
     """Of all assignments to attributes of dotted names, in this code alone."""
     found, chain, is_copied = set[Target](), tuple[str, ...](), False
     sets_by_name = "setattr" in code.co_names
-    for each in instructions(code):
-        name = each.argval
-        if each.opname.startswith(_ROOTS):  # some load two variables at once
-            chain, is_copied = (name[-1] if isinstance(name, tuple) else str(name),), False
-        elif each.opname in ("LOAD_ATTR", "LOAD_METHOD") and chain:
+    for each, named in zip(instructions(code), accesses(code), strict=True):
+        action, place, name = named[-1] if named else (None, None, each.argval)
+        if action is Action.READ and place in VARIABLES:
+            chain, is_copied = (name,), False
+        elif action is Action.READ and place is Place.ATTRIBUTE and chain:
             if is_copied:  # as `owner.attribute *= 2` is compiled
                 found.add(Target(chain, name))
             chain, is_copied = (*chain, name), False
         elif each.opname == "COPY" and chain:
             is_copied = True
         else:
-            is_set = each.opname == "STORE_ATTR" or (sets_by_name and each.opname == "LOAD_CONST")
+            is_assigned = action is Action.WRITE and place is Place.ATTRIBUTE
+            is_set = is_assigned or (sets_by_name and each.opname == "LOAD_CONST")
             if chain and is_set and isinstance(name, str):
                 found.add(Target(chain, name))
             chain, is_copied = (), False

@@ -14,6 +14,7 @@ from functools import cache
 from types import CodeType
 from typing import Any, NamedTuple
 
+from elastic.train.accesses import ATTRIBUTES, Access, Action, Place, accesses
 from elastic.train.control_flow import control_flow, loop_around
 from elastic.train.values import Values
 
@@ -23,12 +24,8 @@ _CALLED = frozenset(
 )
 _STEP = "elastic.train.step", "Step"
 _OF_STEP = frozenset({"number", "steps", "epoch", "fraction", "ends_epoch"})
-_READS = "LOAD_ATTR", "LOAD_METHOD"
 _BETWEEN = frozenset({"map", "filter", "starmap", "zip"})  # may run code of the recipe's between passes
-_LOADS = frozenset(
-    {"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF"}
-)
-_STORES = frozenset({"STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF"})
+_VALUES = Place.LOCAL, Place.SHARED, Place.GLOBAL
 _HARMLESS = frozenset(
     {
         *("LOAD_CONST", "LOAD_SMALL_INT", "UNPACK_SEQUENCE", "BINARY_OP", "UNARY_NEGATIVE", "COMPARE_OP"),
@@ -67,8 +64,9 @@ def set_first(code: CodeType, offset: int, names: Mapping[str, Any]) -> Iterator
 def read_after_loop(code: CodeType, offset: int) -> frozenset[str]:
     """The attributes that the code reads outside of the loop in which the frame stands."""
     inside = loop_around(code, offset)
-    found = enumerate(control_flow(code).instructions)
-    return frozenset(each.argval for number, each in found if each.opname in _READS and number not in inside)
+    outside = (those for number, those in enumerate(accesses(code)) if number not in inside)
+    read = (each for those in outside for each in those if each.action is Action.READ)
+    return frozenset(each.name for each in read if each.place in ATTRIBUTES)
 
 
 @cache
@@ -79,25 +77,31 @@ def _settings(code: CodeType, offset: int) -> tuple[_Setting, ...]:
         return ()
     found: list[_Setting] = []
     read, written = set[tuple[str, str]](), set[str]()
-    loaded = None  # the variable that the instruction before has loaded
+    loaded = None  # the variable that was loaded just before
     number += 1
     while number < len(flow.instructions) and flow.onward[number] == (number + 1,):
-        each = flow.instructions[number]
-        variable, loaded = loaded, None
-        if each.opname in _LOADS:
-            loaded = str(each.argval)
-        elif each.opname == "STORE_ATTR" and variable is not None:
-            found.append(_Setting(variable, each.argval, frozenset(read), frozenset(written)))
-            variable = None
-        elif each.opname in _READS and variable is not None:
-            read.add((variable, each.argval))
-            variable = None
-        elif each.opname in _STORES:
-            written.add(str(each.argval))
-        elif each.opname not in _HARMLESS:
+        named = accesses(code)[number]
+        if not named and flow.instructions[number].opname not in _HARMLESS:
             break
-        if variable is not None:
-            read.add((variable, ""))
+        for each in named or (None,):
+            variable, loaded = loaded, None
+            match each:
+                case Access(Action.READ, place, name) if place in _VALUES:
+                    loaded = name
+                case Access(Action.WRITE, Place.ATTRIBUTE, name) if variable is not None:
+                    found.append(_Setting(variable, name, frozenset(read), frozenset(written)))
+                    variable = None
+                case Access(Action.READ, Place.ATTRIBUTE, name) if variable is not None:
+                    read.add((variable, name))
+                    variable = None
+                case Access(Action.WRITE, place, name) if place in _VALUES:
+                    written.add(name)
+                case Access():
+                    return tuple(found)
+                case None:
+                    pass
+            if variable is not None:
+                read.add((variable, ""))
         number += 1
     return tuple(found)
 

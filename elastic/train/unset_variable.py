@@ -6,10 +6,11 @@ and goes on after the loop. So does a complete run that is started again without
 
 import traceback
 from collections.abc import Iterator
+from itertools import chain
 from types import CodeType
 
 from elastic.errors import UsageError
-from elastic.train.control_flow import instructions
+from elastic.train.accesses import VARIABLES, Action, accesses
 
 
 def explain_unset(error: BaseException, last_step: int) -> UsageError | None:
@@ -30,9 +31,6 @@ def explain_unset(error: BaseException, last_step: int) -> UsageError | None:
 
 def _set_by(code: CodeType) -> Iterator[str]:
     """The names of the variables that a function, or the top of a script, assigns."""
-    for instruction in instructions(code):
-        if instruction.opname.startswith("STORE_") and instruction.opname != "STORE_ATTR":
-            # One instruction of Python 3.13 may store two.
-            yield from (
-                instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-            )
+    for each in chain.from_iterable(accesses(code)):
+        if each.action is Action.WRITE and each.place in VARIABLES:
+            yield each.name

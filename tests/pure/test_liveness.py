@@ -54,6 +54,28 @@ def test_a_variable_that_each_pass_writes_first_is_not_carried():
     assert not {"total", "x"} & names(found.carried)
 
 
+@pytest.mark.parametrize(
+    "made", ["[p for p in step]", "{p: 1 for p, q in step}", "[[p for p in q] for q in step]"]
+)
+def test_a_variable_that_a_comprehension_hides_for_a_while_is_carried(made):
+    """Since Python 3.12 it runs in the function, and gives the variable its value back."""
+    found = live_in(f"norms = {made}\nuse(norms)\np = p + 1.0", before="p = q = 0")
+    assert "p" in names(found.carried)
+    assert "norms" not in names(found.carried)
+
+
+def test_a_variable_that_a_comprehension_hides_is_live_after_an_error_in_it():
+    found = live_in(
+        "try:\n    x = [p for p in make(step)]\nexcept ValueError:\n    use(p)\np = step", before="p = 0"
+    )
+    assert "p" in names(found.on_errors)
+
+
+def test_what_a_comprehension_is_assigned_to_is_not_carried_where_it_has_its_own_variable_of_that_name():
+    found = live_in("x = [x for x in step]\nuse(x)", before="x = 0", after="print(1)")
+    assert "x" not in names(found.carried)
+
+
 ONE_BRANCH = "if step:\n    best = step\nloss = step"
 
 
@@ -159,6 +181,7 @@ def test_globals_that_a_function_of_the_loop_reads_count_where_it_is_named():
     [
         ("for number, step in enumerate(source):", {"number", "step"}),
         ("for number, (step, unused) in enumerate(zip(source, source)):", {"number", "step"}),
+        ("for number, (lr, step) in enumerate(zip(source, source)):", {"number", "step"}),
         ("for step in source:", set()),
     ],
 )
