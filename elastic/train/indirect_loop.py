@@ -21,12 +21,15 @@ _ASKING = "next", "__next__", "send"
 _DEPTH = 6
 
 
-def check(place: TextPlace, iterator: Iterator[Any] | None) -> None:
-    """place: of the code that asks for the next step. iterator: over the steps.
+def check(place: TextPlace, iterator: Iterator[Any] | None, own: TextPlace) -> None:
+    """place: of the code that asks for the next step. iterator: over the steps. own: where the
+    recipe's own code is, whose call may be a library's (`executor.map(f, steps)` makes a zip).
 
     Raises UsageError.
     """
     if name := _compiled(place) or holder(iterator):
+        if own.code is not place.code and own.path and isinstance(own.path[-1], ast.Call):
+            name = f"{ast.unparse(own.path[-1].func)}(...)"
         raise UsageError(
             f"the steps of the run are given to {name}, which keeps between two steps what no process that restarts has, such as a count:"
             " it would begin again at the step where the run goes on. Write the loop as `for step in run.steps(data, state):`. run.data(dataset, steps=...) says how long"

@@ -44,6 +44,7 @@ from elastic.train.side_effects import SideEffects
 from elastic.train.step import Step
 from elastic.train.step_parts import Requests, StepParts, step_parts
 from elastic.train.step_record import StepRecorder
+from elastic.train.step_thread import StepThread
 from elastic.train.trial_load import load_own_again
 from elastic.train.whole_batch import FirstGradientCheck
 
@@ -82,6 +83,7 @@ class Loop:
         memory = self._memory = loop_memory(parts, self.last_step, self._resumed.data, leftovers)
 
         def load(number: int) -> list[Batch]:
+            self._thread.computes(number)
             memory.before_loading(number)
             if number == first:
                 parts.frozen.look_at_loading(*memory.loading())
@@ -137,6 +139,8 @@ class Loop:
         refuse.use_in_forked_child()
         refuse.own_signal_handlers()
         self.raise_caught()
+        if self._stop_reason is None:
+            self._thread.ends(number)
         values.check_all(self._parts.state.objects.values(), number - first)
         if number == first:  # from here on an optimizer has state
             self._parts.state.check_savable()
@@ -247,6 +251,7 @@ class Loop:
 
     def _begin(self) -> None:
         parts, order = self._parts, self._parts.loader.order
+        self._thread = StepThread()
         # Until the loop has ended, the agent takes an end of this process for a failure, also one
         # with exit code 0.
         parts.page.set_open_step(parts.groups.local_rank, 0)

@@ -89,7 +89,8 @@ class LoopForm:
         asking = _asking(frame)
         if asking is not None and not self._is_iterated_where_made(asking):
             iterator = None if self._iterator is None else self._iterator()
-            indirect_loop.check(place_of(asking), iterator)
+            own = next(iter(_own(frame)), asking)
+            indirect_loop.check(place_of(asking), iterator, place_of(own))
 
     def _is_iterated_where_made(self, asking: FrameType) -> bool:
         """Whether it is `for step in run.steps(...)`: nothing is in between."""

@@ -29,7 +29,7 @@ from elastic.observe.log import EventLog
 from elastic.observe.logged_event import RecipeEvent, check_event
 from elastic.system import forked_child
 from elastic.system.control_page import ControlPage
-from elastic.train import refuse
+from elastic.train import refuse, step_thread
 from elastic.train.build_loop import LoopBuilder, is_alone
 from elastic.train.evaluated_data import EvaluatedData, place_of_call, sha256_of
 from elastic.train.evaluation import Evaluation
@@ -179,6 +179,7 @@ class Run:
         loop = self._builder.build(uploader, data.loader, state)
         self._loop_end = LoopEnd(loop, partial(self._ended, loop, uploader))
         script_end.add(self._loop_end)
+        step_thread.end_process_with_thread()
         return self._loop_end.steps()
 
     @public("run.stop")

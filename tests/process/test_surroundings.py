@@ -103,6 +103,38 @@ def test_a_wrapper_that_exchanges_gradients_is_refused_and_not_waited_for(drill,
     assert len(drill.events("generation_started")) == 1
 
 
+BACKGROUND = """
+import queue, threading, elastic, torch
+from torch.utils.data import TensorDataset
+
+run = elastic.start(seed=3, global_batch=8, shards=4)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+state = elastic.State(model=model, optimizer=optimizer)
+handed = queue.Queue(1)
+
+def take():
+    for step in run.steps(run.data(TensorDataset(torch.randn(16, 4)), epochs=2), state):
+        handed.put(step)
+    handed.put(None)
+
+threading.Thread(target=take, daemon=True).start()
+while (step := handed.get()) is not None:
+    step.mean_loss(lambda batch: (model(batch.data[0]) - batch.data[0]).pow(2).mean())
+    optimizer.step()
+"""
+
+
+def test_a_generator_in_the_background_is_refused_and_not_waited_for(drill, tmp_path):
+    """Its thread ended with a traceback, and the main thread waited for the next step for ever."""
+    (tmp_path / "background.py").write_text(BACKGROUND)
+    agent = drill.start(recipe=tmp_path / "background.py")
+    agent.ends_with(2)
+    assert "error: step 1 was taken by a thread of its own (Thread-1" in agent.output
+    assert "without a generator in the background" in agent.output
+    assert "Traceback" not in agent.output
+
+
 SCALED = """
 import random, time, elastic, torch
 from torch.utils.data import TensorDataset

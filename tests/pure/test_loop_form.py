@@ -4,6 +4,7 @@ import functools
 import itertools
 import statistics
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -113,6 +114,12 @@ def unpacked():
     return first, others
 
 
+def pooled():
+    with ThreadPoolExecutor(1) as pool:
+        for result in pool.map(one, run.steps()):
+            print(result)
+
+
 GIVEN = {
     "reduce": reduced,
     "map": mapped,
@@ -126,6 +133,7 @@ GIVEN = {
     "groupby": grouped,
     "sorted": lambda: sorted(run.steps()),
     "a list": unpacked,
+    "pool.map": pooled,  # which makes a zip
 }
 
 
