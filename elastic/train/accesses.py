@@ -110,10 +110,15 @@ def accesses_of(instruction: Instruction, cells: Collection[str] = ()) -> Iterat
     if instruction.opname == _SAVES:
         return
     names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-    for (action, where), name in zip(_NAMED.findall(instruction.opname), names, strict=False):
+    for (action, where), name in zip(_named_by(instruction.opname), names, strict=False):
         # Since Python 3.13 LOAD_FAST also gives a shared variable to a function that is made.
         place = Place.HANDED if where == "FAST" and name in cells else _PLACES[where]
         yield Access(Action(action), place, name)
+
+
+@cache
+def _named_by(opname: str) -> list[tuple[str, str]]:
+    return _NAMED.findall(opname)
 
 
 def _hidden(

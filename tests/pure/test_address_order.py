@@ -1,14 +1,24 @@
 """Sets whose elements lie in them by their addresses are refused where a recipe iterates them."""
 
+import dis
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from re import sub
 
 import pytest
 import torch
 
 from elastic.train.address_hash import kind_of
-from elastic.train.address_order import iterated, orders_in
+from elastic.train.address_order import (
+    _CALLS,
+    _named,
+    _named_by_call,
+    _numbers_by_call,
+    _span,
+    iterated,
+    orders_in,
+)
 from tests.pure import test_loop_memory as loops
 
 NOISE = "each.data.add_(torch.randn_like(each))"
@@ -107,7 +117,65 @@ ITERATED = {
             step.mean_loss(lambda batch: model(batch).mean())
         """,
 }
+ITERATED |= {
+    "limited is a set of parameters": """
+        limited, limit = set(model.parameters()), 1.0
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            torch.nn.utils.clip_grad_norm_(limited, limit)
+        """,
+    "layers is a set of modules": """
+        layers = set(model.children())
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            nn.Sequential(*layers)
+        """,
+    "touched is a set of parameters": f"""
+        def noise(touched, scale):
+            for each in touched:
+                {NOISE}
+        touched = set(model.parameters())
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            noise(touched, 0.1)
+        """,
+}
 FINE = {
+    "asked beside a method of another class with the name of its own": """
+        class Meter:
+            total = 0.0
+            def add(self, values):
+                for v in values: self.last = v
+        meter, slow = Meter(), set(model[0].parameters())
+        def note(p):
+            slow.add(p)
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            meter.add([1.0])
+            note(model[0].weight)
+            n = sum(1 for p in model.parameters() if p in slow)
+        """,
+    "asked beside an argument with its name, which is a list": """
+        params = set(model[0].parameters())
+        def norm_of(params):
+            for p in params:
+                p.detach().norm()
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            norm_of(list(model.parameters()))
+            n = [name for name, p in model.named_parameters() if p in params]
+        """,
+    "asked beside a list of a function with its name": """
+        frozen = set(model[0].parameters())
+        def report():
+            frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
+            for n in frozen:
+                str(n)
+        for step in run_steps(model=model, optimizer=optimizer):
+            update()
+            report()
+            k = [p for p in model.parameters() if p not in frozen]
+        """,
     "given to a function that asks for its elements": """
         frozen = {*model.parameters()}
         def decay(those, but):
@@ -237,6 +305,77 @@ def test_the_names_that_code_iterates_are_found_in_the_functions_inside_it_too()
         return list(x) if y in c else y
 
     assert "c" not in iterated(asks_beside.__code__)
+
+
+def test_names_that_are_iterated_are_found_beside_other_variables_too():
+    """Python 3.13 and 3.14 load two variables, or store one and load one, in one instruction."""
+
+    def both(a, s, k):
+        chosen = set(a)
+        for x in chosen:
+            x.add(k)
+        for x, y in zip(a, s, strict=True):
+            x.add(y)
+        return torch.stack(k, chosen)
+
+    assert iterated(both.__code__) >= {"chosen", "a", "s", "k"}
+
+    def popped(a):
+        left = set(a)
+        return left.pop()
+
+    assert iterated(popped.__code__) == {"left"}
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        ("f(*s)", {"s"}),
+        ("f(x, *s)", {"s"}),
+        ("f(*s, k=x)", {"s"}),
+        ("f(*s, **x)", {"s"}),
+        ("nn.f(*s.parts, k=x)", {"parts"}),
+        ("s.f(*t, **x)", {"t"}),
+        ("f(**x)", set()),
+        ("f(*g(x), k=s)", set()),
+        ("f(x, 1, *t, k=s)", {"t"}),
+    ],
+)
+def test_what_a_call_unpacks_is_iterated_and_nothing_beside_it(call, found):
+    space: dict = {}
+    exec(f"def one(x, s, t):\n    {call}\ndef all(x):\n    s = t = x\n    {call}", space)
+    assert iterated(space["one"].__code__) == iterated(space["all"].__code__) == found
+
+
+def test_an_own_variable_of_a_function_is_none_of_the_function_around_it():
+    def outer(a, b, c):
+        def inner(a):
+            c = [a]
+            return [x + 1 for x in a], list(c), list(b)
+
+        return inner(a), c
+
+    assert "b" in iterated(outer.__code__)
+    assert not {"a", "c"} & iterated(outer.__code__)
+
+
+@pytest.mark.parametrize(
+    "function", [_named_by_call.__wrapped__, sub, pytest.raises, torch.nn.Module.to, kind_of]
+)
+def test_the_innermost_call_around_a_name_is_found_in_one_pass(function):
+    """As by a search through all calls for each name, which takes the square of their number."""
+    code = function.__code__
+    instructions = dis.Bytecode(code)
+    placed = [each for each in instructions if each.positions and None not in each.positions]
+    calls = {_span(each) for each in placed if each.opname in _CALLS}
+    expected: dict = {}
+    for number, each in enumerate(instructions):
+        start, end = _span(each)
+        around = [call for call in calls if call[0] <= start and end <= call[1]]
+        if around and _named(code)[number][1]:
+            inner = max(around, key=lambda call: (*call[0], -call[1][0], -call[1][1]))
+            expected.setdefault(inner, []).append(number)
+    assert _numbers_by_call(code) == expected
 
 
 @pytest.mark.parametrize(
