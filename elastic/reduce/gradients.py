@@ -21,17 +21,17 @@ once a backward has reached it on any rank. In that first computation its shards
 apart, and summed when all ranks know of it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from elastic.reduce.bucket import Bucket, Show, Trained, cut, dense, groups
 from elastic.reduce.exchange import Exchange
+from elastic.reduce.gradient_hooks import GradientHooks
 from elastic.reduce.tree import pairs
 
 # A layout that so many computations did not need is forgotten, with its vectors. The networks of a
@@ -88,8 +88,8 @@ class Gradients:
         self._sums: list[Future[Tensor] | Tensor] = []
         # One thread: collectives must start in the same order on every rank.
         self._thread = ThreadPoolExecutor(1, "exchange") if exchange.world_size > 1 else None
-        self._hooks: dict[nn.Parameter, RemovableHandle] = {}
-        self._watch(trained.trained())
+        self._hooks = GradientHooks(self._accumulated, trained.name_of)
+        self._hooks.watch(trained.trained())
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -112,8 +112,9 @@ class Gradients:
         others = self._trained.others()
         self._late = [p for p in others if p not in self._joined]
         self._late_parts = {}
-        self._watch(self._late)
+        self._hooks.watch(self._late)
         self._layout = self._current_layout([p for p in others if p in self._joined])
+        self._hooks.attach(self.parameters if self._late else self._layout.parameters)
         for parameter in self.parameters:
             parameter.grad = None
         for bucket in self._layout.buckets:
@@ -140,10 +141,11 @@ class Gradients:
         """After the backward of one own shard; the last one sends the buckets that still wait.
 
         A bucket still waits when it, or one before it, has a parameter that the last shard did not
-        use.
+        use. Raises UsageError for hooks of the recipe's.
         """
         self._is_open = False
         if self._is_last:
+            self._hooks.check()
             while self._next < len(self._layout.buckets):
                 self._send()
             self._layout.is_known = True
@@ -211,9 +213,7 @@ class Gradients:
 
     def close(self) -> None:
         """Remove the hooks: a recipe may use these parameters for something else after the run."""
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks = {}
+        self._hooks.remove([*self._hooks.watched()])
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -233,7 +233,7 @@ class Gradients:
             known = self._layouts.get(key)
             layout = self._layouts[key] = known or Layout(parameters, self._trained, joined)
             if known is None:
-                self._watch(layout.parameters)
+                self._hooks.watch(layout.parameters)
         self._computations += 1
         layout.last_used = self._computations
         self._forget_idle()
@@ -248,15 +248,7 @@ class Gradients:
             needed = {p for layout in self._layouts.values() for p in layout.parameters}
             needed.update(self._trained.trained())
             needed.update(self._late)
-            for parameter in self._hooks.keys() - needed:
-                self._hooks.pop(parameter).remove()
-
-    def _watch(self, parameters: Sequence[nn.Parameter]) -> None:
-        """One hook for each parameter that requires a gradient; torch has none for others."""
-        for parameter in parameters:
-            if parameter.requires_grad and parameter not in self._hooks:
-                hook = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
-                self._hooks[parameter] = hook
+            self._hooks.remove([p for p in self._hooks.watched() if p not in needed])
 
     def _pair_of(self, shard: int) -> tuple[int, ...]:
         return next(pair for pair in self._pairs if shard in pair)

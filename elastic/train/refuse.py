@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from elastic.data.own_files import is_own_file
 from elastic.errors import UsageError
+from elastic.reduce.gradient_hooks import not_ours
 from elastic.system import forked_child
 from elastic.system.global_random import RECIPE_SEEDS, was_drawn_from
 from elastic.train.callables import unwrapped
@@ -142,10 +143,7 @@ def modules(state: State, device: torch.device) -> None:
                 f"expected whole parameters, found {state.name_of(parameter)} as a DTensor (fully_shard), which {_EXCHANGES}"
             )
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise UsageError(
-                f"expected gradients that stay in .grad until the step's sum, found a post-accumulate hook at {state.name_of(parameter)}: "
-                "it would see the gradient of one shard; call the optimizer in the loop, after step.mean_loss or step.backward"
-            )
+            raise UsageError(not_ours(state.name_of(parameter)))
 
 
 def _module(path: str, module: nn.Module) -> None:
