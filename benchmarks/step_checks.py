@@ -98,7 +98,9 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
     def begin() -> None:
         contract.begin_step(next(numbers), lambda: None)
         contract.begin_computation(None)
-        gradients._layout = gradients._current_layout([])  # noqa: SLF001
+        layout = gradients._layout = gradients._current_layout([])  # noqa: SLF001
+        gradients._hooks.attach(layout.parameters)  # noqa: SLF001
+        gradients._hooks.check()  # noqa: SLF001 - as after the last backward
 
     def computed() -> None:
         for parameter, grad in grads.items():
@@ -112,7 +114,7 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
 
     def shards_in_modes() -> None:
         modes = StepModes()
-        modes.begin_pass(modules)
+        modes.begin_pass(parts.modules, parts.attributes)
         for shard in range(SHARDS):
             modes.begin_shard(shard)
         modes.end_pass()
@@ -125,7 +127,7 @@ def of_each_step_s(of: Recipe) -> dict[str, float]:
     begin_s = median_s(begin, forward, computed, end)
     end_s = median_s(end, begin, forward, computed)
     contract.begin_computation(None)  # in it the state's parts are known
-    modules = contract.parts().modules
+    parts = contract.parts()
     found = {
         "parameters that are trained, gradients that are unused": begin_s + end_s,
         "forwards that change parameters": median_s(forward),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from elastic.errors import UsageError
+from elastic.reduce.gradient_flags import left_changed
 from elastic.reduce.tree import Block, Stack
 
 BUCKET_BYTES = 25 * 1024 * 1024  # as DistributedDataParallel's default
@@ -81,8 +82,8 @@ class Bucket:
         and from then on adds to `.grad` in place, which is the vector. One copy is cheaper than
         zeroing the vector beforehand and adding to it.
 
-        Raises UsageError for a gradient that is sparse, that a hook took away, or that came in
-        parts where none did before.
+        Raises UsageError for a gradient that is sparse, that a hook took away, that came in parts
+        where none did before, or of a parameter that the function has frozen since.
         """
         if parameter not in self.missing:
             self._collect_again(parameter)
@@ -90,6 +91,8 @@ class Bucket:
         self.missing.discard(parameter)
         gradient, view = parameter.grad, self._views[parameter]
         waits = self._is_second and parameter in self.repeated
+        if gradient is None and not parameter.requires_grad:
+            raise UsageError(left_changed([self._names.name_of(parameter)], is_frozen=True))
         if gradient is None or (self._is_second and gradient is not view and not waits):
             raise UsageError(
                 f"expected the gradient of {self._names.name_of(parameter)} to stay in .grad until all shards' gradients are summed, "

@@ -17,14 +17,13 @@ from torch.utils.hooks import RemovableHandle
 
 from elastic.errors import UsageError
 
-Hook = Callable[[nn.Parameter], None]
-
 
 class GradientHooks:
-    """hook: called after each gradient. name_of: a parameter, for an error."""
+    """hook: a method, called after each gradient. name_of: a parameter, for an error."""
 
-    def __init__(self, hook: Hook, name_of: Callable[[nn.Parameter], str]) -> None:
+    def __init__(self, hook: Callable[[nn.Parameter], None], name_of: Callable[[nn.Parameter], str]) -> None:
         self._hook = hook
+        self._function = getattr(hook, "__func__", None)
         self._name_of = name_of
         self._handles: dict[nn.Parameter, RemovableHandle] = {}
         self._parameters: Sequence[nn.Parameter] = []  # of the computation that was begun last
@@ -49,8 +48,13 @@ class GradientHooks:
     def check(self) -> None:
         """After the backwards. Raises UsageError for a hook of the recipe's."""
         if sum(map(len, self._hooks)) != len(self._hooks):
-            pairs = zip(self._parameters, self._hooks, strict=True)
-            raise UsageError(not_ours(self._name_of(next(p for p, hooks in pairs if len(hooks) > 1))))
+            for parameter, hooks in zip(self._parameters, self._hooks, strict=True):
+                if not all(map(self._is_ours, hooks.values())):
+                    raise UsageError(not_ours(self._name_of(parameter)))
+
+    def _is_ours(self, hook: Any) -> bool:
+        """Also that of a loop which ended in an error, and whose hooks nothing has removed."""
+        return getattr(hook, "__func__", hook) is self._function
 
     def watched(self) -> Collection[nn.Parameter]:
         return self._handles.keys()

@@ -7,7 +7,7 @@ Everything here happens in every step, and must be cheap: benchmarks/steady.py s
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import compress
+from itertools import chain, compress
 from operator import not_
 from typing import Any
 from weakref import WeakMethod
@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from elastic.errors import UsageError
+from elastic.reduce.gradient_flags import GradientFlags, left_changed
 from elastic.train import cached_weights, structure
 from elastic.train.forward_changes import ForwardChanges
 from elastic.train.left_behind import Leftovers
@@ -28,6 +29,8 @@ from elastic.train.state_mark import mark_of
 from elastic.train.structure import StateParts
 from elastic.train.unsaved import Scaler, Unsaved
 from elastic.train.unused_gradients import UnusedGradients
+
+ALL_CALLS = 2  # steps of a process
 
 
 class Contract:
@@ -65,6 +68,8 @@ class Contract:
         self._parts: StateParts | None = None  # of the state, where it was begun
         self._mark: list[Any] = []  # of the state where the step began
         self._others: list[nn.Parameter] = []  # that no optimizer updates, and that require one
+        self._flags = GradientFlags([])  # of all parameters, where the computation or pass began
+        self._calls = 0  # of the function, in the pass that was begun last
         self._is_in_function = False
         self._forward: ForwardChanges | None = None  # around the last shards
         self.leftovers = Leftovers(state, lambda: self._is_in_function)
@@ -146,20 +151,21 @@ class Contract:
         before = self._trained
         self._parts = self._state.parts()
         self._trained, idle = self._state.trained_and_idle(self._parts)
-        require = [p.requires_grad for p in self._trained]
+        self._flags = GradientFlags([*self._trained, *idle])
+        require = self._flags.flags[: len(self._trained)]
         frozen = [] if all(require) else list(compress(self._trained, map(not_, require)))
         self._required = list(compress(self._trained, require)) if frozen else self._trained
-        self._others = [p for p in idle if p.requires_grad]
+        self._others = list(compress(idle, self._flags.flags[len(require) :]))
         self._is_computing = True
         if self._trained is not before:  # or the modules have other parameters
             self._unsaved.check_parameters(self._trained)
         self._held = self._state.held
-        held = set(map(id, self._held))
-        self._loose_ones = [
-            *(() if len(held) == len(self._trained) else (p for p in self._required if id(p) not in held)),
-            *self._others,
-        ]
-        parameter = self._unused.replace(self._held, [p for p in frozen if id(p) in held])
+        self._loose_ones = self._others
+        if len(self._held) < len(self._trained):
+            held = set(map(id, self._held))
+            self._loose_ones = [*(p for p in self._required if id(p) not in held), *self._others]
+            frozen = [p for p in frozen if id(p) in held]
+        parameter = self._unused.replace(self._held, frozen)
         if parameter is not None:
             batch, shards = self._global_batch, self._shards
             raise UsageError(
@@ -192,18 +198,27 @@ class Contract:
     def forward(self, parts: StateParts | None = None) -> Iterator[None]:
         """Around the shards of a pass.
 
-        Raises UsageError for a forward that changes parameters, or a body that has moved some.
+        Raises UsageError for a forward that changes parameters or leaves others frozen, and for a
+        body that has moved some.
         """
         is_first_step = self._unused.step == self._first_step
         parts = parts or self.parts()
         changes = self._forward = ForwardChanges(self._state, parts, compares_contents=is_first_step)
         self._places.check(self._unused.step, parts, changes.marks)
+        if not self._is_computing:
+            self._flags = GradientFlags([*chain(*self._state.trained_and_idle(parts))])
+        self._calls = 0
         yield
+        self._check_flags()
         changes.check()
 
     @contextmanager
     def function(self) -> Iterator[None]:
-        """Around a call of the function that the recipe gave. Raises UsageError for a backward."""
+        """Around a call of the function that the recipe gave.
+
+        Raises UsageError for a backward; and for parameters that it has frozen, or unfrozen, for
+        good: in all calls of a process's first steps, later in one of each pass, and in its last.
+        """
         self._is_in_function = True
         cached_weights.drop()
         try:
@@ -211,6 +226,17 @@ class Contract:
         finally:
             cached_weights.drop()
             self._is_in_function = False
+        self._calls += 1
+        # After each call it would take a sixth of what all checks of a step may take.
+        step = self._unused.step
+        if step - (self._first_step or step) < ALL_CALLS or self._calls == 1 + step % self._shards:
+            self._check_flags()
+
+    def _check_flags(self) -> None:
+        if changed := self._flags.changed():
+            is_frozen = not changed[0].requires_grad
+            names = [self.name_of(p) for p in changed if p.requires_grad is not is_frozen]
+            raise UsageError(f"step {self._unused.step}: {left_changed(names, is_frozen=is_frozen)}")
 
     def accumulated_outside(self, parameter: nn.Parameter) -> None:
         """A backward of the recipe's own, or that of a loss past its sums."""

@@ -35,9 +35,9 @@ class Modes:
     spaces: list[dict[str, Any]] | None
 
     @classmethod
-    def of(cls, modules: Sequence[nn.Module]) -> "Modes":
-        """As they are now."""
-        spaces = list(map(vars, modules))
+    def of(cls, modules: Sequence[nn.Module], spaces: list[dict[str, Any]] | None = None) -> "Modes":
+        """As they are now. spaces: the modules' own attributes, for a caller that has them."""
+        spaces = list(map(vars, modules)) if spaces is None else spaces
         with suppress(KeyError):
             return cls(modules=modules, flags=list(map(_by_key, spaces)), spaces=spaces)
         return cls(modules=modules, flags=list(map(_by_attribute, modules)), spaces=None)
@@ -69,8 +69,9 @@ class StepModes:
         self._left: dict[int, list[list[bool]]] = {}
         self._begun: int | None = None  # the shard that is computed
 
-    def begin_pass(self, modules: Sequence[nn.Module]) -> Modes:
-        self._pass, self._before = Modes.of(modules), list[bool]()
+    def begin_pass(self, modules: Sequence[nn.Module], spaces: list[dict[str, Any]] | None = None) -> Modes:
+        """As `Modes.of`."""
+        self._pass, self._before = Modes.of(modules, spaces), list[bool]()
         self.modules += modules
         return self._pass
 

@@ -325,7 +325,7 @@ class Step:
         first_call, call = self._look_at(function), None
         leftovers = self._parts.contract.leftovers
         leftovers.begin_pass(self.number)
-        modes = self._modes.begin_pass(parts.modules)
+        modes = self._modes.begin_pass(parts.modules, parts.attributes)
         with self._parts.contract.forward(parts):
             for batch in batches:
                 self._modes.begin_shard(batch.shard)

@@ -26,6 +26,8 @@ DEPTH = 2
 MANY_ITEMS = 100
 COMPUTED_WITH = nn.Module, Optimizer, nn.Parameter
 
+_CHILDREN, _PARAMETERS = operator.itemgetter("_modules"), operator.itemgetter("_parameters")
+
 
 def submodules(roots: Iterable[nn.Module]) -> list[nn.Module]:
     """The modules and all inside them, each once, in the order of `nn.Module.modules`.
@@ -82,13 +84,15 @@ class StateParts(NamedTuple):
     """What the objects of a state consist of at a moment. Do not change the lists.
 
     held: the modules, optimizers and parameters among the objects and what these hold. A trial load
-    takes any other object that is kept here for one that the recipe holds. holders: of each module
-    its dict of parameters. places: what these hold; the names are those that were there when one
-    last got another parameter. owned: the parameters, each once, by their id.
+    takes any other object that is kept here for one that the recipe holds. attributes: of each
+    module its own. holders: of each module its dict of parameters. places: what these hold; the
+    names are those that were there when one last got another parameter. owned: the parameters, each
+    once, by their id.
     """
 
     held: list[Any]
     modules: list[nn.Module]
+    attributes: list[dict[str, Any]]
     holders: list[dict[str, nn.Parameter | None]]
     places: Items
     owned: dict[int, nn.Parameter]
@@ -103,30 +107,33 @@ class Tree:
     def __init__(self) -> None:
         self._roots: list[nn.Module] = []
         self._modules: list[nn.Module] = []
+        self._attributes: list[dict[str, Any]] = []  # of each; to read there takes half the time
         self._sizes: list[int] = []  # how many children each has
         self._children: list[nn.Module | None] = []  # of all of them
-        self._known = StateParts([], [], [], Items.of([]), {})
+        self._known = StateParts([], [], [], [], Items.of([]), {})
 
     def modules(self, roots: list[nn.Module]) -> list[nn.Module]:
         """Do not change the list."""
         if not (same(roots, self._roots) and self._has_same_children()):
             self._roots, self._modules = roots, submodules(roots)
-            holders = [module._modules for module in self._modules]  # noqa: SLF001 - as `submodules`
+            self._attributes = list(map(vars, self._modules))
+            holders = list(map(_CHILDREN, self._attributes))
             self._sizes, self._children = list(map(len, holders)), values_of(holders)
         return self._modules
 
     def parts(self, held: list[Any]) -> StateParts:
         """held: see StateParts."""
         modules = self.modules([thing for thing in held if isinstance(thing, nn.Module)])
-        holders = [module._parameters for module in modules]  # noqa: SLF001 - as `submodules`
+        holders = list(map(_PARAMETERS, self._attributes))
         found = values_of(holders)
         if modules is not self._known.modules or not same(found, self._known.places.values):
             owned = {id(p): p for p in found if p is not None}
-            self._known = StateParts(held, modules, holders, Items.of(holders, found), owned)
+            places = Items.of(holders, found)
+            self._known = StateParts(held, modules, self._attributes, holders, places, owned)
         return self._known._replace(held=held, holders=holders)
 
     def _has_same_children(self) -> bool:
-        holders = [module._modules for module in self._modules]  # noqa: SLF001
+        holders = list(map(_CHILDREN, self._attributes))
         return list(map(len, holders)) == self._sizes and same(values_of(holders), self._children)
 
 

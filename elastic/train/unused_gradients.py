@@ -124,9 +124,11 @@ class UnusedGradients:
         """At a step's end: a process that begins at the next step has none of its gradients."""
         self._spread()
         is_all_used = not self._marks and self._names(parameters) <= self._used
-        for parameter in parameters:
-            if is_all_used or (parameter.grad is not None and self._is_used(parameter)):
-                parameter.grad = None
+        used = (
+            parameters if is_all_used else [p for p in parameters if p.grad is not None and self._is_used(p)]
+        )
+        for parameter in used:
+            parameter.grad = None
 
     def _is_used(self, parameter: nn.Parameter) -> bool:
         mark = self._marks.get(id(parameter))
