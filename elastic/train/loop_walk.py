@@ -6,7 +6,7 @@ them (loop_variables.py); the order of reading decides which name a thing gets t
 
 from dataclasses import replace
 from types import MethodType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,9 @@ def take_look(
         rewritten=frozenset(variables.rewritten),
         kept=frozenset(id(kind) for held in settings.holders() for kind in (held, *type(held).__mro__)),
     )
+    for each in state.objects.values():
+        if _is_saved_by_torch(each):  # one that wraps it may hold these
+            walk.left_out |= {id(held) for held in (each.state, each.param_groups, *each.param_groups)}
     saved = {name: _enter(walk, name, state.objects[name], of_state) for name in state.objects}
     # What functions read of a module by its variables is known better than its other data.
     for name, value in sorted(variables.carried, key=lambda each: is_own_namespace(each[1])):
@@ -99,11 +102,9 @@ def _enter(walk: Walk, name: str, thing: Any, of_state: SavedLeaves) -> SavedNum
         for path, tensor in left_out_of(name, thing, of_state):
             walk.enter(f"{name}.{path}", tensor, FREE, owner="left out")
         return SavedNumbers(is_module=True, numbers=frozenset())
-    if isinstance(thing, Optimizer) and type(thing).state_dict is Optimizer.state_dict:
+    if _is_saved_by_torch(thing):
         walk.optimizer_of_state(name, thing)
         walk.functions_of_torch(name, thing)
-        # One that wraps it may have them as its own.
-        walk.left_out |= {id(each) for each in (thing.state, thing.param_groups, *thing.param_groups)}
         return None
     if isinstance(thing, _SAVES_ALL) and not _has_own_state_dict(thing):
         walk.left_out.add(id(thing))
@@ -123,6 +124,10 @@ def _enter(walk: Walk, name: str, thing: Any, of_state: SavedLeaves) -> SavedNum
         numbers=frozenset(map(plain_text, values)),
         contents=of_state.contents(name, with_arrays=has_arrays),
     )
+
+
+def _is_saved_by_torch(thing: Any) -> TypeGuard[Optimizer]:
+    return isinstance(thing, Optimizer) and type(thing).state_dict is Optimizer.state_dict
 
 
 def _sets_of_loading(settings: DatasetSettings) -> dict[str, str]:

@@ -1445,3 +1445,23 @@ def test_a_look_asks_for_the_state_only_where_it_meets_a_tensor(has_tensor, monk
     for step in (0, 1, 2):
         memory.look(step, None)
     assert len(taken) == 3 * has_tensor
+
+
+def test_what_an_optimizer_of_the_state_holds_is_saved_also_where_another_one_holds_it():
+    """As sharpness-aware optimizers do, whichever of the two the State names first."""
+    recipe = """
+        class Sharp(torch.optim.Optimizer):
+            def __init__(self, params, kind, **settings):
+                super().__init__(params, settings)
+                self.base = kind(self.param_groups, **settings)
+                self.param_groups = self.base.param_groups
+            def step(self):
+                self.base.step()
+        optimizer = Sharp(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+        for step in run_steps(model=model, OBJECTS):
+            update()
+        """
+    both = "optimizer=optimizer, base=optimizer.base", "base=optimizer.base, optimizer=optimizer"
+    found = [outcome(recipe.replace("OBJECTS", objects)) for objects in (*both, "optimizer=optimizer")]
+    assert found[:2] == [("", set(), set())] * 2
+    assert found[2] != found[0]
