@@ -10,9 +10,7 @@ It does not see what a recipe counts by itself; that is a variable of the loop (
 """
 
 import ast
-import weakref
 from collections.abc import Iterator
-from inspect import CO_GENERATOR
 from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
@@ -23,14 +21,14 @@ from elastic.data.own_files import is_own_file
 from elastic.errors import UsageError
 from elastic.train import indirect_loop
 from elastic.train.recipe_text import called
-from elastic.train.text_place import TextPlace, place_at, place_of
+from elastic.train.steps_origin import StepsOrigin, own_frames
+from elastic.train.text_place import place_at, place_of
 
 _ADVICE = (
     "Write one loop, `for step in run.steps(data, state):`, in which step.number, step.epoch and step.ends_epoch say where the run is "
     "(`if step.ends_epoch:` before what follows an epoch, `if step.epoch < 4:` for a phase)"
 )
 _THIS_LIBRARY = f"{Path(elastic.__file__).parent}/"
-_HANDING_ON = "iter", "enumerate", "tqdm", "trange", "track"
 
 Sites = list[tuple[CodeType, int]]
 
@@ -39,23 +37,16 @@ class LoopForm:
     """`begin` in run.steps, `check` whenever a step was asked for."""
 
     def __init__(self) -> None:
-        self._iterator: weakref.ref[Iterator[Any]] | None = None
-        self._made: dict[int, TextPlace] = {}  # by frame
-        self._made_by_generator = False
+        self._origin: StepsOrigin | None = None
         self._sites: Sites | None = None
 
     def begin(self, iterator: Iterator[Any], frame: FrameType | None) -> None:
         """iterator: what the recipe gets. frame: of the call, or below it."""
-        self._iterator = weakref.ref(iterator)
-        for each in _own(frame):
-            self._made[id(each)] = place_of(each)
-            if each.f_code.co_flags & CO_GENERATOR:
-                self._made_by_generator = True  # what is above has asked for the first step
-                break
+        self._origin = StepsOrigin(iterator, frame)
 
     def check(self, frame: FrameType | None) -> None:
         """frame: that which asks for a step, or one that it called. Raises UsageError."""
-        sites = [(each.f_code, each.f_lasti) for each in _own(frame)]
+        sites = [(each.f_code, each.f_lasti) for each in own_frames(frame)]
         if sites == self._sites:
             return
         before, self._sites = self._sites, sites
@@ -68,8 +59,11 @@ class LoopForm:
             )
 
     def _check_first(self, frame: FrameType | None) -> None:
-        has_loop = False
-        for each in _own(frame):
+        has_loop = is_new = False
+        frames = list(_above_library(frame))
+        for number, each in enumerate(frames):
+            if not is_own_file(each.f_code.co_filename):
+                continue
             place = place_of(each)
             if place.is_comprehension:
                 raise UsageError(
@@ -77,51 +71,34 @@ class LoopForm:
                     " only what comes after the step where the run goes on. Write the loop as `for step in run.steps(data, state):`; step.log(...) writes"
                     " a number of each step into the metrics, and elastic.Values(...) in the State keeps what is needed after the loop"
                 )
+            loops = [*reversed(place.loops())]
+            if number and has_loop and indirect_loop.calls(each, frames[number - 1]):
+                loops.insert(0, place.path[-1])
             has_loop = has_loop or place.iterates
-            for loop in reversed(place.loops()):
+            for loop in loops:
                 if isinstance(loop, ast.While) and not has_loop:
                     has_loop = True  # it is the loop over the steps
-                elif not self._is_made_in(loop, each, place):
+                    continue
+                # What one pass makes anew, each pass of the loops around it does.
+                is_new = is_new or self._is_of_each_pass(frames[: number + 1], loop)
+                if not is_new:
                     raise UsageError(
                         f"the steps of the run are asked for ({place}) inside of a loop (line {getattr(loop, 'lineno', '?')}) that begins again in a process"
                         f" that restarts, while the steps go on where they were. {_ADVICE}"
                     )
-        asking = _asking(frame)
-        if asking is not None and not self._is_iterated_where_made(asking):
-            iterator = None if self._iterator is None else self._iterator()
-            own = next(iter(_own(frame)), asking)
-            indirect_loop.check(place_of(asking), iterator, place_of(own))
+        if frames and self._origin is not None:
+            indirect_loop.check(frames, self._origin, is_direct=self._is_iterated_where_made(frames[0]))
+
+    def _is_of_each_pass(self, asking: list[FrameType], loop: ast.AST) -> bool:
+        return self._origin is not None and self._origin.is_of_each_pass(asking, loop)
 
     def _is_iterated_where_made(self, asking: FrameType) -> bool:
         """Whether it is `for step in run.steps(...)`: nothing is in between."""
         iterated = place_of(asking).iterated
-        if next(iter(self._made), None) != id(asking) or not isinstance(iterated, ast.Call):
+        made = {} if self._origin is None else self._origin.made
+        if next(iter(made), None) != id(asking) or not isinstance(iterated, ast.Call):
             return False
-        return called(iterated) == "steps" and self._made[id(asking)].path[-1:] == (iterated,)
-
-    def _is_made_in(self, loop: ast.AST, frame: FrameType, asked: TextPlace) -> bool:
-        """Whether each pass of the loop makes an iterator over the steps of its own."""
-        made = self._made.get(id(frame))
-        if made is not None and made.code is asked.code and loop in made.loops():
-            conditions = made.path[made.path.index(loop) :]
-            return all(each in asked.path for each in conditions if isinstance(each, ast.If))
-        return self._made_by_generator and _makes_generator(asked.iterated, loop)
-
-
-def _makes_generator(iterated: ast.expr | None, loop: ast.AST) -> bool:
-    """Whether what a `for` in this loop iterates over is made there, as far as the text says so."""
-    if iterated is None:
-        return False
-    names = set[str]()
-    for each in ast.walk(iterated):
-        if isinstance(each, ast.Call) and called(each) not in _HANDING_ON:
-            return True
-        if isinstance(each, ast.Name):
-            names.add(each.id)
-    stored = (
-        each.id for each in ast.walk(loop) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
-    )
-    return not names.isdisjoint(stored)
+        return called(iterated) == "steps" and made[id(asking)].path[-1:] == (iterated,)
 
 
 def _is_same_loop(before: Sites, sites: Sites) -> bool:
@@ -154,16 +131,10 @@ def _differing(before: Sites, sites: Sites) -> str:
     return ", ".join(dict.fromkeys(str(place_at(*each)) for pair in differing[:1] for each in pair))
 
 
-def _own(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frames of the recipe's own code, from this one up."""
-    while frame is not None:
-        if is_own_file(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
-
-
-def _asking(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame above this library's own generators."""
+def _above_library(frame: FrameType | None) -> Iterator[FrameType]:
+    """From the innermost frame above this library's own generators."""
     while frame is not None and frame.f_code.co_filename.startswith(_THIS_LIBRARY):
         frame = frame.f_back
-    return frame
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,9 +1,13 @@
 """The forms of a loop over the steps: those that may begin at any step, and those that may not."""
 
+import asyncio
+import contextlib
 import functools
+import gc
 import itertools
 import statistics
 import sys
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +17,14 @@ from elastic.train.loop_end import LoopEnd
 from elastic.train.loop_form import LoopForm
 
 STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def _only_objects_of_the_test():
+    """Else each search among the objects of this process sees those of all tests."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class Loop:
@@ -120,6 +132,22 @@ def pooled():
             print(result)
 
 
+def late():
+    yield from run.steps()
+
+
+def sliced_generator():
+    for step in itertools.islice(late(), 4):
+        print(step)
+
+
+def sliced_later():
+    steps = handed_on(late())
+    part = itertools.islice(steps, 4)
+    for step in part:
+        print(step)
+
+
 GIVEN = {
     "reduce": reduced,
     "map": mapped,
@@ -134,6 +162,11 @@ GIVEN = {
     "sorted": lambda: sorted(run.steps()),
     "a list": unpacked,
     "pool.map": pooled,  # which makes a zip
+    "sum of a generator": lambda: sum(late()),
+    "deque of a generator": lambda: deque(handed_on(late()), maxlen=0),
+    "max of an object": lambda: max(Handing(late())),
+    "islice of a generator": sliced_generator,
+    "islice of a generator's generator": sliced_later,
 }
 
 
@@ -219,10 +252,6 @@ def epochs_of_generator():
                 break
 
 
-def late():
-    yield from run.steps()
-
-
 def epochs_of_late_generator():
     """run.steps is called within the first pass of the outer loop."""
     steps = late()
@@ -247,6 +276,152 @@ def comprehension_around():
     return [train_epoch(steps) for _epoch in range(3)]
 
 
+def of_epoch(steps):
+    for step in steps:
+        yield step
+        if step % 2 == 0:
+            return
+
+
+def epochs_by_generators():
+    """Each pass makes a generator, and all of them take from one that run.steps was called in."""
+    steps = late()
+    for _epoch in range(3):
+        for step in of_epoch(steps):
+            print(step)
+
+
+class Epochs:
+    def __init__(self, steps):
+        self.steps = steps
+
+    def one(self):
+        yield from of_epoch(self.steps)
+
+    def train(self):
+        for step in self.steps:
+            if step % 2 == 0:
+                break
+
+
+def epochs_of_an_object():
+    epochs = Epochs(late())
+    for _epoch in range(3):
+        for step in epochs.one():
+            print(step)
+
+
+def epochs_by_method():
+    epochs = Epochs(handed_on(late()))
+    for _epoch in range(3):
+        epochs.train()
+
+
+def epochs_of_an_alias():
+    epochs = Epochs(late())
+    for _epoch in range(3):
+        steps = enumerate(epochs.steps)
+        for _, step in steps:
+            if step % 2 == 0:
+                break
+
+
+def epochs_of_a_default():
+    def train(steps=late()):  # noqa: B008
+        train_epoch(steps)
+
+    for _epoch in range(3):
+        train()
+
+
+def epochs_of_a_closure():
+    steps = late()
+
+    def train():
+        for step in steps:
+            if step % 2 == 0:
+                break
+
+    for _epoch in range(3):
+        train()
+
+
+def epochs_by_a_generator_of_epochs():
+    def all_epochs(steps):
+        for _epoch in range(3):
+            yield of_epoch(steps)
+
+    for steps in all_epochs(late()):
+        for step in steps:
+            print(step)
+
+
+def epochs_kept_by_a_condition():
+    steps = None
+    for epoch in range(3):
+        steps = late() if epoch == 0 else steps
+        for step in steps:
+            if step % 2 == 0:
+                break
+
+
+def epochs_kept_by_or():
+    steps = None
+    for _epoch in range(3):
+        steps = steps or run.steps()
+        train_epoch(steps)
+
+
+def epochs_kept_by_a_function():
+    kept = []
+
+    def once():
+        if kept:
+            return kept[0]
+        kept.append(run.steps())
+        return kept[0]
+
+    for _epoch in range(3):
+        steps = once()
+        train_epoch(steps)
+
+
+def epochs_kept_by_a_decorator():
+    @functools.cache
+    def once():
+        return run.steps()
+
+    for _epoch in range(3):
+        train_epoch(once())
+
+
+def epochs_by_map():
+    steps = run.steps()
+    return list(map(lambda _: train_epoch(steps), range(3)))  # noqa: C417
+
+
+def epochs_by_for_over_a_map():
+    steps = late()
+    for trained in map(train_epoch, [steps] * 3):
+        print(trained)
+
+
+async def epochs_of_async_generator():
+    async def following():
+        for step in run.steps():
+            yield step
+
+    steps = following()
+    for _epoch in range(3):
+        async for step in steps:
+            if step % 2 == 0:
+                break
+
+
+def epochs_in_asyncio():
+    asyncio.run(epochs_of_async_generator())
+
+
 AROUND = {
     each.__name__: each
     for each in (
@@ -259,6 +434,20 @@ AROUND = {
         epochs_of_late_generator,
         epochs_made_in_the_first,
         comprehension_around,
+        epochs_by_generators,
+        epochs_of_an_object,
+        epochs_by_method,
+        epochs_of_an_alias,
+        epochs_of_a_default,
+        epochs_of_a_closure,
+        epochs_by_a_generator_of_epochs,
+        epochs_kept_by_a_condition,
+        epochs_kept_by_or,
+        epochs_kept_by_a_function,
+        epochs_kept_by_a_decorator,
+        epochs_by_map,
+        epochs_by_for_over_a_map,
+        epochs_in_asyncio,
     )
 }
 
@@ -416,6 +605,124 @@ def with_loops_inside():
     return round(total)
 
 
+def by_bound_next():
+    total, following = 0, run.steps().__next__
+    with contextlib.suppress(StopIteration):
+        while True:
+            total += following()
+    return total
+
+
+def by_partial():
+    total, following = 0, functools.partial(next, run.steps(), None)
+    for step in iter(following, None):
+        total += step
+    return total
+
+
+def of_one_main():
+    """The loop around calls a function, and what that one iterates over calls run.steps."""
+    for _seed in range(1):
+        total = sum_of(handed_on(late()))
+    return total
+
+
+def of_one_main_that_is_left():
+    while True:
+        total = of_one_main()
+        break
+    return total
+
+
+def of_some_mains():
+    return [sum_of(late()) for _name in ["a"]][0] + sum(map(sum_of, []))  # noqa: RUF015
+
+
+def of_another_branch():
+    total = 0
+    for name in ["a", "b"]:
+        if name == "a":
+            steps = run.steps()
+        else:
+            continue
+        for step in steps:
+            total += step
+    return total
+
+
+def of_one_of_two_branches():
+    total = 0
+    for name in ["a"]:
+        if name == "a":
+            steps = late()
+        elif name == "b":
+            steps = handed_on(late())
+        else:
+            raise ValueError(name)
+        try:
+            bar = enumerate(steps)
+        except TypeError:
+            continue
+        for _, step in bar:
+            total += step
+    return total
+
+
+class Trainer:
+    def begin(self):
+        self.steps, self.total = run.steps(), 0
+
+    def fit(self):
+        self.begin()
+        for step in self.steps:
+            self.total += step
+        return self.total
+
+    def batches(self):
+        yield from run.steps()
+
+    def fit_batches(self):
+        self.loader = self.batches()
+        return sum_of(self.loader)
+
+
+def of_a_trainer():
+    trainer = Trainer()
+    for fold in range(2):
+        if fold == 1:
+            total = trainer.fit()
+    return total
+
+
+def of_a_trainers_generator():
+    trainer = Trainer()
+    for fold in range(2):
+        if fold == 1:
+            total = trainer.fit_batches()
+    return total
+
+
+def of_a_context():
+    @contextlib.contextmanager
+    def training():
+        yield run.steps()
+
+    for _seed in range(1):
+        with training() as steps:
+            total = sum_of(steps)
+    return total
+
+
+def of_a_dict():
+    loaders = {}
+    for fold in range(2):
+        if fold == 0:
+            continue
+        loaders[fold] = late()
+        total = sum_of(loaders[fold])
+    return total
+
+
 @pytest.mark.parametrize(
     "loop",
     [
@@ -430,6 +737,17 @@ def with_loops_inside():
         of_one_fold,
         of_one_fold_by_generator,
         with_loops_inside,
+        by_bound_next,
+        by_partial,
+        of_one_main,
+        of_one_main_that_is_left,
+        of_some_mains,
+        of_another_branch,
+        of_one_of_two_branches,
+        of_a_trainer,
+        of_a_trainers_generator,
+        of_a_context,
+        of_a_dict,
     ],
 )
 def test_a_loop_that_may_begin_at_any_step_is_left_alone(loop):
