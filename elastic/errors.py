@@ -107,16 +107,12 @@ class RendezvousTimeout(ElasticError):  # noqa: N818
 
 
 class Interrupted(ElasticError):  # noqa: N818
-    """The caller stopped waiting for a generation.
-
-    `others`: whether other nodes are in the group.
-    """
+    """The caller stopped waiting for a generation."""
 
     exit_code = EXIT_INTERRUPTED
 
-    def __init__(self, *, others: bool) -> None:
+    def __init__(self) -> None:
         super().__init__("interrupted while waiting for a generation")
-        self.others = others
 
 
 class CheckpointDamaged(ElasticError):  # noqa: N818

@@ -63,6 +63,22 @@ class AgentParts:
         """The last step that all workers of this node finished in this generation; 0 for none."""
         return min(self.page.step(i) for i in range(self.settings.nproc))
 
+    def has_shared_state(self, generation: int) -> bool:
+        """Whether the nodes of this generation, the last of this node, have its newest state."""
+        newest = self.memory.newest
+        return newest is None or newest.info.generation == generation
+
+    def leave_group(self, *, is_shared: bool) -> None:
+        """Give up this node's place once its newest state is safe; the workers have stopped.
+
+        Where other members go on with that state, this node leaves before it is saved: they form
+        their next generation at once and need not wait for an upload. Once they have, the fence
+        stops a save by this node: then the checkpoint is theirs to commit. Where no other node
+        has it, the next generation waits for the save.
+        """
+        self.final_checkpoint.ensure_committed(others=self.group.withdraw(is_shared=is_shared))
+        self.group.leave()
+
 
 class NodeGeneration:
     """One generation on this node, from the start of its workers until all of them are gone."""
@@ -166,10 +182,7 @@ class NodeGeneration:
             parts.group.close(NODE_LEFT, step=parts.step, counts=False, failure=None)
         self.kill_workers()
         self.record_end(reason)
-        # This node leaves before it saves, so that the others form their next generation at once
-        # and need not wait for an upload. Once they have, the fence stops a save by this node: then
-        # the checkpoint is theirs to commit.
-        parts.final_checkpoint.ensure_committed(others=parts.group.leave())
+        parts.leave_group(is_shared=parts.has_shared_state(self.number))
 
     def kill_workers(self) -> None:
         """SIGKILL: what counts is in the snapshot memory, which outlives them.

@@ -115,8 +115,9 @@ class NodeAgent(LocalElasticAgent):
                 end = RunEnd(exit_code=self._leaving_code, reason=reason)
             except (RendezvousTimeout, BackendFailed) as error:
                 # Too few nodes came, or the backend did not answer, for --rdzv-timeout. The same
-                # command goes on when that has changed.
-                parts.final_checkpoint.ensure_committed(others=False)
+                # command goes on when that has changed. The others, if there are any, give up as well:
+                # none of them is waited for.
+                parts.leave_group(is_shared=False)
                 end = RunEnd(exit_code=EXIT_INTERRUPTED, reason=str(error))
             except ElasticError as error:
                 # GroupEnded: the run ended while this node was not in the group. Or the group's

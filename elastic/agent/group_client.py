@@ -93,9 +93,18 @@ class GroupClient:
         with suppress(BackendFailed):
             self._rendezvous.end(run_end)
 
-    def leave(self) -> bool:
-        """Leave the group. Returns whether other nodes go on, as far as the backend answers."""
+    def withdraw(self, *, is_shared: bool) -> bool:
+        """The workers of this node have stopped, and it is to leave.
+
+        is_shared: the other members of its generation have its newest state in memory. Returns
+        whether such nodes go on, as far as the backend answers. If none does, the next generation
+        waits until this node has left.
+        """
         with suppress(BackendFailed):
-            group = self._rendezvous.leave()
-            return bool(group.members or group.waiting)
+            return self._rendezvous.withdraw(is_shared=is_shared)
         return False
+
+    def leave(self) -> None:
+        """Leave the group; without an answer, the others notice the silence."""
+        with suppress(BackendFailed):
+            self._rendezvous.leave()

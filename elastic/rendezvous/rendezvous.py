@@ -118,8 +118,7 @@ class Rendezvous:
 
         Raises GroupEnded; RendezvousTimeout after `policy.timeout_s` in a group that cannot form;
         Interrupted as soon as `interrupted()`; BackendFailed if the backend could not be reached
-        for `policy.timeout_s`; GroupDamaged. After RendezvousTimeout this node has left the group;
-        after Interrupted too, if the backend could be told.
+        for `policy.timeout_s`; GroupDamaged. The node is in the group until its caller leaves.
         """
         self._start_beating()
         self._timing = replace(self._timing, closed_since_s=None)
@@ -140,13 +139,7 @@ class Rendezvous:
             # training.
             if self._is_waiting:
                 self._clock.sleep(0.004 if self._clock.monotonic() - began_s < 2.0 else POLL_S)
-        try:
-            group = self.leave()
-        except BackendFailed:
-            # The other nodes cannot be told and will notice the silence. Whether there are any is
-            # unknown, so this node must save its state as if it were the last.
-            raise Interrupted(others=False) from None
-        raise Interrupted(others=bool(group.members or group.waiting))
+        raise Interrupted
 
     def poll_join(self) -> Generation | None:
         """One poll and one action of `join`; None: not yet. Raises what `join` raises."""
@@ -188,7 +181,6 @@ class Rendezvous:
             case GroupAction.ENTER:
                 return self._enter(group)
             case GroupAction.GIVE_UP:
-                self.leave()
                 raise RendezvousTimeout(decision.reason)
             case GroupAction.STOP:
                 assert group.ended is not None
@@ -236,6 +228,17 @@ class Rendezvous:
                 group, generation=self._entered, cause=cause, step=step, counts=counts, failure=failure
             )
         )
+
+    def withdraw(self, *, is_shared: bool) -> bool:
+        """Close the open generation if this node is in it, and leave if others have its state.
+
+        is_shared: the other members of its generation have it. Returns whether such nodes go on;
+        if none does, this node keeps its place until `leave`, and must save its state before.
+        """
+        group = self._change(
+            lambda group: transitions.withdraw(group, self._me.id, alive=self._alive, is_shared=is_shared)
+        )
+        return self._me.id not in group.member_ids and bool(group.member_ids & self._alive)
 
     def leave(self) -> Group:
         """Leave for good; closes the open generation if this node is in it."""

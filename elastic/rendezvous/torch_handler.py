@@ -148,7 +148,6 @@ class ElasticRendezvous(RendezvousHandler):
                 self._rendezvous.close(NODE_LOST, step=0, counts=False)
                 continue
             return self._entered(generation, store)
-        self._rendezvous.leave()
         raise HostUnreachable(
             f"the TCPStore of {CONNECT_TRIES} generations in a row should answer within {CONNECT_TIMEOUT}, but did not; is"
             f" the address that nodes publish (--local-addr, GLOO_SOCKET_IFNAME) reachable from here?"

@@ -11,7 +11,7 @@
       |   node that waits                   |
       +-------------------------------------+
           close: a worker failed, or waiting nodes are to be admitted
-          leave: a member goes for good
+          leave: a member goes for good, once others or a checkpoint have its state (withdraw)
           EVICT: a member is dead
           close_if_partitioned: members cannot reach each other
 
@@ -127,7 +127,7 @@ def _next_action_forming(
     if me.id in left_out:
         reason = f"generation {number} is formed without me, {PARTITIONED}"
     elif busy:
-        reason = f"generation {number} waits for {', '.join(busy)} to stop their workers"
+        reason = f"generation {number} waits for {', '.join(busy)} to stop their workers, or to save what they leave behind"
     elif len(nodes) < policy.min_nodes:
         reason = f"generation {number} waits for nodes: {len(nodes)} of at least {policy.min_nodes} are here"
     elif nodes[0].id != me.id:
@@ -258,6 +258,21 @@ def close_if_partitioned(group: Group, *, alive: AbstractSet[str], step: int) ->
     if not membership.is_partitioned(group, alive=alive):
         return group
     return close(group, generation=group.generation, cause=NODE_LOST, step=step, counts=False, failure=None)
+
+
+def withdraw(group: Group, node_id: str, *, alive: AbstractSet[str], is_shared: bool) -> Group:
+    """`node_id` has stopped its workers and is to leave: the first of two steps, `leave` the second.
+
+    is_shared: the other members have its newest state in memory. While one of them lives, the node
+    leaves at once. Otherwise it stays a member that does not wait, so that the next generation
+    waits until it has saved its state: a spare, or a node that joined a moment ago, would begin
+    from an older one, and a save that ends later would be fenced.
+    """
+    others = any(node.id in alive and node.id != node_id for node in group.members)
+    left = leave(group, node_id)
+    if node_id not in group.member_ids or (is_shared and others) or group.ended is not None:
+        return left
+    return replace(left, members=group.members)
 
 
 def leave(group: Group, node_id: str) -> Group:

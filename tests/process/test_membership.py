@@ -1,5 +1,6 @@
 """A node that joins, leaves or dies changes the world size, and nothing else."""
 
+import os
 import signal
 
 import pytest
@@ -28,6 +29,33 @@ def test_a_second_terminal_joins_and_leaves_and_no_step_is_lost(drill, undisturb
     generations = drill.values("generation_started", "world_size", "cause", "restarts")
     assert generations == [(1, "start", 0), (3, "node joined", 0), (1, "node left", 0)]
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (6, 0), (13, 0)]
+
+
+def test_a_spare_takes_over_from_a_node_that_leaves_and_no_step_is_lost(drill, undisturbed):
+    """One node may train, and another waits. No checkpoint is due: the state of step 10 is in the
+    memory of the node that leaves alone. The uploader stands still (SIGSTOP) until the spare has
+    noticed that its turn comes, and the spare still waits for the save.
+    """
+    alone = ("--max-nodes", "1", "--save-every", "1000steps", "--max-restarts", "0")
+    drill.shut(10)
+    first = drill.start(*alone)
+    drill.stands(10, ranks=1)
+    spare = drill.start(*alone)
+    drill.waits_for(lambda: "is open without me" in spare.output, "the spare waits")
+    drill.uploader_serves(first)
+    uploader = drill.uploader_of(first)
+    os.kill(uploader, signal.SIGSTOP)
+    first.signal(signal.SIGTERM)
+    drill.happens("drain_requested", generation=1)
+    drill.open(10)
+    drill.waits_for(lambda: "or to save what they leave behind" in spare.output, "the spare waits for the save")
+    os.kill(uploader, signal.SIGCONT)
+    first.ends_with(75)
+    assert "step 10 is saved" in first.output.splitlines()[-1]
+    spare.ends_with(0)
+
+    drill.is_like(undisturbed)
+    assert drill.values("restored", "step", "lost_steps", "source") == [(0, 0, "none"), (10, 0, "checkpoint")]
 
 
 @pytest.mark.parametrize("backend", ["dir", "etcd"])

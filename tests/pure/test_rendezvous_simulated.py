@@ -34,12 +34,16 @@ class Machine:
     rendezvous: Rendezvous
     reasons: list[str]
     is_frozen: bool = False
+    is_leaving: bool = False  # it has stopped its workers, and saves what they leave behind
+    holds: bool = False  # no other node has that, and nothing has hidden this node from the others
     generation: Generation | None = None
     over: str | None = None
     stops_in: int = 0  # polls that its workers take to stop
     stopping: int = 0
 
     def poll(self) -> None:
+        if self.is_leaving:
+            return
         if self.stopping:
             self.stopping -= 1
             return
@@ -53,6 +57,8 @@ class Machine:
         try:
             self.generation = self.rendezvous.poll_join()
         except (GroupEnded, RendezvousTimeout) as error:
+            if isinstance(error, RendezvousTimeout):
+                self.rendezvous.leave()
             self.over = f"{type(error).__name__} {error.exit_code}: {error}"
 
     def __str__(self) -> str:
@@ -112,6 +118,10 @@ class World:
         return max((parsed(value).generation for value in self.backend.history()), default=0)
 
     @property
+    def staying(self) -> list[str]:
+        return [name for name, machine in self.running.items() if not machine.is_leaving]
+
+    @property
     def running(self) -> dict[str, Machine]:
         return {i: m for i, m in self.machines.items() if not m.is_frozen and m.over is None}
 
@@ -136,6 +146,12 @@ class World:
 
     def leave(self, name: str) -> None:
         self.machines.pop(name).rendezvous.leave()
+
+    def withdraw(self, name: str, *, is_shared: bool) -> None:
+        machine = self.machines[name]
+        others = machine.rendezvous.withdraw(is_shared=is_shared)
+        machine.generation, machine.is_leaving, machine.holds = None, True, not others
+        machine.reasons.append("others go on with its state" if others else "saves its state")
 
     def fail(self, name: str, step: int) -> None:
         machine = self.machines[name]
@@ -219,6 +235,8 @@ def _run_command(world: World, command: str, words: list[str]) -> list[str]:
             world.machines[words[0]].stops_in = int(words[1])
         case "leave":
             world.leave(words[0])
+        case "withdraw":
+            world.withdraw(words[0], is_shared=words[1:] != ["alone"])
         case "fail":
             world.fail(words[0], step=int(words[1]))
         case "done":
@@ -272,10 +290,20 @@ class Nodes(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         self.world.leave(self.pick(data, list(self.world.running)))
 
+    @precondition(lambda self: any(m.generation for m in self.world.running.values()))
+    @rule(data=st.data(), is_shared=st.booleans())
+    def withdraw(self, data: st.DataObject, is_shared: bool) -> None:
+        """A node is told to leave, and takes its time to save; `leave` may follow."""
+        inside = [name for name, m in self.world.running.items() if m.generation is not None]
+        name = self.pick(data, inside)
+        self.world.withdraw(name, is_shared=is_shared)
+        self.world.machines[name].holds &= name in self.world.group.member_ids
+
     @precondition(lambda self: self.world.running)
     @rule(data=st.data())
     def freeze(self, data: st.DataObject) -> None:
-        self.world.machines[self.pick(data, list(self.world.running))].is_frozen = True
+        machine = self.world.machines[self.pick(data, list(self.world.running))]
+        machine.is_frozen, machine.holds = True, False
 
     @precondition(lambda self: any(m.is_frozen for m in self.world.machines.values()))
     @rule(data=st.data())
@@ -298,6 +326,8 @@ class Nodes(RuleBasedStateMachine):
     @rule(data=st.data(), which=st.sampled_from(["deaf", "mute", "both"]))
     def cut(self, data: st.DataObject, which: str) -> None:
         name = self.pick(data, list(self.world.machines))
+        for machine in self.world.machines.values():
+            machine.holds = False
         if which != "mute":
             self.world.deaf.add(name)
         if which != "deaf":
@@ -343,13 +373,14 @@ class Nodes(RuleBasedStateMachine):
         if self.world.running:
             self.world.running[self.pick(data, list(self.world.running))].poll()
 
-    @precondition(lambda self: self.world.running)
+    @precondition(lambda self: self.world.staying)
     @rule()
     def settle(self) -> None:
         """The network heals and nothing else happens for a while: then all live nodes are members,
         except spares beyond the limit, and the group is at rest.
         """
         self.heal()
+        self.all_have_left()
         keep_alive_s, last_call_s = self.world.keep_alive_s, self.world.policy.last_call_s
         self.world.tick(2 * keep_alive_s + last_call_s + 10 * POLL_S)
         group, running = self.world.group, set(self.world.running)
@@ -363,12 +394,13 @@ class Nodes(RuleBasedStateMachine):
         self.world.tick(2 * keep_alive_s)
         assert self.world.group == group
 
-    @precondition(lambda self: self.world.running and self.world.deaf | self.world.mute)
+    @precondition(lambda self: self.world.staying and self.world.deaf | self.world.mute)
     @rule()
     def settle_cut(self) -> None:
         """Nothing changes for a while, and the network stays broken as it is: then the group is at
         rest, and no two members that once reached each other are cut off from each other.
         """
+        self.all_have_left()
         keep_alive_s, last_call_s = self.world.keep_alive_s, self.world.policy.last_call_s
         self.world.tick(6 * keep_alive_s + last_call_s + 10 * POLL_S)
         group = self.world.group
@@ -389,6 +421,17 @@ class Nodes(RuleBasedStateMachine):
             assert not (before.open and opens), "a generation opened before the last was closed"
             if before.open and after.open:
                 assert before.members == after.members, "an open generation changed its members"
+
+    def all_have_left(self) -> None:
+        """Those that save have saved."""
+        for name in [name for name, machine in self.world.running.items() if machine.is_leaving]:
+            self.world.leave(name)
+
+    @invariant()
+    def no_generation_opens_without_a_state_that_one_node_alone_has(self) -> None:
+        """It keeps its place until it has saved it, and the next generation waits for it."""
+        holders = [name for name, machine in self.world.machines.items() if machine.holds]
+        assert not (holders and self.world.group.open), holders
 
     @invariant()
     def members_believe_what_was_formed(self) -> None:
