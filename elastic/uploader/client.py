@@ -226,7 +226,7 @@ class UploaderProcess:
 
 def _spawn(config: UploaderConfig) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, "-m", "elastic.uploader.main", config.to_json()],
+        [sys.executable, "-P", "-m", "elastic.uploader.main", config.to_json()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,

@@ -80,7 +80,8 @@ def run_recipe(
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         setattr(sys, name, unbuffered(descriptor, getattr(sys, name)))
     sys.argv = [recipe, *arguments]
-    sys.path[0] = str(Path(recipe).resolve().parent)
+    # Where an interpreter is begun with -P, which keeps the working directory out, none is first.
+    sys.path[:1] = [str(Path(recipe).resolve().parent), *(sys.path[:1] if sys.flags.safe_path else [])]
     is_recipe = is_of_recipe(launch)
     if is_recipe:
         global_random.seed_alike()
@@ -186,7 +187,7 @@ def begin_again(command: list[str], folder: str, variables: dict[str, str], reas
     sys.stderr.flush()
     # The kernel still ends this process when the fork server dies: that outlasts an exec.
     run = "import sys; from elastic.worker.main import run_recipe; run_recipe(sys.argv[1], sys.argv[2:])"
-    os.execv(sys.executable, [sys.executable, "-u", "-c", run, *command])  # noqa: S606 - itself
+    os.execv(sys.executable, [sys.executable, "-P", "-u", "-c", run, *command])  # noqa: S606 - itself
 
 
 def of_recipe(error: BaseException) -> TracebackType | None:

@@ -68,11 +68,11 @@ def preload(recipe: Path) -> Preloaded:
     # name, which `conflict` looks for. So `uninstalled` below counts only the modules that are
     # loaded here.
     before = frozenset(sys.modules)
-    first = sys.path[0]
+    own = [] if sys.flags.safe_path else [sys.path[0]]  # of the program that this process began as
     # A worker has the recipe's folder there, so the search for local modules needs it too. The
     # imports must not have it: with the folder on the path, an installed package that imports a
     # common name, `utils` for example, would run the user's module of that name in this process.
-    sys.path[0] = str(folder)
+    sys.path[: len(own)] = [str(folder)]
     found = find_imports(recipe.read_bytes(), locate)
     del sys.path[0]
     brought: dict[str, list[str]] = {}
@@ -87,7 +87,7 @@ def preload(recipe: Path) -> Preloaded:
             _import(wanted)
         deepest = next(name for name in reversed(wanted.modules) if name in sys.modules or "." not in name)
         brought.setdefault(deepest, []).extend(name for name in sys.modules if name not in earlier)
-    sys.path.insert(0, first)
+    sys.path[:0] = own
     names = sys.modules.keys() - {"__main__", "__mp_main__"}
     places = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
     # Modules that were made by code, such as torch.ops, have a `__file__` that is no path.

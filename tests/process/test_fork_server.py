@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from elastic.agent.workers import spawner as spawner_module
-from elastic.agent.workers.fork_server_client import ForkedProcess
+from elastic.agent.workers.fork_server_client import ForkedProcess, ForkServerClient
 from elastic.agent.workers.node_workers import NodeWorkers, WorkerStart
 from elastic.agent.workers.process import ProcessStart, SpawnedProcess, kill_session, wait_any_exit
 from elastic.agent.workers.spawner import Spawner, installed_code
@@ -541,6 +541,24 @@ def test_fork_server_and_workers_die_with_a_killed_agent(node, when):
     agent.stdout.close()
     for pid in pids:
         dies(pid)
+
+
+def test_no_process_imports_a_module_of_the_working_directory(node, drill, tmp_path, monkeypatch):
+    """Somebody else's folder, or the common one for temporary files, has a file for each module that
+    they import. `python recipe.py` does not look there.
+    """
+    for name in ("tenacity", "fsspec", "runpy", "traceback", "selectors", "tempfile"):
+        for folder in (tmp_path, drill.folder):
+            (folder / f"{name}.py").write_text("open('ran', 'a').write(__name__)\nraise SystemExit(9)\n")
+    monkeypatch.chdir(tmp_path)
+    code, printed = node.runs(SpawnedProcess, "show")
+    assert code == 0 and str(tmp_path) not in json.loads(printed.splitlines()[0])["path"]
+    with closing(ForkServerClient.spawn(node.recipe)) as server:
+        server.wait_ready()
+    assert not (tmp_path / "ran").exists()
+
+    drill.start().ends_with(0)  # and its uploader commits
+    assert not (drill.folder / "ran").exists()
 
 
 def test_ctrl_c_during_the_imports_leaves_no_process(drill):

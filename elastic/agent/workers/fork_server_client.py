@@ -86,7 +86,7 @@ class ForkServerClient:
         def start(_: socket.socket, theirs: socket.socket, output: IO[bytes]) -> _ServerProcess:
             words = ["elastic.worker.fork_server", str(recipe), str(theirs.fileno()), str(os.getpid())]
             return subprocess.Popen(
-                [sys.executable, "-u", "-m", *words],
+                [sys.executable, "-P", "-u", "-m", *words],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

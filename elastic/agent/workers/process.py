@@ -48,7 +48,7 @@ class SpawnedProcess(subprocess.Popen[bytes]):
 
     def __init__(self, start: ProcessStart) -> None:
         super().__init__(
-            [sys.executable, "-u", "-m", "elastic.worker.main", *start.command],
+            [sys.executable, "-P", "-u", "-m", "elastic.worker.main", *start.command],
             env=dict(start.env),
             stdin=subprocess.DEVNULL,
             stdout=start.stdout,
