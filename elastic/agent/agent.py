@@ -109,14 +109,15 @@ class NodeAgent(LocalElasticAgent):
             try:
                 self._initialize_workers(group)  # torch's: the rendezvous, then `_start_workers`
                 end = self._run_generation()
-            except Interrupted as interrupted:
-                parts.final_checkpoint.ensure_committed(others=interrupted.others)
+            except Interrupted:
+                last = self._handler.generation
+                parts.leave_group(is_shared=last is None or parts.has_shared_state(last.number))
                 reason = f"{parts.shutdown.reason} while it waited for the group"
                 end = RunEnd(exit_code=self._leaving_code, reason=reason)
             except (RendezvousTimeout, BackendFailed) as error:
                 # Too few nodes came, or the backend did not answer, for --rdzv-timeout. The same
-                # command goes on when that has changed. The others, if there are any, give up as well:
-                # none of them is waited for.
+                # command goes on when that has changed. Others give up as well, and are not waited
+                # for.
                 parts.leave_group(is_shared=False)
                 end = RunEnd(exit_code=EXIT_INTERRUPTED, reason=str(error))
             except ElasticError as error:

@@ -261,7 +261,7 @@ def close_if_partitioned(group: Group, *, alive: AbstractSet[str], step: int) ->
 
 
 def withdraw(group: Group, node_id: str, *, alive: AbstractSet[str], is_shared: bool) -> Group:
-    """`node_id` has stopped its workers and is to leave: the first of two steps, `leave` the second.
+    """`node_id` has stopped its workers and is to leave: this comes first, and `leave` second.
 
     is_shared: the other members have its newest state in memory. While one of them lives, the node
     leaves at once. Otherwise it stays a member that does not wait, so that the next generation

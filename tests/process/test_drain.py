@@ -48,6 +48,27 @@ def test_workers_that_do_not_drain_are_killed_and_their_last_step_is_committed(d
     assert drill.values("restored", "step", "lost_steps") == [(0, 0), (9, 0), (14, 0)]
 
 
+def test_a_node_that_waits_for_others_saves_its_state_before_it_leaves(drill, undisturbed):
+    """The other of two nodes dies (SIGKILL), and the group needs two: the one that is left waits,
+    and is told to leave.
+    """
+    group = (*MEMORY_ALONE, "--min-nodes", "2", "--max-restarts", "0")
+    drill.shut(10)
+    agents = drill.start_two(*group)
+    drill.stands(10, ranks=2)
+    agents[0].signal(signal.SIGKILL)
+    drill.waits_for(lambda: "generation 2 waits for nodes" in agents[1].output, "it waits for another")
+    agents[1].signal(signal.SIGTERM)
+    agents[1].ends_with(75)
+    assert "step 9 is saved" in agents[1].output.splitlines()[-1]
+    assert is_committed(drill, 9)
+
+    drill.open(10)
+    for agent in drill.start_two(*group):
+        agent.ends_with(0)
+    drill.is_like(undisturbed)
+
+
 def test_a_grace_shorter_than_a_save_ends_with_the_step_that_is_safe(drill, undisturbed):
     """The uploader is stopped (SIGSTOP) after step 8 is committed, so that no save ends.
 

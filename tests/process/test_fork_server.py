@@ -544,8 +544,8 @@ def test_fork_server_and_workers_die_with_a_killed_agent(node, when):
 
 
 def test_no_process_imports_a_module_of_the_working_directory(node, drill, tmp_path, monkeypatch):
-    """Somebody else's folder, or the common one for temporary files, has a file for each module that
-    they import. `python recipe.py` does not look there.
+    """Somebody else's folder, or the common one for temporary files, has files with names of
+    modules that they import. `python recipe.py` does not look there.
     """
     for name in ("tenacity", "fsspec", "runpy", "traceback", "selectors", "tempfile"):
         for folder in (tmp_path, drill.folder):

@@ -48,7 +48,9 @@ def test_a_spare_takes_over_from_a_node_that_leaves_and_no_step_is_lost(drill, u
     first.signal(signal.SIGTERM)
     drill.happens("drain_requested", generation=1)
     drill.open(10)
-    drill.waits_for(lambda: "or to save what they leave behind" in spare.output, "the spare waits for the save")
+    drill.waits_for(
+        lambda: "or to save what they leave behind" in spare.output, "the spare waits for the save"
+    )
     os.kill(uploader, signal.SIGCONT)
     first.ends_with(75)
     assert "step 10 is saved" in first.output.splitlines()[-1]
