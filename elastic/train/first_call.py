@@ -18,7 +18,7 @@ from elastic.train import structure
 from elastic.train.audit import Auditor, Call, Compute
 from elastic.train.lasting import ABSENT, Parts, content_of, differing, moved, parts_of, unchanged
 from elastic.train.left_place import LeftPlace
-from elastic.train.left_sentences import of_other_call
+from elastic.train.left_sentences import of_other_call, of_own_call
 from elastic.train.object_marks import storage_of
 from elastic.train.reachable import sites_of
 from elastic.train.side_effect_sentences import of_initialisation, of_memory, of_weights
@@ -30,10 +30,14 @@ _Place = tuple[int, Any]  # the number of a site, and a key there
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """After a call: what the sites hold, and the parts of what they did not hold before."""
+    """After a call: what the sites hold, and the parts of what they did not hold before.
+
+    result: a checksum of what the call returned.
+    """
 
     contents: list[Content]
     parts: dict[_Place, Parts]
+    result: str
 
 
 class FirstCall:
@@ -99,6 +103,8 @@ class FirstCall:
             kept = {place: unchanged(parts, later.parts.get(place, {})) for place, parts in kept.items()}
             for problem in self._lasting(kept, third, moved_first):
                 raise UsageError(f"step {step}: {problem}")
+        if first.result != second.result:
+            raise UsageError(f"step {step}: {of_own_call(sorted(changed))}")
         return [] if third is None else [*self._of_one_shard(first, second, third)]
 
     def _check_left_behind(self, step: int, call: Call, shard: int, compute: Compute) -> None:
@@ -179,7 +185,7 @@ class FirstCall:
                 yield LeftPlace(site=site, key=WHOLE, paths=frozenset(), has_numbers=True)
 
     def _call(self, call: Call, batch: Batch, compute: Compute) -> _Seen:
-        compute(call, batch)
+        result = content_of(compute(call, batch))
         now, parts, known = self._note(), dict[_Place, Parts](), self._memory_of_state()
         for index, (site, before, content) in enumerate(
             zip(self._sites, self._before.contents, now.contents, strict=True)
@@ -187,7 +193,7 @@ class FirstCall:
             for key, value in content.items() if site.form not in BY_NUMBERS else ():
                 if before.get(key, ABSENT) is not value:
                     parts[index, key] = parts_of(value, known)
-        return _Seen(contents=now.contents, parts=parts)
+        return _Seen(contents=now.contents, parts=parts, result=result)
 
     def _moved(self, call: Call, batch: Batch, compute: Compute) -> _Seen | None:
         """The call with other weights; None where it cannot be made with them."""

@@ -18,6 +18,14 @@ def of_other_call(names: list[str]) -> str:
     )
 
 
+def of_own_call(names: list[str]) -> str:
+    return (
+        f"{FUNCTION} reads what its own call for the shard before has left behind, in {_shown(names)}, and returns something else with it. Each worker calls it "
+        "for its own shards, one after another, and its first one finds what the loop has left there, so that the result depends on the number of workers. Put it back "
+        "before the function returns; or let the function set it before it is read, or the loop's body alone, before the call"
+    )
+
+
 def of_earlier_step(its: Mark, reader: str, does: str) -> str:
     return (
         f"{reader} reads {its.name}, which the loop's body left there in step {its.step}, and {does}. No object of the State "

@@ -35,21 +35,27 @@ from elastic.train.values import Values
 MAX_SITES = 20_000
 MAX_ITEMS = 1000  # of one container that are followed
 
+_MODE = frozenset({"training"})
 _MAPPINGS = dict, defaultdict, OrderedDict, Counter
 _NUMPY_GENERATORS = np.random.Generator, np.random.RandomState
 _GENERATORS = torch.Generator, random.Random, *_NUMPY_GENERATORS
 
 
 def sites_of(state: State, functions: Iterable[Callable[..., Any]]) -> list[Site]:
-    """All places that these functions, and the modules of the state, could change."""
-    walk = _Walk(structure.submodules(state.modules))
+    """All places that these functions, and the modules of the state, could change.
+
+    Also the modes of other modules. Those of the state's own are another's business (modes.py).
+    """
+    walk = _Walk(modules := structure.submodules(state.modules))
     for name, thing in state.objects.items():
         for part in structure.held(thing):
             if isinstance(part, nn.Module):
                 walk.add(name, part)
     for function in functions:
         walk.add("", function)
-    return walk.found()
+    sites = walk.found()
+    own = set(map(id, modules))
+    return [*sites, *(_mode_of(path, each) for path, each in walk.paths if id(each) not in own)]
 
 
 def sites_below(state: State, name: str, thing: Any, left_out: Iterable[Any]) -> list[Site]:
@@ -92,6 +98,10 @@ def read_by(function: Callable[..., Any]) -> tuple[list[Site], list[nn.Module]]:
     return walk.found(), walk.modules
 
 
+def _mode_of(path: str, module: nn.Module) -> Site:
+    return Site(path=path, form=Form.NAMES, thing=vars(module), names=_MODE, is_of_module=True)
+
+
 class _Walk:
     """Breadth first, each object once.
 
@@ -100,6 +110,7 @@ class _Walk:
 
     def __init__(self, modules: Sequence[nn.Module], left_out: Iterable[Any] = ()) -> None:
         self.modules: list[nn.Module] = []  # that were met
+        self.paths: list[tuple[str, nn.Module]] = []  # the same, each with its path
         self._left_out = {id(tensor) for module in modules for tensor in _tensors(module)}
         self._left_out |= set(map(id, left_out))
         self._seen: dict[int, Any] = {}  # by id; kept, so that no other object gets it
@@ -161,6 +172,7 @@ class _Walk:
 
     def _visit_module(self, path: str, module: nn.Module) -> None:
         self.modules.append(module)
+        self.paths.append((path, module))
         attributes = vars(module)
         self._found(path, Form.NAMES, attributes, is_of_module=True)
         for name, value in attributes.items():

@@ -12,6 +12,8 @@ again, twice for the same shard and once for another one, each from what was the
   an array outside of the modules, is refused too.
 - What stays at each later call, and is another number where the first call is of another shard, or
   is made with other weights (lasting.py), was initialised by the first call. It is refused.
+- What makes the second call of the same shard return something else than the first (a rate of
+  dropout, the mode of a teacher) is refused.
 - The rest is an output, which each call replaces, or a cache, which depends on shapes alone.
 
 A function that reads what another one of the same step left behind is found by calling it after the

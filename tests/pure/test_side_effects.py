@@ -510,3 +510,85 @@ def test_numbers_that_each_call_writes_anew_are_refused_with_advice_that_passes(
         next(loop.steps()).mean_loss(drawing)
     _, loop = training(ALONE, net)
     next(loop.steps()).mean_loss(advised)
+
+
+class Settings:
+    """Of a recipe, which its function reads."""
+
+    def __init__(self):
+        self.noise, self.seen = 0.1, None
+
+
+def rate_of_dropout(form):
+    net, drop = Net(""), nn.Dropout(0.1)
+
+    def function(batch):
+        if form == "set first":
+            drop.p = 0.5
+        found = F.cross_entropy(drop(net(batch.data[0], batch.indices)), batch.data[1])
+        drop.p = 0.1 if form == "put back" else 0.5
+        return found
+
+    return net, function, "drop.p"
+
+
+def mode_of_a_teacher(form):
+    net, teacher = Net(""), nn.Sequential(nn.Linear(6, CLASSES), nn.Dropout(0.5))
+
+    def function(batch):
+        if form == "set first":
+            teacher.eval()
+        with torch.no_grad():
+            soft = teacher(batch.data[0]).softmax(1)
+        teacher.train(form == "put back")
+        return F.cross_entropy(net(batch.data[0], batch.indices), soft)
+
+    return net, function, "teacher.0.training, teacher.1.training, teacher.training"
+
+
+def number_of_an_object(form):
+    net, settings = Net(""), Settings()
+
+    def function(batch):
+        if form == "set first":
+            settings.noise = 0.2
+        found = F.cross_entropy(net(batch.data[0] * settings.noise, batch.indices), batch.data[1])
+        settings.noise = 0.1 if form == "put back" else 0.2
+        return found
+
+    return net, function, "settings.noise"
+
+
+OWN_CALLS = [rate_of_dropout, mode_of_a_teacher, number_of_an_object]
+
+
+def own_call(member, index, form):
+    """The sentence that the first step ends with, where the body sets it again before each call."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    net, function, _ = OWN_CALLS[index](form)
+    _, loop = training(member, net, audits=False)
+    try:
+        next(loop.steps()).mean_loss(function)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("index", range(len(OWN_CALLS)))
+def test_a_setting_that_a_call_leaves_for_the_next_shard_is_refused_in_the_first_step(ranks, index):
+    """`drop.p = 0.5` at the function's end, 0.1 in the body: of each worker only the first shard
+    was computed with 0.1. With one worker nothing differed, and with two a machine was blamed.
+    """
+    *_, name = OWN_CALLS[index]("left")
+    for said in (own_call(ALONE, index, "left"), *ranks.run(2, own_call, index, "left")):
+        assert (
+            f"step 1: the function given to step.mean_loss or step.sum reads what its own call for the shard before has left behind, in {name},"
+            in said
+        )
+
+
+@pytest.mark.parametrize("form", ["put back", "set first"])
+@pytest.mark.parametrize("index", range(len(OWN_CALLS)))
+def test_a_setting_that_is_put_back_or_set_before_it_is_read_is_allowed(index, form):
+    assert own_call(ALONE, index, form) == ""
