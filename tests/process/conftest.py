@@ -33,6 +33,7 @@ RECIPES = Path(__file__).parent / "recipes"
 TINY = RECIPES / "tiny.py"
 STEPS = 24
 PATIENCE_S = 240.0
+UPLOADER = "elastic.uploader.main"
 AGENT = Path(__file__).parent / "agent.py"
 TORCHRUN = Path(torch.distributed.run.__file__)
 
@@ -259,7 +260,7 @@ class Drill:
 
     def uploader_of(self, agent: Agent) -> int | None:
         children = (pid for pid in self.alive() if _parent(pid) == agent.pid)
-        return next((pid for pid in children if "elastic.uploader.main" in _words(pid)), None)
+        return next((pid for pid in children if UPLOADER in _words(pid)), None)
 
     def processes_of(self, agent: Agent) -> list[int]:
         """The agent and everything that it started, directly or not, parents first."""
@@ -286,11 +287,17 @@ class Drill:
             pid = self.uploader_of(agent)
             if pid is None:
                 return False
-            config = json.loads(_words(pid)[3])
             with socket.socket(socket.AF_UNIX) as connection:
-                return connection.connect_ex(config["socket_path"]) == 0
+                return connection.connect_ex(self.socket_of_uploader(pid)) == 0
 
         self.waits_for(answers, "an uploader that serves")
+
+    @staticmethod
+    def socket_of_uploader(pid: int) -> str:
+        words = _words(pid)
+        config = words[words.index(UPLOADER) + 1]
+        path: str = json.loads(config)["socket_path"]
+        return path
 
     @property
     def last_step(self) -> int:
