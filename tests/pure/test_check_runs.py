@@ -187,7 +187,9 @@ def test_a_run_directory_is_removed_as_soon_as_its_runs_ended(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("moment", ["first line", "folder"])
-def test_a_signal_ends_a_check_in_order_from_its_first_line_on(tmp_path, monkeypatch, capsys, number, moment):
+def test_a_signal_ends_a_check_in_order_from_its_first_line_on(
+    tmp_path, monkeypatch, capsys, request, number, moment
+):
     """Right after the first line was printed, and right after the temporary folder was made."""
     recipe = tmp_path / "r.py"
     recipe.write_text("import elastic")
@@ -204,6 +206,9 @@ def test_a_signal_ends_a_check_in_order_from_its_first_line_on(tmp_path, monkeyp
 
         return called
 
+    # SIGHUP is ignored where the tests run under nohup, and a check leaves it so.
+    outside = signal.signal(number, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(number, outside))
     before = signal.getsignal(number)
     if moment == "folder":
         monkeypatch.setattr(tempfile, "mkdtemp", then_the_signal(tempfile.mkdtemp))

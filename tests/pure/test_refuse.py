@@ -49,7 +49,10 @@ def of_class(name):
             r"found model\.layer\.weight of a lazy layer; call the model once on a sample",
         ),
         (nn.LazyBatchNorm1d, r"found model\.layer\.\w+ of a lazy layer; call the model once"),
-        (with_hook, r"a post-accumulate hook at model\.layer\.weight: .* call the optimizer in the loop"),
+        (
+            with_hook,
+            r"a post-accumulate hook at model\.layer\.weight .* call the optimizer, in the loop's body",
+        ),
         (
             lambda: nn.Linear(2, 2, device="meta"),
             r"trained parameters on cpu, found model\.layer\.weight on meta",
