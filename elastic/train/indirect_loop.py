@@ -1,9 +1,9 @@
 """What takes the steps of a run is a `for` of Python code or `next(...)`, and no compiled function.
 
 `reduce(f, run.steps(...))` keeps its accumulator in compiled code, `islice(run.steps(...), 16)` its
-count, `zip` its place in the other iterable: no state has them, and no look can see them. The text
-of the instruction that asks tells the one kind. Objects that iterate over the steps, whoever made
-them, are found through the garbage collector: they refer to the iterator that run.steps returned.
+count, `zip` its place in the other iterable: no state has them, and no look can see them. A call
+such as `reduce` is recognised by the text of the instruction that asks. Objects that iterate over
+the steps are found through the garbage collector: they refer to the iterator of run.steps.
 What hands steps on one by one, as enumerate and generators do (tqdm), is let through.
 """
 

@@ -79,7 +79,7 @@ class LoopForm:
                 if isinstance(loop, ast.While) and not has_loop:
                     has_loop = True  # it is the loop over the steps
                     continue
-                # What one pass makes anew, each pass of the loops around it does.
+                # Steps that each pass of a loop makes are made by each pass of the loops around it.
                 is_new = is_new or self._is_of_each_pass(frames[: number + 1], loop)
                 if not is_new:
                     raise UsageError(

@@ -1,4 +1,4 @@
-"""Whether each pass of a loop, and each call of a function, makes the steps that it asks for anew.
+"""A loop around the steps may run where each of its passes, or each call, makes its own steps.
 
 Where run.steps was called is known by its frames. A generator that calls it when its first step is
 asked for may have been made long before: what variables hold when the first step is asked for, and
