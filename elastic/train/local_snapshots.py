@@ -1,7 +1,8 @@
 """A snapshot in this node's memory is used only if all ranks agreed on it and its bytes stayed.
 
 The bytes of the newest one are compared with its checksum at once; those of an older one when it is
-needed.
+needed. One that changed is never forgotten silently: a run that has no other state must not start
+over.
 """
 
 from typing import Any
@@ -12,16 +13,16 @@ from torch import Tensor
 from elastic.errors import CheckpointDamaged
 from elastic.snapshot import checksum
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
-from elastic.train.restore_order import OfferedSnapshot
+from elastic.train.restore_order import OfferedSnapshot, RejectedState
 
 
 class LocalSnapshots:
-    """Newest first. problems: sentences on those that are not used."""
+    """Newest first. damaged: those whose bytes changed."""
 
     def __init__(self, slots: SnapshotSlots | None) -> None:
         self._slots = slots
         self._by_step: dict[int, Snapshot] = {}
-        self.problems: list[str] = []
+        self.damaged: list[RejectedState] = []
         for snapshot in [] if slots is None else slots.whole():
             if snapshot.is_agreed and (self._by_step or self._is_intact(snapshot)):
                 self._by_step.setdefault(snapshot.info.step, snapshot)
@@ -46,7 +47,7 @@ class LocalSnapshots:
         """
         snapshot = self._by_step[step]
         if not self._is_intact(snapshot):
-            raise CheckpointDamaged(self.problems[-1])
+            raise CheckpointDamaged(self.damaged[-1].reason)
         return torch.frombuffer(self._body(snapshot), dtype=torch.uint8)
 
     def discard_newer(self, step: int) -> None:
@@ -57,9 +58,8 @@ class LocalSnapshots:
     def _is_intact(self, snapshot: Snapshot) -> bool:
         if checksum.of_image(self._body(snapshot)) == snapshot.info.checksum:
             return True
-        self.problems.append(
-            f"the snapshot of step {snapshot.info.step} changed in memory after it was written; it is not used"
-        )
+        reason = "its bytes changed in memory after it was written"
+        self.damaged.append(RejectedState(step=snapshot.info.step, reason=reason, is_stored=False))
         assert self._slots is not None
         self._slots.invalidate(snapshot.slot)
         return False

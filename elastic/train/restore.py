@@ -162,16 +162,17 @@ class Restorer:
         return ResumePoint(step=0, chain=chain, source=source, divergence=known, checksum=built.whole)
 
     def _available(self) -> AvailableStates:
-        for problem in self.local.problems:
-            print(problem)
         found = AvailableStates(
-            failures=self.failures, divergence=self.divergence, snapshots=self.local.offers
+            failures=self.failures,
+            divergence=self.divergence,
+            snapshots=self.local.offers,
+            damaged=tuple(self.local.damaged),
         )
         if self.groups.rank != 0:
             return found
         records, damages = of_run(self._asked(partial(list_commits, self.store, self.clock)), self.run_id)
         damaged = tuple(RejectedState(step=each.step, reason=each.reason, is_stored=True) for each in damages)
-        return replace(found, records=tuple(records), damaged=damaged)
+        return replace(found, records=tuple(records), damaged=found.damaged + damaged)
 
     def _try(self, candidate: Candidate, state: State, known: Divergence | None) -> ResumePoint | str:
         """Load a candidate on every rank; or what is wrong with it on the first rank that fails.
@@ -274,13 +275,20 @@ class Restorer:
 
 def _check_nothing_found(available: list[AvailableStates], known: Divergence | None, reasons: str) -> None:
     """Raises NothingLoads if there was a state to load."""
-    num_checkpoints = sum(len(each.records) + len(each.damaged) for each in available)
-    num_snapshots = sum(not all(is_void(one, known) for one in each.snapshots) for each in available)
+    damaged = [each for of_rank in available for each in of_rank.damaged]
+    num_checkpoints = sum(len(each.records) for each in available) + sum(each.is_stored for each in damaged)
+    num_snapshots = sum(_has_snapshots(each, known) for each in available)
     found = f"{num_snapshots} of {len(available)} ranks have snapshots, no checkpoint is committed,"
     if num_checkpoints:
         found = f"{num_checkpoints} checkpoints are committed"
     if num_checkpoints + num_snapshots:
         raise NothingLoads(f"{found} and none of them loads: {reasons}")
+
+
+def _has_snapshots(of_rank: AvailableStates, known: Divergence | None) -> bool:
+    """Whether there is one that counts, also if its bytes changed since."""
+    is_damaged = any(not each.is_stored for each in of_rank.damaged)
+    return is_damaged or not all(is_void(each, known) for each in of_rank.snapshots)
 
 
 def _load(data: Tensor, state: State) -> tuple[str, DataRecord | None, StateChecksum]:

@@ -45,7 +45,7 @@ class AvailableStates:
     failures: consecutive failures without a new step, SIGKILLs excluded, as its agent counts them;
     0 on a node that just joined. divergence: the difference between ranks that its agent knows of.
     snapshots: those in its node's memory, newest first. records: the storage's commit records,
-    newest first, on rank 0 alone. damaged: those that cannot be used.
+    newest first, on rank 0 alone. damaged: those of both that cannot be used.
     """
 
     failures: int = 0

@@ -86,7 +86,7 @@ def test_a_snapshot_whose_bytes_changed_is_refused_and_the_one_before_is_used(dr
 
     drill.is_like(undisturbed)
     assert restored(drill) == [(0, "none", 0), (5, "snapshot", 1)]
-    assert "the snapshot of step 6 changed in memory" in agent.output
+    assert "snapshot step=6 is not used (its bytes changed in memory" in agent.output
 
 
 def test_snapshots_that_disagree_are_refused_and_the_newest_that_nodes_share_is_used(drill, undisturbed):

@@ -74,6 +74,15 @@ def test_the_newest_version_is_found_from_any_known_one(newest, known):
     assert newest > known or len(asked) == 1
 
 
+def test_a_heartbeat_that_is_no_number_is_as_good_as_missing(s3_bucket):
+    """A stranger put 5000 digits there, which `int` refuses with an error of its own."""
+    backend = ObjectStoreBackend(f"{s3_bucket}/r", intervals=NO_DELAY)
+    backend.beat("well")
+    for name, data in {"long": b"9" * 5000, "word": b"one", "arabic": "\u0661".encode(), "none": b""}.items():
+        backend._objects.write(f"beats/{name}", data)
+    assert backend.beats() == {"well": 1}
+
+
 def test_a_node_that_slept_finds_the_newest_version_and_restores_no_old_one(s3_bucket):
     """Twelve versions were written meanwhile; it tries to succeed the one that it knew."""
     sleeper = ObjectStoreBackend(f"{s3_bucket}/r", intervals=PollIntervals(idle_s=3600.0, active_s=3600.0))

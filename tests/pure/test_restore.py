@@ -105,6 +105,17 @@ def test_a_snapshot_that_loads_half_way_never_starts_the_run_over():
     with pytest.raises(StateDoesNotFit, match=r"snapshot of step 3 is whole .* it is of another version"):
         restorer(slots).restore(state)
     assert changed.weight[0, 0].item() == 3.0
+    assert [each.info.step for each in slots.whole()] == [3]
+
+
+def test_a_snapshot_whose_bytes_changed_never_starts_the_run_over():
+    """It is the only state that there is: nothing was saved yet."""
+    slots = memory_with(State(model=model(3.0)), 3)
+    newest = slots.newest()
+    slots.body(newest.slot)[newest.size_bytes - 1] ^= 1
+    reason = "1 of 1 ranks have snapshots.* snapshot step=3: its bytes changed in memory"
+    with pytest.raises(NothingLoads, match=reason):
+        restorer(slots).restore(State(model=model(0.0)))
 
 
 def is_refused_where_snapshots_differ(member):
