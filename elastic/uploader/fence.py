@@ -10,22 +10,25 @@ mirror:PATH                    a file that this node's agent writes five times a
 etcd:GROUP HOST[:PORT],...     a key of etcd; etcdctl's variables say who may read it
 objects:URL                    the group's newest version in an object store, which has the number
 
-A fence that cannot be read stops the save. One that does not exist stands for the time before the
-first generation and fences nothing; where a person removed it, the next poll of an agent writes it
-again. Under torchrun and plain python there are no agents, and so no fence.
+A fence that cannot be read stops the save. One that does not exist is 0: it stands for the time
+before the first generation, and a save of any generation waits until it is there (save.py). Where a
+person removed it, the next poll of an agent writes it again. Under torchrun and plain python there
+are no agents, and so no fence.
 
 The mirror exists for `--rdzv-backend c10d`, where only a client of torch's TCPStore can read the
 number, and the uploader starts without torch. What is in it is only as good as the agent's last
-read of the store, so the agent also writes the time, and the uploader believes a number only while
-it is younger than a second. Otherwise an uploader and an agent that were both stopped for a minute
-(a suspended machine, a paused container) could pass an old number to a save the moment they wake.
+read of the store, so the agent also writes when that began, and the uploader believes a number at
+once only while it is younger than a second. Otherwise an uploader and an agent that were both
+stopped for a minute (a suspended machine, a paused container) could pass an old number to a save
+the moment they wake, and so could an agent that does not reach the store for a moment.
 Asking the agent over a socket instead would need three things: a question before each commit, a
 notice of every change (or the last number that a dead agent saw would be lost), and a limit for
 both. The file is simpler.
 
-It does not promise that no newer generation begins after the answer. When the agent is dead, the
-number that it saw last counts. A save that passes too late commits a whole checkpoint, of a state
-on the run's one trajectory, and replaces none.
+It does not promise that no newer generation begins after the answer. When the agent is dead, or the
+store of c10d is out of its reach, the number that it saw last counts: the host of that store may be
+dead, and the newest state must be saved all the same. A save that passes too late commits a whole
+checkpoint, of a state on the run's one trajectory, and replaces none.
 """
 
 import contextlib
@@ -83,9 +86,9 @@ def open_fence(text: str | None) -> NewestGeneration:
 def read_mirror(path: Path, clock: Clock) -> int:
     """The number in the mirror, once it is fresh, or after FRESH_S.
 
-    A mirror that is not fresh is one whose agent was stopped, together with this process, or is
-    dead. An agent that was stopped writes a new number within the second; a dead one never does,
-    and then its last number counts.
+    A mirror that is not fresh is one whose agent was stopped, together with this process, is dead,
+    or does not reach the store. An agent that was stopped writes a new number within the second. A
+    dead one never does, nor one that is cut off for longer; then the last number counts.
     """
     deadline = clock.monotonic() + FRESH_S
     while True:
@@ -126,7 +129,6 @@ class Mirror:
         self._path = path
         self._generation = 0
         self._closed = threading.Event()
-        self._write()
         self._thread = threading.Thread(target=self._run, name="fence-mirror", daemon=True)
         self._thread.start()
 
@@ -136,17 +138,14 @@ class Mirror:
 
     def _run(self) -> None:
         while not self._closed.wait(0.2):
-            # While the store is out of reach no newer generation can be formed, so the number is
-            # still right. If an exception ended this thread, its silence would be taken for the
-            # agent's death. The agent's own calls to the store report the problem.
+            # The mirror stays as it is while the store is out of reach, or a disk is full: its time
+            # then shows that its number is old. If an exception ended this thread, that would last
+            # for ever. The agent's own calls to the store report the problem.
             with contextlib.suppress(Exception):
+                looked_s = since_boot_s()
                 self._generation = max(self._generation, self._shown())
-            # Nor may a full disk end it: the mirror stays as it is until there is room again.
-            with contextlib.suppress(OSError):
-                self._write()
-
-    def _write(self) -> None:
-        replace_whole(self._path, f"{self._generation} {int(since_boot_s() * 1e9)}".encode(), fsync=False)
+                text = f"{self._generation} {int(looked_s * 1e9)}"
+                replace_whole(self._path, text.encode(), fsync=False)
 
 
 def _read(path: Path, *, missing: str) -> str:

@@ -16,12 +16,13 @@ from elastic.checkpoint.record import Save
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
 from elastic.snapshot import checksum, safetensors_header
 from elastic.snapshot.slots import SnapshotSlots
-from elastic.storage.store import Payload, Store
+from elastic.storage.store import Payload, Store, StoreUnavailable, retrying
 from elastic.system.clock import Clock, processor_s
 from elastic.uploader.fence import open_fence
 from elastic.uploader.protocol import Offer, SaveResult, SaveState, UploaderConfig
 
 ENTERING_S = 1.0
+FENCE_PATIENCE_S = 5.0
 OVERWRITTEN = "the snapshot of step {step} was written over before it was saved"
 
 
@@ -125,10 +126,29 @@ class Saver:
         # An object store may take half a minute to show the fence. It is read without the lock,
         # which `enter` needs: that runs in the loop that also takes offers. After each wait the
         # fence is read again, because a still newer generation may have been formed meanwhile.
-        while (newest := self._fence()) > max(generation, self._entered):
+        while (newest := self._newest_generation(generation)) > max(generation, self._entered):
             if not self._wait_until_entered(newest):
                 return True
         return False
+
+    def _newest_generation(self, known: int) -> int:
+        """What the fence shows, which was raised before `known`, a generation of 1 or more, began.
+
+        Raises StoreUnavailable where it shows nothing: it was removed, and its next number may be
+        any.
+        """
+
+        def shown() -> int:
+            newest = self._fence()
+            if not newest and known and self._config.fence is not None:
+                raise StoreUnavailable(
+                    f"expected {self._config.fence} to show generation {known} or a newer one, found none: it was removed; "
+                    "nothing is committed until an agent has written it again"
+                )
+            return newest
+
+        # A poll of an agent, or of its mirror, is a fraction of a second away.
+        return retrying(shown, clock=self._clock, deadline=self._clock.monotonic() + FENCE_PATIENCE_S)
 
     def _wait_until_entered(self, generation: int) -> bool:
         with self._membership:

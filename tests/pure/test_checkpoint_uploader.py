@@ -36,6 +36,7 @@ LARGE_BYTES = 5_000_000
 
 @pytest.fixture
 def config(tmp_path):
+    (tmp_path / "fence").write_text("1\n")
     return UploaderConfig(
         checkpoints_url=str(tmp_path / "run" / "checkpoints"),
         run_id="r",
@@ -285,6 +286,31 @@ def test_a_save_that_is_fenced_during_its_upload_is_not_committed(config, tmp_pa
         ("checkpoint_fenced", 1),
         ("checkpoint_committed", 2),
     ]
+
+
+def test_a_fence_that_was_removed_commits_nothing_until_it_is_there_again(
+    config, tmp_path, slots, monkeypatch
+):
+    """Generation 2 began and a person emptied the folder. A missing number is not the number 0."""
+    fence = tmp_path / "fence"
+    monkeypatch.setattr(save, "ENTERING_S", 0.0)
+    monkeypatch.setattr(save, "FENCE_PATIENCE_S", 0.0)
+    uploads = UploaderClient(config.socket_path)
+    with InThread(config) as uploader:
+        uploader.go_on.set()
+        fence.unlink()
+        hand_over(uploads, slots, 1, generation=1)
+        result = uploads.wait(1, LIMIT_S)
+        assert result.state is SaveState.FAILED
+        assert "expected file:" in result.reason
+        assert committed_steps(config) == []
+        monkeypatch.setattr(save, "FENCE_PATIENCE_S", LIMIT_S)
+        hand_over(uploads, slots, 1, generation=1)
+        fence.write_text("2\n")
+        assert uploads.wait(1, LIMIT_S).state is SaveState.FENCED
+        fence.write_text("1\n")
+        hand_over(uploads, slots, 1, generation=1)
+        assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 
 
 def test_the_owner_leaves_while_a_save_is_held(config, slots):

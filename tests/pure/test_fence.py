@@ -51,7 +51,7 @@ def test_the_last_number_of_a_dead_agent_counts(tmp_path):
     assert fence.FRESH_S <= clock.now - 1000.0 < 2 * fence.FRESH_S
 
 
-def test_a_mirror_is_written_as_long_as_its_agent_lives(tmp_path):
+def test_a_mirror_shows_the_newest_answer_of_the_store(tmp_path):
     """The store answers, fails, answers with an older number, and with a newer one."""
     answers = [3, BackendFailed("away"), 1, 5]
     came = threading.Event()
@@ -72,6 +72,28 @@ def test_a_mirror_is_written_as_long_as_its_agent_lives(tmp_path):
     number, _, written = (tmp_path / "m").read_text().partition(" ")
     assert (number, written.isdecimal()) == ("5", True)
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_an_agent_that_does_not_reach_the_store_leaves_its_mirror_to_age(tmp_path):
+    """The others may be in a newer generation: the old number must not look fresh. The third
+    failure comes after the second was taken up.
+    """
+    answers, failed = [7], threading.Semaphore(0)
+
+    def shown():
+        if answers:
+            return answers.pop()
+        failed.release()
+        raise BackendFailed("cut off")
+
+    mirror = Mirror(shown, tmp_path / "m")
+    assert failed.acquire(timeout=60)
+    before = (tmp_path / "m").read_text()
+    assert failed.acquire(timeout=60)
+    assert failed.acquire(timeout=60)
+    mirror.close()
+    assert before.startswith("7 ")
+    assert (tmp_path / "m").read_text() == before
 
 
 def test_a_mirror_goes_on_once_a_full_disk_has_room_again(tmp_path, monkeypatch):
