@@ -51,8 +51,11 @@ def queue(group: Group, *, alive: AbstractSet[str]) -> tuple[Node, ...]:
     """
     left_out = excluded(group, alive=alive)
     waiting = {node.id: node for node in group.waiting if node.id in alive and node.id not in left_out}
-    previous = [waiting[node.id] for node in group.members if node.id in waiting]
-    return (*previous, *(node for node in waiting.values() if node.id not in group.member_ids))
+    previous = {node.id: node for node in group.members if node.id in waiting}
+    return (
+        *(waiting[name] for name in previous),
+        *(node for name, node in waiting.items() if name not in previous),
+    )
 
 
 def excluded(group: Group, *, alive: AbstractSet[str]) -> frozenset[str]:
@@ -68,10 +71,13 @@ def excluded(group: Group, *, alive: AbstractSet[str]) -> frozenset[str]:
     nodes was tried first. When several links broke in several ways and newcomers came, each node
     could undo what another had decided, and the group did not come to rest either (decision 0012).
     """
+    links = broken_links(group.reports)
+    if not links:
+        return frozenset()
     members = [node.id for node in group.members if node.id in alive]
     left_out = frozenset(nodes_to_exclude(members, group.reports))
-    links, stay = broken_links(group.reports), frozenset(members) - left_out
-    others = (node.id for node in group.waiting if node.id in alive and node.id not in members)
+    stay = frozenset(members) - left_out
+    others = (node.id for node in group.waiting if node.id in alive and node.id not in stay | left_out)
     return left_out | {name for name in others if any({name, other} in links for other in stay)}
 
 
@@ -86,7 +92,7 @@ def admitted(
     workers, links = 0, broken_links(reports)
     for node in nodes:
         fits = policy.max_workers is None or workers + node.nproc <= policy.max_workers
-        reaches = not any({node.id, other.id} in links for other in chosen)
+        reaches = not links or not any({node.id, other.id} in links for other in chosen)
         if len(chosen) < policy.max_nodes and fits and reaches:
             chosen.append(node)
             workers += node.nproc
@@ -106,15 +112,19 @@ def newcomers(group: Group, *, alive: AbstractSet[str], policy: GroupPolicy) -> 
     """
     if not group.open or is_partitioned(group, alive=alive):
         return ()
+    members = group.member_ids
+    come = tuple(node for node in queue(group, alive=alive) if node.id not in members)
+    if not come:
+        return ()
     stay = tuple(node for node in group.members if node.id in alive)
-    come = tuple(n for n in queue(group, alive=alive) if n.id not in group.member_ids)
     chosen = admitted((*stay, *come), reports=group.reports, policy=policy)
-    return tuple(node for node in chosen if node.id not in group.member_ids)
+    return tuple(node for node in chosen if node.id not in members)
 
 
 def continues(group: Group, nodes: tuple[Node, ...]) -> bool:
     """Whether `nodes` has a previous member: training stands still, so there is no last call."""
-    return any(node.id in group.member_ids for node in nodes)
+    members = group.member_ids
+    return any(node.id in members for node in nodes)
 
 
 def reported(group: Group) -> frozenset[str]:

@@ -1,29 +1,29 @@
 """A node acts for a generation only if its last poll found it a member; otherwise it is fenced.
 
-A `Rendezvous` is one node's live view of the group, over a backend. Its own thread only sends
-heartbeats. Everything else happens in the caller's thread, one poll at a time: read the group,
-judge who is alive, compute a transition, try to get it through compare-and-set. A transition that
-loses against another node's is computed again from the new state, or no longer wanted there.
+A `Rendezvous` is one node's live view of the group, over a backend. Heartbeats have a thread of
+their own. Everything else happens in the caller's thread, one poll at a time: read the group, judge
+who is alive (`GroupObserver`), compute a transition, try to get it through compare-and-set. A
+transition that loses against another node's is computed again from the new state, or no longer
+wanted there.
 
 It does not start or stop workers, and does not decide how often a run may fail.
 """
 
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from elastic.errors import GroupEnded, Interrupted, RendezvousTimeout, UsageError
 from elastic.rendezvous import membership, transitions
-from elastic.rendezvous.backends.backend import Backend, BackendFailed, PublishesGeneration, TracksNodes
-from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
+from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
+from elastic.rendezvous.heartbeat import Heartbeat
 from elastic.rendezvous.membership import GroupPolicy
+from elastic.rendezvous.observer import GroupObserver
 from elastic.rendezvous.partition_detector import PartitionDetector, ProbeCounters
-from elastic.rendezvous.transitions import NODE_LOST, GroupAction, Timing, next_action
+from elastic.rendezvous.transitions import NODE_LOST, GroupAction, next_action
 from elastic.system.clock import Clock
 
 POLL_S = 0.02
-BEATS_PER_KEEP_ALIVE = 5
 CHANGE_TRIES = 200
 
 
@@ -98,20 +98,23 @@ class Rendezvous:
         self._clock = clock
         self._open_endpoint = open_endpoint
         self._notify = notify
-        self._keep_alive_s = keep_alive_s
-        self._failure_detector = FailureDetector(keep_alive_s=keep_alive_s)
         self._partition_detector = None if probes is None else PartitionDetector(probes, keep_alive_s)
-        self._timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
-        # Put back if the shared state is lost. States that `reopen` and `reset` read before the
-        # first join are not kept here: they may be removed on purpose a moment later.
-        self._last_known = Group()
-        self._min_generation = min_generation
+        self._heartbeat = Heartbeat(
+            backend, me.id, keep_alive_s=keep_alive_s, notify=lambda problem: notify(problem, True)
+        )
+        self._observer = GroupObserver(
+            backend,
+            me,
+            policy,
+            heartbeat=self._heartbeat,
+            keep_alive_s=keep_alive_s,
+            clock=clock,
+            min_generation=min_generation,
+            partition_detector=self._partition_detector,
+        )
         self._entered = 0
         self._reason = ""
         self._is_waiting = True
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._beat_until_stopped, name="rendezvous-beat", daemon=True)
-        self._beat_problem = ""  # why the last beat failed
 
     def join(self, interrupted: Callable[[], bool]) -> Generation:
         """Block until a new generation has this node, whose workers must be stopped, as a member.
@@ -120,8 +123,8 @@ class Rendezvous:
         Interrupted as soon as `interrupted()`; BackendFailed if the backend could not be reached
         for `policy.timeout_s`; GroupDamaged. The node is in the group until its caller leaves.
         """
-        self._start_beating()
-        self._timing = replace(self._timing, closed_since_s=None)
+        self._heartbeat.start()
+        self._observer.begin_wait()
         began_s = reached_s = self._clock.monotonic()
         while not interrupted():
             try:
@@ -143,9 +146,9 @@ class Rendezvous:
 
     def poll_join(self) -> Generation | None:
         """One poll and one action of `join`; None: not yet. Raises what `join` raises."""
-        version, group = self._poll()
-        self._last_known = transitions.last_known_state(group)
-        alive = self._alive
+        version, group = self._observer.poll()
+        self._observer.keep(group)
+        alive = self._observer.alive
         if self._partition_detector is not None:
             updated = self._partition_detector.with_own_report(group, me=self._me.id, alive=alive)
             if updated != group:
@@ -160,7 +163,9 @@ class Rendezvous:
             )
             self._set(version, closed)
             return None
-        decision = next_action(group, self._me, alive=alive, timing=self._timing, policy=self._policy)
+        decision = next_action(
+            group, self._me, alive=alive, timing=self._observer.timing, policy=self._policy
+        )
         aloud = decision.action in (GroupAction.WAIT, GroupAction.EVICT, GroupAction.GIVE_UP)
         self._notify_once(decision.reason, aloud=aloud)
         self._is_waiting = decision.action is GroupAction.WAIT
@@ -193,15 +198,15 @@ class Rendezvous:
         `step`: the last one that the workers of this node finished. Raises BackendFailed: nothing
         was learned; the workers go on and the next poll tries again.
         """
-        version, group = self._poll()
-        self._last_known = transitions.last_known_state(group)
-        alive = self._alive
+        version, group = self._observer.poll()
+        self._observer.keep(group)
+        alive = self._observer.alive
         lost, changed = membership.lost_members(group, alive=alive), group
         if group.ended is None and (lost or membership.lost_waiting(group, alive=alive)):
             changed = transitions.evict(group, alive=alive, step=step)
         elif self._partition_detector is not None and group.ended is None:
             changed = self._partition_detector.with_own_report_or_closed(
-                group, me=self._me.id, alive=alive, step=step, now_s=self._timing.now_s
+                group, me=self._me.id, alive=alive, step=step, now_s=self._observer.timing.now_s
             )
         if changed != group and self._set(version, changed):
             group = changed
@@ -236,9 +241,11 @@ class Rendezvous:
         if none does, this node keeps its place until `leave`, and must save its state before.
         """
         group = self._change(
-            lambda group: transitions.withdraw(group, self._me.id, alive=self._alive, is_shared=is_shared)
+            lambda group: transitions.withdraw(
+                group, self._me.id, alive=self._observer.alive, is_shared=is_shared
+            )
         )
-        return self._me.id not in group.member_ids and bool(group.member_ids & self._alive)
+        return self._me.id not in group.member_ids and bool(group.member_ids & self._observer.alive)
 
     def leave(self) -> Group:
         """Leave for good; closes the open generation if this node is in it."""
@@ -267,42 +274,7 @@ class Rendezvous:
 
     def stop(self) -> None:
         """End the heartbeats. A node that has not left counts as dead a keep-alive later."""
-        self._stopped.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _poll(self) -> tuple[int | None, Group]:
-        found = self._backend.read()
-        version, there = (None, Group()) if found is None else (found[0], Group.parse(found[1]))
-        group = transitions.restore_lost_state(there, self._last_known)
-        if not group.open and group.generation < self._min_generation:
-            # The backend is new, lost its state, or was last used before another one was. Were a
-            # number given twice, a process that is left from the earlier generation of this number
-            # would no longer be fenced, and the logs of that generation would be in the way.
-            group = replace(group, generation=self._min_generation)
-        if isinstance(self._backend, PublishesGeneration):
-            self._backend.publish_generation(group.generation)
-        now_s = self._clock.monotonic()
-        others = (group.member_ids | group.waiting_ids | membership.reported(group)) - {self._me.id}
-        if isinstance(self._backend, TracksNodes):
-            self._backend.track_nodes(others)
-        beats = self._backend.beats()
-        # If this node cannot send heartbeats (the disk that they share is full), the others most
-        # likely cannot either, and their silence must not count.
-        counters = {i: beats.get(i, NO_HEARTBEAT) for i in others}
-        self._failure_detector = self._failure_detector.observe(
-            counters, now_s=now_s, counts=not self._beat_problem
-        )
-        if self._partition_detector is not None:
-            self._partition_detector.observe(group, now_s=now_s)
-        self._timing = transitions.update_timing(
-            self._timing, group, alive=self._alive, now_s=now_s, policy=self._policy
-        )
-        return version, group
-
-    @property
-    def _alive(self) -> frozenset[str]:
-        return self._failure_detector.alive | {self._me.id}
+        self._heartbeat.stop()
 
     def _enter(self, group: Group) -> Generation:
         if group.generation == self._entered or group.endpoint is None:
@@ -323,13 +295,13 @@ class Rendezvous:
     def _set(self, version: int | None, group: Group) -> bool:
         is_set = self._backend.compare_and_set(version, group.to_json())
         if is_set:
-            self._last_known = transitions.last_known_state(group)
+            self._observer.keep(group)
         return is_set
 
     def _change(self, transition: Callable[[Group], Group]) -> Group:
         """Try `transition` until its compare-and-set wins; BackendFailed after CHANGE_TRIES."""
         for _ in range(CHANGE_TRIES):
-            version, group = self._poll()
+            version, group = self._observer.poll()
             changed = transition(group)
             if changed == group or self._set(version, changed):
                 return changed
@@ -337,23 +309,6 @@ class Rendezvous:
         raise BackendFailed(
             f"the group's state changed under {self._me.id} {CHANGE_TRIES} times in a row; try again"
         )
-
-    def _start_beating(self) -> None:
-        if self._thread.ident is None:
-            self._backend.beat(self._me.id)
-            self._thread.start()
-
-    def _beat_until_stopped(self) -> None:
-        while not self._stopped.wait(self._keep_alive_s / BEATS_PER_KEEP_ALIVE):
-            try:
-                self._backend.beat(self._me.id)
-                self._beat_problem = ""
-            except Exception as error:
-                # The thread's edge: if one failed write ended it, the others would take a healthy
-                # node for dead some seconds later, with nothing in this node's log.
-                if self._beat_problem != str(error):
-                    self._notify(f"heartbeat failed: {error}", True)
-                self._beat_problem = str(error)
 
     def _notify_once(self, reason: str, *, aloud: bool = True) -> None:
         if reason != self._reason:

@@ -123,7 +123,8 @@ def _next_action_forming(
     # A live member that does not wait yet is still stopping its workers. Without it the generation
     # would have to close a moment later to admit it. An excluded member is not waited for: it will
     # not be in the next generation, and what it cannot reach may be what holds up its workers.
-    busy = [n.id for n in group.members if n.id in alive - left_out and n.id not in group.waiting_ids]
+    expected, waiting = alive - left_out, group.waiting_ids
+    busy = [node.id for node in group.members if node.id in expected and node.id not in waiting]
     if me.id in left_out:
         reason = f"generation {number} is formed without me, {PARTITIONED}"
     elif busy:
@@ -186,7 +187,8 @@ def form(group: Group, *, alive: AbstractSet[str], endpoint: str, policy: GroupP
     if group.open or group.ended is not None or len(members) < policy.min_nodes:
         return group
     continued = group.cause if membership.continues(group, members) else RESUME
-    waiting = tuple(node for node in group.waiting if node.id in alive and node not in members)
+    chosen = {node.id for node in members}
+    waiting = tuple(node for node in group.waiting if node.id in alive and node.id not in chosen)
     return replace(
         group,
         generation=group.generation + 1,

@@ -386,6 +386,35 @@ def test_no_node_is_taken_for_dead_while_none_can_send_heartbeats(wait_until: Wa
     a.stop()
 
 
+class CountingBackend(MemoryBackend):
+    """Counts how often heartbeats are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readings = 0
+
+    def beats(self) -> dict[str, int]:
+        self.readings += 1
+        return super().beats()
+
+
+def test_heartbeats_of_a_large_group_are_read_at_their_own_pace() -> None:
+    """A node polls its group for a second, 40 times: beside one other node it reads heartbeats at
+    each poll, beside 99 eight times in a keep-alive.
+    """
+    readings = []
+    for others in (1, 99):
+        backend, clock = CountingBackend(), FakeClock()
+        group = Group(waiting=tuple(Node(id=f"n{i}", address="n", nproc=1) for i in range(others)))
+        backend.compare_and_set(None, group.to_json())
+        a = lone(backend, clock=clock, keep_alive_s=2.0)
+        for _ in range(40):
+            clock.sleep(0.025)
+            a.watch()
+        readings.append(backend.readings)
+    assert readings == [40, 4]
+
+
 def test_torchrun_options_reach_the_policy(tmp_path: Path) -> None:
     """The wait for a second node ends after the join_timeout of --rdzv-conf. No endpoint is a usage
     error.

@@ -1,0 +1,121 @@
+"""A poll costs little while nothing changes: each version is parsed once, and heartbeats are read
+at a pace of their own.
+
+The observer is what one node knows of the group: the newest state, which nodes it believes alive,
+and since when it waits. It changes nothing.
+
+It does not promise that the state is current when the caller acts on it: compare-and-set decides.
+"""
+
+from dataclasses import replace
+
+from elastic.rendezvous import membership, transitions
+from elastic.rendezvous.backends.backend import Backend, PublishesGeneration, TracksNodes
+from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
+from elastic.rendezvous.group import Group, Node
+from elastic.rendezvous.heartbeat import Heartbeat
+from elastic.rendezvous.membership import GroupPolicy
+from elastic.rendezvous.partition_detector import PartitionDetector
+from elastic.rendezvous.transitions import Timing
+from elastic.system.clock import Clock
+
+# Heartbeats of a group of N nodes are read every N times this, so that all its reading grows with
+# N and not with its square, and at least so often in a keep-alive.
+BEATS_READ_S_PER_NODE = 0.004
+BEATS_READ_PER_KEEP_ALIVE = 8
+
+
+class GroupObserver:
+    """`last_known`: put back if the shared state is lost. The states that `reopen` and `reset` read
+    before the first join are not kept there: they may be removed on purpose a moment later.
+    """
+
+    def __init__(  # noqa: PLR0913 - one node's eyes on everything outside it
+        self,
+        backend: Backend,
+        me: Node,
+        policy: GroupPolicy,
+        *,
+        heartbeat: Heartbeat,
+        keep_alive_s: float,
+        clock: Clock,
+        min_generation: int,
+        partition_detector: PartitionDetector | None,
+    ) -> None:
+        """`min_generation`: the newest known from the run directory; see Rendezvous."""
+        self.last_known = Group()
+        self.timing = Timing(now_s=clock.monotonic(), closed_since_s=None, enough_since_s=None)
+        self._backend = backend
+        self._me = me
+        self._policy = policy
+        self._heartbeat = heartbeat
+        self._keep_alive_s = keep_alive_s
+        self._clock = clock
+        self._min_generation = min_generation
+        self._partition_detector = partition_detector
+        self._failure_detector = FailureDetector(keep_alive_s=keep_alive_s)
+        self._beats_due_s = float("-inf")
+        self._parsed: tuple[bytes, Group] = (b"", Group())
+        self._nodes: tuple[Group, frozenset[str]] = (Group(), frozenset())
+
+    @property
+    def alive(self) -> frozenset[str]:
+        return self._failure_detector.alive | {self._me.id}
+
+    def poll(self) -> tuple[int | None, Group]:
+        """Read the group and judge who is alive. Raises BackendFailed, GroupDamaged."""
+        found = self._backend.read()
+        version, there = (None, Group()) if found is None else (found[0], self._parse(found[1]))
+        group = transitions.restore_lost_state(there, self.last_known)
+        if not group.open and group.generation < self._min_generation:
+            # The backend is new, lost its state, or was last used before another one was. Were a
+            # number given twice, a process that is left from the earlier generation of this number
+            # would no longer be fenced, and the logs of that generation would be in the way.
+            group = replace(group, generation=self._min_generation)
+        if isinstance(self._backend, PublishesGeneration):
+            self._backend.publish_generation(group.generation)
+        now_s = self._clock.monotonic()
+        self._observe_beats(self._others(group), now_s)
+        if self._partition_detector is not None:
+            self._partition_detector.observe(group, now_s=now_s)
+        self.timing = transitions.update_timing(
+            self.timing, group, alive=self.alive, now_s=now_s, policy=self._policy
+        )
+        return version, group
+
+    def begin_wait(self) -> None:
+        """From the next poll on, the time in a group that cannot form counts."""
+        self.timing = replace(self.timing, closed_since_s=None)
+
+    def keep(self, group: Group) -> None:
+        """Remember the newest state of the group, as far as this node knows."""
+        self.last_known = transitions.last_known_state(group)
+
+    def _parse(self, value: bytes) -> Group:
+        if value != self._parsed[0]:
+            self._parsed = value, Group.parse(value)
+        return self._parsed[1]
+
+    def _others(self, group: Group) -> frozenset[str]:
+        """The nodes whose heartbeats count here."""
+        if group is not self._nodes[0]:
+            others = (group.member_ids | group.waiting_ids | membership.reported(group)) - {self._me.id}
+            self._nodes = group, others
+        return self._nodes[1]
+
+    def _observe_beats(self, others: frozenset[str], now_s: float) -> None:
+        # A node that is new here is alive only once it has been observed.
+        if now_s < self._beats_due_s and others == self._failure_detector.nodes.keys():
+            return
+        per_keep_alive_s = self._keep_alive_s / BEATS_READ_PER_KEEP_ALIVE
+        self._beats_due_s = now_s + min(len(others) * BEATS_READ_S_PER_NODE, per_keep_alive_s)
+        if isinstance(self._backend, TracksNodes):
+            self._backend.track_nodes(others)
+        beats = self._backend.beats()
+        # If this node cannot send heartbeats (the disk that they share is full), the others most
+        # likely cannot either, and their silence must not count.
+        self._failure_detector = self._failure_detector.observe(
+            {name: beats.get(name, NO_HEARTBEAT) for name in others},
+            now_s=now_s,
+            counts=not self._heartbeat.problem,
+        )
