@@ -45,17 +45,15 @@ def open_backend(config: RendezvousConfig, options: Options, run: RunDir) -> Bac
     Raises UsageError when it refuses or other agents use the run directory, RendezvousTimeout when
     it does not answer within --rdzv-timeout.
     """
-    if config.kind == "dir":
-        if options.fresh:
-            ages_s = heartbeat_ages_s(config.endpoint, now=_CLOCK.wall())
-            set_aside(run, {node for node, age_s in ages_s.items() if age_s < IN_USE_S})
-        # Opening a folder creates it. It may lie in the run directory, which was set aside only
-        # now.
-        return config.open(environment.variables())
+    is_folder = config.kind == "dir"
+    if is_folder and options.fresh:
+        ages_s = heartbeat_ages_s(config.endpoint, now=_CLOCK.wall())
+        set_aside(run, {node for node, age_s in ages_s.items() if age_s < IN_USE_S})
+    # Opening a folder creates it. It may lie in the run directory, which was set aside only now.
     backend = config.open(environment.variables())
     notify = partial(print, flush=True)
     wait_for(backend, patience_s=options.rdzv_timeout_s, clock=_CLOCK, notify=notify)
-    if options.fresh:
+    if options.fresh and not is_folder:
         set_aside(run, set(active_nodes(backend, _CLOCK, keep_alive_s=options.keep_alive_s)))
     return backend
 

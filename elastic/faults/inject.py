@@ -20,6 +20,7 @@ from elastic.faults.grammar import parse
 from elastic.faults.plan import AtRestore, AtSave, AtStep, Fault, Slow, Trigger
 from elastic.observe.log import EventLog
 from elastic.system.clock import Clock
+from elastic.system.files import make_folders
 
 
 class InjectedFault(Exception):  # noqa: N818 - no error of the program or its user
@@ -41,7 +42,7 @@ class Claims:
         """Whether this process must inject it. Only repeated faults have injections beyond 0."""
         path = self._path(fault, injection)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(path.parent)
             path.touch(exist_ok=False)
         except FileExistsError:
             return False

@@ -15,7 +15,7 @@ from pathlib import Path
 from elastic.observe import step_line
 from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
-from elastic.system.files import open_regular, replace_whole
+from elastic.system.files import make_folders, open_regular, replace_whole
 from elastic.system.growing_file import AppendedFile, last_lines, lines_of
 
 DROPPED_LINES = 4096  # that a rewind tells of, at most
@@ -59,7 +59,7 @@ class Metrics:
         with suppress(FileNotFoundError), open_regular(self._path) as written:
             data = written.read()
         cut, rewound = _cut(data, step)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(self._path.parent)
         # A new file under the old name: an older rank 0 that still has the old file open can write
         # to it, but not into the record.
         replace_whole(self._path, data[:cut], fsync=True)

@@ -93,7 +93,8 @@ class GroupObserver:
 
     def _parse(self, value: bytes) -> Group:
         if value != self._parsed[0]:
-            self._parsed = value, Group.parse(value)
+            # An empty value stands for versions that were all lost.
+            self._parsed = value, Group.parse(value) if value else Group()
         return self._parsed[1]
 
     def _others(self, group: Group) -> frozenset[str]:

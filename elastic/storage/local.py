@@ -19,7 +19,15 @@ from elastic.storage.store import (
     StoreUnavailable,
     as_store_failure,
 )
-from elastic.system.files import NoHardLinks, NotRegularFile, create_whole, open_regular, write_all
+from elastic.system.files import (
+    NoHardLinks,
+    NotRegularFile,
+    create_whole,
+    make_folders,
+    open_regular,
+    sync_folder,
+    write_all,
+)
 
 
 class LocalStore:
@@ -39,7 +47,7 @@ class LocalStore:
     def write(self, name: str, payload: Payload, midway: Callable[[], None]) -> int:
         path = self._inside(name)
         with _classified(f"writing {path}"):
-            self._make_folders(path.parent)
+            make_folders(path.parent)
             try:
                 size_bytes = _write_new(path, payload, midway)
             except BaseException:
@@ -54,7 +62,7 @@ class LocalStore:
     def create(self, name: str, data: bytes) -> bool:
         path = self._inside(name)
         with _classified(f"creating {path}"):
-            self._make_folders(path.parent)
+            make_folders(path.parent)
             if not create_whole(path, data, fsync=True):
                 return False
             self._sync_folders(path.parent)
@@ -69,7 +77,7 @@ class LocalStore:
                 for folder in self._folders_up(path.parent):
                     folder.rmdir()
             if path.parent.exists():
-                _sync(path.parent)
+                sync_folder(path.parent)
 
     def _inside(self, name: str) -> Path:
         """The path of `name`. Raises OutsideStore."""
@@ -102,15 +110,9 @@ class LocalStore:
             with suppress(FileNotFoundError):
                 yield StoredObject(name=name, size_bytes=item.stat().st_size)
 
-    def _make_folders(self, folder: Path) -> None:
-        missing = [each for each in (folder, *folder.parents) if not each.exists()]
-        for each in reversed(missing):
-            each.mkdir(exist_ok=True)
-            _sync(each.parent)
-
     def _sync_folders(self, folder: Path) -> None:
         for each in (*self._folders_up(folder), self._root):
-            _sync(each)
+            sync_folder(each)
 
     def _folders_up(self, folder: Path) -> tuple[Path, ...]:
         """From `folder` up to the one below the root."""
@@ -147,11 +149,3 @@ def _write_new(path: Path, payload: Payload, midway: Callable[[], None]) -> int:
             write_all(file.fileno(), chunk)
         os.fsync(file.fileno())
         return os.fstat(file.fileno()).st_size
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -1,7 +1,8 @@
 """A small file is put in place whole or not at all, and opening a foreign file never waits.
 
-It does not promise that what is read means anything, nor that a new name survives a power cut: for
-that the caller syncs the folder as well.
+With fsync, a file has its content on the disk before it has its name, and its name before the call
+returns: a power cut leaves the old state or the new one. It does not promise that what is read
+means anything, nor anything of a file system that answers fsync without doing it.
 """
 
 import errno
@@ -56,7 +57,7 @@ def create_whole(path: Path, data: bytes, *, fsync: bool, draft: Path | None = N
 
     The data goes into `draft`, a new file in the same folder, and gets its name by a hard link: a
     link appears whole and fails if the name is taken, where a rename would replace. A crash may
-    leave the draft behind. fsync: the data is on the disk before the name exists.
+    leave the draft behind. fsync: the file survives a power cut once this returns True.
 
     Raises NoHardLinks, or OSError.
     """
@@ -66,11 +67,14 @@ def create_whole(path: Path, data: bytes, *, fsync: bool, draft: Path | None = N
         except FileExistsError:
             # NFS repeats a request whose answer was lost, and then reports that the name is taken:
             # by us. Two names for one file mean that the link is ours.
-            return written.stat().st_nlink == 2
+            if written.stat().st_nlink != 2:
+                return False
         except OSError as error:
             if error.errno in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise NoHardLinks(error.errno, error.strerror, str(path)) from error
             raise
+    if fsync:
+        sync_folder(path.parent)
     return True
 
 
@@ -82,6 +86,30 @@ def replace_whole(path: Path, data: bytes, *, fsync: bool, draft: Path | None = 
     """
     with _written(path, data, fsync=fsync, draft=draft) as written:
         written.replace(path)
+    if fsync:
+        sync_folder(path.parent)
+
+
+def make_folders(folder: Path) -> None:
+    """Make a folder and those above it that are missing, so that they survive a power cut.
+
+    A file in a folder whose own name was never synced is lost with it. Raises OSError.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        sync_folder(each.parent)
+    if not missing and not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "expected a folder", str(folder))
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from elastic.system.files import NotRegularFile, open_regular
+from elastic.system.files import NotRegularFile, make_folders, open_regular
 
 LINE_LIMIT_BYTES = 1024 * 1024
 
@@ -52,7 +52,7 @@ class AppendedFile:
 
     def _open(self) -> int:
         if self._fd is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(self._path.parent)
             # O_NOFOLLOW: anyone with write access to the folder could put a link here, and make
             # this process append to any file of its user.
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -111,13 +111,21 @@ def test_a_paused_node_is_evicted_and_joins_again_when_it_resumes(drill, undistu
     assert "a newer generation exists, and this node is not in it" in paused.output
 
 
-def test_a_rendezvous_folder_that_is_emptied_during_training_is_restored(drill, undisturbed):
-    """The files are removed in step 10; a node that comes afterwards still finds the group."""
+@pytest.mark.parametrize("is_emptied", [True, False], ids=["emptied", "removed"])
+def test_a_rendezvous_folder_that_is_emptied_during_training_is_restored(drill, undisturbed, is_emptied):
+    """The files are removed in step 10, or the folder with them.
+
+    A node that comes afterwards still finds the group.
+    """
     drill.shut(10)
     first = drill.start(*GROUP)
     drill.stands(10, ranks=1)
-    for path in drill.run.rendezvous.iterdir():
-        path.unlink(missing_ok=True)
+    if is_emptied:
+        for path in drill.run.rendezvous.iterdir():
+            path.unlink(missing_ok=True)
+    else:
+        # In one operation: a live node writes into it all the time.
+        drill.run.rendezvous.rename(drill.folder / "removed")
     drill.waits_for(lambda: list(drill.run.rendezvous.glob("state-*")), "the group's state")
     second = drill.start(*GROUP)
     drill.happens("drain_requested", reason="a node is waiting to join")

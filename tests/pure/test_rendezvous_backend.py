@@ -1,6 +1,8 @@
 """The contract of a rendezvous backend, kept by every implementation, and what the folder adds."""
 
+import errno
 import os
+import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.etcd_http import Access
 from elastic.rendezvous.backends.object_store import NO_DELAY, ObjectStoreBackend
 from elastic.rendezvous.backends.tcp_store import TcpStoreBackend
-from elastic.testing.fakes import MemoryBackend
+from elastic.testing.fakes import FakeClock, MemoryBackend
 
 Open = Callable[[], Backend]
 
@@ -193,17 +195,20 @@ def test_an_old_listing_hides_no_version_that_was_seen(
     assert backend.read() == (3, b"v")
 
 
-def test_files_of_dead_processes_are_removed_and_those_of_live_nodes_stay(tmp_path: Path) -> None:
-    """A temporary file and a heartbeat are made two hours older; another heartbeat is fresh."""
+def test_files_of_dead_processes_are_removed_and_all_others_stay(tmp_path: Path) -> None:
+    """A draft, a heartbeat and files of another program are two hours old; a heartbeat is fresh."""
     backend = DirectoryBackend(tmp_path)
-    backend.beat("old")
-    backend.beat("live")
-    (tmp_path / ".tmp-dead").touch()
-    for name in ("beat-old", ".tmp-dead"):
+    old, live = "host-1-0123abcd", "host-2-0123abcd"
+    backend.beat(old)
+    backend.beat(live)
+    foreign = {".tmp-data", "beat-box.txt", "elastic-notes"}
+    for name in (".elastic-dead", *foreign):
+        (tmp_path / name).touch()
+    for name in (f"beat-{old}", ".elastic-dead", *foreign):
         before_s = (tmp_path / name).stat().st_mtime - 7200
         os.utime(tmp_path / name, (before_s, before_s))
     DirectoryBackend(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"beat-live"}
+    assert {path.name for path in tmp_path.iterdir()} == {f"beat-{live}", "reserve", *foreign}
 
 
 def test_a_path_that_is_a_file_is_a_usage_error(tmp_path: Path) -> None:
@@ -221,15 +226,120 @@ def test_a_read_only_folder_is_a_usage_error() -> None:
             DirectoryBackend(path)
 
 
-def test_a_folder_that_vanishes_is_a_failure_of_the_backend(tmp_path: Path) -> None:
-    """It is removed under a live node: no OSError escapes, and the message names what was tried."""
+def test_a_folder_that_a_person_removed_is_made_again(tmp_path: Path) -> None:
+    """It is removed before each call of a live node; what this node knows is put back."""
     backend = DirectoryBackend(tmp_path / "r")
-    (tmp_path / "r").rmdir()
-    for call in (
-        backend.read,
-        backend.beats,
-        lambda: backend.beat("a"),
-        lambda: backend.compare_and_set(None, b""),
-    ):
-        with pytest.raises(BackendFailed, match="could not"):
-            call()
+    shutil.rmtree(tmp_path / "r")
+    assert backend.read() is None
+    shutil.rmtree(tmp_path / "r")
+    assert backend.compare_and_set(None, b"one")
+    assert backend.read() == (1, b"one")
+    shutil.rmtree(tmp_path / "r")
+    backend.beat("a")
+    shutil.rmtree(tmp_path / "r")
+    assert backend.beats() == {}
+    assert backend.read() == (1, b"one")
+    assert DirectoryBackend(tmp_path / "r").read() == (1, b"one")
+
+
+def test_a_folder_that_is_emptied_between_link_and_listing_fails_no_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person removes all files just after the link."""
+    backend = DirectoryBackend(tmp_path)
+    listings = iter([[], []])
+    monkeypatch.setattr(backend, "_versions", lambda: next(listings))
+    assert backend.compare_and_set(None, b"one")
+
+
+def test_a_file_system_without_hard_links_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As exFAT answers; no draft is left behind."""
+
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(UsageError, match=r"hard links.*--rdzv-endpoint"):
+        DirectoryBackend(tmp_path / "r")
+    assert list((tmp_path / "r").iterdir()) == []
+
+
+@pytest.mark.parametrize("cut", [b"", b"{\n", b'{"generation": 3, "no', b"\0" * 20], ids=repr)
+def test_a_torn_newest_version_gives_way_to_the_one_before(tmp_path: Path, cut: bytes) -> None:
+    """Its number stays used up, so that no two values ever have the same one."""
+    writer = DirectoryBackend(tmp_path)
+    for version in (None, 1, 2):
+        assert writer.compare_and_set(version, b'{"generation": %d}' % (version or 0))
+    (tmp_path / "state-000000000003.json").write_bytes(cut)
+    clock = FakeClock()
+    late = DirectoryBackend(tmp_path, clock)
+    with pytest.raises(BackendFailed, match="a torn file, as after a power cut"):
+        late.read()
+    clock.sleep(directory.TORN_PATIENCE_S)
+    assert late.read() == (3, b'{"generation": 1}')
+    assert late.read() == (3, b'{"generation": 1}')
+    assert not late.compare_and_set(2, b"{}")
+    assert late.compare_and_set(3, b"{}")
+    assert writer.read() == late.read() == (4, b"{}")
+
+
+def test_a_torn_version_that_a_live_node_knows_is_put_back(tmp_path: Path) -> None:
+    """The newcomer waits for it; another one had given up on it a moment before."""
+    live, clock = DirectoryBackend(tmp_path), FakeClock()
+    assert live.compare_and_set(None, b'{"generation": 1}')
+    assert live.compare_and_set(1, b'{"generation": 2}')
+    assert live.read() == (2, b'{"generation": 2}')
+    (tmp_path / "state-000000000002.json").write_bytes(b"")
+    hasty, patient = DirectoryBackend(tmp_path, clock), DirectoryBackend(tmp_path, clock)
+    with pytest.raises(BackendFailed):
+        hasty.read()
+    clock.sleep(directory.TORN_PATIENCE_S)
+    assert hasty.read() == (2, b'{"generation": 1}')
+    with pytest.raises(BackendFailed):
+        patient.read()
+    assert live.read() == (2, b'{"generation": 2}')
+    assert patient.read() == hasty.read() == (2, b'{"generation": 2}')
+
+
+def test_where_all_versions_are_torn_the_value_is_empty_and_the_number_goes_on(tmp_path: Path) -> None:
+    """The caller begins a new group, whose generations count on from the run directory."""
+    writer, clock = DirectoryBackend(tmp_path), FakeClock()
+    for version in (None, 1, 2):
+        assert writer.compare_and_set(version, b"{}")
+    for path in tmp_path.glob("state-*"):
+        path.write_bytes(b"")
+    backend = DirectoryBackend(tmp_path, clock)
+    with pytest.raises(BackendFailed):
+        backend.read()
+    clock.sleep(directory.TORN_PATIENCE_S)
+    assert backend.read() == (3, b"")
+
+
+def test_versions_and_heartbeats_are_written_on_a_full_disk(tmp_path: Path) -> None:
+    """Each write finds no room at first; the reserve is given up in pieces, and refilled later."""
+    backend = DirectoryBackend(tmp_path)
+    write, reserve = os.write, tmp_path / "reserve"
+    assert reserve.stat().st_size == directory.RESERVE_BYTES
+    free_bytes = 0
+
+    def full(fd: int, data: bytes) -> int:
+        used_bytes = directory.RESERVE_BYTES - reserve.stat().st_size
+        if used_bytes < free_bytes + len(data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "write", full)
+        assert backend.compare_and_set(None, b"{}")
+        backend.beat("a")
+        backend.publish_generation(1)
+        assert reserve.stat().st_size < directory.RESERVE_BYTES
+        free_bytes = directory.RESERVE_BYTES
+        with pytest.raises(BackendFailed, match="No space"):
+            backend.compare_and_set(1, b"{}")
+        assert reserve.stat().st_size == 0
+    backend.beat("a")
+    assert reserve.stat().st_size == directory.RESERVE_BYTES
+    assert backend.read() == (1, b"{}") and backend.beats() == {"a": 2}

@@ -21,6 +21,7 @@ from elastic.observe.console import ConsoleFollower
 from elastic.observe.log import EventLog
 from elastic.rendezvous.group import WorkerFailure
 from elastic.system.clock import Clock
+from elastic.system.files import make_folders
 from elastic.system.worker_error import WorkerError, read_errors
 
 KILL_WAIT_S = 30.0
@@ -173,7 +174,7 @@ class NodeWorkers:
 
     def _start(self, start: WorkerStart, start_process: Callable[[ProcessStart], Process]) -> Process:
         try:
-            start.log.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(start.log.parent)
             # "x": a log belongs to one worker of one generation and is never overwritten.
             log = start.log.open("xb")
         except OSError as error:

@@ -31,7 +31,8 @@ class Backend(Protocol):
     def read(self) -> tuple[int, bytes] | None:
         """The newest version and its value, None before the first.
 
-        Never older than one that this process has seen: versions never step back.
+        Never older than one that this process has seen: versions never step back. The value is
+        empty where all of them were lost.
         """
 
     def compare_and_set(self, version: int | None, value: bytes) -> bool:

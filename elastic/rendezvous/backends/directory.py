@@ -3,15 +3,20 @@
 state-<version>.json   the newest number counts; the newest 16 are kept
 beat-<node>            the counter of one node, replaced whole
 generation             the newest generation as text, for processes outside the group
-.tmp-<unique>          being written; after an hour every node may remove it
+reserve                bytes that are given up while the disk is full, so that the group goes on
+.elastic-<unique>      being written; after an hour every node may remove it
 
-It needs a file system with hard links and atomic renames that all nodes share. It does not promise
-to survive a power cut: once all agents are gone nothing in it is needed. `generation` may step back
-until the next poll if two nodes write it at once. A save of an older generation that this lets
-through is a whole checkpoint of the run's one trajectory, and replaces none.
+It needs a file system with hard links and atomic renames that all nodes share. A version that was
+written survives a power cut. Where the newest one is torn all the same, the one before it counts,
+under the newest number: but only after the nodes that know the newest had the time to put it back.
+
+`generation` may step back until the next poll if two nodes write it at once. A save of an older
+generation that this lets through is a whole checkpoint of the run's one trajectory, and replaces
+none.
 """
 
 import contextlib
+import os
 import re
 import threading
 import uuid
@@ -21,53 +26,59 @@ from urllib.parse import quote, unquote
 
 from elastic.errors import UsageError
 from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES, BackendFailed
-from elastic.system.files import NotRegularFile, create_whole, read_regular, replace_whole
-from elastic.system.untrusted import parse_number
+from elastic.system.clock import Clock, SystemClock
+from elastic.system.files import (
+    NotRegularFile,
+    create_whole,
+    make_folders,
+    read_regular,
+    replace_whole,
+)
+from elastic.system.reserve import FULL_ERRNOS, Reserve
+from elastic.system.untrusted import parse_json, parse_number
 
 KEPT_VERSIONS = 16
 STALE_AFTER_S = 3600.0
 READ_TRIES = 8
+TORN_PATIENCE_S = 3.0
+RESERVE_BYTES = 256 * 1024
+RESERVE_PIECE_BYTES = 16 * 1024
 
 _STATE = re.compile(r"state-([0-9]{1,18})\.json")
 _BEAT = "beat-"
-_TEMPORARY = ".tmp-"
+_OWN_BEAT = re.compile(r"beat-.+-[0-9]+-[0-9a-f]{8}")  # of an id that addresses.new_node_id made
+_DRAFT = ".elastic-"
 _NUMBER_LIMIT_BYTES = 64
 
 
 class DirectoryBackend:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
         """Raises UsageError unless `path` is or becomes a folder that this process may write."""
         self._path = path
+        self._clock = SystemClock() if clock is None else clock
         self._lock = threading.Lock()
         self._counters: dict[str, int] = {}
         self._newest = 0, b""  # version and value
-        probe = self._draft()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            probe.touch()
-            now_s = probe.stat().st_mtime
-            probe.unlink()
-            self._remove_stale(now_s)
-        except OSError as error:
-            raise UsageError(
-                f"the rendezvous folder should be a folder that this user may write, but {path} is not"
-                f" ({error.strerror}); choose another with --run-dir or --rdzv-endpoint, or change its owner"
-            ) from error
+        self._newest_bytes = 0  # size of its file when it was read
+        self._is_stand_in = False  # the file is torn, and the value is that of an older version
+        self._torn = 0, 0.0  # a version, and since when it is known to be torn
+        self._reserve = Reserve(path / "reserve", size_bytes=RESERVE_BYTES, piece_bytes=RESERVE_PIECE_BYTES)
+        self._prepare()
 
     def read(self) -> tuple[int, bytes] | None:
         with self._failures("read the group's state"):
             for _ in range(READ_TRIES):
-                version = max(self._versions(), default=0)
-                if self._newest[0] >= version:
-                    # A version once seen is never unseen. A network file system may show an old
-                    # listing: then this value is newer. Or a person emptied the folder under a
-                    # live group: then it is put back, so that a node that starts finds the group.
-                    if self._newest[0] > version:
-                        self._link(self._state(self._newest[0]), self._newest[1])
+                versions = self._versions()
+                version = max(versions, default=0)
+                if self._newest[0] >= version and self._is_kept(version):
                     return self._newest if self._newest[0] else None
                 # The file can be missing only if 16 newer ones were written since the listing.
                 with contextlib.suppress(FileNotFoundError):
-                    self._newest = version, read_regular(self._state(version), VALUE_LIMIT_BYTES)
+                    value = read_regular(self._state(version), VALUE_LIMIT_BYTES)
+                    self._newest_bytes, self._is_stand_in = len(value), is_torn(value)
+                    if self._is_stand_in:
+                        value = self._before(version, versions)
+                    self._newest = version, value
                     return self._newest
         raise BackendFailed(
             f"state files in {self._path} vanish faster than they can be read, {READ_TRIES} times in a row"
@@ -83,7 +94,7 @@ class DirectoryBackend:
             # written meanwhile, the file of `successor` is deleted as too old, and the sleeper then
             # creates it a second time. It recognises that by the distance to the newest version.
             versions = self._versions()
-            if max(versions) >= successor + KEPT_VERSIONS:
+            if max(versions, default=0) >= successor + KEPT_VERSIONS:
                 self._state(successor).unlink(missing_ok=True)
                 return False
             for old in sorted(versions)[:-KEPT_VERSIONS]:
@@ -93,7 +104,9 @@ class DirectoryBackend:
     def beat(self, node_id: str) -> None:
         with self._failures("write a heartbeat"), self._lock:
             self._counters[node_id] = self._counters.get(node_id, 0) + 1
-            self._replace(self._path / (_BEAT + quote(node_id, safe="")), str(self._counters[node_id]))
+            beat = self._path / (_BEAT + quote(node_id, safe=""))
+            self._replace(beat, b"%d" % self._counters[node_id], fsync=False)
+            self._reserve.refill()
 
     def beats(self) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -109,24 +122,95 @@ class DirectoryBackend:
     def publish_generation(self, generation: int) -> None:
         with self._failures("write the newest generation"):
             if read_generation(self._path) < generation:
-                self._replace(self._path / "generation", str(generation))
+                self._replace(self._path / "generation", b"%d" % generation, fsync=True)
 
     def shown_generation(self) -> int:
         with self._failures("read the newest generation"):
             return read_generation(self._path)
 
+    def _prepare(self) -> None:
+        first, second = self._draft(), self._draft()
+        try:
+            make_folders(self._path)
+            first.touch()
+            self._remove_stale(first.stat().st_mtime)
+            os.link(first, second)
+        except OSError as error:
+            if error.errno in FULL_ERRNOS:
+                return  # what a group needs there, the reserve of an earlier node gives
+            if first.exists():
+                raise UsageError(
+                    f"the rendezvous folder should be on a file system with hard links, but {self._path} has none"
+                    f" ({error.strerror}); choose another with --rdzv-endpoint or --run-dir, or meet elsewhere with --rdzv-backend"
+                ) from error
+            raise UsageError(
+                f"the rendezvous folder should be a folder that this user may write, but {self._path} is not"
+                f" ({error.strerror}); choose another with --run-dir or --rdzv-endpoint, or change its owner"
+            ) from error
+        finally:
+            for draft in (first, second):
+                with contextlib.suppress(OSError):
+                    draft.unlink()
+        self._reserve.refill()
+
     def _remove_stale(self, now_s: float) -> None:
         """Remove files of dead processes. An age is a difference of the file system's own times."""
         for name in self._names():
-            if name.startswith((_TEMPORARY, _BEAT)):
+            # Files of others may lie in a folder that --rdzv-endpoint names.
+            if name.startswith(_DRAFT) or _OWN_BEAT.fullmatch(name):
                 with contextlib.suppress(FileNotFoundError):
                     if now_s - (self._path / name).stat().st_mtime > STALE_AFTER_S:
                         # The node may only have slept. Then its next heartbeat creates the file
                         # again, and a state that it was about to link is just not set.
                         (self._path / name).unlink()
 
+    def _is_kept(self, listed: int) -> bool:
+        """Whether the version that this process knows as the newest counts on.
+
+        A version once seen is never unseen. A network file system may show an old listing. Or a
+        person emptied the folder under a live group, or a file server lost power: then it is put
+        back, so that a node that starts finds the group.
+        """
+        version, value = self._newest
+        if not version:
+            return True
+        path = self._state(version)
+        if version > listed:
+            self._link(path, value)
+            return True
+        with contextlib.suppress(FileNotFoundError):
+            if path.lstat().st_size == self._newest_bytes:
+                return True
+        if not self._is_stand_in:
+            self._replace(path, value, fsync=True)
+        return not self._is_stand_in  # a node that has read it has put it back
+
+    def _before(self, torn: int, versions: list[int]) -> bytes:
+        """The value before a torn version; empty where none is whole. At first BackendFailed.
+
+        A power cut tears files whose writer ended with it. If a node lives that has read the torn
+        version, it puts it back within its next poll, which this node waits for.
+        """
+        now_s = self._clock.monotonic()
+        if self._torn[0] != torn:
+            self._torn = torn, now_s
+        if now_s - self._torn[1] < TORN_PATIENCE_S:
+            raise BackendFailed(
+                f"expected version {torn} of the group in {self._path}, found a torn file, as after a power cut; in"
+                f" {TORN_PATIENCE_S:g} s the version before it counts, unless a node has this one"
+            )
+        for version in sorted((each for each in versions if each < torn), reverse=True):
+            with contextlib.suppress(FileNotFoundError, NotRegularFile):
+                if not is_torn(value := read_regular(self._state(version), VALUE_LIMIT_BYTES)):
+                    return value
+        return b""
+
     def _names(self) -> list[str]:
-        return [path.name for path in self._path.iterdir()]
+        try:
+            return [path.name for path in self._path.iterdir()]
+        except FileNotFoundError:
+            make_folders(self._path)  # a person removed it under a live group
+            return []
 
     def _state(self, version: int) -> Path:
         return self._path / f"state-{version:012d}.json"
@@ -137,15 +221,22 @@ class DirectoryBackend:
     def _link(self, target: Path, value: bytes) -> bool:
         """Create `target` with this content, whole; False if it exists."""
         try:
-            return create_whole(target, value, fsync=False, draft=self._draft())
+            return self._reserve.in_room(lambda: create_whole(target, value, fsync=True, draft=self._draft()))
         except FileNotFoundError:
             return False
 
-    def _replace(self, target: Path, text: str) -> None:
-        replace_whole(target, text.encode(), fsync=False, draft=self._draft())
+    def _replace(self, target: Path, value: bytes, *, fsync: bool) -> None:
+        def replace() -> None:
+            replace_whole(target, value, fsync=fsync, draft=self._draft())
+
+        try:
+            self._reserve.in_room(replace)
+        except FileNotFoundError:
+            make_folders(self._path)
+            self._reserve.in_room(replace)
 
     def _draft(self) -> Path:
-        return self._path / f"{_TEMPORARY}{uuid.uuid4().hex}"
+        return self._path / f"{_DRAFT}{uuid.uuid4().hex}"
 
     @contextlib.contextmanager
     def _failures(self, what: str) -> Iterator[None]:
@@ -157,6 +248,19 @@ class DirectoryBackend:
                 # repeated.
                 f"could not {what} in {self._path}: {error.strerror or error}; trying again at the next poll"
             ) from error
+
+
+def is_torn(value: bytes) -> bool:
+    """Whether a power cut has left a part of the value: none of it, holes, or the begin of JSON."""
+    if not value or b"\0" in value:
+        return True
+    if not value.startswith(b"{"):
+        return False
+    try:
+        parse_json(value)
+    except ValueError:
+        return True
+    return False
 
 
 def read_generation(path: Path) -> int:
