@@ -145,6 +145,7 @@ class _Write:
             create = partial(self._create_once, commit_name(record.step, number), record)
             committed = retrying(create, clock=self._clock, deadline=self._limits.deadline)
             if committed is not None:
+                self._check_if_late(committed)
                 return committed
         raise StoreFailed(
             f"all {RECORDS_PER_STEP} commit records of step {record.step} are damaged or of another run; elastic-train verify lists the damage"
@@ -177,6 +178,21 @@ class _Write:
         except CheckpointDamaged:
             return None
         return _committed(record, found)
+
+    def _check_if_late(self, committed: Committed) -> None:
+        """A record that was created after the deadline may name what a sweep has taken.
+
+        Raises StoreFailed.
+        """
+        if not committed.is_ours or self._clock.monotonic() < self._limits.deadline:
+            return
+        self._is_in_doubt = True  # the record exists: nothing may delete its payload
+        try:
+            check_payload(self._store, committed.record, self._clock)
+        except CheckpointDamaged as error:
+            raise StoreFailed(
+                f"the commit record of step {self._save.step} was created after its deadline, and {error}; is the storage slow?"
+            ) from error
 
     def drop(self, record: CommitRecord) -> None:
         """Delete an attempt that was not committed, unless its record may yet appear."""

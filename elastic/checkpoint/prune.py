@@ -1,16 +1,19 @@
 """Deleting never breaks a committed checkpoint, nor an attempt that may yet be committed.
 
-A checkpoint's record is deleted first, and an uncommitted attempt only once no writer can commit
-it. It does not promise to delete anything: a later run of it finds what a failed or interrupted one
-left, from the listing alone.
+A checkpoint's record is deleted first, then the payload that it named; an uncommitted attempt only
+once no writer can commit it. Only the newest generation deletes: an older one does not know which
+checkpoints were found to be damaged since. It does not promise to delete anything: a later run of
+it finds what a failed or interrupted one left, from the listing alone.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic.checkpoint.catalog import list_commits, records_in
 from elastic.checkpoint.record import CommitRecord, parse_attempt, parse_commit_name, parse_step
 from elastic.checkpoint.retention import counted, to_delete, to_sweep
-from elastic.storage.store import Store, reading
+from elastic.errors import Fenced
+from elastic.storage.store import Store, StoredObject, reading
 from elastic.system.clock import Clock
 
 
@@ -38,36 +41,63 @@ class Pruner:
         self._clock = clock
         self._first_seen: dict[str, float] = {}
 
-    def after_commit(self, *, step: int, generation: int, resumed_from: int | None) -> list[int]:
+    def after_commit(
+        self, *, step: int, generation: int, resumed_from: int | None, is_newest: Callable[[], bool]
+    ) -> list[int]:
         """Apply the policy for `generation`, which committed `step`; the steps that were deleted,
         oldest first.
 
-        resumed_from: as in `counted`. Raises StoreFailed.
+        resumed_from: as in `counted`. is_newest: whether `generation` is the newest; it is asked
+        before the listing and before each deletion. Raises Fenced once it is not; StoreFailed.
         """
+
+        def delete(name: str) -> None:
+            _check(generation, is_newest)
+            reading(lambda: self._store.delete(name), self._clock)
+
+        _check(generation, is_newest)
         entries = reading(self._store.list, self._clock)
-        records, _ = records_in(entries, self._store, self._clock)
-        present = {(entry.name, entry.size_bytes) for entry in entries}
-        whole = [
-            record
-            for record in records
-            # Checkpoints of another run may have far higher steps; counting them would delete ours.
-            # So would counting a record whose payload is missing or has another size.
-            if record.run_id == self._policy.run_id and (record.payload, record.size_bytes) in present
-        ]
-        steps = to_delete(
-            counted(whole, step=step, generation=generation, resumed_from=resumed_from),
-            keep=self._policy.keep,
-        )
-        deleted = [entry.name for entry in entries if parse_step(entry.name) in steps]
-        # Of each step the record first: a crash then leaves a payload without a record, which is
-        # not a checkpoint. In the other order it would leave a checkpoint that does not load.
-        for name in sorted(deleted, key=lambda name: (parse_step(name), parse_commit_name(name) is None)):
-            self._delete(name)
-        others = [entry.name for entry in entries if parse_step(entry.name) not in steps]
-        self._sweep(others, records, generation)
+        records, damages = records_in(entries, self._store, self._clock)
+        whole = self._whole(records, entries)
+        counting = counted(whole, step=step, generation=generation, resumed_from=resumed_from)
+        steps = to_delete(counting, keep=self._policy.keep)
+        oldest_kept = min(counting - set(steps), default=0)
+        unclear = {damage.step for damage in damages}
+        useless = {step for step in self._without_payload(records, entries) if step < oldest_kept} - unclear
+        deleted = _names_of({*steps, *useless}, records, entries)
+        for name in deleted:
+            delete(name)
+        self._sweep([each.name for each in entries if each.name not in deleted], records, generation, delete)
         return steps
 
-    def _sweep(self, names: list[str], records: list[CommitRecord], generation: int) -> None:
+    def _whole(self, records: list[CommitRecord], entries: list[StoredObject]) -> list[CommitRecord]:
+        """Those of this run whose payloads have the right size.
+
+        Checkpoints of another run may have far higher steps; counting them would delete ours. So
+        would counting one without its payload.
+        """
+        present = {(entry.name, entry.size_bytes) for entry in entries}
+        return [
+            record
+            for record in records
+            if record.run_id == self._policy.run_id and (record.payload, record.size_bytes) in present
+        ]
+
+    def _without_payload(self, records: list[CommitRecord], entries: list[StoredObject]) -> set[int]:
+        """Steps of which each record is of this run and names a payload that is missing."""
+        names = {entry.name for entry in entries}
+        missing = [
+            each for each in records if each.payload not in names and each.run_id == self._policy.run_id
+        ]
+        return {each.step for each in missing} - {each.step for each in records if each not in missing}
+
+    def _sweep(
+        self,
+        names: list[str],
+        records: list[CommitRecord],
+        generation: int,
+        delete: Callable[[str], None],
+    ) -> None:
         attempts = dict(attempt for name in names if (attempt := parse_attempt(name)))
         named = _attempts_of(records)
         uncommitted = {folder: by for folder, by in attempts.items() if folder not in named}
@@ -89,10 +119,30 @@ class Pruner:
             for name in names:
                 attempt = parse_attempt(name)
                 if attempt and attempt[0] in gone and parse_step(name) not in unclear:
-                    self._delete(name)
+                    delete(name)
 
-    def _delete(self, name: str) -> None:
-        reading(lambda: self._store.delete(name), self._clock)
+
+def _check(generation: int, is_newest: Callable[[], bool]) -> None:
+    if not is_newest():
+        raise Fenced(f"generation {generation} is not the newest: a newer one deletes old checkpoints")
+
+
+def _names_of(steps: set[int], records: list[CommitRecord], entries: list[StoredObject]) -> list[str]:
+    """All commit records of these steps and the payloads that they name, in the order to delete.
+
+    Of each step the records come first: a crash then leaves a payload without a record, which is
+    not a checkpoint. In the other order it would leave a checkpoint that does not load. An attempt
+    that no record names may be another writer's, who is about to commit it: it is left to the
+    sweep.
+    """
+    named = _attempts_of(records)
+    found = [
+        (step, place is None, entry.name)
+        for entry in entries
+        if (step := parse_step(entry.name)) in steps
+        and ((place := parse_commit_name(entry.name)) or (parse_attempt(entry.name) or ("",))[0] in named)
+    ]
+    return [name for _, _, name in sorted(found)]
 
 
 def _attempts_of(records: list[CommitRecord]) -> set[str]:

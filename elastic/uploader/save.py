@@ -158,8 +158,14 @@ class Saver:
         """Delete old checkpoints after `offer` was committed; report problems, never raise them."""
         try:
             self._pruner.after_commit(
-                step=offer.step, generation=offer.generation, resumed_from=offer.resumed_from
+                step=offer.step,
+                generation=offer.generation,
+                resumed_from=offer.resumed_from,
+                is_newest=lambda: self._newest_generation(offer.generation) <= offer.generation,
             )
+        except Fenced:
+            # Whoever goes on deletes them after its next commit.
+            pass
         except Exception as error:
             # The checkpoint is committed. An old one that stays must not turn that into a failure,
             # nor end this thread before it reports that it is free.

@@ -23,6 +23,7 @@ from elastic.snapshot import checksum, safetensors_header
 from elastic.snapshot.slots import _LEASES, SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
+from elastic.system.files import replace_whole
 from elastic.testing.fakes import FakeClock
 from elastic.uploader import save
 from elastic.uploader.client import UploaderClient, UploaderProcess
@@ -306,9 +307,9 @@ def test_a_fence_that_was_removed_commits_nothing_until_it_is_there_again(
         assert committed_steps(config) == []
         monkeypatch.setattr(save, "FENCE_PATIENCE_S", LIMIT_S)
         hand_over(uploads, slots, 1, generation=1)
-        fence.write_text("2\n")
+        replace_whole(fence, b"2\n", fsync=False)
         assert uploads.wait(1, LIMIT_S).state is SaveState.FENCED
-        fence.write_text("1\n")
+        replace_whole(fence, b"1\n", fsync=False)
         hand_over(uploads, slots, 1, generation=1)
         assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
 

@@ -156,7 +156,9 @@ def test_a_record_of_another_run_is_damage_and_never_counts(store):
     for step in (1, 2, 3):
         save(store, step)
         policy = RetentionPolicy(run_id="r", keep=2, save_deadline_s=100.0)
-        Pruner(store, policy, CLOCK).after_commit(step=step, generation=1, resumed_from=None)
+        Pruner(store, policy, CLOCK).after_commit(
+            step=step, generation=1, resumed_from=None, is_newest=lambda: True
+        )
     records, damages = of_run(list_commits(store, CLOCK), "r")
     assert [record.step for record in records] == [3, 2]
     assert {damage.step for damage in damages} == {100, 200, 300}
