@@ -13,8 +13,19 @@ from dataclasses import dataclass
 
 from elastic.checkpoint.record import CommitRecord, parse, parse_commit_name
 from elastic.errors import CheckpointDamaged
-from elastic.storage.store import ObjectNotFound, OutsideStore, Store, StoredObject, read_small, reading
+from elastic.storage.store import (
+    ObjectNotFound,
+    OutsideStore,
+    Store,
+    StoredObject,
+    StoreUnavailable,
+    read_small,
+    reading,
+)
 from elastic.system.clock import Clock
+
+# Retention may delete what was just listed; a second time in a row needs a second commit.
+MOST_LISTINGS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +38,46 @@ def list_commits(store: Store, clock: Clock) -> tuple[list[CommitRecord], list[D
     """The commit records of the store, newest step first, and those that do not parse.
 
     Of one step the latest replacement comes first. Raises StoreFailed when the store cannot be
-    listed: that is not the same as finding nothing.
+    listed, or shows only records that are gone: that is not the same as finding nothing.
     """
-    return records_in(reading(store.list, clock), store, clock)
+    listings = 1
+    while (found := _listed(store, clock)).num_gone and listings < MOST_LISTINGS:
+        # Retention deleted a record after the listing, because a newer one was committed.
+        listings += 1
+    if found.num_gone and not found.records:
+        raise StoreUnavailable(
+            f"{found.num_gone} commit records were listed and cannot be found; do the store's listings lag behind?"
+        )
+    return found.records, found.damages
 
 
 def records_in(
     entries: list[StoredObject], store: Store, clock: Clock
 ) -> tuple[list[CommitRecord], list[Damage]]:
-    """As `list_commits`, from a listing that the caller has made."""
+    """As `list_commits`, from a listing that the caller has made, without those that are gone."""
+    found = _read_all(entries, store, clock)
+    return found.records, found.damages
+
+
+def is_committed(store: Store, record: CommitRecord, clock: Clock) -> bool:
+    """Whether the record is still there. Raises StoreFailed."""
+    return record in list_commits(store, clock)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """num_gone: records that were listed, and deleted before they were read."""
+
+    records: list[CommitRecord]
+    damages: list[Damage]
+    num_gone: int
+
+
+def _listed(store: Store, clock: Clock) -> _Listed:
+    return _read_all(reading(store.list, clock), store, clock)
+
+
+def _read_all(entries: list[StoredObject], store: Store, clock: Clock) -> _Listed:
     records: list[CommitRecord] = []
     damages: list[Damage] = []
     names = [(*place, entry.name) for entry in entries if (place := parse_commit_name(entry.name))]
@@ -45,9 +87,8 @@ def records_in(
         except CheckpointDamaged as error:
             damages.append(Damage(step=step, reason=str(error)))
         else:
-            # A record that was deleted since the listing is not damage: that was retention.
             records += [record] if record else []
-    return records, damages
+    return _Listed(records, damages, num_gone=len(names) - len(records) - len(damages))
 
 
 def read_record(store: Store, name: str, step: int, clock: Clock) -> CommitRecord | None:
@@ -123,14 +164,16 @@ PayloadCheck = Callable[[Store, CommitRecord, Clock], None]
 def verify(store: Store, clock: Clock, check: PayloadCheck = check_payload) -> list[Damage]:
     """Read every committed payload; the damaged ones, newest first.
 
-    check: raises CheckpointDamaged for a payload that is. Raises StoreFailed.
+    check: raises CheckpointDamaged for a payload that is. One that retention deletes meanwhile is
+    not damage. Raises StoreFailed.
     """
     records, damages = list_commits(store, clock)
     for record in records:
         try:
             check(store, record, clock)
         except CheckpointDamaged as error:
-            damages.append(Damage(step=record.step, reason=str(error)))
+            if is_committed(store, record, clock):
+                damages.append(Damage(step=record.step, reason=str(error)))
     return sorted(damages, key=lambda damage: -damage.step)
 
 

@@ -7,7 +7,14 @@ the recipe, which is seen where it is loaded (train/inherit.py).
 
 from collections.abc import Callable
 
-from elastic.checkpoint.catalog import Damage, check_payload, list_commits, of_run
+from elastic.checkpoint.catalog import (
+    MOST_LISTINGS,
+    Damage,
+    check_payload,
+    is_committed,
+    list_commits,
+    of_run,
+)
 from elastic.checkpoint.record import CommitRecord
 from elastic.config import identity
 from elastic.config.identity import Identity
@@ -101,29 +108,54 @@ def _chosen(
     store: Store, origin: Origin, run_id: str, clock: Clock, report: Callable[[str], None]
 ) -> CommitRecord:
     """Raises UsageError, StoreFailed."""
-    url, step = origin.run_dir.url, origin.step
-    records, damages = of_run(list_commits(store, clock), run_id)
-    steps = sorted({each.step for each in records})
-    if step is not None:
-        records = [each for each in records if each.step == step]
-        damages = [each for each in damages if each.step == step]
+    step, listings, is_changing = origin.step, 0, True
+    steps: list[int] = []
+    damages: list[Damage] = []
+    while is_changing and listings < MOST_LISTINGS:
+        listings += 1
+        records, damages = of_run(list_commits(store, clock), run_id)
+        steps = sorted({each.step for each in records})
+        if step is not None:
+            records = [each for each in records if each.step == step]
+            damages = [each for each in damages if each.step == step]
+        record, is_changing = _newest_whole(store, records, damages, clock)
+        if record is not None:
+            for each in damages:
+                if each.step >= record.step:
+                    report(printable(f"step {each.step} of {origin.run_dir.url} is not used: {each.reason}"))
+            return record
+    raise UsageError(_not_found(origin, steps, damages))
+
+
+def _newest_whole(
+    store: Store, records: list[CommitRecord], damages: list[Damage], clock: Clock
+) -> tuple[CommitRecord | None, bool]:
+    """The first of `records` that verifies; `damages` grows by those before it.
+
+    With None comes whether one of them was deleted meanwhile, because the run goes on: then newer
+    ones are there now.
+    """
+    is_changing = False
     for record in records:
         try:
             check_payload(store, record, clock)
         except CheckpointDamaged as error:
-            damages.append(Damage(step=record.step, reason=str(error)))
+            if is_committed(store, record, clock):
+                damages.append(Damage(step=record.step, reason=str(error)))
+            else:
+                is_changing = True
         else:
-            for each in damages:
-                if each.step >= record.step:
-                    report(printable(f"step {each.step} of {url} is not used: {each.reason}"))
-            return record
+            return record, False
+    return None, is_changing
+
+
+def _not_found(origin: Origin, steps: list[int], damages: list[Damage]) -> str:
+    url, step = origin.run_dir.url, origin.step
     if damages:
         reasons = "; ".join(f"step {each.step}: {each.reason}" for each in damages)
-        raise UsageError(
+        return (
             f"expected {'a state' if step is None else f'step {step}'} of {url} that verifies, found damage ({reasons}); "
             f"elastic-train verify {url} lists which steps are whole"
         )
     committed = f"the steps {', '.join(map(str, steps))}" if steps else "none"
-    raise UsageError(
-        f"expected {'a committed state' if step is None else f'step {step}'} of {url}, found {committed}; --from takes {FORM}"
-    )
+    return f"expected {'a committed state' if step is None else f'step {step}'} of {url}, found {committed}; --from takes {FORM}"

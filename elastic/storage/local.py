@@ -29,14 +29,22 @@ from elastic.system.files import (
     write_all,
 )
 
+MOST_LISTINGS = 10
+
 
 class LocalStore:
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def list(self) -> list[StoredObject]:
-        with _classified(f"listing {self._root}"):
-            return sorted(self._entries(self._root, ""), key=lambda entry: entry.name)
+        for _ in range(MOST_LISTINGS):
+            # A folder that is removed during the listing makes way for one that may not be in it:
+            # retention deletes a checkpoint because a newer one was committed.
+            with _classified(f"listing {self._root}"), suppress(FileNotFoundError):
+                return sorted(self._entries(self._root, ""), key=lambda entry: entry.name)
+        raise StoreUnavailable(
+            f"{self._root} changes while it is listed, {MOST_LISTINGS} times in a row; does another process delete files there?"
+        )
 
     def read(self, name: str) -> Iterator[bytes]:
         path = self._inside(name)
@@ -94,9 +102,10 @@ class LocalStore:
         try:
             found = list(os.scandir(folder))
         except FileNotFoundError:
-            # The folder was never made, or was removed since the listing of its parent: it holds
-            # nothing. Any other error must not look like an empty folder, or the run would be
-            # started over.
+            # The store's folder was never made: it holds nothing. Any other error must not look
+            # like an empty folder, or the run would be started over.
+            if folder != self._root:
+                raise
             return
         for item in found:
             name = f"{prefix}{item.name}"
@@ -107,8 +116,9 @@ class LocalStore:
                 # Raises OutsideStore: a link in the place of checkpoints must not look as if there
                 # were none.
                 self._inside(name)
-            with suppress(FileNotFoundError):
-                yield StoredObject(name=name, size_bytes=item.stat().st_size)
+            # A link that leads nowhere is listed too: it may stand where a commit record should.
+            is_broken = item.is_symlink() and not Path(item.path).exists()
+            yield StoredObject(name=name, size_bytes=item.stat(follow_symlinks=not is_broken).st_size)
 
     def _sync_folders(self, folder: Path) -> None:
         for each in (*self._folders_up(folder), self._root):

@@ -3,8 +3,9 @@
 All ranks report what is available, and restore_order.py puts it in order. One rank that has the
 best candidate broadcasts it to those that lack it, each rank loads it onto its own device, and all
 compare checksums of what they loaded. A candidate that is damaged on any rank is reported, and the
-next one is tried. One that is whole and does not fit the recipe's objects ends the restore: nothing
-is gained by an older one of the same objects.
+next one is tried; a checkpoint that is gone since the listing made way for a newer one, so the
+storage is listed again. One that is whole and does not fit the recipe's objects ends the restore:
+nothing is gained by an older one of the same objects.
 
 If any state was found, a snapshot or a commit record, and none loads, that is an error: a run never
 starts over silently. A candidate that fails half-way leaves objects with its numbers in them, and
@@ -22,7 +23,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from elastic.checkpoint.catalog import list_commits, of_run, read_payload
+from elastic.checkpoint.catalog import MOST_LISTINGS, list_commits, of_run, read_payload
 from elastic.data import record
 from elastic.data.record import DataRecord
 from elastic.divergence import Divergence
@@ -139,16 +140,20 @@ class Restorer:
         candidates, rejected = order_candidates(available)
         for each in rejected:
             self._report(each)
-        for candidate in candidates:
-            found = self._try(candidate, state, known)
+        tried: list[Candidate] = []
+        while untried := [each for each in candidates if each not in tried]:
+            found = self._try(untried[0], state, known)
             if isinstance(found, ResumePoint):
-                self.local.discard_newer(found.step)
-                has_older = any(each.is_stored and each.step < found.step for each in candidates)
-                doubts = [each for each in rejected if each.is_suspect and each.step > found.step]
-                doubt = f"step {doubts[0].step} was given up: {doubts[0].reason}" if doubts else ""
-                return replace(found, has_older=has_older, doubt=doubt)
-            rejected.append(RejectedState(step=candidate.step, reason=found, is_stored=candidate.is_stored))
-            self._report(rejected[-1])
+                return self._resumed(found, candidates, rejected)
+            tried.append(untried[0])
+            refused = [RejectedState(step=tried[-1].step, reason=found, is_stored=tried[-1].is_stored)]
+            if tried[-1].is_stored and len(tried) <= MOST_LISTINGS:
+                # It may have been deleted since the listing, because a newer one was committed.
+                candidates, now_refused = order_candidates(self.groups.all_gather(self._available()))
+                refused += [each for each in now_refused if each not in rejected]
+            for each in refused:
+                self._report(each)
+            rejected += refused
         _check_nothing_found(available, known, restore_reasons.listed(rejected, self.run_url))
         chain, source = "", "none"
         if self.inheritance is not None:
@@ -160,6 +165,15 @@ class Restorer:
         self.comparison.check_same_state(built, "before step 1", step=0, known=known)
         self.local.discard_newer(0)
         return ResumePoint(step=0, chain=chain, source=source, divergence=known, checksum=built.whole)
+
+    def _resumed(
+        self, found: ResumePoint, candidates: list[Candidate], rejected: list[RejectedState]
+    ) -> ResumePoint:
+        self.local.discard_newer(found.step)
+        has_older = any(each.is_stored and each.step < found.step for each in candidates)
+        doubts = [each for each in rejected if each.is_suspect and each.step > found.step]
+        doubt = f"step {doubts[0].step} was given up: {doubts[0].reason}" if doubts else ""
+        return replace(found, has_older=has_older, doubt=doubt)
 
     def _available(self) -> AvailableStates:
         found = AvailableStates(

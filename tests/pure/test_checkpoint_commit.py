@@ -515,6 +515,24 @@ def test_pruning_does_not_count_a_checkpoint_without_its_payload():
     assert commit_name(1) in store.objects
 
 
+def test_what_retention_deletes_while_it_is_verified_is_no_damage():
+    """`verify` of a run that trains: the older payload goes before it is read."""
+    store = FakeStore()
+    for step in (1, 2):
+        run_commit(store, save_of(step))
+
+    def before(verb, name):
+        if verb == "read" and name.startswith("000000000002") and commit_name(1) in store.objects:
+            store.before = lambda verb, name: None
+            run_prune(store, 2, keep=1)
+
+    listed = []
+    store.after = lambda verb, name: listed.append(verb)
+    store.before = lambda verb, name: before(verb, name) if listed.count("read") >= 2 else None
+    assert verify(store, FakeClock()) == []
+    assert loadable_steps(store) == [2]
+
+
 def test_a_creation_whose_answer_is_lost_is_the_one_that_counts():
     """The first node creates run.json and gets an error; then a second node comes."""
     store = FakeStore()

@@ -108,6 +108,31 @@ def test_a_deleted_object_is_gone_for_an_instance_that_listed_it_before(url):
     assert reader.list() == []
 
 
+def test_a_folder_that_is_removed_during_a_listing_never_hides_a_newer_one(tmp_path, monkeypatch):
+    """Retention deletes the only checkpoint that the listing has seen, for a newer one. An empty
+    answer would start the run over.
+    """
+    store, scandir = open_store(str(tmp_path)), os.scandir
+    store.create("1/COMMIT.json", b"1")
+
+    def scanned(folder):
+        found = list(scandir(folder))
+        if folder == tmp_path and (tmp_path / "1").exists():
+            store.create("2/COMMIT.json", b"2")
+            store.delete("1/COMMIT.json")
+        return found
+
+    monkeypatch.setattr(os, "scandir", scanned)
+    assert [entry.name for entry in store.list()] == ["2/COMMIT.json"]
+
+
+def test_a_link_that_leads_nowhere_is_listed(tmp_path):
+    """It may stand where a commit record should be."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "COMMIT.json").symlink_to("absent")
+    assert [entry.name for entry in open_store(str(tmp_path)).list()] == ["1/COMMIT.json"]
+
+
 def test_midway_comes_before_the_payload_is_complete(url, image):
     """Looks at the store from inside the callback: the object must not be whole yet."""
     seen = []

@@ -1,6 +1,7 @@
 """The state that --from names is one that verifies, and the one that the run keeps to."""
 
 import shlex
+import shutil
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from records import IDENTITY, PARENT
 from torch import nn
 
+from elastic.checkpoint import find_parent
+from elastic.checkpoint.catalog import check_payload
 from elastic.checkpoint.find_parent import find, parent_of
 from elastic.config.parent import Origin, new_run_from
 from elastic.config.run_dir import RunDir
@@ -37,6 +40,22 @@ def first(tmp_path) -> Path:
     for step in (10, 20, 30):
         commit_in(folder, IDENTITY, step, state_of(step))
     return folder
+
+
+def test_a_state_that_its_run_deletes_meanwhile_makes_way_for_a_newer_one(first, monkeypatch):
+    """The parent trains on, and keeps few checkpoints."""
+    examined = []
+
+    def check(store, record, clock):
+        if not examined:
+            shutil.rmtree(first / "checkpoints")
+            commit_in(first, IDENTITY, 40, state_of(40))
+        examined.append(record.step)
+        check_payload(store, record, clock)
+
+    monkeypatch.setattr(find_parent, "check_payload", check)
+    assert found_in(str(first), []) == 40
+    assert examined == [30, 20, 10, 40]
 
 
 def damage(folder: Path, step: int) -> None:

@@ -182,6 +182,40 @@ def test_an_outage_between_listing_and_payload_loses_no_checkpoint():
     assert (found.step, found.source, loaded.weight[0, 0].item()) == (9, "checkpoint", 9.0)
 
 
+def replaces_at(store, place, *, times=1):
+    """When something is read whose name ends with `place`, its step was deleted for a newer one."""
+    left = list(range(10, 10 + times))
+
+    def before(verb, name):
+        if verb == "read" and name.endswith(place) and left:
+            newer = store_with(left.pop(0)).objects
+            store.objects.clear()
+            store.objects.update(newer)
+
+    store.before = before
+
+
+@pytest.mark.parametrize("place", ["COMMIT.json", "state.safetensors"])
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_checkpoint_that_was_deleted_after_the_listing_makes_way_for_a_newer_one(place, times):
+    """Only one is kept, and another node's uploader commits and deletes while this one restores."""
+    store = store_with(9)
+    replaces_at(store, place, times=times)
+    found = restorer(None, store=store).restore(State(model=(loaded := model(0.0))))
+    assert (found.step, found.source) == (9 + times, "checkpoint")
+    assert loaded.weight[0, 0].item() == 9 + times
+
+
+def test_records_that_are_listed_and_gone_are_not_an_empty_store():
+    """The store's listings lag behind: the run must not start over."""
+    store = store_with(9)
+    listing = store.list()
+    store.objects.clear()
+    store.list = lambda: listing
+    with pytest.raises(StoreFailed, match="1 commit records were listed and cannot be found"):
+        restorer(None, store=store).restore(State(model=model(0.0)))
+
+
 @pytest.mark.parametrize("error", [StoreUnavailable, StoreRefused])
 @pytest.mark.parametrize("steps", [(9,), (8, 9)])
 def test_what_the_storage_does_not_give_is_not_taken_for_damage(steps, error):
