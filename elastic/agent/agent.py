@@ -34,7 +34,8 @@ from elastic.errors import (
 from elastic.events import GenerationStarted
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import RunEnd, WorkerFailure
-from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
+from elastic.rendezvous.group_view import GroupView
+from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost
 from elastic.rendezvous.transitions import DIVERGED, NODE_JOINED, NODE_LEFT
 from elastic.system.control_page import Settled

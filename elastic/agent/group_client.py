@@ -13,7 +13,8 @@ from contextlib import suppress
 from elastic.agent.rejoin_backoff import RejoinBackoff
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import Group, RunEnd, WorkerFailure
-from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
+from elastic.rendezvous.group_view import GroupView
+from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.transitions import NODE_JOINED, NODE_LEFT
 from elastic.system.clock import Clock
 

@@ -107,7 +107,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         every_s = options.keep_alive_s / PROBES_PER_KEEP_ALIVE
         probes = stack.enter_context(closing(Probes(settings.node, host.address, every_s, _CLOCK)))
         rendezvous = _rendezvous(settings, backend, min_generation, host, probes, console)
-        if rendezvous.reopen(is_new=settings.is_new or has_trained_nothing(settings)).ended is not None:
+        if rendezvous.reopen(is_new=settings.is_new or has_trained_nothing(settings)) is not None:
             print(printable(finished_text(settings)))
             return EXIT_COMPLETE
         mirror = settings.scratch / "generation"

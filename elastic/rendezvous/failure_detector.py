@@ -18,8 +18,11 @@ NO_HEARTBEAT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHistory:
+    """has_moved: its counter has changed since it was first observed."""
+
     counter: int
     silence: Silence
+    has_moved: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +50,9 @@ class FailureDetector:
         # heartbeat vanishes and when it is back.
         if last is not None and counter in (last.counter, NO_HEARTBEAT):
             silence = last.silence.grow(elapsed_s, limit_s=self.keep_alive_s)
-            return NodeHistory(counter=last.counter, silence=silence)
-        return NodeHistory(counter=counter, silence=Silence())
+            return NodeHistory(counter=last.counter, silence=silence, has_moved=last.has_moved)
+        has_moved = last is not None and (last.has_moved or last.counter != NO_HEARTBEAT)
+        return NodeHistory(counter=counter, silence=Silence(), has_moved=has_moved)
 
     @property
     def alive(self) -> frozenset[str]:
@@ -56,3 +60,8 @@ class FailureDetector:
         return frozenset(
             node_id for node_id, node in self.nodes.items() if node.silence.seconds <= self.keep_alive_s
         )
+
+    @property
+    def moving(self) -> frozenset[str]:
+        """The live nodes that have shown that they are: their counters have moved."""
+        return frozenset(node_id for node_id in self.alive if self.nodes[node_id].has_moved)

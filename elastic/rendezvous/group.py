@@ -13,20 +13,16 @@ from typing import Annotated
 from elastic.errors import ElasticError
 from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES
 from elastic.rendezvous.partition import UnreachableReport
-from elastic.system.untrusted import Count, FieldRule, bounds, decode, encode, exactly
+from elastic.rendezvous.shared_settings import Name, SharedSettings
+from elastic.system.untrusted import Count, bounds, decode, encode, exactly, parse_json
 
-FORMAT = 3
+FORMAT = 4
+# A folder may still hold the group of a run that this version resumes. The fields that came later
+# have these values in it.
+_EARLIER_FORMAT = 3
+_LATER_FIELDS = {"settings": None, "committed_step": 0}
 TRACEBACK_LIMIT_BYTES = 8192
 MESSAGE_LIMIT = 2048
-LONGEST_NAME = 255
-
-_Name = Annotated[
-    str,
-    FieldRule(
-        lambda text: text.isprintable() and len(text) <= LONGEST_NAME,
-        f"a printable name of at most {LONGEST_NAME} characters",
-    ),
-]
 
 
 class GroupDamaged(ElasticError):  # noqa: N818
@@ -40,8 +36,8 @@ class Node:
     `nproc`: the number of its workers. `port`: the UDP port for probes, 0 if it takes none.
     """
 
-    id: _Name
-    address: _Name
+    id: Name
+    address: Name
     nproc: Count
     port: Annotated[int, bounds(lowest=0, below=65536)] = 0
 
@@ -87,7 +83,9 @@ class Group:
     the generation was closed.
 
     `done`: ids of members whose workers have all finished. `restarts`: consecutive failures without
-    a step above `high_step`. `reports`: which live nodes cannot reach each other now.
+    a step above `high_step`. `reports`: which live nodes cannot reach each other now. `settings`:
+    what all these nodes were given alike, None before the first joined. `committed_step`: of the
+    newest checkpoint that any of them has committed.
     """
 
     format: Annotated[int, exactly(FORMAT)] = FORMAT
@@ -104,6 +102,8 @@ class Group:
     ended: RunEnd | None = None
     # The file keeps the key of the first version that wrote it.
     reports: tuple[UnreachableReport, ...] = field(default=(), metadata={"key": "complaints"})
+    settings: SharedSettings | None = None
+    committed_step: Count = 0
 
     @property
     def member_ids(self) -> frozenset[str]:
@@ -122,7 +122,7 @@ class Group:
         try:
             if len(data) > VALUE_LIMIT_BYTES:
                 raise ValueError(f"expected at most {VALUE_LIMIT_BYTES} bytes, found {len(data)}")
-            group = decode(Group, data, what="group")
+            group = decode(Group, _in_this_format(data), what="group")
             _check(group)
         except ValueError as error:
             raise GroupDamaged(
@@ -130,6 +130,17 @@ class Group:
                 f" rendezvous folder (it holds no training state), then start them again"
             ) from error
         return group
+
+
+def _in_this_format(data: bytes) -> object:
+    """The JSON value, with the fields that an earlier format lacks."""
+    try:
+        found = parse_json(data)
+    except ValueError:
+        return data  # `decode` says what is wrong with it
+    if isinstance(found, dict) and found.get("format") == _EARLIER_FORMAT:
+        return _LATER_FIELDS | found | {"format": FORMAT}
+    return found
 
 
 def _check(group: Group) -> None:

@@ -16,6 +16,7 @@ from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.heartbeat import Heartbeat
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition_detector import PartitionDetector
+from elastic.rendezvous.shared_settings import SharedSettings
 from elastic.rendezvous.transitions import Timing
 from elastic.system.clock import Clock
 
@@ -35,9 +36,9 @@ class GroupObserver:
         backend: Backend,
         me: Node,
         policy: GroupPolicy,
+        settings: SharedSettings,
         *,
         heartbeat: Heartbeat,
-        keep_alive_s: float,
         clock: Clock,
         min_generation: int,
         partition_detector: PartitionDetector | None,
@@ -48,12 +49,12 @@ class GroupObserver:
         self._backend = backend
         self._me = me
         self._policy = policy
+        self._settings = settings
         self._heartbeat = heartbeat
-        self._keep_alive_s = keep_alive_s
         self._clock = clock
         self._min_generation = min_generation
         self._partition_detector = partition_detector
-        self._failure_detector = FailureDetector(keep_alive_s=keep_alive_s)
+        self._failure_detector = FailureDetector(keep_alive_s=settings.keep_alive_s)
         self._beats_due_s = float("-inf")
         self._parsed: tuple[bytes, Group] = (b"", Group())
         self._nodes: tuple[Group, frozenset[str]] = (Group(), frozenset())
@@ -62,20 +63,32 @@ class GroupObserver:
     def alive(self) -> frozenset[str]:
         return self._failure_detector.alive | {self._me.id}
 
+    @property
+    def moving(self) -> frozenset[str]:
+        """The other nodes that have shown that they are alive."""
+        return self._failure_detector.moving
+
+    def is_ours(self, group: Group) -> bool:
+        """Whether it is the group of this node's run; of a group that does not say, it is."""
+        return group.settings is None or group.settings.run == self._settings.run
+
     def poll(self) -> tuple[int | None, Group]:
         """Read the group and judge who is alive. Raises BackendFailed, GroupDamaged."""
         found = self._backend.read()
         version, there = (None, Group()) if found is None else (found[0], self._parse(found[1]))
         group = transitions.restore_lost_state(there, self.last_known)
-        if not group.open and group.generation < self._min_generation:
+        is_ours = self.is_ours(group)
+        if is_ours and not group.open and group.generation < self._min_generation:
             # The backend is new, lost its state, or was last used before another one was. Were a
             # number given twice, a process that is left from the earlier generation of this number
             # would no longer be fenced, and the logs of that generation would be in the way.
             group = replace(group, generation=self._min_generation)
-        if isinstance(self._backend, PublishesGeneration):
+        if is_ours and isinstance(self._backend, PublishesGeneration):
             self._backend.publish_generation(group.generation)
+        # If the state is lost, this node may be the first to begin the next one.
+        self._min_generation = max(self._min_generation, group.generation)
         now_s = self._clock.monotonic()
-        self._observe_beats(self._others(group), now_s)
+        self._observe_beats(group, now_s)
         if self._partition_detector is not None:
             self._partition_detector.observe(group, now_s=now_s)
         self.timing = transitions.update_timing(
@@ -104,18 +117,22 @@ class GroupObserver:
             self._nodes = group, others
         return self._nodes[1]
 
-    def _observe_beats(self, others: frozenset[str], now_s: float) -> None:
+    def _observe_beats(self, group: Group, now_s: float) -> None:
+        others, keep_alive_s = self._others(group), self._settings.keep_alive_s
+        if group.settings is not None:
+            # A node with a longer keep-alive sends heartbeats less often.
+            keep_alive_s = max(keep_alive_s, group.settings.keep_alive_s)
         # A node that is new here is alive only once it has been observed.
         if now_s < self._beats_due_s and others == self._failure_detector.nodes.keys():
             return
-        per_keep_alive_s = self._keep_alive_s / BEATS_READ_PER_KEEP_ALIVE
+        per_keep_alive_s = keep_alive_s / BEATS_READ_PER_KEEP_ALIVE
         self._beats_due_s = now_s + min(len(others) * BEATS_READ_S_PER_NODE, per_keep_alive_s)
         if isinstance(self._backend, TracksNodes):
             self._backend.track_nodes(others)
         beats = self._backend.beats()
         # If this node cannot send heartbeats (the disk that they share is full), the others most
         # likely cannot either, and their silence must not count.
-        self._failure_detector = self._failure_detector.observe(
+        self._failure_detector = replace(self._failure_detector, keep_alive_s=keep_alive_s).observe(
             {name: beats.get(name, NO_HEARTBEAT) for name in others},
             now_s=now_s,
             counts=not self._heartbeat.problem,

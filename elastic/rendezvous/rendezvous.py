@@ -16,10 +16,12 @@ from elastic.errors import GroupEnded, Interrupted, RendezvousTimeout, UsageErro
 from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import Backend, BackendFailed
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
+from elastic.rendezvous.group_view import GroupView
 from elastic.rendezvous.heartbeat import Heartbeat
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.observer import GroupObserver
 from elastic.rendezvous.partition_detector import PartitionDetector, ProbeCounters
+from elastic.rendezvous.shared_settings import ANY_RUN, RunKey, SharedSettings, refusal
 from elastic.rendezvous.transitions import NODE_LOST, GroupAction, next_action
 from elastic.system.clock import Clock
 
@@ -44,25 +46,6 @@ class Generation:
     base_rank: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupView:
-    """What one poll saw of the generation that this node entered last.
-
-    `fenced`: the group went on without this node, which must stop its workers and join.
-    `newcomers`: waiting nodes that a new generation would admit. `lost`: ids of members that were
-    found dead. `cause` and `failure`: why the generation was closed, if neither `open` nor
-    `fenced`.
-    """
-
-    open: bool
-    fenced: bool
-    newcomers: tuple[Node, ...]
-    lost: tuple[str, ...]
-    ended: RunEnd | None
-    cause: str
-    failure: WorkerFailure | None
-
-
 class Rendezvous:
     def __init__(  # noqa: PLR0913 - the seam of a node to everything outside it
         self,
@@ -76,14 +59,15 @@ class Rendezvous:
         notify: Callable[[str, bool], None] = lambda _reason, _aloud: None,
         min_generation: int = 0,
         probes: ProbeCounters | None = None,
+        run: RunKey = ANY_RUN,
     ) -> None:
         """`open_endpoint` starts a fresh TCPStore on this node and returns its "host:port".
 
         `notify` is called with each new reason, and with True if a person should read it because
         the node waits or something is wrong. `min_generation`: the newest generation known from the
-        run directory; a group whose state was lost, or is an older one, counts on from it.
-        `probes`: where nodes can probe each other. Raises UsageError if this node has more workers
-        than the run has shards.
+        run directory; a group whose state was lost, or is an older one, counts on from it. `run`:
+        which one it is. `probes`: where nodes can probe each other. Raises UsageError if this node
+        has more workers than the run has shards.
         """
         if policy.max_workers is not None and me.nproc > policy.max_workers:
             raise UsageError(
@@ -93,6 +77,9 @@ class Rendezvous:
         self._backend = backend
         self._me = me
         self._policy = policy
+        self._settings = SharedSettings(
+            run=run, min_nodes=policy.min_nodes, max_nodes=policy.max_nodes, keep_alive_s=keep_alive_s
+        )
         # How long a node waits for a group that cannot form or cannot be reached.
         self.timeout_s = policy.timeout_s
         self._clock = clock
@@ -106,8 +93,8 @@ class Rendezvous:
             backend,
             me,
             policy,
+            self._settings,
             heartbeat=self._heartbeat,
-            keep_alive_s=keep_alive_s,
             clock=clock,
             min_generation=min_generation,
             partition_detector=self._partition_detector,
@@ -121,7 +108,9 @@ class Rendezvous:
 
         Raises GroupEnded; RendezvousTimeout after `policy.timeout_s` in a group that cannot form;
         Interrupted as soon as `interrupted()`; BackendFailed if the backend could not be reached
-        for `policy.timeout_s`; GroupDamaged. The node is in the group until its caller leaves.
+        for `policy.timeout_s`; GroupDamaged; UsageError for a group whose live nodes have other
+        settings, in which this node then has changed nothing. The node is in the group until its
+        caller leaves.
         """
         self._heartbeat.start()
         self._observer.begin_wait()
@@ -147,6 +136,9 @@ class Rendezvous:
     def poll_join(self) -> Generation | None:
         """One poll and one action of `join`; None: not yet. Raises what `join` raises."""
         version, group = self._observer.poll()
+        if group.settings != self._settings and not (self._observer.is_ours(group) and group.ended):
+            self._meet_strangers(version, group)
+            return None
         self._observer.keep(group)
         alive = self._observer.alive
         if self._partition_detector is not None:
@@ -220,7 +212,7 @@ class Rendezvous:
             cause=group.cause,
             failure=group.failure,
         )
-        self._notify_once(_view_reason(view, self._entered), aloud=bool(lost))
+        self._notify_once(view.reason(self._entered), aloud=bool(lost))
         return view
 
     def close(self, cause: str, *, step: int, counts: bool, failure: WorkerFailure | None = None) -> Group:
@@ -261,12 +253,18 @@ class Rendezvous:
         """End the run for all nodes; changes nothing if the group went on without this node."""
         return self._change(lambda group: transitions.end(group, generation=self._entered, run_end=run_end))
 
-    def reopen(self, *, is_new: bool = False) -> Group:
+    def reopen(self, *, is_new: bool = False) -> RunEnd | None:
         """Before the first join: a person started a failed or interrupted run again.
 
         is_new: the run directory is empty, so the state is that of another run of the same name.
+        Returns how the run ended if it is complete. The end of another run is none of this one.
         """
-        return self._change(lambda group: transitions.reopen(group, is_new=is_new))
+
+        def reopened(group: Group) -> Group:
+            return transitions.reopen(group, is_new=is_new) if self._observer.is_ours(group) else group
+
+        group = self._change(reopened)
+        return group.ended if self._observer.is_ours(group) else None
 
     def reset(self) -> Group:
         """Before the first join, while no node is in the group: make it empty."""
@@ -275,6 +273,21 @@ class Rendezvous:
     def stop(self) -> None:
         """End the heartbeats. A node that has not left counts as dead a keep-alive later."""
         self._heartbeat.stop()
+
+    def _meet_strangers(self, version: int | None, group: Group) -> None:
+        """Take over a group with other settings once its nodes are dead.
+
+        Raises UsageError when one is alive.
+        """
+        if self._observer.moving:
+            raise UsageError(refusal(group.settings, self._settings))
+        nodes = group.member_ids | group.waiting_ids
+        self._is_waiting = not nodes.isdisjoint(self._observer.alive)
+        if self._is_waiting:
+            self._notify_once("watching for a sign of life from the nodes of a group with other settings")
+            return
+        self._backend.beat(self._me.id)
+        self._set(version, transitions.join(transitions.take_over(group, self._settings), self._me))
 
     def _enter(self, group: Group) -> Generation:
         if group.generation == self._entered or group.endpoint is None:
@@ -314,17 +327,3 @@ class Rendezvous:
         if reason != self._reason:
             self._reason = reason
             self._notify(reason, aloud)
-
-
-def _view_reason(view: GroupView, generation: int) -> str:
-    if view.ended is not None:
-        return f"the run has ended: {view.ended.reason}"
-    if view.fenced:
-        return f"generation {generation} is over and the group went on without this node"
-    if view.lost:
-        return f"{', '.join(view.lost)} of generation {generation} stopped answering"
-    if not view.open:
-        return f"generation {generation} was closed: {view.cause}"
-    if view.newcomers:
-        return f"{', '.join(n.id for n in view.newcomers)} can be admitted to the next generation after {generation}"
-    return f"generation {generation} is training"

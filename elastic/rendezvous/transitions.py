@@ -1,6 +1,6 @@
 """The shared state of a group changes only along these arrows, and only by functions of values.
 
-      a person starts the run again: reopen
+      a person starts the run again: reopen, take_over
       +----------------------------------------------------+
       |            JOIN             FORM        done, end  |
       v                                                    |
@@ -55,6 +55,7 @@ from elastic.rendezvous import membership
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.partition import UnreachableReport
+from elastic.rendezvous.shared_settings import SharedSettings
 
 START = "start"
 RESUME = "resume"
@@ -319,7 +320,7 @@ def reopen(group: Group, *, is_new: bool = False) -> Group:
         return group
     if is_new:
         return reset(group)
-    return replace(reset(group), cause=RESUME, high_step=group.high_step)
+    return _resumed(group)
 
 
 def reset(group: Group) -> Group:
@@ -329,6 +330,29 @@ def reset(group: Group) -> Group:
     the number of a new generation, and the fence would let it through.
     """
     return replace(Group(), generation=group.generation)
+
+
+def _resumed(group: Group) -> Group:
+    """The same run begins again without any of its nodes; what it has reached stays."""
+    return replace(
+        reset(group),
+        cause=RESUME,
+        high_step=group.high_step,
+        committed_step=group.committed_step,
+        settings=group.settings,
+    )
+
+
+def take_over(group: Group, settings: SharedSettings) -> Group:
+    """The first node with these settings comes, and no node of the group is alive.
+
+    A group of another run gives way; of the same run, only its nodes do.
+    """
+    if group.settings is not None and group.settings.run != settings.run:
+        group = reset(group)
+    elif group.member_ids | group.waiting_ids:
+        group = _resumed(group)
+    return replace(group, settings=settings)
 
 
 def last_known_state(group: Group) -> Group:
@@ -360,7 +384,14 @@ def restore_lost_state(group: Group, known: Group) -> Group:
     their ranks. Any state in which something was formed or decided is newer than what this node
     knows, and stays.
     """
-    is_new = group.cause == START and not group.open and not group.members and group.ended is None
-    if not is_new or known.ended is not None or group.generation > known.generation:
+    is_lost = _is_beginning(group) and not _is_beginning(known)
+    if not is_lost or known.ended is not None or group.generation > known.generation:
         return group
+    if known.settings != group.settings:
+        return known  # the nodes that wait there may not join this group
     return replace(known, waiting=group.waiting, reports=group.reports)
+
+
+def _is_beginning(group: Group) -> bool:
+    """Nothing was formed or decided yet."""
+    return group.cause == START and not group.open and not group.members and group.ended is None

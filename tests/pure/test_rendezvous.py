@@ -18,8 +18,9 @@ from elastic.rendezvous import transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, read_generation
 from elastic.rendezvous.group import Group, Node, RunEnd, WorkerFailure
+from elastic.rendezvous.group_view import GroupView
 from elastic.rendezvous.membership import GroupPolicy
-from elastic.rendezvous.rendezvous import Generation, GroupView, Rendezvous
+from elastic.rendezvous.rendezvous import Generation, Rendezvous
 from elastic.rendezvous.torch_handler import ElasticRendezvous, EndpointHost, creator
 from elastic.system.clock import SystemClock
 from elastic.testing.fakes import FakeClock, MemoryBackend
@@ -221,10 +222,11 @@ def test_a_new_run_under_an_old_name_starts_and_counts_generations_on() -> None:
     backend = FaultyBackend()
     a = lone(backend)
     a.join(never)
-    assert a.reopen(is_new=True).open
+    assert a.reopen(is_new=True) is None
+    assert a.watch().open
     a.done()
-    assert a.reopen().ended is not None
-    assert a.reopen(is_new=True).ended is None
+    assert a.reopen() == RunEnd(exit_code=0, reason="complete")
+    assert a.reopen(is_new=True) is None
     b = lone(backend)
     assert b.join(never).number == 2
     assert b.reset() == transitions.reset(Group.parse(backend.history()[-1]))

@@ -4,7 +4,7 @@ The files in tests/scenarios/rendezvous hold commands and what must follow from 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -14,11 +14,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from elastic.errors import GroupEnded, RendezvousTimeout
+from elastic.errors import GroupEnded, RendezvousTimeout, UsageError
 from elastic.rendezvous import transitions
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.rendezvous import Generation, Rendezvous
+from elastic.rendezvous.shared_settings import RunKey, SharedSettings
 from elastic.testing.fakes import FakeClock, MemoryBackend
 
 POLL_S = 0.25
@@ -56,7 +57,7 @@ class Machine:
             return
         try:
             self.generation = self.rendezvous.poll_join()
-        except (GroupEnded, RendezvousTimeout) as error:
+        except (GroupEnded, RendezvousTimeout, UsageError) as error:
             if isinstance(error, RendezvousTimeout):
                 self.rendezvous.leave()
             self.over = f"{type(error).__name__} {error.exit_code}: {error}"
@@ -103,6 +104,7 @@ class World:
     backend: LosableBackend = field(default_factory=LosableBackend)
     clock: FakeClock = field(default_factory=FakeClock)
     machines: dict[str, Machine] = field(default_factory=dict)
+    given: dict[str, SharedSettings] = field(default_factory=dict)  # to each node that ever started
     probes: dict[str, FakeProbes] = field(default_factory=dict)
     deaf: set[str] = field(default_factory=set)  # receives no packets
     mute: set[str] = field(default_factory=set)  # sends no packets
@@ -118,6 +120,16 @@ class World:
         return max((parsed(value).generation for value in self.backend.history()), default=0)
 
     @property
+    def settings(self) -> SharedSettings:
+        run = RunKey(run_id="1", uid="1", title="exact.py in runs/one")
+        return SharedSettings(
+            run=run,
+            min_nodes=self.policy.min_nodes,
+            max_nodes=self.policy.max_nodes,
+            keep_alive_s=self.keep_alive_s,
+        )
+
+    @property
     def staying(self) -> list[str]:
         return [name for name, machine in self.running.items() if not machine.is_leaving]
 
@@ -125,19 +137,23 @@ class World:
     def running(self) -> dict[str, Machine]:
         return {i: m for i, m in self.machines.items() if not m.is_frozen and m.over is None}
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, settings: SharedSettings | None = None) -> None:
+        """settings: other ones than the world's."""
+        settings = self.given[name] = settings or self.settings
+        policy = replace(self.policy, min_nodes=settings.min_nodes, max_nodes=settings.max_nodes)
         reasons: list[str] = []
         self.probes[name] = FakeProbes()
         rendezvous = Rendezvous(
             self.backend,
             Node(id=name, address=name, nproc=1, port=1),
-            self.policy,
-            keep_alive_s=self.keep_alive_s,
+            policy,
+            keep_alive_s=settings.keep_alive_s,
             clock=self.clock,
             open_endpoint=lambda: f"{name}:1",
             notify=lambda reason, _aloud: reasons.append(reason),
             min_generation=self.shown_generation,
             probes=self.probes[name],
+            run=settings.run,
         )
         self.machines[name] = Machine(rendezvous=rendezvous, reasons=reasons)
 
@@ -219,6 +235,8 @@ def _run_command(world: World, command: str, words: list[str]) -> list[str]:
         case "start":
             for name in words:
                 world.start(name)
+        case "start-with":
+            world.start(words[0], _other_settings(world.settings, words[1:]))
         case "kill":
             world.kill(words[0])
         case "freeze" | "wake":
@@ -250,6 +268,19 @@ def _run_command(world: World, command: str, words: list[str]) -> list[str]:
     return []
 
 
+def _other_settings(settings: SharedSettings, words: list[str]) -> SharedSettings:
+    """`run=NAME` is another command, `uid=NAME` the same one in another run directory."""
+    options = dict(word.split("=") for word in words)
+    run_id, uid = options.get("run", settings.run.run_id), options.get("uid", settings.run.uid)
+    title = f"exact.py in runs/{options.get('uid', options.get('run', 'one'))}"
+    return SharedSettings(
+        run=RunKey(run_id=run_id, uid=uid, title=title),
+        min_nodes=int(options.get("min", settings.min_nodes)),
+        max_nodes=int(options.get("max", settings.max_nodes)),
+        keep_alive_s=float(options.get("keep_alive", settings.keep_alive_s)),
+    )
+
+
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.txt")), ids=lambda path: path.stem)
 def test_scenario_happens_as_written(path: Path) -> None:
     """The commands of the file run against real Rendezvous objects; the whole text is compared."""
@@ -259,6 +290,19 @@ def test_scenario_happens_as_written(path: Path) -> None:
 def test_there_are_scenarios() -> None:
     """Otherwise the test above would pass on an empty folder."""
     assert len(list(SCENARIOS.glob("*.txt"))) >= 7
+
+
+def test_nodes_with_different_keep_alives_do_not_flap() -> None:
+    """Three nodes that had each other evicted for ever: two with 2 s and one with 15 s, in any
+    order. The first to join decides, and the others' rules make no generation.
+    """
+    for order in permutations(["keep_alive=2", "keep_alive=2", "keep_alive=15"]):
+        world = World(policy=GroupPolicy(min_nodes=1, max_nodes=4, last_call_s=2.0, timeout_s=60.0))
+        for number, words in enumerate(order):
+            world.start(f"n{number}", _other_settings(world.settings, [words]))
+        world.tick(300.0)
+        assert world.group.open and world.group.generation <= 2
+        assert len(world.group.members) == order.count(order[0])
 
 
 class Nodes(RuleBasedStateMachine):
@@ -279,6 +323,12 @@ class Nodes(RuleBasedStateMachine):
     def start(self) -> None:
         self.started += 1
         self.world.start(f"n{self.started}")
+
+    @precondition(lambda self: len(self.world.machines) < 5)
+    @rule(words=st.sampled_from([["run=2"], ["uid=2"], ["keep_alive=3"]]))
+    def start_stranger(self, words: list[str]) -> None:
+        self.started += 1
+        self.world.start(f"s{self.started}", _other_settings(self.world.settings, words))
 
     @precondition(lambda self: self.world.machines)
     @rule(data=st.data())
@@ -345,12 +395,15 @@ class Nodes(RuleBasedStateMachine):
         """From now on its workers take so many polls to stop."""
         self.world.machines[self.pick(data, list(self.world.machines))].stops_in = polls
 
-    @precondition(lambda self: not any(m.is_frozen or m.stopping for m in self.world.machines.values()))
+    @precondition(
+        lambda self: not any(m.is_frozen or m.stopping or m.is_leaving for m in self.world.machines.values())
+    )
     @rule()
     def lose(self) -> None:
         """The shared state is lost after all live nodes have read the newest one.
 
-        A node that slept through the newest state, and is alone then, could not restore it.
+        A node that slept through the newest state, or saves what it leaves behind and reads none,
+        could not restore it if it is alone then.
         """
         before = self.world.backend.history()
         self.world.poll_all()
@@ -381,8 +434,8 @@ class Nodes(RuleBasedStateMachine):
         """
         self.heal()
         self.all_have_left()
-        keep_alive_s, last_call_s = self.world.keep_alive_s, self.world.policy.last_call_s
-        self.world.tick(2 * keep_alive_s + last_call_s + 10 * POLL_S)
+        keep_alive_s, last_call_s = self.longest_keep_alive_s, self.world.policy.last_call_s
+        self.world.tick(3 * keep_alive_s + last_call_s + 10 * POLL_S)
         group, running = self.world.group, set(self.world.running)
         assert group.open, group
         assert not group.reports
@@ -401,7 +454,7 @@ class Nodes(RuleBasedStateMachine):
         rest, and no two members that once reached each other are cut off from each other.
         """
         self.all_have_left()
-        keep_alive_s, last_call_s = self.world.keep_alive_s, self.world.policy.last_call_s
+        keep_alive_s, last_call_s = self.longest_keep_alive_s, self.world.policy.last_call_s
         self.world.tick(6 * keep_alive_s + last_call_s + 10 * POLL_S)
         group = self.world.group
         assert group.open, group
@@ -421,6 +474,16 @@ class Nodes(RuleBasedStateMachine):
             assert not (before.open and opens), "a generation opened before the last was closed"
             if before.open and after.open:
                 assert before.members == after.members, "an open generation changed its members"
+
+    @invariant()
+    def a_group_has_only_nodes_with_its_settings(self) -> None:
+        for group in map(parsed, self.world.backend.history()):
+            for node in (*group.members, *group.waiting):
+                assert self.world.given[node.id] == group.settings, node.id
+
+    @property
+    def longest_keep_alive_s(self) -> float:
+        return max(self.world.given[name].keep_alive_s for name in self.world.machines)
 
     def all_have_left(self) -> None:
         """Those that save have saved."""

@@ -95,10 +95,15 @@ def test_a_damaged_state_is_refused(group: Group, data: st.DataObject) -> None:
         Group.parse(json.dumps(record | {"restarts": True}).encode())
 
 
+def test_a_group_of_the_earlier_format_is_read() -> None:
+    """Format 3 has neither settings nor the newest checkpoint."""
+    record = json.loads(formed("a").to_json()) | {"format": 3}
+    del record["settings"], record["committed_step"]
+    assert Group.parse(json.dumps(record).encode()) == formed("a")
+
+
 def test_the_json_keys_of_a_group_do_not_change() -> None:
-    """The keys are those of format 3, whatever the fields are called in the code, so that agents of
-    two versions can meet.
-    """
+    """They are part of the format, whatever the fields are called in the code."""
     report = UnreachableReport(node="a", peers=("b",))
     record = json.loads(replace(formed("a"), reports=(report,)).to_json())
     assert record["complaints"] == [{"node": "a", "unheard": ["b"]}]
@@ -117,6 +122,8 @@ def test_the_json_keys_of_a_group_do_not_change() -> None:
             "failure",
             "ended",
             "complaints",
+            "settings",
+            "committed_step",
         ]
     )
 
