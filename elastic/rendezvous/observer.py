@@ -10,7 +10,7 @@ It does not promise that the state is current when the caller acts on it: compar
 from dataclasses import replace
 
 from elastic.rendezvous import membership, transitions
-from elastic.rendezvous.backends.backend import Backend, PublishesGeneration, TracksNodes
+from elastic.rendezvous.backends.backend import Backend, PublishesGeneration
 from elastic.rendezvous.failure_detector import NO_HEARTBEAT, FailureDetector
 from elastic.rendezvous.group import Group, Node
 from elastic.rendezvous.heartbeat import Heartbeat
@@ -127,9 +127,7 @@ class GroupObserver:
             return
         per_keep_alive_s = keep_alive_s / BEATS_READ_PER_KEEP_ALIVE
         self._beats_due_s = now_s + min(len(others) * BEATS_READ_S_PER_NODE, per_keep_alive_s)
-        if isinstance(self._backend, TracksNodes):
-            self._backend.track_nodes(others)
-        beats = self._backend.beats()
+        beats = self._backend.beats(others)
         # If this node cannot send heartbeats (the disk that they share is full), the others most
         # likely cannot either, and their silence must not count.
         self._failure_detector = replace(self._failure_detector, keep_alive_s=keep_alive_s).observe(

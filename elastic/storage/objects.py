@@ -83,6 +83,11 @@ class Objects:
         with classified(f"writing {self.url}/{name}"):
             self._call("pipe_file", self._path(name), data)
 
+    def delete(self, name: str) -> None:
+        """Nothing happens where there is no such object."""
+        with classified(f"deleting {self.url}/{name}"), suppress(FileNotFoundError):
+            self._call("rm_file", self._path(name))
+
     def listed(self, folder: str) -> dict[str, Listed]:
         """Everything below `folder`, by name relative to the URL; empty when there is no such
         folder.

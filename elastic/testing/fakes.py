@@ -6,7 +6,7 @@ within one process.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from elastic.storage.store import ObjectNotFound, Payload, StoredObject
 
@@ -87,6 +87,7 @@ class MemoryBackend:
         self._lock = threading.Lock()
         self._values: list[bytes] = []
         self._beats: dict[str, int] = {}
+        self._requests: dict[str, str] = {}
 
     def read(self) -> tuple[int, bytes] | None:
         with self._lock:
@@ -103,9 +104,20 @@ class MemoryBackend:
         with self._lock:
             self._beats[node_id] = self._beats.get(node_id, 0) + 1
 
-    def beats(self) -> dict[str, int]:
+    def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
         with self._lock:
-            return dict(self._beats)
+            wanted = self._beats.keys() if node_ids is None else self._beats.keys() & node_ids
+            return {node_id: self._beats[node_id] for node_id in wanted}
+
+    def request(self, node_id: str, text: str) -> None:
+        with self._lock:
+            self._requests.pop(node_id, None)
+            if text:
+                self._requests[node_id] = text
+
+    def requests(self) -> dict[str, str]:
+        with self._lock:
+            return dict(self._requests)
 
     def history(self) -> list[bytes]:
         """Every value that was ever set, oldest first."""

@@ -60,7 +60,7 @@ def test_pickles_in_a_run_directory_are_reported_as_damage_and_do_not_go_off(sto
     (drill.run.events / "stranger.jsonl").write_bytes(pickled + b"\n")
     with drill.run.metrics.open("ab") as file:
         file.write(pickled + b"\n")
-    (rendezvous / "beat-stranger").write_bytes(pickled)
+    (rendezvous / "beats" / "stranger").write_bytes(pickled)
     (rendezvous / "generation").write_bytes(pickled)
 
     code, found = drill.inspects("verify", drill.run.url)
@@ -114,7 +114,7 @@ def test_pickles_in_a_store_of_the_group_are_failures(flag, etcd, tmp_path):
     theirs = EtcdBackend(etcd.endpoints, tmp_path.name, Access())
     theirs.beat("n")
     for name in ("group", "generation", "beat/n"):
-        assert theirs._set_if(name, theirs._read_keys().get(name, (0, b""))[0], bomb(flag))
+        assert theirs._set_if(name, theirs._read_keys(name).get(name, (0, b""))[0], bomb(flag))
     fresh = EtcdBackend(etcd.endpoints, tmp_path.name, Access())
     assert fresh.read()[1] == bomb(flag)  # what it means is found out by its reader
     assert fresh.beats() == {}

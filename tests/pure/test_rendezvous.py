@@ -1,7 +1,7 @@
 """Rendezvous objects on a real folder, each node in a thread; then torch's handler over them."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -395,9 +395,9 @@ class CountingBackend(MemoryBackend):
         super().__init__()
         self.readings = 0
 
-    def beats(self) -> dict[str, int]:
+    def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
         self.readings += 1
-        return super().beats()
+        return super().beats(node_ids)
 
 
 def test_heartbeats_of_a_large_group_are_read_at_their_own_pace() -> None:

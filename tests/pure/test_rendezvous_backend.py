@@ -13,7 +13,7 @@ from etcd_servers import free_port
 
 from elastic.errors import UsageError
 from elastic.rendezvous.backends import directory
-from elastic.rendezvous.backends.backend import Backend, BackendFailed, PublishesGeneration
+from elastic.rendezvous.backends.backend import Backend, BackendFailed, CollectsRequests, PublishesGeneration
 from elastic.rendezvous.backends.directory import DirectoryBackend
 from elastic.rendezvous.backends.etcd import EtcdBackend
 from elastic.rendezvous.backends.etcd_http import Access
@@ -131,6 +131,36 @@ def test_heartbeats_from_two_threads_of_a_node_all_count(open_backend: Open) -> 
     assert before == 2 * count and backend.beats()["a"] == 2 * count + 1
 
 
+def test_counters_of_named_nodes_are_read_without_those_of_others(open_backend: Open) -> None:
+    """Forty nodes have sent a heartbeat; few or many are asked for, one of which does not exist."""
+    ours, theirs = open_backend(), open_backend()
+    nodes = [f"n{number}" for number in range(40)]
+    for node in nodes:
+        ours.beat(node)
+    assert set(theirs.beats(["n7", "n8", "absent"])) == {"n7", "n8"}
+    assert set(theirs.beats([*nodes[:30], "absent"])) == set(nodes[:30])
+    assert theirs.beats([]) == {}
+    before = theirs.beats(["n7"])["n7"]
+    ours.beat("n7")
+    assert theirs.beats(["n7", "n8"])["n7"] != before
+
+
+def test_requests_are_read_all_at_once_until_they_are_replaced_or_taken_back(open_backend: Open) -> None:
+    """Two nodes request something, one of them something else, and then nothing."""
+    ours, theirs, reader = open_backend(), open_backend(), open_backend()
+    assert isinstance(ours, CollectsRequests) and isinstance(theirs, CollectsRequests)
+    assert isinstance(reader, CollectsRequests)
+    assert reader.requests() == {}
+    ours.request("../node a,b", "join 1 ::1/x")
+    theirs.request("b", "leave")
+    assert reader.requests() == {"../node a,b": "join 1 ::1/x", "b": "leave"}
+    ours.request("../node a,b", "join 2")
+    assert reader.requests() == {"../node a,b": "join 2", "b": "leave"}
+    ours.request("../node a,b", "")
+    theirs.request("b", "")
+    assert reader.requests() == {}
+
+
 def test_the_shown_generation_never_steps_back(open_backend: Open) -> None:
     """A node that slept in generation 3 shows its number after 5 was shown; a process outside the
     group reads it.
@@ -201,14 +231,15 @@ def test_files_of_dead_processes_are_removed_and_all_others_stay(tmp_path: Path)
     old, live = "host-1-0123abcd", "host-2-0123abcd"
     backend.beat(old)
     backend.beat(live)
-    foreign = {".tmp-data", "beat-box.txt", "elastic-notes"}
+    foreign = {".tmp-data", "beats/box.txt", "elastic-notes"}
     for name in (".elastic-dead", *foreign):
         (tmp_path / name).touch()
-    for name in (f"beat-{old}", ".elastic-dead", *foreign):
+    for name in (f"beats/{old}", ".elastic-dead", *foreign):
         before_s = (tmp_path / name).stat().st_mtime - 7200
         os.utime(tmp_path / name, (before_s, before_s))
     DirectoryBackend(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {f"beat-{live}", "reserve", *foreign}
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {f"beats/{live}", "reserve", *foreign}
 
 
 def test_a_path_that_is_a_file_is_a_usage_error(tmp_path: Path) -> None:

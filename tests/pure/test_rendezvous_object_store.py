@@ -187,19 +187,18 @@ def test_an_old_listing_hides_no_version_and_no_node_that_was_seen(storage):
     assert set(other.beats()) == {"a", "b"}
 
 
-def test_an_old_listing_hides_no_tracked_node(storage):
-    """Listings show no node at all. A tracked node is alive; one that never sent a heartbeat is not
-    there.
+def test_an_old_listing_hides_no_node_that_is_asked_for(storage):
+    """Listings show no node at all. One that is asked for by its name is alive; one that never sent
+    a heartbeat is not there.
     """
     here, there = opened(storage), opened(storage)
     assert here.beats() == {}
     stale = storage.fail(Deed.STALE, lambda method, path: "list-type" in path)
     there.beat("b")
     assert here.beats() == {}
-    here.track_nodes({"b", "c"})
-    assert here.beats() == {"b": 1}
+    assert here.beats({"b", "c"}) == {"b": 1}
     there.beat("b")
-    assert here.beats() == {"b": 2}
+    assert here.beats({"b", "c"}) == {"b": 2}
     assert stale.struck
 
 

@@ -215,7 +215,8 @@ def test_nothing_is_written_through_a_link_under_the_name_of_a_draft(tmp_path, o
 def test_no_file_of_a_rendezvous_holds_up_an_agent(tmp_path, make):
     """Pipes without a writer and files without an end, under every name that is read."""
     backend = DirectoryBackend(tmp_path)
-    for name in ("state-000000000001.json", "beat-x", "generation"):
+    (tmp_path / "beats").mkdir()
+    for name in ("state-000000000001.json", "beats/x", "generation"):
         make(tmp_path / name)
     with pytest.raises(BackendFailed):
         backend.read()

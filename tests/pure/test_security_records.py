@@ -32,7 +32,7 @@ from elastic.rendezvous import membership, transitions
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.directory import DirectoryBackend, is_torn, read_generation
 from elastic.rendezvous.backends.etcd_http import _answer
-from elastic.rendezvous.backends.tcp_store import StoredValue
+from elastic.rendezvous.backends.tcp_store import StoredVersion
 from elastic.rendezvous.group import Group, GroupDamaged, Node, RunEnd, WorkerFailure
 from elastic.rendezvous.membership import GroupPolicy
 from elastic.rendezvous.transitions import Timing
@@ -111,7 +111,7 @@ READERS: dict[str, tuple[Callable[[bytes], Any], type[Exception]]] = {
     "payload's header": (decode, CheckpointDamaged),
     "group": (Group.parse, GroupDamaged),
     "uploader's socket": (offers, ValueError),
-    "c10d": (lambda data: StoredValue.parse(data.decode(errors="replace")), BackendFailed),
+    "c10d": (lambda data: StoredVersion.parse(data.decode(errors="replace")), BackendFailed),
     "ELASTIC_AGENT": (lambda data: agent_link(data.decode(errors="replace")), UsageError),
     "etcd": (lambda data: _answer("u", 200, data), BackendFailed),
 }
@@ -201,13 +201,17 @@ def test_any_bytes_in_the_files_of_a_rendezvous_are_a_number_or_a_failure(data):
     """State, heartbeats, generation and the fence of the uploader."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for file in ("state-000000000001.json", "beat-x", "generation", "state-²", "state-", "beat-\udcff"):
+        for sub in ("beats", "requests"):
+            (folder / sub).mkdir()
+        for file in ("state-000000000001.json", "beats/x", "generation", "state-²", "state-", "beats/\udcff"):
             (folder / file).write_bytes(data)
         backend = DirectoryBackend(folder)
         with suppress(BackendFailed):
             assert backend.read() == (1, data)
             assert not is_torn(data)
         assert all(counter >= 0 for counter in backend.beats().values())
+        (folder / "requests" / "\udcff,%\udcff").touch()
+        assert list(backend.requests()) == ["\udcff"]
         assert read_generation(folder) == backend.shown_generation() >= 0
         backend.publish_generation(10**17)
         for fence in ("file", "mirror"):

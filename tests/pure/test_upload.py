@@ -243,7 +243,7 @@ def test_the_age_of_a_nodes_newest_heartbeat_is_that_of_its_object(node):
 def test_the_age_of_a_nodes_newest_heartbeat_is_that_of_its_file(tmp_path):
     backend = DirectoryBackend(tmp_path)
     backend.beat("a b")
-    os.utime(tmp_path / "beat-a%20b", (1000.0, 1000.0))
+    os.utime(tmp_path / "beats" / "a%20b", (1000.0, 1000.0))
     assert heartbeat_ages_s(str(tmp_path), now=1007.0) == {"a b": 7.0}
     assert heartbeat_ages_s(str(tmp_path / "gone"), now=1007.0) == {}
 

@@ -45,11 +45,26 @@ class Backend(Protocol):
     def beat(self, node_id: str) -> None:
         """Move the counter of `node_id` to a value that it did not have before."""
 
-    def beats(self) -> dict[str, int]:
-        """Counters by node id, not negative.
+    def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
+        """Counters of these nodes, None: of all nodes, by node id, not negative.
 
-        The counter of a dead node may stay or vanish; a live node's may be missing for a moment.
+        A counter that was read as one value and is now read as another has moved in between; it
+        may differ from process to process. The counter of a dead node may stay or vanish; a live
+        node's may be missing for a moment.
         """
+
+
+@runtime_checkable
+class CollectsRequests(Protocol):
+    """A backend in which nodes leave short texts for one of them to read all at once."""
+
+    def request(self, node_id: str, text: str) -> None:
+        """Show `text` as what this node requests, in place of what it requested before; an empty
+        text: it requests nothing.
+        """
+
+    def requests(self) -> dict[str, str]:
+        """The texts by node id. It may lack new ones, and have old ones, for a moment."""
 
 
 @runtime_checkable
@@ -61,14 +76,6 @@ class PublishesGeneration(Protocol):
 
     def shown_generation(self) -> int:
         """The newest generation that any node has shown; 0 before the first."""
-
-
-@runtime_checkable
-class TracksNodes(Protocol):
-    """A backend that learns node ids from listings, which may be old."""
-
-    def track_nodes(self, node_ids: Collection[str]) -> None:
-        """From now on `beats` reads the counters of these nodes too, listed or not. Never fails."""
 
 
 @runtime_checkable

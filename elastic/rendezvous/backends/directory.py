@@ -1,7 +1,8 @@
 """Each version of the group is one file, linked into place whole, so one writer wins it.
 
 state-<version>.json   the newest number counts; the newest 16 are kept
-beat-<node>            the counter of one node, replaced whole
+beats/<node>           the counter of one node (beat_files.py)
+requests/<node>,<text> what one node asks the others to write for it; an empty file
 generation             the newest generation as text, for processes outside the group
 reserve                bytes that are given up while the disk is full, so that the group goes on
 .elastic-<unique>      being written; after an hour every node may remove it
@@ -20,12 +21,14 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 from elastic.errors import UsageError
+from elastic.rendezvous.backends import beat_files
 from elastic.rendezvous.backends.backend import VALUE_LIMIT_BYTES, BackendFailed
+from elastic.rendezvous.backends.beat_files import BeatFiles
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.files import (
     NotRegularFile,
@@ -45,8 +48,9 @@ RESERVE_BYTES = 256 * 1024
 RESERVE_PIECE_BYTES = 16 * 1024
 
 _STATE = re.compile(r"state-([0-9]{1,18})\.json")
-_BEAT = "beat-"
-_OWN_BEAT = re.compile(r"beat-.+-[0-9]+-[0-9a-f]{8}")  # of an id that addresses.new_node_id made
+_REQUESTS = "requests"
+_OWN = re.compile(r".+-[0-9]+-[0-9a-f]{8}(,.*)?")  # of an id that addresses.new_node_id made
+CHECK_EVERY_S = 1.0  # that the folder still has what this process has seen there
 _DRAFT = ".elastic-"
 _NUMBER_LIMIT_BYTES = 64
 
@@ -62,6 +66,11 @@ class DirectoryBackend:
         self._newest_bytes = 0  # size of its file when it was read
         self._is_stand_in = False  # the file is torn, and the value is that of an older version
         self._torn = 0, 0.0  # a version, and since when it is known to be torn
+        self._checked_s = float("-inf")
+        self._shown = 0
+        self._shown_s = float("-inf")
+        self._beats = BeatFiles(path / beat_files.FOLDER)
+        self._request: dict[str, Path] = {}
         self._reserve = Reserve(path / "reserve", size_bytes=RESERVE_BYTES, piece_bytes=RESERVE_PIECE_BYTES)
         self._prepare()
 
@@ -104,24 +113,43 @@ class DirectoryBackend:
     def beat(self, node_id: str) -> None:
         with self._failures("write a heartbeat"), self._lock:
             self._counters[node_id] = self._counters.get(node_id, 0) + 1
-            beat = self._path / (_BEAT + quote(node_id, safe=""))
-            self._replace(beat, b"%d" % self._counters[node_id], fsync=False)
+            self._replace(self._beats.file(node_id), b"%d" % self._counters[node_id], fsync=False)
             self._reserve.refill()
 
-    def beats(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+    def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
         with self._failures("read heartbeats"):
-            for name in self._names():
-                if name.startswith(_BEAT):
-                    with contextlib.suppress(FileNotFoundError, NotRegularFile):
-                        counter = parse_number(read_regular(self._path / name, _NUMBER_LIMIT_BYTES))
-                        if counter is not None:
-                            found[unquote(name.removeprefix(_BEAT))] = counter
-        return found
+            return self._beats.read(node_ids)
+
+    def request(self, node_id: str, text: str) -> None:
+        with self._failures("write a request"):
+            old = self._request.pop(node_id, None)
+            if old is not None:
+                old.unlink(missing_ok=True)
+            if text:
+                new = self._path / _REQUESTS / f"{quote(node_id, safe='')},{quote(text, safe='')}"
+                try:
+                    new.touch()
+                except FileNotFoundError:
+                    make_folders(new.parent)
+                    new.touch()
+                self._request[node_id] = new
+
+    def requests(self) -> dict[str, str]:
+        with self._failures("read requests"):
+            try:
+                names = [path.name for path in (self._path / _REQUESTS).iterdir()]
+            except FileNotFoundError:
+                return {}
+            parts = (name.partition(",") for name in names)
+            return {unquote(node_id): unquote(text) for node_id, _, text in parts if text}
 
     def publish_generation(self, generation: int) -> None:
         with self._failures("write the newest generation"):
-            if read_generation(self._path) < generation:
+            now_s = self._clock.monotonic()
+            if self._shown >= generation and now_s - self._shown_s < CHECK_EVERY_S:
+                return
+            self._shown, self._shown_s = read_generation(self._path), now_s
+            if self._shown < generation:
                 self._replace(self._path / "generation", b"%d" % generation, fsync=True)
 
     def shown_generation(self) -> int:
@@ -155,14 +183,24 @@ class DirectoryBackend:
 
     def _remove_stale(self, now_s: float) -> None:
         """Remove files of dead processes. An age is a difference of the file system's own times."""
-        for name in self._names():
-            # Files of others may lie in a folder that --rdzv-endpoint names.
-            if name.startswith(_DRAFT) or _OWN_BEAT.fullmatch(name):
-                with contextlib.suppress(FileNotFoundError):
-                    if now_s - (self._path / name).stat().st_mtime > STALE_AFTER_S:
-                        # The node may only have slept. Then its next heartbeat creates the file
-                        # again, and a state that it was about to link is just not set.
-                        (self._path / name).unlink()
+        # Files of others may lie in a folder that --rdzv-endpoint names.
+        drafts = [self._path / name for name in self._names() if name.startswith(_DRAFT)]
+        own = (self._beats.path, self._path / _REQUESTS)
+        for path in [
+            *drafts,
+            *(
+                each
+                for folder in own
+                if folder.is_dir()
+                for each in folder.iterdir()
+                if _OWN.fullmatch(each.name)
+            ),
+        ]:
+            with contextlib.suppress(FileNotFoundError):
+                if now_s - path.lstat().st_mtime > STALE_AFTER_S:
+                    # The node may only have slept. Then its next heartbeat creates the file again,
+                    # and a state that it was about to link is just not set.
+                    path.unlink()
 
     def _is_kept(self, listed: int) -> bool:
         """Whether the version that this process knows as the newest counts on.
@@ -178,6 +216,10 @@ class DirectoryBackend:
         if version > listed:
             self._link(path, value)
             return True
+        now_s = self._clock.monotonic()
+        if not self._is_stand_in and now_s - self._checked_s < CHECK_EVERY_S:
+            return True
+        self._checked_s = now_s
         with contextlib.suppress(FileNotFoundError):
             if path.lstat().st_size == self._newest_bytes:
                 return True
@@ -232,7 +274,7 @@ class DirectoryBackend:
         try:
             self._reserve.in_room(replace)
         except FileNotFoundError:
-            make_folders(self._path)
+            make_folders(target.parent)
             self._reserve.in_room(replace)
 
     def _draft(self) -> Path:

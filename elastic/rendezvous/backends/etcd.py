@@ -1,11 +1,13 @@
 """The version of the group is the revision at which etcd last changed its key, so it only grows.
 
-elastic/<group>/group        the shared state
-elastic/<group>/beat/<node>  the counter of one node, under a lease of one minute
-elastic/<group>/generation   the newest generation as text, for processes outside the group
+elastic/<group>/group           the shared state
+elastic/<group>/beat/<node>     the counter of one node, under a lease of one minute
+elastic/<group>/request/<node>  what one node asks the others to write for it, under its lease
+elastic/<group>/generation      the newest generation as text, for processes outside the group
 
-A write names the revision that it succeeds. Reads are linearizable: every node sees what another
-has written. No training node is special, and no member of the cluster either while a majority runs.
+A write names the revision that it succeeds. A read names the revision that it knows, and gets the
+value only if there is another. Reads are linearizable: every node sees what another has written. No
+training node is special, and no member of the cluster either while a majority runs.
 
 It does not promise to survive a loss of etcd's data: a revision older than one seen before is an
 error, and never taken for an empty group.
@@ -14,17 +16,18 @@ error, and never taken for an empty group.
 import contextlib
 import threading
 from base64 import b64decode, b64encode
+from collections.abc import Collection, Iterable
 from urllib.parse import quote
 
 from elastic.rendezvous.backends.backend import BackendFailed
-from elastic.rendezvous.backends.etcd_http import Access, EtcdHttp, NotFound, OutcomeUnknown
+from elastic.rendezvous.backends.etcd_http import Access, EtcdHttp, NotFound, OutcomeUnknown, StoredKey
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.untrusted import parse_number
 
 LEASE_S = 60
 NEW_LEASE_EVERY_S = 15.0
 PUBLISH_TRIES = 8
-FRESH_S = 0.005
+NAMED_AT_MOST = 16  # nodes whose counters are asked for one by one; of more all are read
 
 
 class EtcdBackend:
@@ -37,23 +40,27 @@ class EtcdBackend:
         self._counters: dict[str, int] = {}
         self._lease = ""
         self._leased_s = float("-inf")
-        self._seen = 0
-        self._beats: tuple[float, dict[str, int]] | None = None
+        self._newest = 0, b""  # revision and value
         self._shown = 0
 
     def read(self) -> tuple[int, bytes] | None:
-        # Every poll reads the group, then the counters: one request brings both. `beats` uses the
-        # counters if it is called within FRESH_S.
-        keys = self._read_keys()
-        self._beats = self._clock.monotonic(), _counters(keys)
-        revision, value = keys.get("group", (0, b""))
-        if revision < self._seen:
+        key, seen = _text((self._prefix + "group").encode()), self._newest[0]
+        found = self._etcd.call(
+            "kv/txn", {"compare": [_is_at(key, seen)], "failure": [{"request_range": {"key": key}}]}
+        )
+        if found.succeeded:
+            return self._newest if seen else None
+        stored = next((each for keys in found.ranges for each in keys), None)
+        revision = 0 if stored is None else int(stored.mod_revision)
+        if revision < seen:
             raise BackendFailed(
-                f"etcd should have {self._prefix}group at revision {self._seen} or newer, found {revision or 'none'}: it was deleted, or etcd was"
+                f"etcd should have {self._prefix}group at revision {seen} or newer, found {revision or 'none'}: it was deleted, or etcd was"
                 f" restored from an older copy; stop all agents of the run and start them again"
             )
-        self._seen = revision
-        return (revision, value) if revision else None
+        if stored is None:
+            return None
+        self._newest = revision, _bytes(stored.value)
+        return self._newest
 
     def compare_and_set(self, version: int | None, value: bytes) -> bool:
         try:
@@ -62,24 +69,38 @@ class EtcdBackend:
             return False  # It may have won all the same. The next read finds out.
 
     def beat(self, node_id: str) -> None:
-        self._beats = None
         with self._lock:
             self._counters[node_id] = self._counters.get(node_id, 0) + 1
-            # A fresh lease needs no keepalive. The old ones expire without a key.
-            if self._clock.monotonic() - self._leased_s > NEW_LEASE_EVERY_S:
-                self._take_lease()
-            try:
-                self._put_beat(node_id)
-            except NotFound:
-                # The lease expired while the machine slept, and its monotonic clock with it.
-                self._take_lease()
-                self._put_beat(node_id)
+            self._put_leased(f"beat/{node_id}", str(self._counters[node_id]))
 
-    def beats(self) -> dict[str, int]:
-        fresh, self._beats = self._beats, None
-        if fresh is not None and self._clock.monotonic() - fresh[0] < FRESH_S:
-            return fresh[1]
-        return _counters(self._read_keys())
+    def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
+        if node_ids is None or len(node_ids) > NAMED_AT_MOST:
+            found = self._read_keys("beat/")
+        else:
+            keys = [_text(f"{self._prefix}beat/{node_id}".encode()) for node_id in sorted(node_ids)]
+            ranges = [{"request_range": {"key": key}} for key in keys]
+            found = self._named(self._etcd.call("kv/txn", {"success": ranges}).ranges) if keys else {}
+        beats = {
+            name.removeprefix("beat/"): counter
+            for name, (_, text) in found.items()
+            # A value that is no number was written by another program, and is as good as missing.
+            if (counter := parse_number(text)) is not None
+        }
+        return beats if node_ids is None else {name: beats[name] for name in node_ids if name in beats}
+
+    def request(self, node_id: str, text: str) -> None:
+        with self._lock:
+            name = f"request/{node_id}"
+            if text:
+                self._put_leased(name, text)
+            else:
+                self._etcd.call("kv/deleterange", {"key": _text((self._prefix + name).encode())})
+
+    def requests(self) -> dict[str, str]:
+        return {
+            name.removeprefix("request/"): text.decode(errors="replace")
+            for name, (_, text) in self._read_keys("request/").items()
+        }
 
     def publish_generation(self, generation: int) -> None:
         for _ in range(PUBLISH_TRIES):
@@ -94,7 +115,7 @@ class EtcdBackend:
         return self._find_generation()[1]
 
     def _find_generation(self) -> tuple[int, int]:
-        revision, text = self._read_keys().get("generation", (0, b"0"))
+        revision, text = self._read_keys("generation").get("generation", (0, b"0"))
         generation = parse_number(text)
         if generation is None:
             raise BackendFailed(
@@ -105,41 +126,49 @@ class EtcdBackend:
     def _set_if(self, name: str, revision: int, value: bytes) -> bool:
         key = _text((self._prefix + name).encode())
         request = {
-            "compare": [{"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}],
+            "compare": [_is_at(key, revision)],
             "success": [{"request_put": {"key": key, "value": _text(value)}}],
         }
         return self._etcd.call("kv/txn", request).succeeded
 
-    def _put_beat(self, node_id: str) -> None:
-        key, value = f"{self._prefix}beat/{node_id}".encode(), str(self._counters[node_id]).encode()
-        self._etcd.call("kv/put", {"key": _text(key), "value": _text(value), "lease": self._lease})
+    def _put_leased(self, name: str, value: str) -> None:
+        # A fresh lease needs no keepalive. The old ones expire without a key.
+        if self._clock.monotonic() - self._leased_s > NEW_LEASE_EVERY_S:
+            self._take_lease()
+        try:
+            self._put(name, value)
+        except NotFound:
+            # The lease expired while the machine slept, and its monotonic clock with it.
+            self._take_lease()
+            self._put(name, value)
+
+    def _put(self, name: str, value: str) -> None:
+        key = (self._prefix + name).encode()
+        self._etcd.call("kv/put", {"key": _text(key), "value": _text(value.encode()), "lease": self._lease})
 
     def _take_lease(self) -> None:
         began_s = self._clock.monotonic()
         self._lease = self._etcd.call("lease/grant", {"TTL": str(LEASE_S)}).ID
         self._leased_s = began_s
 
-    def _read_keys(self) -> dict[str, tuple[int, bytes]]:
-        """Revision and value of every key of the group, by name without the prefix."""
-        begin, cut = self._prefix.encode(), len(self._prefix)  # the name is quoted: one byte a letter
-        end = begin[:-1] + bytes([begin[-1] + 1])  # the first key after all that begin with the prefix
-        found = self._etcd.call("kv/range", {"key": _text(begin), "range_end": _text(end)})
-        try:
-            return {
-                _bytes(each.key)[cut:].decode(errors="replace"): (int(each.mod_revision), _bytes(each.value))
-                for each in found.kvs
-            }
-        except ValueError as error:
-            raise BackendFailed(f"etcd should give keys and values in base64, but {error}") from error
+    def _read_keys(self, begin: str) -> dict[str, tuple[int, bytes]]:
+        """Revision and value of the group's keys that begin so, by name without the prefix."""
+        first = (self._prefix + begin).encode()
+        after = first[:-1] + bytes([first[-1] + 1])  # the first key after all that begin so
+        found = self._etcd.call("kv/range", {"key": _text(first), "range_end": _text(after)})
+        return self._named((found.kvs,))
+
+    def _named(self, ranges: Iterable[tuple[StoredKey, ...]]) -> dict[str, tuple[int, bytes]]:
+        cut = len(self._prefix)  # it is quoted: one byte a letter
+        return {
+            _bytes(each.key)[cut:].decode(errors="replace"): (int(each.mod_revision), _bytes(each.value))
+            for found in ranges
+            for each in found
+        }
 
 
-def _counters(keys: dict[str, tuple[int, bytes]]) -> dict[str, int]:
-    """A value that is no number was written by another program, and is as good as missing."""
-    return {
-        name.removeprefix("beat/"): counter
-        for name, (_, text) in keys.items()
-        if name.startswith("beat/") and (counter := parse_number(text)) is not None
-    }
+def _is_at(key: str, revision: int) -> dict[str, str]:
+    return {"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
 
 
 def _text(data: bytes) -> str:
@@ -147,4 +176,7 @@ def _text(data: bytes) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    return b64decode(text, validate=True)
+    try:
+        return b64decode(text, validate=True)
+    except ValueError as error:
+        raise BackendFailed(f"etcd should give keys and values in base64, but {error}") from error

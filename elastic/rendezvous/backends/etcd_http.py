@@ -85,6 +85,18 @@ class StoredKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RangeResponse:
+    kvs: tuple[StoredKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """To one request of a transaction; only ranges are read."""
+
+    response_range: RangeResponse = RangeResponse()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """All that is read of the answers to any call: etcd leaves out what is empty.
 
@@ -92,12 +104,18 @@ class Answer:
     """
 
     kvs: tuple[StoredKey, ...] = ()
+    responses: tuple[Response, ...] = ()
     succeeded: bool = False
     ID: str = ""
     token: str = ""
     code: int = 0
     message: str = ""
     error: str = ""
+
+    @property
+    def ranges(self) -> tuple[tuple[StoredKey, ...], ...]:
+        """What each request of a transaction found."""
+        return tuple(response.response_range.kvs for response in self.responses)
 
 
 class _Refusal(Exception):  # noqa: N818 - it says what is wrong

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
+from elastic.rendezvous.backends.beat_files import FOLDER
+
 
 def heartbeat_ages_s(url: str, *, now: float) -> dict[str, float]:
     """Seconds by node id; empty where no group keeps its state in this folder or at this URL.
@@ -22,9 +24,10 @@ def heartbeat_ages_s(url: str, *, now: float) -> dict[str, float]:
 
 def _of_folder(folder: Path) -> dict[str, float]:
     changed = {}
-    for path in folder.glob("beat-*"):
+    for path in (folder / FOLDER).glob("*"):
         with suppress(FileNotFoundError):  # removed since it was listed
-            changed[path.name.removeprefix("beat-")] = path.stat().st_mtime
+            if not path.name.startswith("."):
+                changed[path.name] = path.stat().st_mtime
     return changed
 
 

@@ -2,12 +2,14 @@
 
 state/<version>    the versions from 1 on, without gaps; a few for each generation, 1 or 2 kB each
 beats/<node>       the counter of one node, overwritten
+requests/<node>,<text>  what one node asks the others to write for it; an empty object
 exclusive          shows that this storage refuses to create an object twice
 
 The newest version is the one without a successor. It is looked for by name and never in a listing,
 because a listing may be old. So a version once seen is never unseen, and a node that slept for
-hours finds all that it missed. Listings only supply node ids, and `track_nodes` supplies those that
-matter. Savers are fenced by the newest version itself, read when they ask (uploader/fence.py).
+hours finds all that it missed. Counters are read by the names of nodes, too: only a caller that
+asks for those of all nodes needs a listing. A request that a listing lacks is found by the next.
+Savers are fenced by the newest version itself, read when they ask (uploader/fence.py).
 
 Requests cost time and money, so answers are used for a while; `PollIntervals` says for how long.
 
@@ -30,6 +32,7 @@ from elastic.system.untrusted import parse_number
 
 _STATE = "state/"
 _BEATS = "beats/"
+_REQUESTS = "requests/"
 _PROOF = "exclusive"
 
 
@@ -38,21 +41,20 @@ class PollIntervals:
     """The shortest time between two requests, in seconds.
 
     For the group's state `active_s` while it has changed within `active_for_s`, else `idle_s`.
-    `beats_s` for counters. `failed_s` after a failure. `list_s` for listings of node ids, which are
-    also made whenever the group's state has changed. A counter that has not moved for
-    `unread_after_s` is read again only if a listing shows that it was written.
+    `beats_s` for counters. `failed_s` after a failure. Where the counters of all nodes are asked
+    for, one that has not moved for `unread_after_s` is read only if a listing shows that it was
+    written.
     """
 
     active_s: float = 0.2
     active_for_s: float = 10.0
     idle_s: float = 1.0
     beats_s: float = 2.0
-    list_s: float = 30.0
     unread_after_s: float = 120.0
     failed_s: float = 1.0
 
 
-NO_DELAY = PollIntervals(active_s=0.0, idle_s=0.0, beats_s=0.0, list_s=0.0, failed_s=0.0)
+NO_DELAY = PollIntervals(active_s=0.0, idle_s=0.0, beats_s=0.0, failed_s=0.0)
 
 
 def newest_version(exists: Callable[[int], bool], known: int) -> int:
@@ -97,9 +99,8 @@ class ObjectStoreBackend:
         self._problem = ""
         self._is_exclusive = False
         self._counters: dict[str, _Counter] = {}
-        self._tracked: frozenset[str] = frozenset()
+        self._requested: dict[str, str] = {}
         self._next_beats_s = float("-inf")
-        self._listed: tuple[float, int] = float("-inf"), -1  # when nodes were listed, at which version
 
     def read(self) -> tuple[int, bytes] | None:
         with self._state_lock:
@@ -134,19 +135,38 @@ class ObjectStoreBackend:
             with _failures("a heartbeat"):
                 self._objects.write(_beat(node_id), str(self._own[node_id]).encode())
 
-    def beats(self) -> dict[str, int]:
+    def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
         with self._beats_lock:
             now_s = self._clock.monotonic()
-            if now_s >= self._next_beats_s:
+            wanted = None if node_ids is None else frozenset(node_ids)
+            is_new = wanted is not None and not wanted <= self._counters.keys()
+            if now_s >= self._next_beats_s or is_new:
                 self._next_beats_s = now_s + self._intervals.failed_s
                 with _failures("heartbeats"):
-                    self._read_counters(now_s)
+                    self._read_counters(wanted, now_s)
                 self._next_beats_s = now_s + self._intervals.beats_s
             # Counters begin at 1.
-            return {node_id: one.value for node_id, one in self._counters.items() if one.value}
+            return {
+                node_id: one.value
+                for node_id, one in self._counters.items()
+                if one.value and (wanted is None or node_id in wanted)
+            }
 
-    def track_nodes(self, node_ids: Collection[str]) -> None:
-        self._tracked = frozenset(node_ids)
+    def request(self, node_id: str, text: str) -> None:
+        with self._own_lock, _failures("a request"):
+            old = self._requested.pop(node_id, None)
+            if old is not None:
+                self._objects.delete(old)
+            if text:
+                name = f"{_REQUESTS}{quote(node_id, safe='')},{quote(text, safe='')}"
+                self._objects.write(name, b"-")
+                self._requested[node_id] = name
+
+    def requests(self) -> dict[str, str]:
+        with _failures("requests"):
+            names = self._objects.listed(_REQUESTS)
+        parts = (name.removeprefix(_REQUESTS).partition(",") for name in names)
+        return {unquote(node_id): unquote(text) for node_id, _, text in parts if text}
 
     def _refresh(self) -> None:
         self._next_read_s = self._clock.monotonic() + self._intervals.failed_s
@@ -195,24 +215,19 @@ class ObjectStoreBackend:
             )
         self._is_exclusive = True
 
-    def _read_counters(self, now_s: float) -> None:
-        if now_s - self._listed[0] >= self._intervals.list_s or self._listed[1] != self._version:
+    def _read_counters(self, node_ids: frozenset[str] | None, now_s: float) -> None:
+        if node_ids is None:
             for name, listed in self._objects.listed(_BEATS).items():
                 one = self._counter(unquote(name.removeprefix(_BEATS)), now_s)
                 if one.mark != listed.mark:
                     one.mark, one.moved_s = listed.mark, now_s
-            self._listed = now_s, self._version
-        tracked = self._tracked
-        for node_id in tracked:
-            self._counter(node_id, now_s)
-        wanted = [
-            node_id
-            for node_id, one in self._counters.items()
-            if now_s - one.moved_s < self._intervals.unread_after_s or node_id in tracked
-        ]
+            recent_s = now_s - self._intervals.unread_after_s
+            wanted = [node_id for node_id, one in self._counters.items() if one.moved_s >= recent_s]
+        else:
+            wanted = sorted(node_ids)
         found = self._objects.read_all(_beat(node_id) for node_id in wanted)
         for node_id in wanted:
-            value, counter = parse_number(found.get(_beat(node_id), b"")), self._counters[node_id]
+            value, counter = parse_number(found.get(_beat(node_id), b"")), self._counter(node_id, now_s)
             if value is not None and value != counter.value:
                 counter.value, counter.moved_s = value, now_s
 

@@ -1,9 +1,14 @@
 """Versions never step back, although one agent keeps the store in its memory and may lose it.
 
-elastic/<group>/group        "<version> <writer> <value in base64>"
-elastic/<group>/nodes        the ids of all nodes that ever sent a heartbeat, as a JSON list
-elastic/<group>/beat/<node>  the counter of one node
-elastic/<group>/generation   the newest generation as text
+elastic/<group>/group                  "<version> <writer>"
+elastic/<group>/value/<writer>         that version's value; older ones are deleted
+elastic/<group>/nodes                  the ids of all nodes that ever sent a heartbeat, one a line
+elastic/<group>/beat/<node>            the counter of one node
+elastic/<group>/requests/<generation>  lines of a JSON list [node, text]; a node's last one counts
+elastic/<group>/generation             the newest generation as text
+
+The store does one thing after the other, so what is read often is short: a poll reads the version
+alone, and its value only when there is another one.
 
 The store is torch's TCPStore, served by the agent on the machine that has the endpoint's address.
 When that agent dies, the store is gone, and when an agent runs there again, it is empty. Each node
@@ -17,10 +22,11 @@ the run reach the port: see docs/security.md.
 
 import contextlib
 import json
+import re
 import threading
 import uuid
 from base64 import b64decode, b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -30,7 +36,7 @@ from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.backends.tcp_store_client import TcpStoreClient, is_own_address
 from elastic.system.addresses import split_endpoint
 from elastic.system.clock import SystemClock
-from elastic.system.untrusted import decode, parse_number
+from elastic.system.untrusted import decode, parse_json, parse_number
 
 DEFAULT_PORT = 29400  # torchrun's
 WRITE_TRIES = 50
@@ -40,39 +46,36 @@ WRITE_TRIES = 50
 # absent key. For one that expects an empty text, an absent key is as good as an empty one.
 _ABSENT = "-"
 _VERSIONS_PER_GENERATION = 2**32
+_WRITER = re.compile(r"[0-9a-f]{1,32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class StoredValue:
-    """One version of the group's state, as the store holds it.
+class StoredVersion:
+    """Which version of the group's state is the newest, as the store holds it.
 
-    Of two histories that meet, every node takes the greater value: by its version, then its writer.
+    Of two histories that meet, every node takes the greater one: by its version, then its writer.
     `writer` is new for each write. Two nodes that evict the same dead node write equal bytes for
     the same version: only by the writer does each know whether its own write won.
     """
 
     version: int
     writer: str
-    value: bytes
 
     @property
     def text(self) -> str:
-        return f"{self.version} {self.writer} {b64encode(self.value).decode()}"
+        return f"{self.version} {self.writer}"
 
     @staticmethod
-    def parse(text: str) -> "StoredValue":
+    def parse(text: str) -> "StoredVersion":
         """Raises BackendFailed."""
-        try:
-            number, writer, value = text.split(" ")
-            version = parse_number(number)
-            if version is None:
-                raise ValueError(f"{number[:40]} is no version")
-            return StoredValue(version=version, writer=writer, value=b64decode(value, validate=True))
-        except ValueError as error:
+        number, _, writer = text.partition(" ")
+        version = parse_number(number)
+        if version is None or not _WRITER.fullmatch(writer):
             raise BackendFailed(
                 f"the store should hold a group as this version of elastic-train writes it, found {text[:40]!r}; does another program use"
                 f" that port?"
-            ) from error
+            )
+        return StoredVersion(version=version, writer=writer)
 
 
 class TcpStoreBackend:
@@ -83,9 +86,12 @@ class TcpStoreBackend:
         self._client = TcpStoreClient(host, port, may_host=is_own_address(host), clock=SystemClock())
         self._prefix = f"elastic/{quote(group, safe='')}/"
         self._lock = threading.Lock()
-        self._seen: StoredValue | None = None
+        self._seen: tuple[StoredVersion, bytes] | None = None
         self._counters: dict[str, int] = {}
         self._listed: dict[str, int] = {}
+        self._nodes: frozenset[str] = frozenset()
+        self._nodes_of = 0  # the connection over which these were read
+        self._cleared = 0  # the newest generation before which no requests are left
         self._generation = 0
         self._shown: tuple[int, int] = (0, 0)  # generation, and the connection that showed it
 
@@ -101,28 +107,30 @@ class TcpStoreBackend:
     def read(self) -> tuple[int, bytes] | None:
         with self._client.use("read the group's state") as store:
             found = self._refresh(store)
-        return None if found is None else (found.version, found.value)
+        return None if found is None else (found[0].version, found[1])
 
     def compare_and_set(self, version: int | None, value: bytes) -> bool:
         with self._client.use("read the group's state") as store:
             seen = self._seen
-            if seen is None or seen.version != version:
+            if seen is None or seen[0].version != version:
                 seen = self._refresh(store)
-        if version != (None if seen is None else seen.version):
+        if version != (None if seen is None else seen[0].version):
             return False
         # After the store was lost, two histories can meet: that of a survivor, with many versions
         # of few generations, and a new one, with few versions but more generations. The later
         # generation must win. So each generation begins at a version above all that the one before
         # could reach.
         lowest = self._generation * _VERSIONS_PER_GENERATION
-        successor = StoredValue(version=max(version or 0, lowest) + 1, writer=uuid.uuid4().hex, value=value)
-        expected = "" if seen is None else seen.text
+        successor = StoredVersion(version=max(version or 0, lowest) + 1, writer=uuid.uuid4().hex)
+        expected = "" if seen is None else seen[0].text
         # If the answer is lost, the write may have won all the same. The next read finds out.
         with contextlib.suppress(BackendFailed), self._client.use("write the group's state") as store:
-            answer = store.compare_set(self._key("group"), expected, successor.text)
-            if answer == successor.text.encode():
-                self._seen = successor
+            if self._store_value(store, successor, value, expected) == successor.text:
+                self._seen = successor, value
+                if seen is not None:
+                    store.delete_key(self._value_key(seen[0]))
                 return True
+            store.delete_key(self._value_key(successor))
         return False
 
     def beat(self, node_id: str) -> None:
@@ -134,17 +142,41 @@ class TcpStoreBackend:
                 found = store.add(key, wanted - found)
             self._counters[node_id] = found
             if self._listed.get(node_id) != self._client.connections:
-                self._update(store, "nodes", lambda text: _with_node(text, node_id))
+                store.append(self._key("nodes"), json.dumps(node_id) + "\n")  # type: ignore[attr-defined] # not in its stubs
                 self._listed[node_id] = self._client.connections
 
-    def beats(self) -> dict[str, int]:
+    def beats(self, node_ids: Collection[str] | None = None) -> dict[str, int]:
         with self._client.use("read heartbeats") as store:
-            nodes = _parse_nodes(self._get(store, "nodes"))
-            # `multi_get` waits for absent keys. None is absent: a node is listed after its first
-            # heartbeat.
+            # `multi_get` waits for absent keys. A node is listed after its first heartbeat, so of
+            # the listed ones none is absent. Listed once, it is so for as long as the store lives.
+            if self._nodes_of != self._client.connections:
+                self._nodes, self._nodes_of = frozenset(), self._client.connections
+            if node_ids is None or not self._nodes.issuperset(node_ids):
+                self._nodes = _parse_nodes(self._get(store, "nodes"))
+            nodes = sorted(self._nodes if node_ids is None else self._nodes.intersection(node_ids))
             values = store.multi_get([self._key(f"beat/{node_id}") for node_id in nodes]) if nodes else []
         beats = zip(nodes, map(parse_number, values), strict=True)
         return {node_id: counter for node_id, counter in beats if counter is not None}
+
+    def request(self, node_id: str, text: str) -> None:
+        with self._client.use("write a request") as store:
+            line = json.dumps([node_id, text])
+            store.append(self._key(f"requests/{self._generation}"), f"{line}\n")  # type: ignore[attr-defined]
+
+    def requests(self) -> dict[str, str]:
+        with self._client.use("read requests") as store:
+            if self._generation:
+                # Those of the generation before are answered, or void.
+                if self._cleared < self._generation:
+                    store.delete_key(self._key(f"requests/{self._generation - 1}"))
+                self._cleared = self._generation
+            text = self._get(store, f"requests/{self._generation}")
+        found: dict[str, str] = {}
+        for line in text.splitlines():
+            with contextlib.suppress(ValueError):
+                node_id, wish = decode(list[str], line, what="a request")
+                found[node_id] = wish
+        return {node_id: wish for node_id, wish in found.items() if wish}
 
     def publish_generation(self, generation: int) -> None:
         self._generation = max(self._generation, generation)
@@ -164,20 +196,30 @@ class TcpStoreBackend:
             )
         return generation
 
-    def _refresh(self, store: TCPStore) -> StoredValue | None:
+    def _refresh(self, store: TCPStore) -> tuple[StoredVersion, bytes] | None:
         """What the store holds; if this process has seen a newer value, that is put back first."""
-        seen = self._seen
+        for _ in range(WRITE_TRIES):
+            text, seen = self._get(store, "group"), self._seen
+            found = StoredVersion.parse(text) if text else None
+            if seen is not None and (found is None or found < seen[0]):
+                # Several survivors may do this at once. One is first. The others find its value,
+                # and replace it if their own is newer.
+                self._store_value(store, *seen, text)
+            elif found is None or (seen is not None and found == seen[0]):
+                return seen
+            elif (value := self._get(store, f"value/{found.writer}")) or self._get(store, "group") == text:
+                # It is absent where a newer version took its place since the line above.
+                self._seen = found, _decoded(value)
+                return self._seen
+        raise self._busy("group")
 
-        def newest(text: str) -> str:
-            if seen is None or (text and StoredValue.parse(text) >= seen):
-                return text
-            return seen.text
+    def _store_value(self, store: TCPStore, version: StoredVersion, value: bytes, expected: str) -> str:
+        """Make this the newest version if `expected` is; returns the one that is then."""
+        store.set(self._value_key(version), b64encode(value).decode())
+        return store.compare_set(self._key("group"), expected, version.text).decode(errors="replace")
 
-        # Several survivors may do this at once. One is first. The others find its value, and
-        # replace it if their own is newer.
-        text = self._update(store, "group", newest)
-        self._seen = StoredValue.parse(text) if text else None
-        return self._seen
+    def _value_key(self, version: StoredVersion) -> str:
+        return self._key(f"value/{version.writer}")
 
     def _update(self, store: TCPStore, name: str, change: Callable[[str], str]) -> str:
         """Replace the text of a key, empty if there is none, until `change` leaves it as it is.
@@ -190,7 +232,10 @@ class TcpStoreBackend:
             if changed == text:
                 return text
             text = store.compare_set(self._key(name), text, changed).decode(errors="replace")
-        raise BackendFailed(
+        raise self._busy(name)
+
+    def _busy(self, name: str) -> BackendFailed:
+        return BackendFailed(
             f"the store's key {self._key(name)} changed under this node {WRITE_TRIES} times in a row; trying again at the next poll"
         )
 
@@ -203,15 +248,25 @@ class TcpStoreBackend:
         return self._prefix + name
 
 
-def _parse_nodes(text: str) -> list[str]:
+def _decoded(value: str) -> bytes:
+    """Raises BackendFailed."""
     try:
-        return decode(list[str], text or "[]", what="the list of nodes")
-    except ValueError as error:
+        if value:
+            return b64decode(value, validate=True)
+    except ValueError:
+        pass
+    raise BackendFailed(
+        f"the store should hold the newest version of the group, found {value[:40]!r}; does another program use that port?"
+    )
+
+
+def _parse_nodes(text: str) -> frozenset[str]:
+    try:
+        found = [parse_json(line) for line in text.splitlines()]
+    except ValueError:
+        found = [None]
+    if not all(isinstance(each, str) for each in found):
         raise BackendFailed(
             f"the store should hold a list of nodes, found {text[:40]!r}; does another program use it?"
-        ) from error
-
-
-def _with_node(text: str, node_id: str) -> str:
-    nodes = _parse_nodes(text)
-    return text if node_id in nodes else json.dumps([*nodes, node_id])
+        )
+    return frozenset(found)
