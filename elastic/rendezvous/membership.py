@@ -8,7 +8,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from elastic.rendezvous.group import Group, Node
-from elastic.rendezvous.partition import UnreachableReport, broken_links, nodes_to_exclude
+from elastic.rendezvous.partition import UnreachableReport, broken_by_node, nodes_to_exclude
+from elastic.rendezvous.probe_graph import members_graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +72,26 @@ def excluded(group: Group, *, alive: AbstractSet[str]) -> frozenset[str]:
     nodes was tried first. When several links broke in several ways and newcomers came, each node
     could undo what another had decided, and the group did not come to rest either (decision 0012).
     """
-    links = broken_links(group.reports)
-    if not links:
+    if not group.reports:
         return frozenset()
+    # While a part of a wide group waits cut off, each poll asks this several times of one value.
+    known, known_alive, found = _newest[0]
+    if known is not group or known_alive != alive:
+        found = _excluded(group, alive)
+        _newest[0] = group, frozenset(alive), found
+    return found
+
+
+def _excluded(group: Group, alive: AbstractSet[str]) -> frozenset[str]:
+    broken, graph = broken_by_node(group.reports), members_graph(tuple(node.id for node in group.members))
     members = [node.id for node in group.members if node.id in alive]
-    left_out = frozenset(nodes_to_exclude(members, group.reports))
+    left_out = frozenset(nodes_to_exclude(members, group.reports, graph))
     stay = frozenset(members) - left_out
-    others = (node.id for node in group.waiting if node.id in alive and node.id not in stay | left_out)
-    return left_out | {name for name in others if any({name, other} in links for other in stay)}
+    others = alive & (group.waiting_ids - group.member_ids)
+    return left_out | {name for name in others if not stay.isdisjoint(broken.get(name, ()))}
+
+
+_newest = [(Group(), frozenset[str](), frozenset[str]())]
 
 
 def admitted(
@@ -89,13 +102,13 @@ def admitted(
     A node that is too large is skipped: it does not hold up a smaller one behind it.
     """
     chosen: list[Node] = []
-    workers, links = 0, broken_links(reports)
+    workers, broken, cut_off = 0, broken_by_node(reports), set[str]()
     for node in nodes:
         fits = policy.max_workers is None or workers + node.nproc <= policy.max_workers
-        reaches = not links or not any({node.id, other.id} in links for other in chosen)
-        if len(chosen) < policy.max_nodes and fits and reaches:
+        if len(chosen) < policy.max_nodes and fits and node.id not in cut_off:
             chosen.append(node)
             workers += node.nproc
+            cut_off |= broken.get(node.id, set())
     return tuple(chosen)
 
 
@@ -138,4 +151,5 @@ def reported(group: Group) -> frozenset[str]:
 
 def is_partitioned(group: Group, *, alive: AbstractSet[str]) -> bool:
     """Whether live members of the open generation have reported each other unreachable."""
-    return group.open and not excluded(group, alive=alive).isdisjoint(group.member_ids)
+    gone = excluded(group, alive=alive) if group.open else frozenset[str]()
+    return bool(gone) and not gone.isdisjoint(group.member_ids)

@@ -85,7 +85,7 @@ class Rendezvous:
         self._clock = clock
         self._open_endpoint = open_endpoint
         self._notify = notify
-        self._partition_detector = None if probes is None else PartitionDetector(probes, keep_alive_s)
+        self._partition_detector = None if probes is None else PartitionDetector(probes, me.id, keep_alive_s)
         self._heartbeat = Heartbeat(
             backend, me.id, keep_alive_s=keep_alive_s, notify=lambda problem: notify(problem, True)
         )
@@ -142,7 +142,7 @@ class Rendezvous:
         self._observer.keep(group)
         alive = self._observer.alive
         if self._partition_detector is not None:
-            updated = self._partition_detector.with_own_report(group, me=self._me.id, alive=alive)
+            updated = self._partition_detector.with_own_report(group, alive=alive)
             if updated != group:
                 self._set(version, updated)
                 return None
@@ -198,7 +198,7 @@ class Rendezvous:
             changed = transitions.evict(group, alive=alive, step=step)
         elif self._partition_detector is not None and group.ended is None:
             changed = self._partition_detector.with_own_report_or_closed(
-                group, me=self._me.id, alive=alive, step=step, now_s=self._observer.timing.now_s
+                group, alive=alive, step=step, now_s=self._observer.timing.now_s
             )
         if changed != group and self._set(version, changed):
             group = changed

@@ -77,10 +77,14 @@ class FakeProbes:
 
     counters: dict[str, int] = field(default_factory=dict)
     peers: frozenset[str] = frozenset()
+    asked: frozenset[str] = frozenset()
 
-    def set_peers(self, nodes: Iterable[Node]) -> None:
-        self.peers = frozenset(node.id for node in nodes)
-        self.counters = {name: count for name, count in self.counters.items() if name in self.peers}
+    def set_peers(
+        self, nodes: Iterable[Node], *, asked: Iterable[Node] = (), known: Iterable[Node] = ()
+    ) -> None:
+        self.peers, self.asked = (frozenset(node.id for node in each) for each in (nodes, asked))
+        watched = self.peers | self.asked
+        self.counters = {name: count for name, count in self.counters.items() if name in watched}
 
 
 class LosableBackend(MemoryBackend):

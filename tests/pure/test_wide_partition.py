@@ -1,0 +1,258 @@
+"""A wide group, in which nodes probe few others, against a twin that knows every broken link.
+
+The real detectors and probes of all nodes run on a simulated clock; a datagram arrives at once, or
+never where the network is cut in its direction.
+"""
+
+import itertools
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic.rendezvous import membership, transitions
+from elastic.rendezvous.group import Group, Node
+from elastic.rendezvous.partition import UnreachableReport, nodes_to_exclude
+from elastic.rendezvous.partition_detector import PartitionDetector
+from elastic.rendezvous.probe_exchange import ProbeExchange
+from elastic.rendezvous.probe_graph import ALL_PAIRS, NEWCOMERS, OFFSETS, members_graph, peers_of
+
+KEEP_ALIVE_S = 2.0
+POLL_S = 0.05
+FOUND_WITHIN_S = 1.75 * KEEP_ALIVE_S + 2 * POLL_S
+WIDTH = 100
+
+
+class Probes(ProbeExchange):
+    def set_peers(self, nodes, *, asked=(), known=()):
+        super().set_peers(nodes, asked, known)
+
+
+@dataclass
+class Agent:
+    probes: Probes
+    detector: PartitionDetector
+    due_s: float
+
+
+@dataclass
+class Network:
+    """One open generation of `size` nodes; `cut` are the pairs (from, to) that lose all packets."""
+
+    size: int
+    seed: int = 0
+    cut: set[tuple[str, str]] = field(default_factory=set)
+    now_s: float = 100.0
+    sent: Counter = field(default_factory=Counter)
+
+    def __post_init__(self):
+        draw = random.Random(self.seed)
+        self.names = [f"rack{i // 10}-host{i % 10}-{draw.getrandbits(32):08x}" for i in range(self.size)]
+        nodes = tuple(Node(id=name, address=name, nproc=1, port=1) for name in self.names)
+        self.group = Group(generation=1, open=True, members=nodes, endpoint="x:1")
+        self.agents = {}
+        for name in self.names:
+            probes = Probes(name, KEEP_ALIVE_S / 8)
+            detector = PartitionDetector(probes, name, KEEP_ALIVE_S)
+            self.agents[name] = Agent(probes, detector, self.now_s + draw.random() * KEEP_ALIVE_S / 8)
+
+    def run(self, seconds, until=lambda group: False):
+        """Returns how long it took until `until(group)`, or None."""
+        began_s = self.now_s
+        while self.now_s - began_s < seconds:
+            self.now_s += POLL_S
+            for name, agent in self.agents.items():
+                if self.now_s >= agent.due_s:
+                    agent.due_s += agent.probes.interval_s
+                    for probe, _ in agent.probes.due(self.now_s):
+                        self.send(name, probe)
+            for agent in self.agents.values():
+                self.poll(agent)
+            if until(self.group):
+                return self.now_s - began_s
+        return None
+
+    def send(self, sender, probe):
+        self.sent[sender] += 1
+        if (sender, probe.receiver) in self.cut:
+            return
+        probes = self.agents[probe.receiver].probes
+        answer = probes.answer(probe, self.now_s)
+        if answer is not None:
+            self.send(probe.receiver, answer[0])
+        probes.count(probe)
+
+    def poll(self, agent):
+        agent.detector.observe(self.group, now_s=self.now_s)
+        everyone = frozenset(self.names)
+        if self.group.open:
+            self.group = agent.detector.with_own_report_or_closed(
+                self.group, alive=everyone, step=1, now_s=self.now_s
+            )
+        else:
+            self.group = agent.detector.with_own_report(self.group, alive=everyone)
+
+    def excluded(self):
+        return membership.excluded(self.group, alive=frozenset(self.names))
+
+    def truly_excluded(self):
+        """The dumb twin: it knows every broken link, and infers none."""
+        pairs = {frozenset(pair) for pair in self.cut}
+        reports = [UnreachableReport(node=min(pair), peers=(max(pair),)) for pair in pairs]
+        return frozenset(nodes_to_exclude(self.names, reports))
+
+
+def apart(*parts):
+    """All links between nodes of different parts, in both directions."""
+    return {pair for one, other in itertools.permutations(parts, 2) for pair in itertools.product(one, other)}
+
+
+def half(names, draw):
+    return names[: len(names) // 2], names[len(names) // 2 :]
+
+
+def some(names, draw, size):
+    chosen = draw.sample(names, size)
+    return chosen, [name for name in names if name not in chosen]
+
+
+def deaf(names, draw, size):
+    chosen = draw.sample(names, size)
+    return {(other, name) for name in chosen for other in names if other != name}
+
+
+CUTS = {
+    "the first half from the last": lambda names, draw: apart(*half(names, draw)),
+    "a half drawn at random": lambda names, draw: apart(*some(names, draw, len(names) // 2)),
+    "the even from the odd": lambda names, draw: apart(names[::2], names[1::2]),
+    "rank 0's third from the rest": lambda names, draw: apart(
+        names[: len(names) // 3], names[len(names) // 3 :]
+    ),
+    "three parts": lambda names, draw: apart(names[::3], names[1::3], names[2::3]),
+    "the last rack": lambda names, draw: apart(names[:-10], names[-10:]),
+    "the first rack": lambda names, draw: apart(names[:10], names[10:]),
+    "ten nodes, each by itself": lambda names, draw: apart(
+        *([n] for n in names[5::10]), [n for i, n in enumerate(names) if i % 10 != 5]
+    ),
+    "one node": lambda names, draw: apart(*some(names, draw, 1)),
+    "rank 0": lambda names, draw: apart(names[:1], names[1:]),
+    "one deaf node": lambda names, draw: deaf(names, draw, 1),
+    "five deaf nodes": lambda names, draw: deaf(names, draw, 5),
+    "one mute node": lambda names, draw: {(b, a) for a, b in deaf(names, draw, 1)},
+    "five mute nodes": lambda names, draw: {(b, a) for a, b in deaf(names, draw, 5)},
+    "one node from half of the others": lambda names, draw: apart(names[-1:], names[: len(names) // 2]),
+    "one direction between halves": lambda names, draw: set(itertools.product(*half(names, draw))),
+}
+
+
+@pytest.mark.parametrize("kind", CUTS)
+def test_in_a_wide_group_the_same_nodes_are_excluded_as_by_a_twin_that_sees_all(kind):
+    """A hundred nodes, of which each probes at most twenty: cut, they are excluded in the same time
+    as where all pairs probe each other.
+    """
+    network = Network(WIDTH, seed=len(kind))
+    network.run(KEEP_ALIVE_S)
+    assert not network.group.reports
+    network.cut = CUTS[kind](network.names, random.Random(len(kind)))
+    took_s = network.run(3 * KEEP_ALIVE_S, until=lambda group: not group.open)
+    assert took_s is not None and took_s <= FOUND_WITHIN_S
+    network.run(2 * POLL_S)
+    assert network.excluded() == network.truly_excluded()
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), size=st.integers(2, ALL_PAIRS))
+def test_in_a_small_group_any_cut_excludes_what_all_links_say(data, size):
+    """Up to 16 nodes and any set of broken links, in one direction or both."""
+    network = Network(size, seed=size)
+    network.run(KEEP_ALIVE_S)
+    pairs = list(itertools.permutations(network.names, 2))
+    network.cut = set(data.draw(st.lists(st.sampled_from(pairs), min_size=1, unique=True)))
+    took_s = network.run(3 * KEEP_ALIVE_S, until=lambda group: not group.open)
+    assert took_s is not None and took_s <= FOUND_WITHIN_S
+    network.run(KEEP_ALIVE_S / 2)
+    assert network.excluded() == network.truly_excluded()
+
+
+def test_a_single_broken_link_that_no_peers_share_is_found_by_the_sweep():
+    """Nothing else is wrong with either end, and neither probes the other all the time."""
+    network = Network(WIDTH)
+    network.run(2 * KEEP_ALIVE_S)
+    one = network.names[0]
+    other = next(name for name in network.names[1:] if name not in members_graph(tuple(network.names))[one])
+    network.cut = apart([one], [other])
+    turn_s = (WIDTH - 17) / 8 * KEEP_ALIVE_S
+    took_s = network.run(1.5 * turn_s + FOUND_WITHIN_S, until=lambda group: not group.open)
+    assert took_s is not None and network.excluded() == {other}
+    network.run(4 * KEEP_ALIVE_S)
+    assert network.excluded() == {other}
+
+
+@pytest.mark.parametrize("size", [2, 11, 16, 17, 40, 200])
+def test_no_node_sends_more_than_fifty_datagrams_a_second(size):
+    """With the default keep-alive, while nothing is wrong; a small group probes as it did."""
+    network = Network(size)
+    network.run(KEEP_ALIVE_S)
+    network.sent.clear()
+    network.run(4 * KEEP_ALIVE_S)
+    most = max(network.sent.values()) / (4 * KEEP_ALIVE_S)
+    assert most <= 50
+    if size <= 11:
+        assert min(network.sent.values()) / (4 * KEEP_ALIVE_S) >= 3.9 * (size - 1)
+
+
+@given(st.integers(1, 1200), st.integers(0, 30))
+def test_peers_are_few_and_each_is_a_peer_of_its_peers(members, newcomers):
+    """Any number of members and of nodes that wait to join them."""
+    names = tuple(f"n{i}" for i in range(members))
+    come = tuple(f"new{i}" for i in range(newcomers))
+    graph = members_graph(names)
+    limit = max(ALL_PAIRS, 2 * OFFSETS)
+    some = (*names[:20], *come)
+    for name in some:
+        peers = peers_of(name, names, come)
+        assert name not in peers and len(peers) <= limit + NEWCOMERS
+        assert all(name in peers_of(other, names, come) for other in peers)
+    for name, peers in graph.items():
+        assert all(name in graph[other] for other in peers)
+
+
+def test_a_cut_off_part_is_not_asked_back_while_the_network_stays_cut():
+    """The next generation is formed of the larger part, and the others wait: no report ends."""
+    network = Network(WIDTH, seed=3)
+    network.run(2 * KEEP_ALIVE_S)
+    part, rest = some(network.names, random.Random(3), 40)
+    network.cut = apart(part, rest)
+    network.run(3 * KEEP_ALIVE_S, until=lambda group: not group.open)
+    network.run(2 * POLL_S)
+    everyone, policy = (
+        frozenset(network.names),
+        membership.GroupPolicy(min_nodes=1, max_nodes=1000, last_call_s=0, timeout_s=100),
+    )
+    for node in network.group.members:
+        network.group = transitions.join(network.group, node)
+    network.group = transitions.form(network.group, alive=everyone, endpoint="x:1", policy=policy)
+    assert network.group.member_ids == set(rest)
+    for name in part:
+        network.group = transitions.join(network.group, Node(id=name, address=name, nproc=1, port=1))
+        network.run(POLL_S)
+    for _ in range(100):
+        network.run(POLL_S)
+        assert network.group.open
+        assert not membership.newcomers(network.group, alive=everyone, policy=policy)
+    network.cut = set()
+    took_s = network.run(2 * KEEP_ALIVE_S, until=lambda group: not group.reports)
+    assert took_s is not None
+    found = membership.newcomers(network.group, alive=everyone, policy=policy)
+    assert {node.id for node in found} == set(part)
+
+
+def test_nodes_that_dead_ones_kept_together_are_not_taken_for_parts():
+    """Of a thousand nodes twenty are left. They hardly probe each other, and a link is broken."""
+    names = [f"n{i}" for i in range(1000)]
+    graph, left = members_graph(tuple(names)), names[::50]
+    report = UnreachableReport(node=left[3], peers=(left[9],))
+    assert nodes_to_exclude(left, [report], graph) == (left[9],)
