@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from elastic.agent.decide import LIBRARY_FINAL_CODES
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import FinalCheckpoint
+from elastic.agent.full_disk import FullDisk
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.watchdog import Watchdog
 from elastic.agent.repeated_error import came_back
@@ -51,6 +52,7 @@ class AgentParts:
     faults: NodeFaults
     console: ConsoleFollower
     log: EventLog
+    full_disk: FullDisk
     clock: Clock
 
     @property

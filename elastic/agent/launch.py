@@ -20,6 +20,7 @@ from elastic.agent.exit_report import report_exit
 from elastic.agent.fault_injection import NodeFaults
 from elastic.agent.final_checkpoint import FinalCheckpoint
 from elastic.agent.finished_run import finished_text, has_trained_nothing
+from elastic.agent.full_disk import FullDisk
 from elastic.agent.group_client import GroupClient
 from elastic.agent.hangs.hang_detector import HangDetector
 from elastic.agent.hangs.watchdog import Watchdog
@@ -46,6 +47,7 @@ from elastic.rendezvous.rendezvous import Rendezvous
 from elastic.rendezvous.torch_handler import EndpointHost
 from elastic.storage.remote import open_store
 from elastic.system.addresses import new_node_id
+from elastic.system.backlog import Backlog
 from elastic.system.clock import SystemClock
 from elastic.system.control_page import ControlPage
 from elastic.system.untrusted import printable
@@ -110,18 +112,13 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         if rendezvous.reopen(is_new=settings.is_new or has_trained_nothing(settings)) is not None:
             print(printable(finished_text(settings)))
             return EXIT_COMPLETE
-        mirror = settings.scratch / "generation"
-        fence = settings.rendezvous.fence(mirror)
-        if fence == f"mirror:{mirror}":  # the uploader cannot ask this backend itself
-            assert isinstance(backend, PublishesGeneration)
-            stack.enter_context(closing(Mirror(backend.shown_generation, mirror)))
-        config = UploaderConfig.of(
-            run, settings.scratch, run_id=settings.run_id, node=settings.node, keep=options.keep
-        )
-        uploader = UploaderProcess.start(replace(config, fence=fence, faults=options.faults))
+        full_disk = FullDisk(Backlog.create(), run, console.print_line)
+        uploader = _start_uploader(settings, backend, full_disk.backlog, stack)
         uploader.wait_ready()
         stack.callback(uploader.stop)
-        parts = _parts(settings, rendezvous, shutdown, spawner, uploader, console)
+        parts = _parts(
+            settings, rendezvous, shutdown, spawner, uploader=uploader, console=console, full_disk=full_disk
+        )
         agent = NodeAgent(parts, rendezvous, host)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, shutdown.on_signal)
@@ -139,8 +136,11 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         rendezvous.stop()
         if agent.end.exit_code != EXIT_INTERRUPTED:
             serve_until_read(backend, settings.node, _CLOCK)
+        full_disk.poll(is_first=parts.group.is_first)  # the report reads the run's files
         console.stop()
-        return report_exit(agent, parts)
+        exit_code = report_exit(agent, parts)
+        full_disk.close()
+        return exit_code
 
 
 def _rendezvous(
@@ -174,16 +174,33 @@ def _rendezvous(
     return rendezvous
 
 
-def _parts(
+def _start_uploader(
+    settings: Settings, backend: Backend, backlog: Backlog, stack: ExitStack
+) -> UploaderProcess:
+    options, mirror = settings.options, settings.scratch / "generation"
+    fence = settings.rendezvous.fence(mirror)
+    if fence == f"mirror:{mirror}":  # the uploader cannot ask this backend itself
+        assert isinstance(backend, PublishesGeneration)
+        stack.enter_context(closing(Mirror(backend.shown_generation, mirror)))
+    config = UploaderConfig.of(
+        settings.run, settings.scratch, run_id=settings.run_id, node=settings.node, keep=options.keep
+    )
+    return UploaderProcess.start(replace(config, fence=fence, faults=options.faults, backlog=backlog.path))
+
+
+def _parts(  # noqa: PLR0913 - the parts of an agent
     settings: Settings,
     rendezvous: Rendezvous,
     shutdown: ShutdownRequest,
     spawner: Spawner,
+    *,
     uploader: UploaderProcess,
     console: ConsoleFollower,
+    full_disk: FullDisk,
 ) -> AgentParts:
     options, run, report = settings.options, settings.run, console.print_line
-    log = EventLog(run.events / f"{settings.node}-agent.jsonl", node=settings.node, clock=_CLOCK)
+    events = run.events / f"{settings.node}-agent.jsonl"
+    log = EventLog(events, node=settings.node, clock=_CLOCK, backlog=full_disk.backlog)
     page = ControlPage.create()
     slots = SLOTS_WITHOUT_SNAPSHOTS if options.snapshot_every.kind == "off" else SLOTS
     memory = SnapshotMemory(page, slots, report)
@@ -208,6 +225,7 @@ def _parts(
         faults=NodeFaults(parse(options.faults or ""), Claims(run.faults), log, _CLOCK),
         console=console,
         log=log,
+        full_disk=full_disk,
         clock=_CLOCK,
     )
 

@@ -59,6 +59,8 @@ class AgentLink:
     faults: str | None
     parent: Parent | None = None  # the state of another run that this one begins from
     imports_library: bool = True  # false for a script that uses none of this library
+    backlog: str = ""  # memory of the agent for what finds no room on the disk; none without one
+    log: str = ""  # this worker's log
 
     def to_env(self) -> dict[str, str]:
         return {AGENT: json.dumps(asdict(self))}

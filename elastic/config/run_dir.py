@@ -33,6 +33,8 @@ OWN_NAMES = frozenset(
     }
 )
 
+MOST_LOGS = 1000  # of one rank in generations of one number
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDir:
@@ -112,3 +114,9 @@ class RunDir:
 
     def log(self, *, generation: int, rank: int) -> Path:
         return self.logs / f"{generation:06d}" / f"rank{rank}.log"
+
+    def free_log(self, *, generation: int, rank: int) -> Path:
+        """A name that no log has: that of an earlier generation of this number stays as it is."""
+        first = self.log(generation=generation, rank=rank)
+        others = (first.with_stem(f"{first.stem}-{number}") for number in range(2, MOST_LOGS))
+        return next((path for path in (first, *others) if not path.exists()), first)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from elastic.events import KINDS, Event
 from elastic.observe import logged_event
 from elastic.observe.logged_event import E, LoggedEvent, of_kind
+from elastic.system.backlog import Backlog
 from elastic.system.clock import Clock
 from elastic.system.growing_file import AppendedFile, lines_of
 from elastic.system.untrusted import parse_json
@@ -22,8 +23,9 @@ T = TypeVar("T")
 
 
 class EventLog:
-    def __init__(self, path: Path, *, node: str, clock: Clock) -> None:
-        self._file = AppendedFile(path)
+    def __init__(self, path: Path, *, node: str, clock: Clock, backlog: Backlog | None = None) -> None:
+        self.backlog = backlog
+        self._file = AppendedFile(path, backlog)
         self._node = node
         self._clock = clock
         self.generation = 0
@@ -35,7 +37,7 @@ class EventLog:
         try:
             self._file.append(logged.to_json())
         except OSError as error:
-            # A full or read-only disk costs the event, not the training.
+            # A disk that fails, and a backlog that is full, cost the event and not the training.
             print(f"event not written ({error}): {json.dumps(logged.to_json())}", file=sys.stderr)
 
 

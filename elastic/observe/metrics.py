@@ -8,13 +8,14 @@ file has no readers. It does not promise that the newest lines survive a power c
 import sys
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.observe import step_line
 from elastic.observe.log import parse_lines
 from elastic.observe.step_line import StepLine
+from elastic.system.backlog import NO_ROOM, Backlog
 from elastic.system.files import make_folders, open_regular, replace_whole
 from elastic.system.growing_file import AppendedFile, last_lines, lines_of
 
@@ -36,9 +37,11 @@ class Rewound:
 
 
 class Metrics:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, backlog: Backlog | None = None) -> None:
+        """backlog: takes what finds no room on the disk."""
         self._path = path
-        self._file = AppendedFile(path)
+        self._backlog = backlog
+        self._file = AppendedFile(path, backlog)
         self._has_warned = False
 
     def append(self, line: StepLine) -> None:
@@ -55,16 +58,35 @@ class Metrics:
 
         Raises OSError: a step that stayed in the file would be there twice after the replay.
         """
-        data = b""
+        with nullcontext() if self._backlog is None else self._backlog.held():
+            return self._rewind(step)
+
+    def _rewind(self, step: int) -> Rewound:
+        data, backlog = b"", self._backlog
         with suppress(FileNotFoundError), open_regular(self._path) as written:
             data = written.read()
+        if backlog is not None:
+            data = backlog.applied(self._path, data)
         cut, rewound = _cut(data, step)
-        make_folders(self._path.parent)
-        # A new file under the old name: an older rank 0 that still has the old file open can write
-        # to it, but not into the record.
-        replace_whole(self._path, data[:cut], fsync=True)
         self._file.close()
+        # What waits there is written by the agent, and then cut.
+        waits = backlog is not None and backlog.waits_for(self._path)
+        if (waits or not self._replaced(data[:cut])) and backlog is not None:
+            backlog.cut(self._path, cut)
         return rewound
+
+    def _replaced(self, data: bytes) -> bool:
+        """Whether there was room for it."""
+        try:
+            make_folders(self._path.parent)
+            # A new file under the old name: an older rank 0 that still has the old file open can
+            # write to it, but not into the record.
+            replace_whole(self._path, data, fsync=True)
+        except OSError as error:
+            if self._backlog is None or error.errno not in NO_ROOM:
+                raise
+            return False
+        return True
 
     def sync(self) -> None:
         """Make the lines so far durable."""

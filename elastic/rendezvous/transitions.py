@@ -64,6 +64,7 @@ NODE_LEFT = "node left"
 NODE_JOINED = "node joined"
 FAILURE = "failure"
 DIVERGED = "ranks differed"
+LONGEST_PAUSE_S = 30.0
 PARTITIONED = "because the network between the others and me is cut"
 
 
@@ -136,6 +137,8 @@ def _next_action_forming(
         reason = f"generation {number} is formed by {nodes[0].id}"
     elif _is_last_call(group, nodes, timing=timing, policy=policy):
         reason = f"generation {number} waits {policy.last_call_s:g} s for stragglers"
+    elif (pause_s := restart_pause_s(group)) > waited_s:
+        reason = f"generation {number} waits {pause_s:g} s, since {group.restarts} restarts in a row brought no step"
     else:
         reason = f"generation {number} is ready with {', '.join(n.id for n in nodes)}"
         return GroupDecision(action=GroupAction.FORM, reason=reason)
@@ -144,6 +147,17 @@ def _next_action_forming(
             action=GroupAction.GIVE_UP, reason=f"{reason}; gave up after {policy.timeout_s:g} s"
         )
     return GroupDecision(action=GroupAction.WAIT, reason=reason)
+
+
+def restart_pause_s(group: Group) -> float:
+    """How long the next generation waits after a failure.
+
+    The first failure since a new step costs nothing. What fails again at once has a cause that may
+    pass, such as a full disk, and would use up all restarts within a second.
+    """
+    if group.cause != FAILURE or group.restarts < 2:
+        return 0.0
+    return min(2.0 ** min(group.restarts - 2, 32), LONGEST_PAUSE_S)
 
 
 def update_timing(

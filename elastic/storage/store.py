@@ -159,11 +159,16 @@ def read_small(store: Store, name: str, clock: Clock) -> bytes | None:
 
 
 def create_or_read(store: Store, name: str, data: bytes, clock: Clock) -> bytes:
-    """What the store then holds under `name`: `data`, or what another process created before."""
+    """What the store then holds under `name`: `data`, or what another process created before.
+
+    Where it is there already nothing is written, so that a full disk is no failure.
+    """
 
     def once() -> bytes:
-        store.create(name, data)
         found = read_small(store, name, clock)
+        if found is None:
+            store.create(name, data)
+            found = read_small(store, name, clock)
         if found is None:
             raise StoreUnavailable(f"{name} was created and cannot be found; is its store losing writes?")
         return found

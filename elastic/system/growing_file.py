@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from elastic.system.backlog import NO_ROOM, Backlog
 from elastic.system.files import NotRegularFile, make_folders, open_regular
 
 LINE_LIMIT_BYTES = 1024 * 1024
@@ -23,10 +24,14 @@ LINE_LIMIT_BYTES = 1024 * 1024
 class AppendedFile:
     """JSON lines of one writer; the file appears with the first. Calls may raise OSError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, backlog: Backlog | None = None) -> None:
+        """backlog: takes what finds no room on the disk."""
         self._path = path
+        self._backlog = backlog
         self._fd: int | None = None
         self._is_torn = False
+        # Something of this file may wait in the backlog: that goes into the file first.
+        self._is_behind = backlog is not None
 
     def append(self, record: dict[str, Any]) -> None:
         """A float that is not finite becomes null, because JSON has no such number.
@@ -34,14 +39,33 @@ class AppendedFile:
         Raises TypeError for a value that is not JSON, such as a tensor.
         """
         finite = json.loads(json.dumps(record), parse_constant=lambda _: None)
-        # A full disk may cut a write short. The next line must not continue the torn one: both
-        # would be lost then.
+        # Without a backlog a full disk may cut a write short. The next line must not continue the
+        # torn one: both would be lost then.
         data = (("\n" if self._is_torn else "") + json.dumps(finite) + "\n").encode()
-        # One write call for the whole line, on an O_APPEND descriptor: lines never interleave.
-        self._is_torn = os.write(self._open(), data) < len(data)
+        if self._is_behind and self._backlog is not None and self._backlog.write_out():
+            # Another process may have written it out, into a new file of this name.
+            self.close()
+            self._is_behind = False
+        if not self._is_behind:
+            data = self._append(data)
+        if data and self._backlog is not None:
+            self._is_behind = True
+            self._backlog.append(self._path, data)
+
+    def _append(self, data: bytes) -> bytes:
+        """Returns what is left for the backlog."""
+        try:
+            # One write call for the whole line, on an O_APPEND descriptor: lines never interleave.
+            written_bytes = os.write(self._open(), data)
+        except OSError as error:
+            if self._backlog is None or error.errno not in NO_ROOM:
+                raise
+            return data
+        self._is_torn = self._backlog is None and written_bytes < len(data)
+        return data[written_bytes:]
 
     def sync(self) -> None:
-        """Make the lines so far durable."""
+        """Make the lines so far durable, but for those in the backlog."""
         os.fsync(self._open())
 
     def close(self) -> None:

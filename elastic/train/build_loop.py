@@ -91,7 +91,7 @@ class LoopBuilder:
             restorer=self._restorer(comparison, store, faults, clock),
             comparison=comparison,
             output=self._output(uploader, store, clock) if self._is_first else None,
-            metrics=Metrics(self.run_dir.metrics_of(link.node)) if keeps_metrics else None,
+            metrics=Metrics(self.run_dir.metrics_of(link.node), self.log.backlog) if keeps_metrics else None,
             snapshotting=self._snapshotting(clock),
             faults=faults,
             commits_drains=is_alone(link),

@@ -28,6 +28,7 @@ from elastic.observe.log import EventLog
 from elastic.storage.remote import open_store
 from elastic.storage.store import create_or_read, read_small
 from elastic.system import forked_child
+from elastic.system.backlog import Backlog
 from elastic.system.clock import SystemClock
 from elastic.system.untrusted import printable
 from elastic.train import refuse
@@ -93,7 +94,9 @@ def start(*, seed: int, global_batch: int, shards: int = 8, backend: str | None 
     link = launch.agent or link_without_agent(launch, groups, ours, ctrl_c)
     _claim_run_dir(groups, ours, link.run_dir)
     events = RunDir.parse(link.run_dir).events / f"{link.node}-{link.generation:06d}-rank{groups.rank}.jsonl"
-    log = EventLog(events, node=link.node, clock=SystemClock())
+    # Without an agent this process keeps by itself what finds no room on the disk.
+    backlog = Backlog.open(link.backlog) if link.backlog else Backlog.create()
+    log = EventLog(events, node=link.node, clock=SystemClock(), backlog=backlog)
     log.generation = link.generation
     random_streams.enter(seed, "start")
     refuse.wrappers()

@@ -27,6 +27,7 @@ from elastic.observe.log import EventLog
 from elastic.observe.log_shipper import PART_LIMIT_S, MetricsShipper
 from elastic.storage.objects import Objects
 from elastic.storage.remote import open_store
+from elastic.system.backlog import Backlog
 from elastic.system.clock import Clock, SystemClock
 from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.jobs import OVERTIME_S, Job, Jobs, answer
@@ -125,7 +126,7 @@ def serve(
     and the step. Raises UsageError before `ready` for a socket or a store that cannot be used.
     """
     clock = SystemClock()
-    log = EventLog(Path(config.events_path), node=config.node, clock=clock)
+    log = _log(config, clock)
     saver = Saver(open_store(config.checkpoints_url), config, clock, reached)
     with _listen(config.socket_path) as listener:
         uploader = Uploader(Jobs(saver, config, log, clock), listener, owner_fd, clock)
@@ -134,6 +135,11 @@ def serve(
             return uploader.run()
         finally:
             Path(config.socket_path).unlink(missing_ok=True)
+
+
+def _log(config: UploaderConfig, clock: Clock) -> EventLog:
+    backlog = None if config.backlog is None else Backlog.open(config.backlog)
+    return EventLog(Path(config.events_path), node=config.node, clock=clock, backlog=backlog)
 
 
 def _listen(path: str) -> socket.socket:
@@ -168,7 +174,7 @@ def _reached(config: UploaderConfig) -> Callable[[str, int], None]:
     resumes from the checkpoint elsewhere then finds them in the run directory.
     """
     clock = SystemClock()
-    log = EventLog(Path(config.events_path), node=config.node, clock=clock)
+    log = _log(config, clock)
     faults = FaultInjector(config.faults or "", Path(config.faults_path), log, clock)
     metrics = None
     if config.metrics is not None:

@@ -37,7 +37,7 @@ class UploaderConfig:
     nothing. `faults` is a fault plan, `faults_path` the folder that remembers which of its faults
     have struck. `entered`: the newest generation that this node had entered when the uploader
     started. `metrics`: what is uploaded before each commit; None where the run directory is a
-    folder.
+    folder. `backlog`: memory of the owner for events that find no room on the disk.
     """
 
     checkpoints_url: str
@@ -52,6 +52,7 @@ class UploaderConfig:
     faults: str | None = None
     entered: int = 0
     metrics: MetricsSource | None = None
+    backlog: str | None = None
 
     @staticmethod
     def of(run: RunDir, scratch: Path, *, run_id: str, node: str, keep: int) -> "UploaderConfig":

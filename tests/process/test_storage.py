@@ -2,13 +2,13 @@
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faulty_storage import Deed, FaultyStorage
+from small_disk import SmallDisk
 
 from elastic.config.run_dir import RunDir
 
@@ -72,38 +72,6 @@ def test_a_run_of_which_nothing_loads_is_never_started_over(stopped, undisturbed
     assert {aside / path.relative_to(stopped.run.local): data for path, data in before.items()} == {
         path: path.read_bytes() for path in (aside / path.relative_to(stopped.run.local) for path in kept)
     }
-
-
-class SmallDisk:
-    """A file system of limited size for the checkpoints alone, in mount namespaces that need no
-    root.
-
-    A process of its own keeps the namespaces; `env` makes an agent enter them. Containers may
-    forbid even that.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        own_user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-        self._flags = ["--mount", *(["--user", "--preserve-credentials"] if own_user else [])]
-        words = ["unshare", "--mount", *own_user, "sh", "-c", "echo; exec sleep infinity"]
-        self._keeper = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
-        assert self._keeper.stdout is not None
-        if not self._keeper.stdout.readline():
-            self.close()
-            pytest.skip("NOT TESTED: a full disk needs a mount namespace, which this container forbids")
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {"DRILL_NAMESPACES": str(self._keeper.pid)}
-
-    def mount(self, options: str) -> None:
-        words = ["nsenter", "--target", str(self._keeper.pid), *self._flags, "mount", "-t", "tmpfs"]
-        subprocess.run([*words, "-o", options, "tmpfs", str(self._folder)], check=True)
-
-    def close(self) -> None:
-        self._keeper.kill()
-        self._keeper.wait()
 
 
 @pytest.fixture

@@ -209,6 +209,18 @@ def test_the_identity_of_a_run_is_created_once(url):
     assert create_or_read(open_store(url), "run.json", b"second", SystemClock()) == b"first"
 
 
+def test_an_identity_that_is_there_needs_no_room_on_the_disk(tmp_path, monkeypatch):
+    """A generation begins, or a node joins, while the disk is full."""
+    store = open_store(str(tmp_path))
+    assert create_or_read(store, "run.json", b"first", SystemClock()) == b"first"
+
+    def full(name, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "create", full)
+    assert create_or_read(store, "run.json", b"second", SystemClock()) == b"first"
+
+
 def test_an_interrupted_local_write_can_be_tried_again(tmp_path, image):
     """The first write breaks half-way with an I/O error; its torn file must not stand in the way of
     the second.

@@ -295,6 +295,22 @@ def test_a_reopened_run_goes_on_counting_generations() -> None:
     assert (again.generation, again.cause, again.restarts, again.ended) == (2, transitions.RESUME, 0, None)
 
 
+def test_failures_in_a_row_without_a_new_step_wait_longer_each_time() -> None:
+    """At once, and then 1, 2, 4 s and so on up to 30 s; a change of membership never waits."""
+
+    def is_ready(group: Group, waited_s: float) -> bool:
+        timing = Timing(now_s=100.0 + waited_s, closed_since_s=100.0, enough_since_s=None)
+        found = transitions.next_action(group, node("a"), alive={"a"}, timing=timing, policy=POLICY)
+        return found.action == GroupAction.FORM
+
+    failed = rejoined(closed(formed("a")), "a")
+    for restarts, pause_s in ((1, 0.0), (2, 1.0), (3, 2.0), (4, 4.0), (7, 30.0), (10**6, 30.0)):
+        group = replace(failed, restarts=restarts, cause=transitions.FAILURE)
+        assert transitions.restart_pause_s(group) == pause_s
+        assert is_ready(group, pause_s) and (not pause_s or not is_ready(group, pause_s - 0.1))
+        assert is_ready(replace(group, cause=transitions.NODE_LOST), 0.0)
+
+
 def test_only_a_generation_without_previous_members_waits_for_stragglers() -> None:
     """One node of at most four waits, and one is enough since a second: at the start, after a
     failure, and after all nodes left.

@@ -2,8 +2,8 @@
 
 Each worker leads a session of its own, so that a terminal's Ctrl-C does not reach it, and dies with
 this agent. Its output goes straight into its log file: nothing is lost when the agent dies, and no
-pipe can fill up. If that file cannot be created, the output is lost, and the worker runs all the
-same. No worker is left behind. What an exit means is decided in decide.py.
+pipe can fill up. If that file cannot be created, the worker runs all the same, and what it prints
+is kept in memory. No worker is left behind. What an exit means is decided in decide.py.
 """
 
 import os
@@ -175,11 +175,16 @@ class NodeWorkers:
     def _start(self, start: WorkerStart, start_process: Callable[[ProcessStart], Process]) -> Process:
         try:
             make_folders(start.log.parent)
-            # "x": a log belongs to one worker of one generation and is never overwritten.
-            log = start.log.open("xb")
+            # Exclusively: a log belongs to one worker of one generation and is never overwritten.
+            # For appending: what found no room goes into the same file, from another process.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            log = os.fdopen(os.open(start.log, flags, 0o644), "wb")
         except OSError as error:
-            # A full disk costs the log, and never the training.
-            self._console.print_line(f"rank {start.rank} runs without a log: {error}")
+            # A full disk costs the log, and never the training. What the worker's Python prints is
+            # kept in the backlog (worker/main.py).
+            self._console.print_line(
+                f"rank {start.rank} runs without a log ({error}); its output is kept in memory until there is one"
+            )
             log = Path(os.devnull).open("wb")  # noqa: SIM115 - closed below
         with log:
             return start_process(
