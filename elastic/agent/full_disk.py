@@ -7,22 +7,30 @@ from collections.abc import Callable
 
 from elastic.config.run_dir import RunDir
 from elastic.system.backlog import LIMIT_BYTES, Backlog
+from elastic.system.clock import Clock
+
+# A disk that is full has a page to spare now and then, which is no news.
+ROOM_S = 5.0
 
 
 class FullDisk:
-    def __init__(self, backlog: Backlog, run: RunDir, report: Callable[[str], None]) -> None:
+    def __init__(self, backlog: Backlog, run: RunDir, report: Callable[[str], None], clock: Clock) -> None:
         self.backlog = backlog
         self._run = run
         self._report = report
+        self._clock = clock
         self._is_said = False
+        self._waited_s = 0.0  # when something waited last
 
     def poll(self, *, is_first: bool) -> None:
         """is_first: rank 0 is on this node. Else another node writes the metrics."""
+        now_s = self._clock.monotonic()
         if self.backlog.is_empty:
-            if self._is_said:
-                self._report(f"there is room in {self._run.local} again; what waited for it is written")
-            self._is_said = False
+            if self._is_said and now_s - self._waited_s >= ROOM_S:
+                self._is_said = False
+                self._report(self._news)
             return
+        self._waited_s = now_s
         if not self._is_said:
             self._is_said = True
             self._report(
@@ -43,3 +51,9 @@ class FullDisk:
                 f"no room in {self._run.local} to the end: the newest metrics, events and logs are lost",
                 flush=True,
             )
+        elif self._is_said:
+            print(self._news, flush=True)
+
+    @property
+    def _news(self) -> str:
+        return f"there is room in {self._run.local} again; what waited for it is written"

@@ -112,7 +112,7 @@ def _run(settings: Settings, backend: Backend, min_generation: int, spawner: Spa
         if rendezvous.reopen(is_new=settings.is_new or has_trained_nothing(settings)) is not None:
             print(printable(finished_text(settings)))
             return EXIT_COMPLETE
-        full_disk = FullDisk(Backlog.create(), run, console.print_line)
+        full_disk = FullDisk(Backlog.create(), run, console.print_line, _CLOCK)
         uploader = _start_uploader(settings, backend, full_disk.backlog, stack)
         uploader.wait_ready()
         stack.callback(uploader.stop)

@@ -50,7 +50,7 @@ def test_a_death_a_join_and_a_generation_on_a_full_disk_cost_nothing(drill, disk
     drill.open(14)
     drill.stands(18, ranks=2)
     disk.fill()
-    assert drill.last_step < 18 and first.output.count("training goes on. Free space there") == 1
+    assert first.output.count("training goes on. Free space there") == 1
     disk.free()
     drill.open(18)
     for agent in (first, second):
