@@ -18,6 +18,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Self
 
+from disk import Disk
 from machines import IDLE, UNPRIVILEGED, Machine, Machines
 from namespaces import pid_outside
 
@@ -38,10 +39,12 @@ class Limits:
 
     memory_mib: of one node; above it the kernel kills a process of the node.
     volume_mib: size of the run's folder.
+    disk_mib: size of a disk for the run's folder, whose power can be cut.
     """
 
     memory_mib: int | None = None
     volume_mib: int | None = None
+    disk_mib: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,6 +81,7 @@ class Cluster:
     launches: list[Launch] = field(default_factory=list)
     _subnet: IPv4Network | None = None
     _is_mounted: bool = False
+    _disk: Disk | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -137,11 +141,17 @@ class Cluster:
     def terminate(self, *nodes: str) -> None:
         """SIGTERM to each node's agent."""
         for node in nodes:
-            os.kill(self._newest_launch(node).pid, signal.SIGTERM)
+            os.kill(self.newest_launch(node).pid, signal.SIGTERM)
 
     def kill_process(self, node: str, pid: int) -> None:
         """SIGKILL to one process of a node. pid: in the node's own process namespace."""
         os.kill(pid_outside(self.machines.pid(node), pid), signal.SIGKILL)
+
+    def cut_power(self) -> None:
+        """Every node and the disk of the run's folder end now; `start_again` finds what it has."""
+        self.machines.kill(*self.running())
+        assert self._disk is not None
+        self._disk.cut_power()
 
     def cut(self, node: str, *chains: str) -> None:
         """Drop packets silently from now on: incoming ones with INPUT, outgoing ones with OUTPUT.
@@ -179,8 +189,12 @@ class Cluster:
 
     # Observations.
 
+    def printed(self, node: str) -> str:
+        """What its newest start has printed so far."""
+        return self.newest_launch(node).printed.read_text(errors="replace")
+
     def running(self) -> list[str]:
-        return [node for node in self.nodes if self._newest_launch(node).process.poll() is None]
+        return [node for node in self.nodes if self.newest_launch(node).process.poll() is None]
 
     def wait(self, launches: Sequence[Launch]) -> list[int]:
         """Exit codes, once all have ended; 137 if the machine was killed.
@@ -203,6 +217,8 @@ class Cluster:
         self.machines.close()
         if self._is_mounted:
             subprocess.run(["umount", "--lazy", self.shared / "run"], check=True)
+        if self._disk is not None:
+            self._disk.close()
         for folder in (self.shared, self.node_files):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -237,9 +253,14 @@ class Cluster:
             size = f"size={self.limits.volume_mib}m"
             subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", run], check=True)
             self._is_mounted = True
+        if self.limits.disk_mib is not None:
+            self._disk = Disk(run, self.limits.disk_mib)
+            self._disk.begin()
         run.chmod(0o755)
         for folder in (self.shared, run):
             os.chown(folder, UNPRIVILEGED, UNPRIVILEGED)
+        if self._disk is not None:
+            self._disk.sync()
 
     def _machine(
         self,
@@ -261,5 +282,5 @@ class Cluster:
             memory_mib=memory_mib,
         )
 
-    def _newest_launch(self, node: str) -> Launch:
+    def newest_launch(self, node: str) -> Launch:
         return next(launch for launch in reversed(self.launches) if launch.node == node)

@@ -214,7 +214,9 @@ def _run_scenario(
 ) -> CaseResult:
     began_s = time.monotonic()
     verdict, happened, kept = None, [], None
-    limits = Limits(memory_mib=scenario.memory_mib, volume_mib=scenario.volume_mib)
+    limits = Limits(
+        memory_mib=scenario.memory_mib, volume_mib=scenario.volume_mib, disk_mib=scenario.disk_mib
+    )
     with Cluster(make_machines(), warm, scenario.nodes, limits, not scenario.has_store) as cluster:
         try:
             found = ScenarioRunner(scenario, cluster).run()

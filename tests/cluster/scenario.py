@@ -7,6 +7,7 @@ This module parses; `scenario_runner.py` carries the commands out. The language:
     within 8s                       the longest time from a fault to the end of a new step [10 s]
     memory 900                      MiB that a node may use before the kernel kills a process of it
     volume 16                       size of the run's folder in MiB
+    disk 64                         the run's folder is a disk of its own, of as many MiB
     etcd 3                          members e1, e2, e3 of an etcd cluster, started before the nodes
     store                           the run lies in an object store, and nodes share nothing else
     start 3 --max-nodes 2           three nodes, which wait for each other; options of these nodes
@@ -17,6 +18,8 @@ This module parses; `scenario_runner.py` carries the commands out. The language:
     kill node of rank 0             inject a fault; see below
     until restored generation=2     wait for an event with these fields; node=n2: the second node
     until the store has restored    the same, for events that were uploaded to the store
+    until n2 says waiting           wait until a node has printed this text
+    ends n3 2                       wait until this node has ended, with this code
     hold 5s                         how long a fault lasts, for example a pause
     release                         end pauses and cuts, repair the volume, revive killed members
     end 0 137                       wait until all nodes have ended, with these codes in any order
@@ -36,7 +39,10 @@ Actions on workers, named as `worker of rank 0`: kill, starve (once its gate is 
 takes all memory that it can get).
 
 Faults of the shared folder: `fill volume`, `lock volume` (nothing can be opened for writing), `flip
-newest checkpoint` (one bit), `truncate newest checkpoint`.
+newest checkpoint` (one bit), `truncate newest checkpoint`, `empty newest version` (of the group).
+
+`cut power`: every node and the disk of the run's folder end at the same moment. The disk keeps only
+what was written to it by then; what still lay in the memory of its file system is lost.
 
 Faults of the object store, until `storage heals`, which first waits until a request was affected:
 `storage answers 500`, `storage answers 503`, `storage hangs`, `storage loses answers to commits`,
@@ -45,6 +51,7 @@ Faults of the object store, until `storage heals`, which first waits until a req
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -74,6 +81,7 @@ class VolumeFault(Enum):
     LOCK = "lock volume"
     FLIP = "flip newest checkpoint"
     TRUNCATE = "truncate newest checkpoint"
+    EMPTY = "empty newest version"
 
 
 class StorageMode(Enum):
@@ -140,6 +148,12 @@ class Until:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Says:
+    node: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
     seconds: float
 
@@ -150,12 +164,39 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CutPower:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """One node ends, while others may go on."""
+
+    node: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     codes: tuple[int, ...]  # sorted
 
 
 Command = (
-    Start | Again | Shut | Stands | Open | Inject | VolumeFault | StorageMode | Until | Hold | Release | End
+    Start
+    | Again
+    | Shut
+    | Stands
+    | Open
+    | Inject
+    | VolumeFault
+    | StorageMode
+    | CutPower
+    | Until
+    | Says
+    | Hold
+    | Release
+    | Ends
+    | End
 )
 
 
@@ -169,6 +210,7 @@ class Scenario:
     within_s: float = BOUND_S
     memory_mib: int | None = None
     volume_mib: int | None = None
+    disk_mib: int | None = None
     members: int = 0  # of etcd
     has_store: bool = False
 
@@ -202,7 +244,7 @@ def parse(name: str, text: str) -> Scenario:
                 options = tuple(shlex.split(rest))
             case "within":
                 settings["within_s"] = _seconds(rest, where)
-            case "memory" | "volume":
+            case "memory" | "volume" | "disk":
                 (settings[f"{word}_mib"],) = _numbers(rest, where, count=1)
             case "store" if not rest:
                 settings["has_store"] = True
@@ -210,7 +252,7 @@ def parse(name: str, text: str) -> Scenario:
                 (settings["members"],) = _numbers(rest, where, count=1)
             case _:
                 commands.append(_command(word, rest, where))
-                _check_storage(commands[-1], where, has_store="has_store" in settings)
+                _check_storage(commands[-1], where, settings)
     if not title or not any(isinstance(command, Start) for command in commands):
         raise ValueError(f"{name}: expected a comment that says what happens, and a line `start N`")
     return Scenario(
@@ -244,8 +286,14 @@ def _command(word: str, rest: str, where: str) -> Command:
         case "open":
             (gate,) = _gates(rest, where, count=1)
             return Open(gate=gate)
+        case "until" if says := re.fullmatch(rf"({NODE}) says (.+)", rest):
+            return Says(node=says[1], text=says[2])
         case "until":
             return _until(rest, where)
+        case "cut" if rest == "power":
+            return CutPower()
+        case "ends" if ends := re.fullmatch(rf"({NODE}) (\d+)", rest):
+            return Ends(node=ends[1], code=int(ends[2]))
         case "hold":
             return Hold(seconds=_seconds(rest, where))
         case "release" if not rest:
@@ -259,7 +307,7 @@ def _command(word: str, rest: str, where: str) -> Command:
         case action if action in {each.value for each in Action}:
             return _inject(Action(action), rest, where)
         case _:
-            verbs = "start, again, shut, stands, open, until, hold, release, end or an action"
+            verbs = "start, again, shut, stands, open, until, hold, release, ends, end or an action"
             raise ValueError(f"{where}: expected {verbs}, found {word!r}")
 
 
@@ -281,10 +329,13 @@ def _inject(action: Action, whom: str, where: str) -> Inject:
     return Inject(action=action, ranks=_numbers(found[2], where), is_worker=found[1] == "worker")
 
 
-def _check_storage(command: Command, where: str, *, has_store: bool) -> None:
+def _check_storage(command: Command, where: str, settings: Mapping[str, Any]) -> None:
+    has_store = "has_store" in settings
     of_store = isinstance(command, StorageMode) or (isinstance(command, Until) and command.is_uploaded)
     if (isinstance(command, VolumeFault) and has_store) or (of_store and not has_store):
         raise ValueError(f"{where}: expected this {'without' if has_store else 'below'} a line `store`")
+    if isinstance(command, CutPower) and "disk_mib" not in settings:
+        raise ValueError(f"{where}: expected this below a line `disk`")
 
 
 def _until(rest: str, where: str) -> Until:

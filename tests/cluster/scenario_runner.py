@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cluster import SCRATCH, SHARED, Cluster
+from cluster import SCRATCH, SHARED, Cluster, Launch
 from etcd_members import EtcdMembers
 from evidence import evidence, field, host
 from image import ROOT
@@ -19,11 +19,14 @@ from scenario import (
     Action,
     Again,
     Command,
+    CutPower,
     End,
+    Ends,
     Hold,
     Inject,
     Open,
     Release,
+    Says,
     Scenario,
     Shut,
     Stands,
@@ -75,7 +78,7 @@ class ScenarioRunner:
         self._clocks = WallClocks(cluster.shared) if scenario.does(Action.JUMP) else None
         self._words: dict[str, list[str]] = {}
         self._injections: list[Injection] = []
-        self._ended = 0
+        self._ended: list[Launch] = []
         self._paused: list[str] = []
         self._cut: list[str] = []
         self._unplugged: list[str] = []
@@ -118,6 +121,11 @@ class ScenarioRunner:
                 )
             case Until():
                 self._wait_for(lambda: self._happened(command), f"{command.event} {command.fields}")
+            case Says():
+                self._wait_for(
+                    lambda: command.text in self._cluster.printed(command.node),
+                    f"{command.node} to say {command.text!r}",
+                )
             case Hold():
                 time.sleep(command.seconds)
             case Inject():
@@ -127,8 +135,13 @@ class ScenarioRunner:
                 self._volume.damage(command)
             case StorageMode():
                 self._order(command)
+            case CutPower():
+                self._injections.append(self._now())
+                self._cluster.cut_power()
             case Release():
                 self._release()
+            case Ends():
+                self._ends(command)
             case End():
                 self._end(command.codes)
 
@@ -221,10 +234,19 @@ class ScenarioRunner:
         self._volume.mend()
         self._paused, self._cut, self._unplugged, self._dead_members = [], [], [], []
 
+    def _ends(self, one: Ends) -> None:
+        launch = self._cluster.newest_launch(one.node)
+        (code,) = self._cluster.wait([launch])
+        self._ended.append(launch)
+        if code != one.code:
+            raise ScenarioFailed(
+                f"expected {one.node} to end with {one.code}, found {code}: {self._cluster.printed(one.node)[-2000:]}"
+            )
+
     def _end(self, codes: tuple[int, ...]) -> None:
-        launches = self._cluster.launches[self._ended :]
+        launches = [each for each in self._cluster.launches if each not in self._ended]
         found = self._cluster.wait(launches)
-        self._ended = len(self._cluster.launches)
+        self._ended += launches
         if sorted(found) != list(codes):
             by_node = {launch.node: code for launch, code in zip(launches, found, strict=True)}
             raise ScenarioFailed(f"expected the exit codes {list(codes)}, found {by_node}")

@@ -40,6 +40,8 @@ class Volume:
             case VolumeFault.TRUNCATE:
                 newest = self._newest()
                 os.truncate(newest, newest.stat().st_size // 2)
+            case VolumeFault.EMPTY:
+                os.truncate(max(self._run.glob("rendezvous/state-*.json")), 0)
 
     def mend(self) -> None:
         self._filler.unlink(missing_ok=True)
