@@ -46,9 +46,11 @@ cluster: $(READY)
 soak: $(READY)
 	$(BIN)/python benchmarks/soak.py
 
-# Random faults of many kinds; the same seed gives the same faults: make chaos SEED=7 MINUTES=10.
+# Random scenarios on containers; the same seed gives the same faults: make chaos SEED=7 MINUTES=10,
+# or for a night HOURS=8. The log says how to play a failed one again (SEED, PLACE, CASES=1).
 chaos: $(READY)
-	$(BIN)/python benchmarks/chaos.py $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
+	$(BIN)/python tests/cluster/chaos.py $(if $(SEED),--seed $(SEED)) $(if $(PLACE),--place $(PLACE)) \
+	  $(if $(CASES),--cases $(CASES)) $(if $(HOURS),--hours $(HOURS)) $(if $(MINUTES),--minutes $(MINUTES))
 
 bench: $(READY)
 	$(BIN)/python benchmarks/steady.py

@@ -101,11 +101,25 @@ def main() -> int:
             print(f"{name:24}{profile.title}")
         return 0
     chosen = wanted.names or (list(QUICK) if wanted.quick else [*scenarios, *PROFILES])
+    return with_machines(
+        wanted.namespaces,
+        lambda machines: _run_all(chosen, scenarios, machines, update=wanted.update),
+        chosen,
+    )
+
+
+def with_machines(
+    only_namespaces: bool, play: Callable[[MakeMachines], int], chosen: list[str] | None = None
+) -> int:
+    """The exit code of `play`, which gets how machines are made here; none is left after it.
+
+    chosen: the cases; those that cannot be run here are taken out.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     try:
-        with _machines(wanted.namespaces, chosen) as make_machines:
-            return _run_all(chosen, scenarios, make_machines, update=wanted.update)
+        with _machines(only_namespaces, chosen or []) as make_machines:
+            return play(make_machines)
     except NoEngine as reason:
         print(f"\nNOTHING WAS TESTED, BECAUSE NOTHING CAN BE HERE: {reason}\n", file=sys.stderr)
         return 2
@@ -160,15 +174,15 @@ def _run_all(
     restart_interpreter()  # nodes are forks of a child of this process, and hash strings as it does
     warm = ForkServerClient.spawn(ENTER)
     try:
-        undisturbed = _undisturbed(TINY)
+        undisturbed = undisturbed_evidence(TINY)
         results = []
         for name in names:
             if name in PROFILES:
                 result = _compose(name)
             else:
-                result = _run_scenario(scenarios[name], make_machines, warm, undisturbed, update=update)
+                result = run_scenario(scenarios[name], make_machines, warm, undisturbed, update=update)
             results.append(result)
-            _print_result(result)
+            print_result(result)
     finally:
         warm.close()
     Console().print(_table(results))
@@ -176,7 +190,7 @@ def _run_all(
     return 1 if any(result.problems for result in results) else 0
 
 
-def _print_result(result: CaseResult) -> None:
+def print_result(result: CaseResult) -> None:
     print(
         f"{result.name}: {'FAILED' if result.problems else 'survived'}, {result.took_s:.0f} s",
         flush=True,
@@ -188,7 +202,7 @@ def _print_result(result: CaseResult) -> None:
 
 
 @cache
-def _undisturbed(recipe: Path, *arguments: str) -> Evidence:
+def undisturbed_evidence(recipe: Path, *arguments: str) -> Evidence:
     """The evidence of the recipe's run by one worker on this machine, in no container and without
     faults.
     """
@@ -204,14 +218,15 @@ def _undisturbed(recipe: Path, *arguments: str) -> Evidence:
         shutil.rmtree(folder)
 
 
-def _run_scenario(
+def run_scenario(
     scenario: Scenario,
     make_machines: MakeMachines,
     warm: ForkServerClient,
     undisturbed: Evidence,
     *,
-    update: bool,
+    update: bool = False,
 ) -> CaseResult:
+    """A scenario without an expected history is judged without it."""
     began_s = time.monotonic()
     verdict, happened, kept = None, [], None
     limits = Limits(
@@ -224,7 +239,7 @@ def _run_scenario(
             problems = list(verdict.problems)
         except (ScenarioFailed, TimeoutError, RuntimeError, NoEngine, ElasticError) as error:
             problems = [str(error)]
-        if verdict is not None and happened != list(scenario.expected):
+        if verdict is not None and happened != list(scenario.expected) and (scenario.expected or update):
             if update:
                 path = SCENARIOS / f"{scenario.name}.txt"
                 path.write_text(rewritten(path.read_text(), happened))
@@ -245,7 +260,7 @@ def _compose(name: str) -> CaseResult:
     try:
         with Compose(PROFILES[name]) as project:
             found = project.run()
-        undisturbed = _undisturbed(ROOT / RECIPE, *ARGUMENTS)
+        undisturbed = undisturbed_evidence(ROOT / RECIPE, *ARGUMENTS)
         verdict = judge(found, undisturbed, PROFILES[name].within_s)
         problems = list(verdict.problems)
     except (ScenarioFailed, TimeoutError, RuntimeError, ElasticError) as error:

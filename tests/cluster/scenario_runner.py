@@ -7,6 +7,7 @@ returns the evidence.
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from cluster import SCRATCH, SHARED, Cluster, Launch
@@ -204,14 +205,23 @@ class ScenarioRunner:
                 raise AssertionError("only workers can be starved")
 
     def _inject_into_workers(self, fault: Inject) -> None:
-        workers = self._workers(fault.ranks)
+        self._workers(fault.ranks)
         self._injections.append(self._now())
-        for worker in workers:
+        for rank in fault.ranks:
             if fault.action is Action.STARVE:
-                (self._gates / f"starve-rank{worker['rank']}").touch()
-                (self._gates / f"starve-rank{worker['rank']}").chmod(0o666)
+                (self._gates / f"starve-rank{rank}").touch()
+                (self._gates / f"starve-rank{rank}").chmod(0o666)
             else:
-                self._cluster.kill_process(host(worker), int(worker["pid"]))
+                self._wait_for(partial(self._kills, rank), f"a worker of rank {rank}")
+
+    def _kills(self, rank: int) -> bool:
+        """Kill this rank's worker; False if it has ended, and the next generation is to come."""
+        (worker,) = self._workers((rank,))
+        try:
+            self._cluster.kill_process(host(worker), int(worker["pid"]))
+        except (RuntimeError, ProcessLookupError):
+            return False
+        return True
 
     def _order(self, storage: StorageMode) -> None:
         assert self._store is not None

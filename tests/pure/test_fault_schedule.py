@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 import pytest
-from chaos_plan import MIX, FaultKind, best_interval_s, expected_goodput, fault_schedule
+from fault_schedule import MIX, FaultKind, best_interval_s, expected_goodput, fault_schedule
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,8 +1,8 @@
 """A run of two nodes under random faults, drawn from a seed, ends like an undisturbed run.
 
-python benchmarks/chaos.py [--seed 1] [--minutes 5] [--mtbf 4] [--folder DIR]
+python benchmarks/mixed_faults.py [--seed 1] [--minutes 5] [--mtbf 4] [--folder DIR]
 
-The kinds of faults are drawn from the mix in chaos_plan.py. The run is judged by the rules of
+The kinds of faults are drawn from the mix in fault_schedule.py. The run is judged by the rules of
 tests/cluster/oracle.py: the undisturbed digest, every step once and with its chain value, one
 commit a step, no commit from outside of the newest generation, no start from nothing. Beside the
 goodput stands the goodput that the formula expects from the measured recoveries. Exit 1: the judge
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from chaos_plan import HARMLESS, FaultKind, PlannedFault, expected_goodput, fault_schedule
+from fault_schedule import HARMLESS, FaultKind, PlannedFault, expected_goodput, fault_schedule
 from soak import NODES, WORKERS, Soak
 
 HERE = Path(__file__).parent
