@@ -70,7 +70,7 @@ class _Draw:
             self._loses_saves = True
             step, point = (
                 self._random.choice((8, 12, 16)),
-                self._random.choice(("upload", "payload", "commit")),
+                self._random.choice(("upload", "before-commit", "after-commit")),
             )
             options.append(f"--faults 'checkpoint {step} {point}: kill uploader'")
         title = f"# Random faults; the nodes meet in: {self._place.value}."
