@@ -260,6 +260,14 @@ class CheckpointFenced(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDiffers(Event):
+    """A step was committed before with another state than the one to save; the run stops."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRejected(Event):
     """A committed checkpoint does not load; it stays where it is, and an older one is used."""
 

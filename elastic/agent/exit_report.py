@@ -1,7 +1,7 @@
 """The agent's last line says how the run stands and what to do; its exit code says the same.
 
 It is the exit code for interrupted only where a checkpoint holds the last step that was trained, or
-none was trained.
+none was trained. A checkpoint of that step with another state does not count.
 """
 
 import sys
@@ -78,7 +78,9 @@ def _print_unreached(parts: AgentParts, last_step: int) -> None:
 def _interrupted(agent: NodeAgent, parts: AgentParts, saved_step: int) -> int:
     reason, code = agent.end.reason, EXIT_FAILED
     parts.log.record(RunInterrupted(step=saved_step))
-    if not parts.settings.imports_library and agent.cut_short:
+    if parts.final_checkpoint.differences:
+        text = f"interrupted ({reason}): {parts.final_checkpoint.differences[0]}"
+    elif not parts.settings.imports_library and agent.cut_short:
         text = f"interrupted ({reason}): the script was stopped, and whatever it saved is its own"
     elif agent.last_step > saved_step:
         text = (

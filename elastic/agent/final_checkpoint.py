@@ -11,7 +11,7 @@ safe, and the exit code follows from that (exit_report.py).
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.agent.snapshot_memory import SnapshotMemory
@@ -28,7 +28,9 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalCheckpoint:
-    """store: of the run's checkpoints. report: takes lines for the console."""
+    """store: of the run's checkpoints. report: takes lines for the console. differences: why a
+    state is not saved, where its step was committed before with another one.
+    """
 
     memory: SnapshotMemory
     store: Store
@@ -37,6 +39,7 @@ class FinalCheckpoint:
     shutdown: ShutdownRequest
     clock: Clock
     report: Callable[[str], None]
+    differences: list[str] = field(default_factory=list)
 
     def newest_checkpoint(self) -> CommitRecord | None:
         """None where the storage holds no checkpoint of this run, or does not answer.
@@ -91,6 +94,8 @@ class FinalCheckpoint:
             while self.clock.monotonic() < wait_until_s and not self.shutdown.skips_checkpoint:
                 result = uploader.wait(newest.info.step, POLL_S)
                 if result is not None:
-                    if result.state is not SaveState.COMMITTED:
+                    if result.state is SaveState.DIFFERS:
+                        self.differences.append(result.reason)
+                    elif result.state is not SaveState.COMMITTED:
                         self.report(f"{what} is not saved: {result.reason}")
                     return

@@ -27,7 +27,15 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from elastic.checkpoint.catalog import check_payload, read_record
-from elastic.checkpoint.record import FORMAT, RECORDS_PER_STEP, CommitRecord, Save, attempt_dir, commit_name
+from elastic.checkpoint.record import (
+    FORMAT,
+    RECORDS_PER_STEP,
+    CommitRecord,
+    Save,
+    attempt_dir,
+    commit_name,
+    step_dir,
+)
 from elastic.errors import CheckpointDamaged, Fenced, StoreFailed
 from elastic.storage.store import Payload, Store, StoreUnavailable, retrying
 from elastic.system.clock import Clock
@@ -50,12 +58,13 @@ class Committed:
     """`record` is in the store.
 
     `is_ours` is False when another writer had committed this step before; `reason` says so in
-    words.
+    words. `differs`: it had another state, so that one of the two is wrong.
     """
 
     record: CommitRecord
     is_ours: bool
     reason: str
+    differs: bool = False
 
 
 def commit(
@@ -207,9 +216,12 @@ def _committed(ours: CommitRecord, found: CommitRecord) -> Committed:
     if found.write_id == ours.write_id:
         return Committed(record=found, is_ours=True, reason="committed")
     reason = f"already committed by generation {found.generation}"
-    if found.digest != ours.digest:
+    differs = found.digest != ours.digest
+    if differs:
         reason = (
-            f"step {ours.step} was {reason} with another state (digest {found.digest[:16]}, ours {ours.digest[:16]}): "
-            "that one stays; was it trained with other software or hardware?"
+            f"step {ours.step} was {reason} with another state (digest {found.digest[:16]}, ours {ours.digest[:16]}): the same steps "
+            "gave two results, and nothing says which is right. Was it trained with other software or hardware, or does the recipe "
+            f"read what another process changes? The same command goes on from what is committed; move checkpoints/{step_dir(ours.step)} "
+            "out of the run directory first, and the step is done again from an older checkpoint"
         )
-    return Committed(record=found, is_ours=False, reason=reason)
+    return Committed(record=found, is_ours=False, reason=reason, differs=differs)

@@ -3,18 +3,19 @@
 Once all ranks are known to have had its state, rank 0 offers it to the uploader and goes on. One
 save is under way at a time, and a later one that is due waits for its result: a save keeps its slot
 from being written, and of three slots only one can be spared. A failed save is reported and never
-stops training. It does not retry: the uploader does.
+stops training; a step that was committed with another state before ends the run. It does not retry:
+the uploader does.
 """
 
 import os
 
 from elastic.config.durations import Every
-from elastic.errors import StoreFailed
+from elastic.errors import ReplayDiffers, StoreFailed
 from elastic.system.clock import Clock
 from elastic.train.schedule import is_save_due
 from elastic.train.snapshotting import PublishedSnapshot
 from elastic.uploader.client import UploaderClient
-from elastic.uploader.protocol import SaveState
+from elastic.uploader.protocol import SaveResult, SaveState
 
 FINAL_SAVE_S = 600.0
 # Until a generation that resumed from memory has saved once. It makes an interval of ten seconds,
@@ -80,13 +81,17 @@ class Checkpointing:
         self._training_s, self._uploader_s = snapshot_s + self._clock.monotonic() - began_s, 0.0
 
     def wait(self, step: int) -> str:
-        """Wait for the save of `step`; returns what went wrong, or nothing when it is committed."""
+        """Wait for the save of `step`; returns what went wrong, or nothing when it is committed.
+
+        Raises ReplayDiffers, as `is_due` and `save`.
+        """
         if self._under_way != step:
             return self._refusal
         self._under_way = None
         result = self._uploader.wait(step, FINAL_SAVE_S)
         if result is None:
             return f"no answer from the uploader within {FINAL_SAVE_S:.0f} s"
+        _check_same(result)
         if result.state is not SaveState.COMMITTED:
             return result.reason
         self.digest = result.digest
@@ -96,7 +101,14 @@ class Checkpointing:
         for result in self._uploader.poll():
             if result.step == self._under_way:
                 self._under_way = None
+            _check_same(result)
             if result.state is SaveState.FAILED:
                 print(f"checkpoint step={result.step} failed: {result.reason}; training goes on")
             else:
                 self._uploader_s = result.cpu_s
+
+
+def _check_same(result: SaveResult) -> None:
+    """Raises ReplayDiffers for a step that was committed before with another state."""
+    if result.state is SaveState.DIFFERS:
+        raise ReplayDiffers(result.reason)

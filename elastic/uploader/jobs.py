@@ -12,7 +12,7 @@ from math import inf
 from queue import SimpleQueue
 from typing import Any
 
-from elastic.events import CheckpointCommitted, CheckpointFailed, CheckpointFenced
+from elastic.events import CheckpointCommitted, CheckpointDiffers, CheckpointFailed, CheckpointFenced
 from elastic.observe.log import EventLog
 from elastic.snapshot.slots import SnapshotSlots
 from elastic.system.clock import Clock
@@ -179,6 +179,8 @@ class Jobs:
         self._log.generation = job.offer.generation
         if result.state is SaveState.FAILED:
             self._log.record(CheckpointFailed(step=result.step, reason=result.reason))
+        elif result.state is SaveState.DIFFERS:
+            self._log.record(CheckpointDiffers(step=result.step, reason=result.reason))
         elif result.state is SaveState.FENCED:
             self._log.record(CheckpointFenced(step=result.step, reason=result.reason))
         elif result.is_ours:

@@ -1,4 +1,4 @@
-"""Every offer has one of four ends, even if its client is dead: committed, failed, fenced, dropped.
+"""Every offer has one end, even if its client is dead: committed, failed, fenced, differs, dropped.
 
     python -m elastic.uploader.main '{"checkpoints_url": ...}'
 

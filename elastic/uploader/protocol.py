@@ -82,6 +82,7 @@ class SaveState(StrEnum):
     FAILED = "failed"
     DROPPED = "dropped"  # a newer save took its place
     FENCED = "fenced"
+    DIFFERS = "differs"  # this step was committed before, with another state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

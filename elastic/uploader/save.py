@@ -44,6 +44,7 @@ class Saver:
         self._membership = threading.Condition()
         self._entered = config.entered
         self._fence = open_fence(config.fence)
+        self._difference = ""  # why nothing more is saved
 
     def enter(self, generation: int) -> None:
         """Let saves of older generations go on now that this node is a member of `generation`.
@@ -62,6 +63,8 @@ class Saver:
     def save(self, offer: Offer, slots: SnapshotSlots) -> SaveResult:
         """slots: where the snapshot lies, with a lease that the caller holds."""
         began_s, cpu_began_s = self._clock.monotonic(), processor_s()
+        if self._difference:
+            return offer.result(SaveState.DIFFERS, self._difference)
         try:
             done = self._commit(offer, slots, began_s)
         except Fenced as error:
@@ -72,6 +75,12 @@ class Saver:
             # The edge of a thread: a save that ended here without a result would never be answered.
             report_problem(traceback.format_exc())
             return offer.result(SaveState.FAILED, f"{type(error).__name__}: {error}")
+        if done.differs:
+            # Later states follow from this one. Whoever offers the next learns of it too: the agent
+            # may have offered this one, and waits for no result.
+            self._difference = f"{done.reason}. Nothing more is saved"
+            report_problem(self._difference)
+            return offer.result(SaveState.DIFFERS, self._difference)
         return SaveResult(
             step=offer.step,
             state=SaveState.COMMITTED,

@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from committed import commit_image
 from faulty_storage import Deed, FaultyStorage
 from small_disk import SmallDisk
 
+from elastic.checkpoint.catalog import list_commits
 from elastic.config.run_dir import RunDir
+from elastic.storage.local import LocalStore
+from elastic.system.clock import SystemClock
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -44,6 +48,30 @@ def test_damaged_checkpoints_are_passed_over_and_the_result_stays(stopped, undis
     assert sorted(event["step"] for event in stopped.events("checkpoint_rejected")) == [8, 12, 16, 20]
     assert stopped.values("restored", "step", "lost_steps") == [(0, 0), (4, 16)]
     assert "checkpoint step=20 is not used" in agent.output
+
+
+def test_a_step_that_another_writer_committed_with_another_state_ends_the_run(drill):
+    """A second launch without an agent, which no fence stops, has written steps with one bit
+    changed. The run ends when it saves one of them, and says what can be done.
+    """
+    drill.shut(10)
+    agent = drill.start("--max-restarts", "2")
+    drill.stands(10, ranks=1)
+    drill.happens("checkpoint_committed")
+    store = LocalStore(drill.run.local / "checkpoints")
+    (newest, *_), _ = list_commits(store, SystemClock())
+    image = bytearray(payload(drill, newest.step).read_bytes())
+    image[-1] ^= 1
+    for step in range(10, 25):  # a save may wait for the one before it
+        commit_image(store, newest.run_id, step, image)
+    drill.open(10)
+    agent.ends_with(1)
+
+    step = drill.happens("checkpoint_differs")["step"]
+    assert not drill.events("checkpoint_committed", step=step)
+    assert len(drill.events("generation_started")) == 1
+    assert f"step {step} was already committed by generation 1 with another state" in agent.output
+    assert f"move checkpoints/{step:012d} out of the run directory" in agent.output
 
 
 def test_a_run_of_which_nothing_loads_is_never_started_over(stopped, undisturbed):

@@ -423,10 +423,14 @@ def test_a_step_that_another_writer_committed_stays_theirs():
 
 
 def test_another_state_at_the_same_step_is_reported():
-    """Two trajectories that differ."""
+    """Two trajectories that differ. The first one stays, and nothing says that it is right."""
     store = FakeStore()
-    run_commit(store, save_of(1, digest="one"))
-    assert "another state" in run_commit(store, save_of(1, generation=2, digest="two")).reason
+    first = run_commit(store, save_of(1, digest="one"))
+    second = run_commit(store, save_of(1, generation=2, digest="two"))
+    assert second.differs
+    assert "move checkpoints/000000000001 out" in second.reason
+    assert second.record == first.record
+    assert not run_commit(store, save_of(1, generation=3, digest="one")).differs
 
 
 @pytest.mark.parametrize("what", ["record", "payload", "missing"])

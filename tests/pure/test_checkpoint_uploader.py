@@ -10,12 +10,15 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import run_records
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic.agent.final_checkpoint import FinalCheckpoint
+from elastic.agent.shutdown_request import ShutdownRequest
 from elastic.checkpoint.catalog import list_commits, read_payload
 from elastic.errors import StoreFailed, UsageError
 from elastic.observe.log import EventLog
@@ -24,7 +27,7 @@ from elastic.snapshot.slots import _LEASES, SnapshotInfo, SnapshotSlots
 from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 from elastic.system.files import replace_whole
-from elastic.testing.fakes import FakeClock
+from elastic.testing.fakes import FakeClock, FakeStore
 from elastic.uploader import save
 from elastic.uploader.client import UploaderClient, UploaderProcess
 from elastic.uploader.jobs import MOST_WAITING, OVERTIME_S, Job, Jobs, enqueue
@@ -287,6 +290,53 @@ def test_a_save_that_is_fenced_during_its_upload_is_not_committed(config, tmp_pa
         ("checkpoint_fenced", 1),
         ("checkpoint_committed", 2),
     ]
+
+
+def test_a_step_that_was_committed_with_another_state_is_said_aloud_and_ends_all_saves(
+    config, tmp_path, slots, capfd
+):
+    """Another launch has committed step 7. The second offer, whose client leaves at once, is not
+    heard of; the third one's client learns of it.
+    """
+    uploads, owner = UploaderClient(config.socket_path), UploaderClient(config.socket_path)
+    with InThread(config) as uploader:
+        uploader.go_on.set()
+        hand_over(uploads, slots, 7)
+        assert uploads.wait(7, LIMIT_S).state is SaveState.COMMITTED
+        hand_over(owner, slots, 7, image_of(8))
+        owner.close()
+        hand_over(uploads, slots, 8)
+        result = uploads.wait(8, LIMIT_S)
+        assert result.state is SaveState.DIFFERS
+        assert "step 7 was already committed by generation 1 with another state" in result.reason
+    assert committed_steps(config) == [7]
+    events = [(e["event"], e["step"]) for e in run_records.events(tmp_path / "events")]
+    assert events == [("checkpoint_committed", 7), ("checkpoint_differs", 7), ("checkpoint_differs", 8)]
+    assert capfd.readouterr().err.count("with another state") == 1
+
+
+def test_a_node_that_leaves_learns_that_its_last_step_is_committed_with_another_state(config, slots):
+    """Its exit code must not be the one of a step that is saved. The store that it asks is empty,
+    as a listing would show it that is older than the commit.
+    """
+    clock, shutdown = SystemClock(), ShutdownRequest(LIMIT_S, SystemClock())
+    uploads, said = UploaderClient(config.socket_path), []
+    with InThread(config) as uploader:
+        uploader.go_on.set()
+        hand_over(uploads, slots, 7)
+        assert uploads.wait(7, LIMIT_S).state is SaveState.COMMITTED
+        final = FinalCheckpoint(
+            memory=SimpleNamespace(slots=slots, newest=keep(slots, 7, image_of(8))),
+            store=FakeStore(),
+            run_id="r",
+            uploader_socket=config.socket_path,
+            shutdown=shutdown,
+            clock=clock,
+            report=said.append,
+        )
+        final.ensure_committed(others=False)
+    assert "step 7 was already committed by generation 1 with another state" in final.differences[0]
+    assert said == []
 
 
 def test_a_fence_that_was_removed_commits_nothing_until_it_is_there_again(
