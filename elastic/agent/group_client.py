@@ -3,8 +3,8 @@
 This is what the agent tells the group and asks of it during a generation. A call makes a few calls
 to the backend, each of which has the backend's limit of a few seconds, and more where other nodes
 write at the same moment. Only a node whose workers have nothing left to do gives up on a backend,
-after --rdzv-timeout. Waiting nodes are admitted after their rejoin backoff. What follows from an
-answer is decided in decide.py; how a generation forms is the rendezvous's own.
+after --rdzv-timeout. Waiting nodes are admitted after their rejoin backoff and the join window.
+What follows from an answer is decided in decide.py; how a generation forms is the rendezvous's own.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,19 @@ from elastic.system.clock import Clock
 class GroupClient:
     """`is_first`: rank 0 ran on this node in the last generation."""
 
-    def __init__(self, rendezvous: Rendezvous, report: Callable[[str], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        report: Callable[[str], None],
+        clock: Clock,
+        *,
+        join_window_s: float = 0.0,
+        max_nodes: int | None = None,
+    ) -> None:
+        """join_window_s: how long to wait for more nodes before the group drains for some."""
         self._rendezvous = rendezvous
+        self._join_window_s = join_window_s
+        self._max_nodes = max_nodes
         self._report = report
         self._clock = clock
         self._backoff = RejoinBackoff()
@@ -37,12 +48,12 @@ class GroupClient:
         one has left as planned, and so waits for a checkpoint of the state it left behind.
         """
         before = {node.id for node in self._backoff.members}
-        self._backoff = self._backoff.entered(generation.members, step=step)
-        self.is_first = generation.rank_of_node == 0
-        has_left = not before <= {node.id for node in generation.members}
         # After a failure or a loss, a missing member is dead. NODE_JOINED counts too: a node may
         # leave in the drain that was requested to admit another one.
-        return has_left and generation.cause in (NODE_LEFT, NODE_JOINED)
+        is_planned = generation.cause in (NODE_LEFT, NODE_JOINED)
+        self._backoff = self._backoff.entered(generation.members, step=step, is_planned=is_planned)
+        self.is_first = generation.rank_of_node == 0
+        return is_planned and not before <= {node.id for node in generation.members}
 
     def poll(self, *, step: int, is_idle: bool) -> GroupView | None:
         """The state of the group, or None when the backend does not answer.
@@ -70,7 +81,12 @@ class GroupClient:
 
         Only the agent of rank 0 decides it: a drain that one agent requests drains all nodes.
         """
-        return self.is_first and self._backoff.admits(view.newcomers, now_s=self._clock.monotonic())
+        return self.is_first and self._backoff.admits(
+            view.newcomers,
+            now_s=self._clock.monotonic(),
+            window_s=self._join_window_s,
+            max_nodes=self._max_nodes,
+        )
 
     def report_done(self) -> bool:
         """All workers of this node finished. Returns whether the backend answered."""

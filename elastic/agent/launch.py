@@ -206,7 +206,9 @@ def _parts(  # noqa: PLR0913 - the parts of an agent
     memory = SnapshotMemory(page, slots, report)
     return AgentParts(
         settings=settings,
-        group=GroupClient(rendezvous, report, _CLOCK),
+        group=GroupClient(
+            rendezvous, report, _CLOCK, join_window_s=options.join_window_s, max_nodes=options.max_nodes
+        ),
         shutdown=shutdown,
         spawner=spawner,
         uploader=uploader,

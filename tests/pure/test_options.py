@@ -48,6 +48,7 @@ def all_options(draw) -> Options:
         notice_command=draw(st.none() | words),
         faults=draw(st.none() | words),
         last_call_s=draw(seconds),
+        join_window_s=draw(seconds),
         keep_alive_s=draw(seconds),
         rdzv_timeout_s=draw(seconds),
         local_addr=draw(st.none() | words),

@@ -67,3 +67,60 @@ def test_no_node_waits_for_longer_than_the_bound(history, address):
         backoff = backoff.entered(tuple(node(a, life) for a in sorted(members)), step=step)
     newcomer = node(address, 99)
     assert backoff.observe([newcomer], now_s=0.0).admits([newcomer], now_s=LONGEST_S)
+
+
+def test_a_newcomer_that_leaves_before_it_is_a_member_waits_longer_each_time():
+    """The group drains for it, it is gone, and its next process has another id."""
+    backoff, waits = RejoinBackoff().entered((node("good"),), step=1), []
+    for life in range(4):
+        backoff = backoff.observe([node("bad", life)], now_s=100.0 * life)
+        waits.append(backoff.wait_s("bad"))
+        backoff = backoff.entered((node("good"),), step=1 + life)
+    assert waits == [0.0, FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
+
+
+def test_a_member_that_leaves_as_planned_is_not_let_in_again_at_once():
+    """However many steps it trained; a member that is lost comes back at once."""
+    backoff = RejoinBackoff().entered((node("good"), node("spot")), step=1)
+    assert backoff.entered((node("good"),), step=900, is_planned=True).wait_s("spot") == FIRST_S
+    assert backoff.entered((node("good"),), step=900).wait_s("spot") == 0.0
+
+
+def admission(arrivals_s: list[float], *, window_s: float, max_nodes: int | None = None) -> float:
+    """When the group drains for nodes that arrive then, looked at forty times a second."""
+    backoff = RejoinBackoff().entered((node("good"),), step=1)
+    for tick in range(10_000):
+        now_s = tick / 40
+        come = [node(f"new{i}") for i, at_s in enumerate(arrivals_s) if at_s <= now_s]
+        backoff = backoff.observe(come, now_s=now_s)
+        if backoff.admits(come, now_s=now_s, window_s=window_s, max_nodes=max_nodes):
+            return now_s
+    raise AssertionError("they were never admitted")
+
+
+def test_nodes_that_come_together_are_let_in_by_one_drain():
+    assert admission([0.0, 0.3, 0.7], window_s=0.5) == 1.2
+    assert admission([0.0, 0.3, 0.9], window_s=0.5) == 0.8
+    assert admission([0.0, 0.3, 0.9], window_s=0.0) == 0.0
+
+
+def test_nodes_that_keep_coming_delay_the_drain_for_ten_windows_at_most():
+    assert admission([i / 10 for i in range(1000)], window_s=0.5) == 5.0
+
+
+def test_the_last_node_that_fits_is_let_in_at_once():
+    """So a pair of nodes has no window: nothing could come in it."""
+    assert admission([0.0], window_s=0.5, max_nodes=2) == 0.0
+    assert admission([0.0, 0.1], window_s=0.5, max_nodes=3) == 0.1
+
+
+def test_a_node_in_its_backoff_does_not_delay_the_others():
+    backoff = visits(4).observe([node("bad", 9), node("new")], now_s=10.0)
+    assert backoff.admits([node("bad", 9), node("new")], now_s=10.5, window_s=0.5)
+
+
+@given(st.lists(st.floats(0, 20), min_size=1, max_size=8), st.floats(0, 2))
+def test_the_first_to_come_waits_for_ten_windows_at_most(arrivals_s, window_s):
+    arrivals_s = sorted(arrivals_s)
+    began_s, ended_s = arrivals_s[0], admission(arrivals_s, window_s=window_s)
+    assert ended_s <= began_s + 10 * window_s + 2 / 40
