@@ -268,6 +268,18 @@ class CheckpointDiffers(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UploaderDied(Event):
+    """A node's uploader ended, or could not be started: for the `deaths`-th time in a row.
+
+    It is started again after `pause_s` seconds. Meanwhile nothing is saved.
+    """
+
+    reason: str
+    deaths: int
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRejected(Event):
     """A committed checkpoint does not load; it stays where it is, and an older one is used."""
 

@@ -31,7 +31,7 @@ from elastic.errors import (
     Interrupted,
     RendezvousTimeout,
 )
-from elastic.events import GenerationStarted
+from elastic.events import GenerationStarted, UploaderDied
 from elastic.rendezvous.backends.backend import BackendFailed
 from elastic.rendezvous.group import RunEnd, WorkerFailure
 from elastic.rendezvous.group_view import GroupView
@@ -199,11 +199,10 @@ class NodeAgent(LocalElasticAgent):
         pids = {rank: workers.pid(rank) for rank in workers.running}
         targets = Targets(pids, parts.uploader.pid, parts.spawner.fork_server_pid)
         parts.faults.poll(self._entered, parts.common_step, targets)
-        if parts.uploader.revive():
+        if death := parts.uploader.revive():
             parts.memory.release_leases()
-            parts.console.print_line(
-                "the uploader died and was restarted; a save in progress is lost, training goes on"
-            )
+            parts.console.print_line(str(death))
+            parts.log.record(UploaderDied(reason=death.reason, deaths=death.deaths, pause_s=death.pause_s))
         return parts.group.poll(step=parts.step, is_idle=not workers.running)
 
     def _observe(self, generation: NodeGeneration, view: GroupView) -> Observation:

@@ -25,10 +25,10 @@ from elastic.system.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Pids on this node: its running workers by rank, its uploader, and its fork server, if any."""
+    """Pids on this node: its running workers by rank, its uploader and its fork server, if any."""
 
     workers: Mapping[int, int]
-    uploader: int
+    uploader: int | None
     fork_server: int | None
 
 

@@ -7,6 +7,7 @@ snapshot is saved: a save that fails, or whose uploader dies, has a result that 
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -15,12 +16,12 @@ from dataclasses import asdict, replace
 
 from elastic.errors import StoreFailed, UsageError
 from elastic.snapshot.slots import Snapshot, SnapshotSlots
-from elastic.system.clock import SystemClock
+from elastic.system.clock import Clock, SystemClock
 from elastic.system.json_lines import JsonLineSocket
 from elastic.uploader.protocol import Entered, Offer, SaveResult, SaveState, UploaderConfig
+from elastic.uploader.restart_backoff import RestartBackoff, UploaderDeath
 
 RECONNECT_PAUSE_S = 0.02
-MOST_REVIVALS = 20
 READY_LIMIT_S = 60.0
 STOP_S = 30.0
 _CLOCK = SystemClock()
@@ -128,10 +129,15 @@ class UploaderClient:
 class UploaderProcess:
     """The owner's end: the uploader stays while its owner holds its standard input open."""
 
-    def __init__(self, config: UploaderConfig, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(
+        self, config: UploaderConfig, process: "subprocess.Popen[bytes]", clock: Clock = _CLOCK
+    ) -> None:
         self._config = config
         self._process = process
-        self._revivals = 0
+        self._clock = clock
+        self._started_s = clock.monotonic()
+        self._backoff = RestartBackoff()
+        self._is_mourned = False  # its death was taken note of
         self._knows_generation = True
 
     @staticmethod
@@ -141,27 +147,41 @@ class UploaderProcess:
         """
         return UploaderProcess(config, _spawn(config))
 
-    def revive(self) -> bool:
-        """Start a new one if it died, MOST_REVIVALS times in all; True if it did.
+    def revive(self) -> UploaderDeath | None:
+        """Start a new one if it died and its pause is over; returns a death that is news.
 
         The saves that the dead one had in hand are lost; their clients have results that say so.
         """
-        if self.is_alive() and not self._knows_generation:
-            self.enter(self._config.entered)
-        if self.is_alive() or self._revivals >= MOST_REVIVALS:
-            return False
-        self._revivals += 1
-        self._knows_generation = True
-        self._process = _spawn(self._config)
-        return True
+        code, news = self._process.poll(), None
+        if code is None:
+            if not self._knows_generation:
+                self.enter(self._config.entered)
+            return None
+        if not self._is_mourned:
+            news = self._mourn(_how_it_ended(code), lived_s=self._clock.monotonic() - self._started_s)
+        if self._clock.monotonic() < self._backoff.due_s:
+            return news
+        try:
+            self._process = _spawn(self._config)
+        except OSError as error:
+            # No memory or no process left: the moment in which an uploader is likely to be killed.
+            return self._mourn(f"it cannot be started: {error}", lived_s=0.0)
+        self._started_s, self._is_mourned, self._knows_generation = self._clock.monotonic(), False, True
+        return news
+
+    def _mourn(self, reason: str, *, lived_s: float) -> UploaderDeath:
+        self._is_mourned = True
+        self._backoff = self._backoff.died(lived_s=lived_s, now_s=self._clock.monotonic())
+        return UploaderDeath(reason=reason, deaths=self._backoff.deaths, pause_s=self._backoff.pause_s)
 
     @property
     def socket_path(self) -> str:
         return self._config.socket_path
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def pid(self) -> int | None:
+        """None while none is alive: the number may belong to another process."""
+        return self._process.pid if self.is_alive() else None
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
@@ -222,6 +242,10 @@ class UploaderProcess:
         self._process.kill()
         self._process.wait()
         return False
+
+
+def _how_it_ended(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def _spawn(config: UploaderConfig) -> "subprocess.Popen[bytes]":

@@ -1,5 +1,7 @@
 """A real uploader process saves every offer, although clients die and the owner exits."""
 
+import errno
+import itertools
 import json
 import os
 import select
@@ -28,7 +30,7 @@ from elastic.storage.remote import open_store
 from elastic.system.clock import SystemClock
 from elastic.system.files import replace_whole
 from elastic.testing.fakes import FakeClock, FakeStore
-from elastic.uploader import save
+from elastic.uploader import client, save
 from elastic.uploader.client import UploaderClient, UploaderProcess
 from elastic.uploader.jobs import MOST_WAITING, OVERTIME_S, Job, Jobs, enqueue
 from elastic.uploader.main import Uploader, _listen, serve
@@ -293,7 +295,7 @@ def test_a_save_that_is_fenced_during_its_upload_is_not_committed(config, tmp_pa
 
 
 def test_a_step_that_was_committed_with_another_state_is_said_aloud_and_ends_all_saves(
-    config, tmp_path, slots, capfd
+    config, tmp_path, slots, capfd, wait_until
 ):
     """Another launch has committed step 7. The second offer, whose client leaves at once, is not
     heard of; the third one's client learns of it.
@@ -305,6 +307,7 @@ def test_a_step_that_was_committed_with_another_state_is_said_aloud_and_ends_all
         assert uploads.wait(7, LIMIT_S).state is SaveState.COMMITTED
         hand_over(owner, slots, 7, image_of(8))
         owner.close()
+        wait_until(lambda: len(run_records.events(tmp_path / "events")) == 2)
         hand_over(uploads, slots, 8)
         result = uploads.wait(8, LIMIT_S)
         assert result.state is SaveState.DIFFERS
@@ -569,7 +572,8 @@ def test_a_restarted_uploader_knows_the_generation_that_its_node_entered(
         os.kill(process.pid, signal.SIGKILL)
         wait_until(lambda: not process.is_alive())
         assert knows_first or not process.enter(3)
-        assert process.revive()
+        assert process.revive().reason == "killed by SIGKILL"
+        wait_until(lambda: process.revive() or process.is_alive())  # the second time after a pause
         process.wait_ready()
         uploads = UploaderClient(config.socket_path)
         hand_over(uploads, slots, 1, generation=1)
@@ -589,6 +593,48 @@ def test_an_uploader_that_missed_the_generation_gets_it_later(config, tmp_path, 
     uploads = UploaderClient(config.socket_path)
     hand_over(uploads, slots, 1, generation=1)
     assert uploads.wait(1, LIMIT_S).state is SaveState.COMMITTED
+
+
+class DyingProcess:
+    """What `subprocess.Popen` makes of an uploader that ends at its start."""
+
+    pid, stdin, stdout = 1, None, None
+
+    def poll(self):
+        return 2
+
+
+@pytest.mark.parametrize("error", [None, BlockingIOError(errno.EAGAIN, "no process left")])
+def test_an_uploader_that_keeps_dying_is_started_again_ever_more_rarely_and_for_ever(
+    config, monkeypatch, error
+):
+    """It ends at its start, or cannot be started; the fifth death and later ones are said loudly.
+    A process that has lived for a while begins a new count.
+    """
+    clock, started = FakeClock(), []
+
+    def spawn(_config):
+        started.append(clock.now)
+        if error is not None:
+            raise error
+        return DyingProcess()
+
+    monkeypatch.setattr(client, "_spawn", spawn)
+    process, said = UploaderProcess(config, DyingProcess(), clock), []
+    for _ in range(600):
+        said += filter(None, [process.revive()])
+        clock.now += 0.5
+    pauses = [after - before for before, after in itertools.pairwise(started)]
+    expected = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0] + [30.0] * (len(pauses) - 6)
+    assert all(0 <= found - pause <= 0.5 for found, pause in zip(pauses, expected, strict=True))
+    assert process.pid is None
+    assert [each.deaths >= 5 for each in said] == ["NOTHING IS SAVED" in str(each) for each in said]
+
+    monkeypatch.setattr(client, "_spawn", lambda _config: DyingProcess())
+    clock.now += 60.0
+    process.revive()
+    clock.now += 60.0
+    assert process.revive().deaths == 1
 
 
 class HeldSaver:
